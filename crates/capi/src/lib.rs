@@ -1,0 +1,1 @@
+//! liborrery: the C interface to Orrery.

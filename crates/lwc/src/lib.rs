@@ -1,0 +1,1 @@
+//! Light-weight contexts: snapshot and rollback inside a process.

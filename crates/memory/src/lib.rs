@@ -1,0 +1,1 @@
+//! Trackers, snapshots and deltas of a running process' memory.

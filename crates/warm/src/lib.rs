@@ -1,0 +1,1 @@
+//! Interpreters kept warm and rolled back between requests.
