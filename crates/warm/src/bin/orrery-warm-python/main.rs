@@ -1,0 +1,59 @@
+//! A worker process: CPython kept warm. Started by `orrery warm serve`, never by hand.
+
+mod cpython;
+mod environment;
+mod finish;
+mod interpreter;
+mod object;
+mod request;
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, RawFd};
+
+use anyhow::{Context, bail};
+use orrery_warm::config::WorkerConfig;
+use orrery_warm::status::StatusPage;
+use orrery_warm::worker;
+
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("orrery: warm: worker {}: {error:#}", std::process::id());
+        let spoiled = error.downcast_ref::<worker::WorkerError>();
+        let spoiled = spoiled.is_some_and(|error| matches!(error, worker::WorkerError::Spoiled(_)));
+        std::process::exit(if spoiled {
+            orrery_warm::server::EXIT_SPOILED
+        } else {
+            1
+        });
+    }
+}
+
+fn run() -> anyhow::Result<()> {
+    let arguments: Vec<RawFd> = std::env::args()
+        .skip(1)
+        .map_while(|argument| argument.parse().ok())
+        .collect();
+    let [listener, page, config, master] = arguments[..] else {
+        bail!("this program is started by `orrery warm serve`, which passes it what it needs");
+    };
+    if rustix::process::getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != master) {
+        bail!("the master has ended already");
+    }
+    let listener = worker::inherited(listener).context("the listening socket")?;
+    let page = worker::inherited(page).context("the status page")?;
+    let page = StatusPage::open(page.as_fd()).context("the status page")?;
+    let config = read_config(config)?;
+    let python = interpreter::Python::start(&config.interpreter)?;
+    worker::serve(&listener, &page, &config, &python)?;
+    Ok(())
+}
+
+fn read_config(fd: RawFd) -> anyhow::Result<WorkerConfig> {
+    let fd = worker::inherited(fd).context("the configuration")?;
+    let mut bytes = Vec::new();
+    File::from(fd)
+        .read_to_end(&mut bytes)
+        .context("reading the configuration")?;
+    postcard::from_bytes(&bytes).context("the configuration does not decode")
+}

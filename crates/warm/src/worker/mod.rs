@@ -1,0 +1,161 @@
+//! A worker: takes one connection after another and runs each request so that the next sees nothing of it.
+//!
+//! What interpreter it is does not matter here: an [`Interpreter`] starts in a process that already looks like the
+//! client's (descriptors, directory, mask), runs the program, and says how it ended. What keeps requests apart is the
+//! [isolation](crate::config::Isolation): [`fork`] or [`rollback`].
+
+mod fork;
+mod stage;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Instant;
+
+use rustix::net::SocketFlags;
+
+use crate::config::{Isolation, WorkerConfig};
+use crate::protocol::{self, Answer, Outcome, Request};
+use crate::status::StatusPage;
+
+/// How long a client may take to send its request where no time limit is set.
+const SLOWEST_CLIENT: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Something that runs programs.
+pub trait Interpreter {
+    /// Makes the interpreter fit for use in a process that was just forked.
+    fn after_fork(&self);
+
+    /// Runs the request's program to its end, its exit handlers and buffers included.
+    ///
+    /// Descriptors 0, 1, 2, the working directory and the creation mask are the client's when this is called;
+    /// environment, ignored signals and everything of the interpreter's own is left to it.
+    fn run(&self, request: &Request<'_>, script: Option<OwnedFd>) -> Ending;
+}
+
+/// How a program ended that ended by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With an exit status.
+    Exit(u8),
+    /// By a signal, as the interpreter would have killed its own process.
+    Signal(i32),
+    /// It could not be run as asked.
+    Refused(String),
+}
+
+/// Why a worker stopped working.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// A system call failed that has to work.
+    #[error("{operation}: {source}")]
+    Io {
+        /// What was being done.
+        operation: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Something that a request did could not be undone.
+    #[error("a request could not be undone ({0}): this worker must be replaced")]
+    Spoiled(String),
+}
+
+pub(crate) fn io_error<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> WorkerError {
+    move |source| WorkerError::Io {
+        operation,
+        source: source.into(),
+    }
+}
+
+/// Where the worker's own descriptors begin: high, so that a script's first file is number 3, as it is at home.
+#[must_use]
+pub fn own_descriptors() -> RawFd {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile)
+        .current
+        .unwrap_or(1024);
+    RawFd::try_from(limit.clamp(64, 1024) - 32).unwrap_or(32)
+}
+
+/// Moves `fd` up among the worker's own descriptors.
+///
+/// # Errors
+/// Those of `fcntl(F_DUPFD_CLOEXEC)`.
+pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, own_descriptors())?)
+}
+
+/// Serves connections from `listener` until the master shuts it.
+///
+/// # Errors
+/// See [`WorkerError`]; the process should end then, the master starts another.
+pub fn serve(
+    listener: &OwnedFd,
+    page: &StatusPage,
+    config: &WorkerConfig,
+    interpreter: &dyn Interpreter,
+) -> Result<(), WorkerError> {
+    crate::family::adopt_orphans().map_err(io_error("PR_SET_CHILD_SUBREAPER"))?;
+    match config.isolation {
+        Isolation::Fork => {
+            let fork = fork::Fork::new(config.limits)?;
+            page.set_ready();
+            serve_with(listener, page, |connection| {
+                fork.run(connection, page, interpreter)
+            })
+        }
+        Isolation::Rollback => Err(WorkerError::Spoiled("rollback is not built in".to_owned())),
+    }
+}
+
+fn serve_with(
+    listener: &OwnedFd,
+    page: &StatusPage,
+    mut run: impl FnMut(&OwnedFd) -> Result<Outcome, WorkerError>,
+) -> Result<(), WorkerError> {
+    while let Some(connection) = accept(listener)? {
+        let begun = Instant::now();
+        page.begin();
+        let outcome = run(&connection)?;
+        answer(&connection, outcome, begun);
+        page.end();
+    }
+    Ok(())
+}
+
+/// Waits for a client; `None` when the master has shut the socket.
+fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, WorkerError> {
+    loop {
+        match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(connection) => {
+                return move_up(connection)
+                    .map(Some)
+                    .map_err(io_error("moving the connection"));
+            }
+            Err(rustix::io::Errno::INVAL) => return Ok(None),
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+            Err(errno) => return Err(io_error("accept")(errno)),
+        }
+    }
+}
+
+fn answer(connection: &OwnedFd, outcome: Outcome, begun: Instant) {
+    let micros = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+    if let Ok(frame) = protocol::encode(&Answer { outcome, micros }) {
+        // A client that has gone, or does not read, gets no answer; nobody else must suffer for it.
+        let _ = protocol::send(connection.as_fd(), &frame, &[]);
+    }
+}
+
+/// Takes a descriptor that was inherited under a number given on the command line.
+///
+/// # Errors
+/// `EBADF` where no such descriptor is open.
+pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the number is only probed; `F_GETFD` changes nothing.
+    if unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: open, as just seen, and passed to this program for it to own.
+    let fd = unsafe { OwnedFd::from_raw_fd(number) };
+    debug_assert!(fd.as_raw_fd() > 2);
+    move_up(fd)
+}
