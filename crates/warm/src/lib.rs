@@ -2,6 +2,7 @@
 pub mod cli;
 pub mod client;
 pub mod config;
+pub mod descriptors;
 pub mod ending;
 pub mod family;
 pub mod protocol;

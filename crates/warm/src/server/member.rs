@@ -180,16 +180,7 @@ fn config_file(config: &WorkerConfig) -> io::Result<File> {
 /// Between fork and exec: let these descriptors through and no others that the server happens to have inherited,
 /// leave the terminal's session, die with the master.
 fn prepare_child(inherited: &[RawFd]) -> io::Result<()> {
-    // SAFETY: plain system call; marks descriptors to be closed by exec, and closes none.
-    if unsafe { libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC.cast_signed()) } == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    for &fd in inherited {
-        // SAFETY: plain system call on a descriptor number.
-        if unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } == -1 {
-            return Err(io::Error::last_os_error());
-        }
-    }
+    crate::descriptors::keep_over_exec(inherited)?;
     // SAFETY: plain system calls without pointers.
     unsafe {
         // So that ^C in the server's terminal reaches the master only, and a script's kill(0, ...) the worker only.

@@ -131,13 +131,8 @@ impl Fork {
         }
         // The script has no business with the worker's own descriptors, the listening socket above all.
         // SAFETY: the child never uses them again: it leaves by `_exit` or a signal.
-        let closed =
-            unsafe { libc::close_range(super::own_descriptors().unsigned_abs(), libc::c_uint::MAX, 0) };
-        if closed == -1 {
-            Err(format!("close_range: {}", io::Error::last_os_error()))
-        } else {
-            Ok(())
-        }
+        unsafe { crate::descriptors::close_from(crate::descriptors::first_own()) };
+        Ok(())
     }
 
     /// Waits for the child, passes signals on to it, ends it when its time is up or its client gone.

@@ -8,12 +8,13 @@ mod fork;
 mod stage;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::net::SocketFlags;
 
 use crate::config::{Isolation, WorkerConfig};
+use crate::descriptors;
 use crate::protocol::{self, Answer, Outcome, Request};
 use crate::status::StatusPage;
 
@@ -66,23 +67,6 @@ pub(crate) fn io_error<E: Into<io::Error>>(operation: &'static str) -> impl FnOn
     }
 }
 
-/// Where the worker's own descriptors begin: high, so that a script's first file is number 3, as it is at home.
-#[must_use]
-pub fn own_descriptors() -> RawFd {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile)
-        .current
-        .unwrap_or(1024);
-    RawFd::try_from(limit.clamp(64, 1024) - 32).unwrap_or(32)
-}
-
-/// Moves `fd` up among the worker's own descriptors.
-///
-/// # Errors
-/// Those of `fcntl(F_DUPFD_CLOEXEC)`.
-pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
-    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, own_descriptors())?)
-}
-
 /// Serves connections from `listener` until the master shuts it.
 ///
 /// # Errors
@@ -126,7 +110,7 @@ fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, WorkerError> {
     loop {
         match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(connection) => {
-                return move_up(connection)
+                return descriptors::move_up(connection)
                     .map(Some)
                     .map_err(io_error("moving the connection"));
             }
@@ -143,19 +127,4 @@ fn answer(connection: &OwnedFd, outcome: Outcome, begun: Instant) {
         // A client that has gone, or does not read, gets no answer; nobody else must suffer for it.
         let _ = protocol::send(connection.as_fd(), &frame, &[]);
     }
-}
-
-/// Takes a descriptor that was inherited under a number given on the command line.
-///
-/// # Errors
-/// `EBADF` where no such descriptor is open.
-pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: the number is only probed; `F_GETFD` changes nothing.
-    if unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: open, as just seen, and passed to this program for it to own.
-    let fd = unsafe { OwnedFd::from_raw_fd(number) };
-    debug_assert!(fd.as_raw_fd() > 2);
-    move_up(fd)
 }

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, RawFd};
 use anyhow::{Context, bail};
 use orrery_warm::config::WorkerConfig;
 use orrery_warm::status::StatusPage;
-use orrery_warm::worker;
+use orrery_warm::{descriptors, worker};
 
 fn main() {
     if let Err(error) = run() {
@@ -40,8 +40,8 @@ fn run() -> anyhow::Result<()> {
     if rustix::process::getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != master) {
         bail!("the master has ended already");
     }
-    let listener = worker::inherited(listener).context("the listening socket")?;
-    let page = worker::inherited(page).context("the status page")?;
+    let listener = descriptors::inherited(listener).context("the listening socket")?;
+    let page = descriptors::inherited(page).context("the status page")?;
     let page = StatusPage::open(page.as_fd()).context("the status page")?;
     let config = read_config(config)?;
     let python = interpreter::Python::start(&config.interpreter)?;
@@ -50,7 +50,7 @@ fn run() -> anyhow::Result<()> {
 }
 
 fn read_config(fd: RawFd) -> anyhow::Result<WorkerConfig> {
-    let fd = worker::inherited(fd).context("the configuration")?;
+    let fd = descriptors::inherited(fd).context("the configuration")?;
     let mut bytes = Vec::new();
     File::from(fd)
         .read_to_end(&mut bytes)
