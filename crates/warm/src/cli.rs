@@ -1,7 +1,8 @@
 //! The command line, for `orrery warm` and for `orrery-warm` alike: `clap` structures and what they do.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -152,21 +153,13 @@ pub struct RunArgs {
     /// Start a python3 of one's own where the server is not there, is busy or cannot do it.
     #[arg(long)]
     pub fallback: bool,
-    /// As python3 -u: no buffering of standard output and error.
-    #[arg(short = 'u')]
-    pub unbuffered: bool,
-    /// As python3 -B: write no .pyc files.
-    #[arg(short = 'B')]
-    pub no_bytecode: bool,
-    /// As python3 -P: leave the script's directory out of sys.path.
-    #[arg(short = 'P')]
-    pub safe_path: bool,
-    /// As python3 -W: a warning filter.
-    #[arg(short = 'W', value_name = "FILTER")]
-    pub warnings: Vec<OsString>,
-    /// The program and its arguments, as for python3: `script.py ...`, `-c text ...`, `-m module ...`, or `-`.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
-    pub program: Vec<OsString>,
+    /// What would follow `python3`: `[-u] [-B] [-P] [-W filter] script.py ...`, `-c text ...`, `-m module ...`, `-`.
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PYTHON ARGUMENTS"
+    )]
+    pub python: Vec<OsString>,
 }
 
 impl RunArgs {
@@ -176,60 +169,100 @@ impl RunArgs {
     /// What is wrong with the command line. Everything else ends the process.
     pub fn execute(self) -> anyhow::Result<()> {
         let socket = self.socket.path()?;
-        let fallback = self.fallback.then(|| self.python_command());
-        let mut words = self.program.into_iter();
-        let first = words.next();
-        let operand = |words: &mut std::vec::IntoIter<OsString>, what: &str| {
-            words
-                .next()
-                .with_context(|| format!("argument expected for the {what} option"))
-        };
-        let source = match first.as_ref().and_then(|word| word.to_str()) {
-            Some("-c") => Source::Command(operand(&mut words, "-c")?),
-            Some("-m") => Source::Module(operand(&mut words, "-m")?),
-            Some("-") => Source::Stdin { dash: true },
-            Some(option) if option.starts_with('-') => {
-                bail!(
-                    "{option} is no option of a warm interpreter (-u -B -P -W -c -m are): run python3 itself"
-                )
-            }
-            _ => first.map_or(Source::Stdin { dash: false }, Source::Script),
-        };
-        if matches!(source, Source::Stdin { .. }) && io::IsTerminal::is_terminal(&io::stdin()) {
+        let line = PythonLine::parse(&self.python)?;
+        if matches!(line.source, Source::Stdin { .. }) && io::IsTerminal::is_terminal(&io::stdin()) {
             bail!("an interactive session needs an interpreter of its own: run python3 itself");
         }
-        let job = Job::new(source)
-            .arguments(words)
-            .options(self.unbuffered, self.no_bytecode, self.safe_path, self.warnings)
+        let job = Job::new(line.source)
+            .arguments(line.arguments)
+            .options(line.unbuffered, line.no_bytecode, line.safe_path, line.warnings)
             .standard_streams();
+        let fallback = self
+            .fallback
+            .then(|| std::iter::once("python3".into()).chain(self.python).collect());
         stand_in(StandIn {
             client: Client::new(socket).wait(self.wait),
             job,
             fallback,
         })
     }
+}
 
-    /// The command that does the same without a server.
-    fn python_command(&self) -> Vec<OsString> {
-        let mut command = vec![OsString::from("python3")];
-        let flags = [
-            (self.unbuffered, "-u"),
-            (self.no_bytecode, "-B"),
-            (self.safe_path, "-P"),
-        ];
-        command.extend(
-            flags
-                .iter()
-                .filter(|(given, _)| *given)
-                .map(|(_, flag)| OsString::from(flag)),
-        );
-        command.extend(
-            self.warnings
-                .iter()
-                .flat_map(|filter| [OsString::from("-W"), filter.clone()]),
-        );
-        command.extend(self.program.iter().cloned());
-        command
+/// A command line of `python3`, as far as a warm interpreter can follow it.
+#[derive(Debug, PartialEq, Eq)]
+struct PythonLine {
+    unbuffered: bool,
+    no_bytecode: bool,
+    safe_path: bool,
+    warnings: Vec<OsString>,
+    source: Source,
+    arguments: Vec<OsString>,
+}
+
+impl PythonLine {
+    /// Parses options as `python3` does: letters may be joined, a value may follow its letter at once or as the next
+    /// word, and `-c` and `-m` end the options.
+    fn parse(words: &[OsString]) -> anyhow::Result<Self> {
+        let mut line = Self {
+            unbuffered: false,
+            no_bytecode: false,
+            safe_path: false,
+            warnings: Vec::new(),
+            source: Source::Stdin { dash: false },
+            arguments: Vec::new(),
+        };
+        let mut words = words.iter().cloned();
+        while let Some(word) = words.next() {
+            let letters = match word.as_bytes() {
+                b"-" => {
+                    line.source = Source::Stdin { dash: true };
+                    break;
+                }
+                b"--" => {
+                    line.source = words.next().map_or(line.source, Source::Script);
+                    break;
+                }
+                [b'-', letters @ ..] => letters,
+                _ => {
+                    line.source = Source::Script(word);
+                    break;
+                }
+            };
+            for (index, letter) in letters.iter().enumerate() {
+                let rest = &letters[index + 1..];
+                let mut value = || {
+                    let attached = (!rest.is_empty()).then(|| OsStr::from_bytes(rest).to_owned());
+                    let value = attached.or_else(|| words.next());
+                    value
+                        .with_context(|| format!("argument expected for the -{} option", char::from(*letter)))
+                };
+                match letter {
+                    b'u' => line.unbuffered = true,
+                    b'B' => line.no_bytecode = true,
+                    b'P' => line.safe_path = true,
+                    b'W' => {
+                        line.warnings.push(value()?);
+                        break;
+                    }
+                    b'c' => {
+                        line.source = Source::Command(value()?);
+                        line.arguments = words.collect();
+                        return Ok(line);
+                    }
+                    b'm' => {
+                        line.source = Source::Module(value()?);
+                        line.arguments = words.collect();
+                        return Ok(line);
+                    }
+                    _ => bail!(
+                        "{} is no option of a warm interpreter (-u -B -P -W -c -m are): run python3 itself",
+                        word.display()
+                    ),
+                }
+            }
+        }
+        line.arguments = words.collect();
+        Ok(line)
     }
 }
 
@@ -303,6 +336,33 @@ fn parse_size(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_are_read_as_python3_reads_them() {
+        let parse = |words: &[&str]| {
+            let words: Vec<_> = words.iter().map(OsString::from).collect();
+            PythonLine::parse(&words)
+        };
+        let line = parse(&["-uBWerror", "-W", "ignore", "-c", "pass", "-u", "x"]).unwrap();
+        assert!(line.unbuffered && line.no_bytecode && !line.safe_path);
+        assert_eq!(line.warnings, ["error", "ignore"]);
+        assert_eq!(
+            (line.source, line.arguments),
+            (Source::Command("pass".into()), vec!["-u".into(), "x".into()])
+        );
+        let line = parse(&["-P", "--", "-odd-name.py", "-c"]).unwrap();
+        assert_eq!(
+            (line.source, line.arguments),
+            (Source::Script("-odd-name.py".into()), vec!["-c".into()])
+        );
+        assert_eq!(
+            parse(&["-mjson.tool"]).unwrap().source,
+            Source::Module("json.tool".into())
+        );
+        assert_eq!(parse(&[]).unwrap().source, Source::Stdin { dash: false });
+        assert_eq!(parse(&["-", "x"]).unwrap().source, Source::Stdin { dash: true });
+        assert!(parse(&["-c"]).is_err() && parse(&["-i", "x.py"]).is_err() && parse(&["--version"]).is_err());
+    }
 
     #[test]
     fn times_and_sizes_are_read_with_their_units() {

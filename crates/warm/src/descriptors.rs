@@ -42,7 +42,9 @@ pub(crate) unsafe fn close_from(first: RawFd) {
     unsafe {
         // Linux before 5.9 does not know close_range(2).
         if libc::close_range(first.unsigned_abs(), libc::c_uint::MAX, 0) == -1 {
-            (first..most_descriptors()).for_each(|fd| drop(libc::close(fd)));
+            for fd in first..most_descriptors() {
+                libc::close(fd);
+            }
         }
     }
 }
@@ -54,7 +56,9 @@ pub(crate) fn keep_over_exec(kept: &[RawFd]) -> io::Result<()> {
     unsafe {
         // Linux before 5.11 does not know the flag.
         if libc::close_range(3, libc::c_uint::MAX, cloexec) == -1 {
-            (3..most_descriptors()).for_each(|fd| drop(libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC)));
+            for fd in 3..most_descriptors() {
+                libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
+            }
         }
         for &fd in kept {
             if libc::fcntl(fd, libc::F_SETFD, 0) == -1 {

@@ -4,6 +4,10 @@ Two runs in one warm worker must print the same, whatever ran in between. With -
 addresses, so that two workers print the same, too.
 """
 
+import sys
+
+known = dict(sys.modules)
+
 import builtins
 import gc
 import hashlib
@@ -11,7 +15,6 @@ import os
 import re
 import resource
 import signal
-import sys
 import time
 
 
@@ -46,10 +49,9 @@ KEPT = set("Umask Groups Threads SigQ SigPnd ShdPnd SigBlk SigIgn SigCgt CapInh 
            "Seccomp Seccomp_filters Cpus_allowed Mems_allowed VmLck CoreDumping THP_enabled Uid Gid".split())
 status = dict(line.split(":\t", 1) for line in read("/proc/self/status").splitlines() if ":\t" in line)
 maps = [line.split() for line in read("/proc/self/maps").splitlines()]
-known = sys.modules.copy()
 report = {
     "names": sorted(vars(builtins)),
-    "modules": sorted(sys.modules),
+    "modules": sorted(known),
     "path": sys.path[1:],
     "search": (len(sys.meta_path), len(sys.path_hooks)),
     "directory": os.getcwd(),

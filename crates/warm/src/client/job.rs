@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 
@@ -244,8 +245,29 @@ impl<'a> Job<'a> {
 fn open_stream<'a>(number: i32) -> Option<BorrowedFd<'a>> {
     // SAFETY: only asks whether the number is open. Descriptors 0 to 2 belong to nobody and are not closed while a
     // job is being sent.
-    unsafe { (libc::fcntl(number, libc::F_GETFD) != -1).then(|| BorrowedFd::borrow_raw(number)) }
+    let open = unsafe { libc::fcntl(number, libc::F_GETFD) != -1 };
+    let was_open = OPEN_AT_START.load(Ordering::Relaxed) & (1 << number) != 0;
+    // SAFETY: as above.
+    (open && was_open).then(|| unsafe { BorrowedFd::borrow_raw(number) })
 }
+
+/// Bit N is set if descriptor N was open when the process began. Rust's runtime opens `/dev/null` in the place of
+/// closed ones before `main`, so this is found out earlier.
+static OPEN_AT_START: AtomicU8 = AtomicU8::new(0b111);
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static NOTE_OPEN: extern "C" fn() = {
+    extern "C" fn note_open() {
+        for number in 0..3 {
+            // SAFETY: as in `open_stream`.
+            if unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {
+                OPEN_AT_START.fetch_and(!(1 << number), Ordering::Relaxed);
+            }
+        }
+    }
+    note_open
+};
 
 fn open_directory() -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(

@@ -181,8 +181,12 @@ fn config_file(config: &WorkerConfig) -> io::Result<File> {
 /// leave the terminal's session, die with the master.
 fn prepare_child(inherited: &[RawFd]) -> io::Result<()> {
     crate::descriptors::keep_over_exec(inherited)?;
-    // SAFETY: plain system calls without pointers.
+    // SAFETY: plain system calls; the set is initialised before it is used.
     unsafe {
+        // The master waits for its signals with them blocked; a worker takes them as they come.
+        let mut none = std::mem::MaybeUninit::uninit();
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
         // So that ^C in the server's terminal reaches the master only, and a script's kill(0, ...) the worker only.
         libc::setsid();
         if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == -1 {

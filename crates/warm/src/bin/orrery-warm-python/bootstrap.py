@@ -6,6 +6,7 @@ Nothing here runs after the script has started: a script may have replaced any b
 """
 
 import _signal
+import codecs
 import gc
 import io
 import os
@@ -104,7 +105,7 @@ def _encoding(environment, errors):
     if choice:
         named, _, handler = choice.partition(":")
         if named:
-            encoding, errors = named, "strict"
+            encoding, errors = codecs.lookup(named).name, "strict"
         if handler:
             errors = handler
     return encoding, errors

@@ -30,5 +30,8 @@ unsafe extern "C" {
     pub(crate) fn orrery_warm_begin_finalizing();
 
     /// See `runtime.c`.
+    pub(crate) fn orrery_warm_use_modules(modules: *mut PyObject);
+
+    /// See `runtime.c`.
     pub(crate) fn orrery_warm_runtime_fits() -> c_int;
 }

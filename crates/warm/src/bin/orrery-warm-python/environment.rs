@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 
 use pyo3_ffi as ffi;
 
@@ -114,16 +114,20 @@ impl Settled {
     /// Makes `block`, zero-terminated `NAME=value` strings, the environment of this process.
     pub(crate) fn apply(&self, held: Held, block: &[u8]) -> Result<Wishes> {
         let mut strings = block.to_vec();
-        let locale = Locale::of(&strings);
+        let locale = Locale::of(&strings).settle();
         if locale == Locale::CoercedC {
-            strings.retain_variables(|name| name != b"LC_CTYPE");
-            strings.extend_from_slice(b"LC_CTYPE=C.UTF-8\0");
+            set_variable(&mut strings, b"LC_CTYPE", b"C.UTF-8");
         }
+        let utf8_mode = value_of(&strings, b"PYTHONUTF8") == Some(b"1");
         self.fill_dict(held, &strings)?;
         let time_zone = value_of(&strings, b"TZ").map(<[u8]>::to_vec);
         let safe_path = value_of(&strings, b"PYTHONSAFEPATH").is_some_and(|value| !value.is_empty());
         self.install(strings);
-        let errors = locale.settle();
+        let errors = if locale == Locale::Other && !utf8_mode {
+            "strict"
+        } else {
+            "surrogateescape"
+        };
         if time_zone != self.time_zone {
             self.tzset.call(&[])?;
         }
@@ -160,18 +164,23 @@ impl Settled {
     }
 }
 
-trait RetainVariables {
-    fn retain_variables(&mut self, keep: impl Fn(&[u8]) -> bool);
-}
-
-impl RetainVariables for Vec<u8> {
-    fn retain_variables(&mut self, keep: impl Fn(&[u8]) -> bool) {
-        let kept = self.split_inclusive(|&byte| byte == 0).filter(|string| {
-            let name = string.split(|&byte| byte == b'=').next().unwrap_or_default();
-            keep(name)
-        });
-        *self = kept.flatten().copied().collect();
+/// Sets a variable where it stands, or last, as setenv(3) does.
+fn set_variable(block: &mut Vec<u8>, wanted: &[u8], value: &[u8]) {
+    let string = [wanted, b"=", value, b"\0"].concat();
+    let mut found = false;
+    let mut changed: Vec<u8> = Vec::with_capacity(block.len() + string.len());
+    for old in block.split_inclusive(|&byte| byte == 0) {
+        if old.split(|&byte| byte == b'=').next() == Some(wanted) {
+            found = true;
+            changed.extend_from_slice(&string);
+        } else {
+            changed.extend_from_slice(old);
+        }
     }
+    if !found {
+        changed.extend_from_slice(&string);
+    }
+    *block = changed;
 }
 
 fn pairs(block: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
@@ -189,47 +198,71 @@ fn value_of<'a>(block: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
 
 /// Which character set a client's environment asks for. The worker itself runs in `C.UTF-8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Locale {
+enum Locale<'a> {
     /// The C locale, not insisted upon: python3 sets `LC_CTYPE=C.UTF-8` then (PEP 538).
     CoercedC,
-    /// The C locale by `LC_ALL`: python3 uses its UTF-8 mode then (PEP 540).
+    /// The C locale, insisted upon: python3 uses its UTF-8 mode then (PEP 540).
     ForcedC,
     /// What the worker has anyway.
     Ours,
-    /// Another.
+    /// Another, by name and whether `LC_ALL` insists on it.
+    Named { name: &'a [u8], forced: bool },
+    /// Another that exists.
     Other,
 }
 
-impl Locale {
-    fn of(block: &[u8]) -> Self {
+impl<'a> Locale<'a> {
+    fn of(block: &'a [u8]) -> Self {
         let set = |name: &[u8]| value_of(block, name).filter(|value| !value.is_empty());
         let forced = set(b"LC_ALL");
         match forced.or_else(|| set(b"LC_CTYPE")).or_else(|| set(b"LANG")) {
-            None => Self::CoercedC,
-            Some(b"C" | b"POSIX") if forced.is_some() => Self::ForcedC,
-            Some(b"C" | b"POSIX") => Self::CoercedC,
+            None => Self::c(block, false),
+            Some(b"C" | b"POSIX") => Self::c(block, forced.is_some()),
             Some(b"C.UTF-8" | b"C.utf8") => Self::Ours,
-            Some(_) => Self::Other,
+            Some(name) => Self::Named {
+                name,
+                forced: forced.is_some(),
+            },
         }
     }
 
-    /// Sets the C library's character set as python3 would, and gives the error handler that python3 would choose.
-    fn settle(&self) -> &'static str {
-        if *self != Self::Other {
-            return "surrogateescape";
-        }
-        // SAFETY: no other thread runs; the strings are C strings, and the answer is read before the next call.
-        unsafe {
-            if libc::setlocale(libc::LC_CTYPE, c"".as_ptr()).is_null() {
-                return "surrogateescape";
+    fn c(block: &[u8], forced: bool) -> Self {
+        let insists = forced || value_of(block, b"PYTHONCOERCECLOCALE") == Some(b"0");
+        if insists { Self::ForcedC } else { Self::CoercedC }
+    }
+
+    /// Sets the C library's character set as python3 would. A locale that does not exist is the C locale.
+    fn settle(self) -> Locale<'static> {
+        match self {
+            Self::CoercedC => Locale::CoercedC,
+            Self::ForcedC => Locale::ForcedC,
+            Self::Ours => Locale::Ours,
+            Self::Other => Locale::Other,
+            Self::Named { name, forced } => {
+                let known = CString::new(name).is_ok_and(|name| {
+                    // SAFETY: a C string, and no other thread runs.
+                    !unsafe { libc::setlocale(libc::LC_CTYPE, name.as_ptr()) }.is_null()
+                });
+                match (known, forced) {
+                    (true, _) => {
+                        keep_to_utf8();
+                        Locale::Other
+                    }
+                    (false, true) => Locale::ForcedC,
+                    (false, false) => Locale::CoercedC,
+                }
             }
-            let charset = CStr::from_ptr(libc::nl_langinfo(libc::CODESET));
-            if charset != c"UTF-8" {
-                // File names stay UTF-8 in a warm interpreter, so the rest had better agree with them.
-                libc::setlocale(libc::LC_CTYPE, c"C.UTF-8".as_ptr());
-            }
         }
-        "strict"
+    }
+}
+
+/// File names are UTF-8 in a warm interpreter, so the C library had better agree.
+fn keep_to_utf8() {
+    // SAFETY: no other thread runs; nl_langinfo answers with a C string, which is read before the next call.
+    unsafe {
+        if CStr::from_ptr(libc::nl_langinfo(libc::CODESET)) != c"UTF-8" {
+            libc::setlocale(libc::LC_CTYPE, c"C.UTF-8".as_ptr());
+        }
     }
 }
 
@@ -239,17 +272,35 @@ mod tests {
 
     #[test]
     fn the_locale_is_chosen_as_the_c_library_chooses() {
+        let german = |forced| Locale::Named {
+            name: b"de_DE.UTF-8",
+            forced,
+        };
         assert_eq!(Locale::of(b""), Locale::CoercedC);
         assert_eq!(Locale::of(b"LANG=C\0"), Locale::CoercedC);
-        assert_eq!(Locale::of(b"LC_ALL=\0LANG=de_DE.UTF-8\0"), Locale::Other);
+        assert_eq!(Locale::of(b"LC_ALL=\0LANG=de_DE.UTF-8\0"), german(false));
+        assert_eq!(Locale::of(b"LC_ALL=de_DE.UTF-8\0LANG=C\0"), german(true));
         assert_eq!(Locale::of(b"LC_ALL=POSIX\0LANG=de_DE.UTF-8\0"), Locale::ForcedC);
         assert_eq!(Locale::of(b"LANG=C\0LC_CTYPE=C.UTF-8\0"), Locale::Ours);
+        let missing = |forced| {
+            Locale::Named {
+                name: b"xx_YY.UTF-8",
+                forced,
+            }
+            .settle()
+        };
+        assert_eq!(
+            (missing(false), missing(true)),
+            (Locale::CoercedC, Locale::ForcedC)
+        );
     }
 
     #[test]
-    fn variables_are_dropped_by_name() {
+    fn a_variable_is_set_where_it_stands() {
         let mut block = b"A=1\0LC_CTYPE=x\0LC_CTYPE_NOT=y\0".to_vec();
-        block.retain_variables(|name| name != b"LC_CTYPE");
-        assert_eq!(block, b"A=1\0LC_CTYPE_NOT=y\0");
+        set_variable(&mut block, b"LC_CTYPE", b"z");
+        assert_eq!(block, b"A=1\0LC_CTYPE=z\0LC_CTYPE_NOT=y\0");
+        set_variable(&mut block, b"B", b"");
+        assert_eq!(block, b"A=1\0LC_CTYPE=z\0LC_CTYPE_NOT=y\0B=\0");
     }
 }

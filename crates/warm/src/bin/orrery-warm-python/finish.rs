@@ -13,6 +13,7 @@ use pyo3_ffi as ffi;
 
 use crate::cpython::{
     _Py_HandleSystemExit, _Py_UnhandledKeyboardInterrupt, _PyModule_Clear, orrery_warm_begin_finalizing,
+    orrery_warm_use_modules,
 };
 use crate::interpreter::Python;
 use crate::object::{self, Held, Object, Raised};
@@ -44,14 +45,15 @@ pub(crate) fn finish(python: &Python, status: i32) -> Ending {
     }
     // SAFETY: the lock is held.
     unsafe { orrery_warm_begin_finalizing() };
-    let mut flushed = flush_standard_streams(held);
+    let flushed = flush_standard_streams(held);
     // SAFETY: a signal number and an action that need nothing else.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
     // SAFETY: the lock is held. Does nothing where the script has switched the collector off.
     unsafe { ffi::PyGC_Collect() };
     clear_modules(python);
     close_files(python);
-    flushed &= flush_standard_streams(held);
+    // In python3 it is the streams' own destruction that writes what came last, and nobody hears of its failure.
+    flush_quietly(held);
     // SAFETY: null means all streams of the C library.
     unsafe { libc::fflush(std::ptr::null_mut()) };
     // SAFETY: a variable of CPython's, which only this thread uses.
@@ -111,6 +113,18 @@ pub(crate) fn flush_quietly(held: Held) {
     }
     // SAFETY: as fetched.
     unsafe { ffi::PyErr_Restore(class, value, traceback) };
+}
+
+/// Lets the exception that is set look as if C code had raised it.
+pub(crate) fn drop_traceback() {
+    let (mut class, mut value, mut traceback) =
+        (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: as in `flush_quietly`; the traceback's reference is taken over and dropped.
+    unsafe {
+        ffi::PyErr_Fetch(&raw mut class, &raw mut value, &raw mut traceback);
+        drop(Object::own(traceback));
+        ffi::PyErr_Restore(class, value, std::ptr::null_mut());
+    }
 }
 
 /// `wait_for_thread_shutdown`.
@@ -201,35 +215,61 @@ fn clear_modules(python: &Python) {
     collect();
 }
 
-/// Takes the modules that are not pristine out of `sys.modules`; gives weak references to them.
+/// `finalize_remove_modules`: takes all modules out of `sys.modules`, one by one in the order of the dictionary, so
+/// that a destructor finds those imported before its own module gone already and the others still there.
+///
+/// Touching every module would be dear. So the dictionary is replaced: first by one that looks as if the turn had come
+/// to `__main__`, from which the modules of this request are taken one by one, then by an empty one. Gives weak
+/// references to the modules of this request.
 fn remove_modules(python: &Python, none: &Object) -> Vec<Object> {
     // SAFETY: the dictionary of modules lives as long as the interpreter.
     let Some(modules) = (unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }) else {
         return Vec::new();
     };
     let new = modules.entries_not_in(&python.pristine.modules);
-    let mut references = Vec::new();
+    let stage = &python.pristine.modules_half_gone;
     for (name, module) in &new {
+        // SAFETY: living objects.
+        unsafe {
+            if ffi::PyDict_SetItem(stage.pointer(), name.pointer(), module.pointer()) == -1 {
+                object::unraisable(None);
+            }
+            if ffi::PyDict_DelItem(modules.pointer(), name.pointer()) == -1 {
+                object::clear();
+            }
+        }
+    }
+    // SAFETY: a dictionary that `python` keeps.
+    unsafe { orrery_warm_use_modules(stage.pointer()) };
+    let (mut references, mut others) = (Vec::new(), Vec::new());
+    for (name, module) in new {
         // SAFETY: living objects; the reference given back is new or null.
         unsafe {
             if ffi::PyModule_Check(module.pointer()) == 0 {
+                others.push(name);
                 continue;
             }
             match Object::own(ffi::PyWeakref_NewRef(module.pointer(), std::ptr::null_mut())) {
                 Ok(reference) => references.push(reference),
                 Err(Raised) => object::unraisable(None),
             }
-            if ffi::PyDict_SetItem(modules.pointer(), name.pointer(), none.pointer()) == -1 {
+            // Now the stage holds the last reference, unless the program has others.
+            drop(module);
+            if ffi::PyDict_SetItem(stage.pointer(), name.pointer(), none.pointer()) == -1 {
                 object::unraisable(None);
             }
         }
     }
-    for (name, module) in new {
-        drop(module);
+    for name in others {
         // SAFETY: living objects.
-        if unsafe { ffi::PyDict_DelItem(modules.pointer(), name.pointer()) } == -1 {
+        if unsafe { ffi::PyDict_DelItem(stage.pointer(), name.pointer()) } == -1 {
             object::clear();
         }
+    }
+    if let Ok(empty) = Object::dict(python.held) {
+        // SAFETY: a dictionary that is kept for ever.
+        unsafe { orrery_warm_use_modules(empty.pointer()) };
+        std::mem::forget(empty);
     }
     references
 }

@@ -42,6 +42,10 @@ pub(crate) struct Pristine {
     pub(crate) raw_base: Object,
     /// Addresses of the keys and values of `sys.modules`: all of them live for ever.
     pub(crate) modules: HashSet<(usize, usize)>,
+    /// What `sys.modules` looks like when the end of a program has come to `__main__`: see `finish`.
+    pub(crate) modules_half_gone: Object,
+    /// Names of the modules that a program's end takes away before `__main__`.
+    modules_before_main: Vec<Object>,
 }
 
 /// `RAND_add` of the system's OpenSSL, where something loaded it.
@@ -121,7 +125,7 @@ impl Python {
         object::set_sys(held, c"path", &base_path)?;
 
         let (begin, pyc_code) = (function(c"begin")?, function(c"pyc_code")?);
-        let pristine = pristine.remember_modules();
+        let pristine = pristine.remember_modules(held)?;
         let openssl = OpenSsl::find();
         Ok(Self {
             held,
@@ -153,12 +157,28 @@ impl Pristine {
             buffered_base: io.attribute(c"_BufferedIOBase")?,
             raw_base: io.attribute(c"_RawIOBase")?,
             modules: HashSet::new(),
+            modules_half_gone: Object::dict(held)?,
+            modules_before_main: {
+                // SAFETY: the dictionary of modules lives as long as the interpreter.
+                let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }.ok_or(Raised)?;
+                let main = modules.item(c"__main__").ok_or(Raised)?;
+                let before = modules
+                    .entries()
+                    .into_iter()
+                    .take_while(|(_, module)| !module.is(&main));
+                before.map(|(name, _)| name).collect()
+            },
         })
     }
 
-    fn remember_modules(mut self) -> Self {
+    fn remember_modules(mut self, held: Held) -> Result<Self> {
         // SAFETY: the dictionary of modules lives as long as the interpreter.
         let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) };
+        self.modules_half_gone = modules.as_ref().ok_or(Raised)?.method(c"copy", &[])?;
+        for name in &self.modules_before_main {
+            self.modules_half_gone
+                .method(c"__setitem__", &[name, &Object::none(held)])?;
+        }
         let main = modules.as_ref().and_then(|modules| modules.item(c"__main__"));
         let entries = modules.iter().flat_map(Object::entries);
         // The entry of `__main__` is replaced in every request.
@@ -166,7 +186,7 @@ impl Pristine {
             .filter(|(_, module)| !main.as_ref().is_some_and(|main| main.is(module)))
             .map(|(name, module)| (name.pointer().addr(), module.pointer().addr()))
             .collect();
-        self
+        Ok(self)
     }
 }
 

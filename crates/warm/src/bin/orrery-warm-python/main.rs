@@ -44,9 +44,26 @@ fn run() -> anyhow::Result<()> {
     let page = descriptors::inherited(page).context("the status page")?;
     let page = StatusPage::open(page.as_fd()).context("the status page")?;
     let config = read_config(config)?;
+    forget_signals();
     let python = interpreter::Python::start(&config.interpreter)?;
     worker::serve(&listener, &page, &config, &python)?;
     Ok(())
+}
+
+/// Lets every signal have its default action again: what the server's surroundings ignore, and what Rust's runtime
+/// catches, is nothing that a script should meet.
+fn forget_signals() {
+    for signal in 1..=libc::SIGRTMAX() {
+        // SAFETY: a signal number and the default action; SIGKILL, SIGSTOP and the C library's own are refused.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let none = libc::stack_t {
+        ss_sp: std::ptr::null_mut(),
+        ss_flags: libc::SS_DISABLE,
+        ss_size: 0,
+    };
+    // SAFETY: the structure is a live local. Without the handlers nothing uses the runtime's alternate stack.
+    unsafe { libc::sigaltstack(&raw const none, std::ptr::null_mut()) };
 }
 
 fn read_config(fd: RawFd) -> anyhow::Result<WorkerConfig> {

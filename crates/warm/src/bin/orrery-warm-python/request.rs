@@ -166,7 +166,10 @@ impl Python {
             &class.call(&[&Object::decode(held, b"__main__")?, &name])?,
         )?;
         let result = if compiled {
-            let code = self.pyc_code.call(&[&name]);
+            let code = self
+                .pyc_code
+                .call(&[&name])
+                .inspect_err(|&Raised| finish::drop_traceback());
             // SAFETY: a code object and two dictionaries; gives a new reference or null.
             code.and_then(|code| unsafe {
                 Object::own(ffi::PyEval_EvalCode(
