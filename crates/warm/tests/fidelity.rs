@@ -1,5 +1,11 @@
 //! Where a program's surroundings show: a warm run must not differ from `python3`.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on has failed"
+)]
+
 mod common;
 
 use std::fs;

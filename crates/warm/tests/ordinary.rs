@@ -1,5 +1,11 @@
 //! Ordinary scripts run warm as they run in `python3`: the same bytes on both streams, the same exit status.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on has failed"
+)]
+
 mod common;
 
 use std::fs;

@@ -100,17 +100,24 @@ impl Client {
     /// # Errors
     /// See [`Error`]. That the program failed is no error but an [`Answer`].
     pub fn run(&self, job: &Job<'_>) -> Result<Answer, Error> {
-        self.run_with(job, |_| {})
+        self.run_with(job, || {}, |_| {})
     }
 
-    /// Like [`run`](Self::run); calls `started` with the request as soon as it was sent.
+    /// Like [`run`](Self::run); calls `connected` before the request is sent, and `started` as soon as it was.
     ///
     /// # Errors
     /// As for `run`.
-    pub fn run_with(&self, job: &Job<'_>, mut started: impl FnMut(&Running)) -> Result<Answer, Error> {
+    pub fn run_with(
+        &self,
+        job: &Job<'_>,
+        mut connected: impl FnMut(),
+        mut started: impl FnMut(&Running),
+    ) -> Result<Answer, Error> {
         let mut second = false;
         loop {
-            let running = self.send(job)?;
+            let connection = self.connect()?;
+            connected();
+            let running = Running::start(connection, job)?;
             started(&running);
             match running.wait() {
                 Err(Error::Protocol(error)) if is_loss(&error) => match self.fate(running.id)? {
@@ -128,10 +135,7 @@ impl Client {
     /// # Errors
     /// [`Error::NoServer`], [`Error::Busy`], and what can go wrong in the conversation.
     pub fn send(&self, job: &Job<'_>) -> Result<Running, Error> {
-        let connection = self.connect()?;
-        let id = RequestId::random().map_err(io_error("getrandom"))?;
-        job.send(connection.as_fd(), id)?;
-        Ok(Running { connection, id })
+        Running::start(self.connect()?, job)
     }
 
     /// How the server is.
@@ -213,6 +217,12 @@ impl Client {
 }
 
 impl Running {
+    fn start(connection: OwnedFd, job: &Job<'_>) -> Result<Self, Error> {
+        let id = RequestId::random().map_err(io_error("getrandom"))?;
+        job.send(connection.as_fd(), id)?;
+        Ok(Self { connection, id })
+    }
+
     /// The connection: for a signal handler, which may send a signal's number on it.
     #[must_use]
     pub fn connection(&self) -> &OwnedFd {

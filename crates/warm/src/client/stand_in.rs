@@ -66,11 +66,18 @@ pub fn stand_in(stand_in: StandIn<'_>) -> ! {
     if let Err(errno) = job.open_script() {
         complain_of_script(&job, errno);
     }
-    let answer = client.run_with(&job, |running| {
-        CONNECTION.store(running.connection().as_raw_fd(), Ordering::Relaxed);
-        forward_signals(ignored);
-    });
+    forward_signals(ignored);
+    // A signal must not come before the request that it is for.
+    let answer = client.run_with(
+        &job,
+        || hold_signals(true),
+        |running| {
+            CONNECTION.store(running.connection().as_raw_fd(), Ordering::Relaxed);
+            hold_signals(false);
+        },
+    );
     CONNECTION.store(-1, Ordering::Relaxed);
+    hold_signals(false);
     if let Some(command) = fallback
         && matches!(
             answer,
@@ -259,18 +266,32 @@ fn forward_signals(ignored: u64) {
     }
 }
 
-/// Sends the signal's number to the program; a stop signal stops this process too.
+/// Holds the signals that go on to the program back, or lets them come.
+fn hold_signals(hold: bool) {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the set is initialised before it is used; plain calls on it.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for signal in FORWARDED {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        let how = if hold { libc::SIG_BLOCK } else { libc::SIG_UNBLOCK };
+        libc::sigprocmask(how, set.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+/// Sends the signal's number to the program; a stop signal stops this process too. Without a program the signal has
+/// its default effect.
 extern "C" fn forward(signal: i32) {
-    // SAFETY: errno belongs to this thread; send and kill are async-signal-safe, the byte is a live local.
+    let connection = CONNECTION.load(Ordering::Relaxed);
+    if connection == -1 && signal != libc::SIGTSTP && signal != libc::SIGCONT {
+        die_by(signal);
+    }
+    // SAFETY: errno belongs to this thread; send and raise are async-signal-safe, the byte is a live local.
     unsafe {
         let errno = *libc::__errno_location();
         let byte = u8::try_from(signal).unwrap_or(0);
-        libc::send(
-            CONNECTION.load(Ordering::Relaxed),
-            (&raw const byte).cast(),
-            1,
-            libc::MSG_NOSIGNAL,
-        );
+        libc::send(connection, (&raw const byte).cast(), 1, libc::MSG_NOSIGNAL);
         if signal == libc::SIGTSTP {
             libc::raise(libc::SIGSTOP);
         }

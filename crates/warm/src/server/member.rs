@@ -115,7 +115,7 @@ impl Member {
         if turns != self.seen.0 {
             self.seen = (turns, now);
         }
-        if turns % 2 == 0 || self.sentence.is_some() || now - self.seen.1 < limit + patience {
+        if turns.is_multiple_of(2) || self.sentence.is_some() || now - self.seen.1 < limit + patience {
             return Ok(false);
         }
         self.sentence = Some(Outcome::TimedOut { limit });

@@ -1,6 +1,7 @@
 //! What the tests of the warm server share: a server that ends with its test, and the two ways to run a script.
 
 #![allow(dead_code, unreachable_pub, reason = "every test program uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -140,6 +141,14 @@ pub fn serve_command(way: Way, socket: &Path, options: &[&str]) -> Command {
         command.env("ORRERY_TRACKER", tracker);
     }
     command.stdin(Stdio::null());
+    // SAFETY: a plain system call between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            // A test that is killed takes its server along.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
     command
 }
 
