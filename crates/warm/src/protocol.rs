@@ -211,7 +211,7 @@ pub enum Reply {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The socket failed.
-    #[error("{operation} failed: {source}")]
+    #[error("{operation}")]
     Io {
         /// What was being done.
         operation: &'static str,

@@ -1,5 +1,7 @@
 //! `orrery warm` as a program of its own, for those who want nothing else of Orrery.
 
+use std::process::ExitCode;
+
 use clap::Parser;
 use orrery_warm::cli::Command;
 
@@ -11,6 +13,12 @@ struct Arguments {
     command: Command,
 }
 
-fn main() -> anyhow::Result<()> {
-    Arguments::parse().command.execute()
+fn main() -> ExitCode {
+    match Arguments::parse().command.execute() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("orrery: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }

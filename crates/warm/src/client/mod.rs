@@ -32,9 +32,7 @@ pub use stand_in::{StandIn, exit_status, stand_in};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Nobody listens.
-    #[error(
-        "no server listens on {socket} ({source}): start one with `orrery warm serve --python --socket {socket}`"
-    )]
+    #[error("no server listens on {socket} (start one with `orrery warm serve --python --socket {socket}`)")]
     NoServer {
         /// The path.
         socket: PathBuf,
@@ -54,7 +52,7 @@ pub enum Error {
     #[error("the server ended while the program ran: how far it came is unknown")]
     ServerLost,
     /// A system call of the client failed.
-    #[error("{operation}: {source}")]
+    #[error("{operation}")]
     Io {
         /// What was being done.
         operation: String,
@@ -160,7 +158,7 @@ impl Client {
     fn ask(&self, question: &Question) -> Result<Reply, Error> {
         let path = control_path(&self.socket);
         let no_server = |errno: rustix::io::Errno| Error::NoServer {
-            socket: path.clone(),
+            socket: self.socket.clone(),
             source: errno.into(),
         };
         let connection = open_socket(SocketFlags::CLOEXEC)?;

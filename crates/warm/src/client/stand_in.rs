@@ -93,8 +93,9 @@ pub fn stand_in(stand_in: StandIn<'_>) -> ! {
     match answer {
         Ok(answer) => end_like(&answer.outcome),
         Err(error) => {
-            say(&error.to_string());
-            std::process::exit(exit_status(&error));
+            let status = exit_status(&error);
+            say(&format!("{:#}", anyhow::Error::from(error)));
+            std::process::exit(status);
         }
     }
 }

@@ -36,7 +36,7 @@ pub enum ServeError {
     #[error("{0}")]
     NoProgram(io::Error),
     /// A worker could not be started at all.
-    #[error("starting a worker ({program}): {source}")]
+    #[error("starting a worker ({program})")]
     Spawn {
         /// The program.
         program: PathBuf,
@@ -50,7 +50,7 @@ pub enum ServeError {
         status: std::process::ExitStatus,
     },
     /// The master's own machinery failed.
-    #[error("{operation}: {source}")]
+    #[error("{operation}")]
     Io {
         /// What was being done.
         operation: &'static str,

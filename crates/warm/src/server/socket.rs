@@ -36,7 +36,7 @@ pub enum ClaimError {
         path: PathBuf,
     },
     /// The system refused.
-    #[error("{operation} {path}: {source}")]
+    #[error("{operation} {path}")]
     Io {
         /// What was being done.
         operation: &'static str,

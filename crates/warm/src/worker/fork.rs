@@ -13,6 +13,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus};
 
+use super::sandbox::Walls;
 use super::{Ending, Interpreter, SLOWEST_CLIENT, WorkerError, io_error, stage};
 use crate::config::Limits;
 use crate::protocol::{self, Outcome, Request};
@@ -24,6 +25,7 @@ const NOTE: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Fork {
     limits: Limits,
+    walls: Walls,
     /// Bound on the child's private memory, the interpreter's own included.
     data_limit: Option<u64>,
     /// A shared page: zero, or what the child could not say by its exit status.
@@ -38,7 +40,7 @@ enum Event {
 }
 
 impl Fork {
-    pub(super) fn new(limits: Limits) -> Result<Self, WorkerError> {
+    pub(super) fn new(limits: Limits, walls: Walls) -> Result<Self, WorkerError> {
         let data_limit = match limits.memory {
             None => None,
             Some(growth) => Some(
@@ -60,6 +62,7 @@ impl Fork {
         let note = NonNull::new(note.cast()).ok_or_else(|| io_error("mmap")(io::Error::other("null")))?;
         Ok(Self {
             limits,
+            walls,
             data_limit,
             note,
         })
@@ -101,7 +104,7 @@ impl Fork {
     fn be_child(&self, request: &Request<'_>, descriptors: Vec<OwnedFd>, interpreter: &dyn Interpreter) -> ! {
         let ending = self
             .prepare_child()
-            .and_then(|()| stage::enter(request, descriptors))
+            .and_then(|()| stage::enter(request, descriptors, self.walls))
             .map(|script| {
                 interpreter.after_fork();
                 interpreter.run(request, script)

@@ -5,10 +5,12 @@
 //! [isolation](crate::config::Isolation): [`fork`] or [`rollback`].
 
 mod fork;
+pub mod sandbox;
 mod stage;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use rustix::net::SocketFlags;
@@ -17,6 +19,7 @@ use crate::config::{Isolation, WorkerConfig};
 use crate::descriptors;
 use crate::protocol::{self, Answer, Outcome, Request};
 use crate::status::StatusPage;
+use sandbox::Walls;
 
 /// How long a client may take to send its request where no time limit is set.
 const SLOWEST_CLIENT: std::time::Duration = std::time::Duration::from_secs(10);
@@ -31,6 +34,9 @@ pub trait Interpreter {
     /// Descriptors 0, 1, 2, the working directory and the creation mask are the client's when this is called;
     /// environment, ignored signals and everything of the interpreter's own is left to it.
     fn run(&self, request: &Request<'_>, script: Option<OwnedFd>) -> Ending;
+
+    /// Directories that the interpreter reads its own library from.
+    fn library(&self) -> Vec<PathBuf>;
 }
 
 /// How a program ended that ended by itself.
@@ -48,13 +54,16 @@ pub enum Ending {
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     /// A system call failed that has to work.
-    #[error("{operation}: {source}")]
+    #[error("{operation}")]
     Io {
         /// What was being done.
         operation: &'static str,
         /// The system's reason.
         source: io::Error,
     },
+    /// The sandbox that was asked for could not be built.
+    #[error("sandbox: {0}")]
+    Sandbox(#[from] sandbox::SandboxError),
     /// Something that a request did could not be undone.
     #[error("a request could not be undone ({0}): this worker must be replaced")]
     Spoiled(String),
@@ -67,7 +76,8 @@ pub(crate) fn io_error<E: Into<io::Error>>(operation: &'static str) -> impl FnOn
     }
 }
 
-/// Serves connections from `listener` until the master shuts it.
+/// Serves connections from `listener` until the master shuts it, behind the `walls` that stand already and those that
+/// `config` asks for besides.
 ///
 /// # Errors
 /// See [`WorkerError`]; the process should end then, the master starts another.
@@ -75,18 +85,27 @@ pub fn serve(
     listener: &OwnedFd,
     page: &StatusPage,
     config: &WorkerConfig,
+    walls: Walls,
     interpreter: &dyn Interpreter,
 ) -> Result<(), WorkerError> {
     crate::family::adopt_orphans().map_err(io_error("PR_SET_CHILD_SUBREAPER"))?;
     match config.isolation {
         Isolation::Fork => {
-            let fork = fork::Fork::new(config.limits)?;
+            let fork = fork::Fork::new(config.limits, walls)?;
+            lock(config, walls, interpreter)?;
             page.set_ready();
             serve_with(listener, page, |connection| {
                 fork.run(connection, page, interpreter)
             })
         }
         Isolation::Rollback => Err(WorkerError::Spoiled("rollback is not built in".to_owned())),
+    }
+}
+
+fn lock(config: &WorkerConfig, walls: Walls, interpreter: &dyn Interpreter) -> Result<(), WorkerError> {
+    match &config.sandbox {
+        None => Ok(()),
+        Some(sandbox) => Ok(sandbox::lock(sandbox, walls, &interpreter.library())?),
     }
 }
 

@@ -49,9 +49,14 @@ pub struct Server {
 
 impl Server {
     pub fn start(way: Way, options: &[&str]) -> Self {
+        Self::start_with(way, options, &[])
+    }
+
+    pub fn start_with(way: Way, options: &[&str], variables: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("socket");
         let mut command = serve_command(way, &socket, options);
+        command.envs(variables.iter().copied());
         let log = std::fs::File::create(directory.path().join("log")).unwrap();
         let child = command.stderr(log).spawn().unwrap();
         let server = Self {

@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, RawFd};
 use anyhow::{Context, bail};
 use orrery_warm::config::WorkerConfig;
 use orrery_warm::status::StatusPage;
+use orrery_warm::worker::sandbox::Walls;
 use orrery_warm::{descriptors, worker};
 
 fn main() {
@@ -44,9 +45,13 @@ fn run() -> anyhow::Result<()> {
     let page = descriptors::inherited(page).context("the status page")?;
     let page = StatusPage::open(page.as_fd()).context("the status page")?;
     let config = read_config(config)?;
+    let walls = match &config.sandbox {
+        Some(sandbox) => worker::sandbox::nest(sandbox).context("sandbox")?,
+        None => Walls::default(),
+    };
     forget_signals();
     let python = interpreter::Python::start(&config.interpreter)?;
-    worker::serve(&listener, &page, &config, &python)?;
+    worker::serve(&listener, &page, &config, walls, &python)?;
     Ok(())
 }
 

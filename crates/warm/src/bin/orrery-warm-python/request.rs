@@ -4,6 +4,8 @@
 use std::ffi::{CString, c_int};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
+use std::path::PathBuf;
+
 use orrery_warm::protocol::{Program, Request};
 use orrery_warm::worker::{Ending, Interpreter};
 use pyo3_ffi as ffi;
@@ -35,6 +37,24 @@ impl Interpreter for Python {
         let status = status.unwrap_or_else(|Raised| finish::report(self.held));
         finish::finish(self, status)
     }
+
+    fn library(&self) -> Vec<PathBuf> {
+        let path = object::sys(self.held, c"path")
+            .map(|path| path.items())
+            .unwrap_or_default();
+        let prefixes = [c"prefix", c"base_prefix", c"exec_prefix"].into_iter();
+        let prefixes = prefixes.filter_map(|name| object::sys(self.held, name));
+        path.into_iter()
+            .chain(prefixes)
+            .filter_map(|directory| directory.encode().ok())
+            .map(path_from)
+            .collect()
+    }
+}
+
+fn path_from(bytes: Vec<u8>) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt;
+    PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }
 
 impl Python {
