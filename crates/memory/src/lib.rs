@@ -3,7 +3,10 @@
 mod arena;
 mod error;
 pub mod images;
+pub mod layout;
 pub mod pages;
+pub mod ranges;
+pub mod tracker;
 
 pub use arena::{Arena, Heap, HeapVec};
 pub use error::{Error, Result};

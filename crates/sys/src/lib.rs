@@ -7,7 +7,10 @@
 
 mod error;
 mod range;
+mod sleeper;
 
+pub mod descriptors;
+pub mod holder;
 pub mod kcmp;
 pub mod keeper;
 pub mod maps;

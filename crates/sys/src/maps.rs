@@ -6,6 +6,7 @@ use bitflags::bitflags;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::descriptors::raise;
 use crate::{Error, PageRange, Result};
 
 bitflags! {
@@ -59,12 +60,7 @@ impl Maps {
             Mode::empty(),
         )
         .map_err(|e| Error::new("open /proc/self/maps", 0, e))?;
-        Ok(Self { fd })
-    }
-
-    /// Takes over a descriptor made by [`Maps::open`].
-    pub fn from_fd(fd: OwnedFd) -> Self {
-        Self { fd }
+        Ok(Self { fd: raise(fd) })
     }
 
     /// Calls `each` with every line in address order. `buffer` must hold the longest line (a path of 4,096 bytes and
@@ -75,31 +71,66 @@ impl Maps {
     pub fn for_each(&self, buffer: &mut [u8], mut each: impl FnMut(Line<'_>) -> Result<()>) -> Result<()> {
         rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Start(0))
             .map_err(|e| Error::new("lseek /proc/self/maps", 0, e))?;
-        let mut held = 0;
-        loop {
-            if held == buffer.len() {
-                return Err(Error::new("parse /proc/self/maps", held, Errno::TOOBIG));
-            }
-            let read = rustix::io::retry_on_intr(|| rustix::io::read(&self.fd, &mut buffer[held..]))
-                .map_err(|e| Error::new("read /proc/self/maps", held, e))?;
-            if read == 0 {
-                return Ok(());
-            }
-            held += read;
-            let mut parsed = 0;
-            while let Some(length) = buffer[parsed..held].iter().position(|&b| b == b'\n') {
-                let line = parse(&buffer[parsed..parsed + length]).ok_or(Error::new(
-                    "parse /proc/self/maps",
-                    parsed,
-                    Errno::BADMSG,
-                ))?;
-                each(line)?;
-                parsed += length + 1;
-            }
-            buffer.copy_within(parsed..held, 0);
-            held -= parsed;
-        }
+        for_each_text_line(self.fd.as_fd(), buffer, |text| {
+            each(parse(text).ok_or(Error::new("parse /proc/self/maps", text.len(), Errno::BADMSG))?)
+        })
     }
+}
+
+/// Reads `fd` to its end and calls `each` with every line.
+fn for_each_text_line(
+    fd: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    mut each: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut held = 0;
+    loop {
+        if held == buffer.len() {
+            return Err(Error::new("read a line of /proc/self/maps", held, Errno::TOOBIG));
+        }
+        let read = rustix::io::retry_on_intr(|| rustix::io::read(fd, &mut buffer[held..]))
+            .map_err(|e| Error::new("read /proc/self/maps", held, e))?;
+        if read == 0 {
+            return Ok(());
+        }
+        held += read;
+        let mut parsed = 0;
+        while let Some(length) = buffer[parsed..held].iter().position(|&b| b == b'\n') {
+            each(&buffer[parsed..parsed + length])?;
+            parsed += length + 1;
+        }
+        buffer.copy_within(parsed..held, 0);
+        held -= parsed;
+    }
+}
+
+/// Calls `each` with every mapping that a forked child does not get as it is: `MADV_DONTFORK` and `MADV_WIPEONFORK`.
+///
+/// It reads `/proc/self/smaps`, for which the kernel walks all page tables: milliseconds per GiB.
+///
+/// # Errors
+/// Those of open(2) and read(2); see [`Maps::for_each`] for `buffer`.
+pub fn for_each_not_forked(buffer: &mut [u8], mut each: impl FnMut(PageRange) -> Result<()>) -> Result<()> {
+    let fd = rustix::fs::openat(
+        CWD,
+        c"/proc/self/smaps",
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .map_err(|e| Error::new("open /proc/self/smaps", 0, e))?;
+    let mut current = PageRange::default();
+    for_each_text_line(fd.as_fd(), buffer, |text| {
+        if let Some(line) = parse(text) {
+            current = line.range;
+        } else if let Some(flags) = text.strip_prefix(b"VmFlags:")
+            && flags
+                .split(|&b| b == b' ')
+                .any(|flag| flag == b"dc" || flag == b"wf")
+        {
+            each(current)?;
+        }
+        Ok(())
+    })
 }
 
 impl AsFd for Maps {
@@ -219,6 +250,28 @@ mod tests {
                 .unwrap();
             assert!(found);
         }
+    }
+
+    #[test]
+    fn mappings_that_are_not_forked_are_found() {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        // SAFETY: a fresh mapping of our own.
+        let address = unsafe {
+            let fresh =
+                mmap_anonymous(core::ptr::null_mut(), 8192, ProtFlags::READ, MapFlags::PRIVATE).unwrap();
+            madvise(fresh, 4096, Advice::LinuxDontFork).unwrap();
+            fresh.addr()
+        };
+        let mut found = Vec::new();
+        for_each_not_forked(&mut vec![0; 8192], |range| {
+            found.push(range);
+            Ok(())
+        })
+        .unwrap();
+        assert!(
+            found.contains(&PageRange::new(address, address + 4096)),
+            "{found:?}"
+        );
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use syscalls::{Sysno, syscall};
 
+use crate::descriptors::raise;
 use crate::{Error, PAGE, PageRange, Result};
 
 const TYPE_SOFTWARE: u32 = 1;
@@ -91,6 +92,7 @@ impl MapWatch {
         .map_err(|e| Error::raw("perf_event_open", 0, e))?;
         // SAFETY: the kernel just gave us this descriptor.
         let fd = unsafe { OwnedFd::from_raw_fd(i32::try_from(fd).unwrap_or(-1)) };
+        let fd = raise(fd);
         // SAFETY: the caller gives up the address range that the ring replaces.
         let ring = unsafe {
             mmap(

@@ -16,6 +16,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 
+use crate::descriptors::raise;
 use crate::{Error, PAGE, PageRange, Result};
 
 bitflags! {
@@ -169,12 +170,7 @@ impl Pagemap {
             Mode::empty(),
         )
         .map_err(|e| Error::new("open /proc/self/pagemap", 0, e))?;
-        Ok(Self { fd })
-    }
-
-    /// Takes over a descriptor made by [`Pagemap::open`].
-    pub fn from_fd(fd: OwnedFd) -> Self {
-        Self { fd }
+        Ok(Self { fd: raise(fd) })
     }
 
     /// Looks for the runs of pages in `range` that match `query`, filling `runs` in address order, and does to them

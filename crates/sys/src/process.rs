@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, Mode, OFlags};
 use syscalls::{Sysno, syscall};
 
+use crate::descriptors::raise;
 use crate::{Error, Result};
 
 /// Opens `path` under `/proc/self` for repeated reading.
@@ -39,13 +40,8 @@ impl Statm {
     /// Those of open(2).
     pub fn open() -> Result<Self> {
         Ok(Self {
-            fd: open(c"/proc/self/statm", OFlags::empty())?,
+            fd: raise(open(c"/proc/self/statm", OFlags::empty())?),
         })
-    }
-
-    /// Takes over a descriptor made by [`Statm::open`].
-    pub fn from_fd(fd: OwnedFd) -> Self {
-        Self { fd }
     }
 
     /// Reads the sizes.
@@ -95,13 +91,8 @@ impl Threads {
     /// Those of open(2).
     pub fn open() -> Result<Self> {
         Ok(Self {
-            fd: open(c"/proc/self/task", OFlags::DIRECTORY)?,
+            fd: raise(open(c"/proc/self/task", OFlags::DIRECTORY)?),
         })
-    }
-
-    /// Takes over a descriptor made by [`Threads::open`].
-    pub fn from_fd(fd: OwnedFd) -> Self {
-        Self { fd }
     }
 
     /// How many threads there are, the calling one included: one system call.

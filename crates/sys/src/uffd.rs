@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
+use crate::descriptors::raise;
 use crate::{Error, PageRange, Result};
 
 const UFFD_API: u64 = 0xaa;
@@ -100,12 +101,7 @@ impl Uffd {
         // SAFETY: UFFDIO_API is request 0x3f on `struct uffdio_api`, which `Api` mirrors.
         unsafe { ioctl(&fd, Request::<_, 0x3f>(&mut api)) }
             .map_err(|e| Error::new("UFFDIO_API(WP_ASYNC)", 0, e))?;
-        Ok(Self { fd })
-    }
-
-    /// Takes over a descriptor made by [`Uffd::new`].
-    pub fn from_fd(fd: OwnedFd) -> Self {
-        Self { fd }
+        Ok(Self { fd: raise(fd) })
     }
 
     /// Registers every mapping in `range` for write tracking. What is registered already stays as it is.
