@@ -148,30 +148,45 @@ impl Layout {
     }
 
     /// Reads what is mapped now in `scope` and not `excluded` (both sorted and without overlaps) into `self`, whose
-    /// former contents are dropped. `buffer` is for [`Maps::for_each`].
+    /// former contents are dropped. `buffer` is for [`Maps::for_each`]. `visit` sees every piece as the kernel has it,
+    /// before neighbours are joined.
     ///
     /// # Errors
-    /// [`crate::Error::System`], [`crate::Error::Memory`].
+    /// [`crate::Error::System`], [`crate::Error::Memory`], and those of `visit`.
     pub fn read(
         &mut self,
         maps: &Maps,
         scope: &[PageRange],
         excluded: &[PageRange],
         buffer: &mut [u8],
+        mut visit: impl FnMut(&Mapping) -> Result<()>,
     ) -> Result<()> {
         self.mappings.clear();
         self.names.clear();
         let mut outcome = Ok(());
         maps.for_each(buffer, |line| {
             if outcome.is_ok() {
-                outcome = self.add(&line, scope, excluded);
+                outcome = self.add(&line, scope, excluded, &mut visit);
             }
             Ok(())
         })?;
         outcome
     }
 
-    fn add(&mut self, line: &Line<'_>, scope: &[PageRange], excluded: &[PageRange]) -> Result<()> {
+    fn add(
+        &mut self,
+        line: &Line<'_>,
+        scope: &[PageRange],
+        excluded: &[PageRange],
+        visit: &mut impl FnMut(&Mapping) -> Result<()>,
+    ) -> Result<()> {
+        let mut add = |layout: &mut Self, piece: Mapping| {
+            if piece.range.is_empty() {
+                return Ok(());
+            }
+            visit(&piece)?;
+            layout.push(piece)
+        };
         let mut mapping = Mapping::of_line(line);
         if matches!(mapping.backing, Backing::File { .. }) {
             mapping.name = self.name(line.name)?;
@@ -182,10 +197,13 @@ impl Layout {
                 if !hole.overlaps(rest) {
                     continue;
                 }
-                self.push(mapping.clip(PageRange::new(rest.start, hole.start.max(rest.start))))?;
+                add(
+                    self,
+                    mapping.clip(PageRange::new(rest.start, hole.start.max(rest.start))),
+                )?;
                 rest.start = hole.end.min(rest.end);
             }
-            self.push(mapping.clip(rest))?;
+            add(self, mapping.clip(rest))?;
         }
         Ok(())
     }
@@ -205,9 +223,6 @@ impl Layout {
     }
 
     fn push(&mut self, mapping: Mapping) -> Result<()> {
-        if mapping.range.is_empty() {
-            return Ok(());
-        }
         match self.mappings.last_mut() {
             Some(last) if last.joins(&mapping) => last.range.end = mapping.range.end,
             _ => {
@@ -389,7 +404,7 @@ mod tests {
         let mut layout = Layout::empty(Arena::reserve().unwrap());
         let everything = [PageRange::new(0, usize::MAX & !0xfff)];
         for line in lines {
-            layout.add(line, &everything, excluded).unwrap();
+            layout.add(line, &everything, excluded, &mut |_| Ok(())).unwrap();
         }
         layout
     }

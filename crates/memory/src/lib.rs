@@ -6,6 +6,8 @@ pub mod images;
 pub mod layout;
 pub mod pages;
 pub mod ranges;
+mod remap;
+pub mod space;
 pub mod tracker;
 
 pub use arena::{Arena, Heap, HeapVec};
