@@ -245,7 +245,7 @@ impl Space {
         self.watch.is_some()
     }
 
-    /// The store's file and other descriptors that must stay as they are.
+    /// The sizes of the process.
     pub fn statm(&self) -> &Statm {
         &self.statm
     }
@@ -708,7 +708,7 @@ impl Space {
             }
             let outcome = run
                 .addresses()
-                .try_for_each(|address| space.take_up_page(address, anonymous));
+                .try_for_each(|address| space.take_up_page(address, anonymous, readable));
             if !readable {
                 protect(run, mapping.access)?;
             }
@@ -720,8 +720,9 @@ impl Space {
         Ok(taken)
     }
 
-    fn take_up_page(&mut self, address: usize, anonymous: bool) -> Result<()> {
-        if self.holder.is_some() && !self.captured {
+    /// Gives the page at `address` its image. What the program may not read cannot be read from the holder either.
+    fn take_up_page(&mut self, address: usize, anonymous: bool, can_be_held: bool) -> Result<()> {
+        if can_be_held && self.holder.is_some() && !self.captured {
             return self.base.pages.set(address, Image::HELD, &mut self.images);
         }
         // SAFETY: the page is mapped and readable, and nobody writes to it while we work.

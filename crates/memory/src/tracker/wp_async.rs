@@ -13,8 +13,9 @@
 //! each report.
 //!
 //! A file's private mapping differs: when a protected page of it is dropped, the kernel *remembers* the protection, and
-//! the page seems clean though its contents went back to the file's. So where such a mapping has images, markers are
-//! never put, and anything that claims to be swapped out is taken as written if it has an image.
+//! the page seems clean though its contents went back to the file's. Until it is read again it claims to be swapped out,
+//! and from then on it is the file's own page. So where such a mapping has images, no markers are put for absent pages,
+//! and every page that is swapped out or the file's is taken as written if it has an image.
 //!
 //! # Holes
 //!
@@ -197,19 +198,19 @@ impl WpAsync {
     }
 
     fn scan_unmarked(&self, span: &Span, reference: Reference<'_>, written: &mut Ranges) -> Result<Scan> {
+        let telling = Categories::WRITTEN | Categories::SWAPPED | Categories::FILE;
         let query = Query {
             all_of: Categories::empty(),
-            none_of: Categories::FILE,
-            any_of: Categories::WRITTEN.union(Categories::SWAPPED),
-            report: Categories::WRITTEN.union(Categories::SWAPPED),
+            none_of: Categories::empty(),
+            any_of: telling,
+            report: telling,
         };
         self.scan(span.range, query, ScanFlags::CHECK_WP_ASYNC, |run| {
-            if run.categories().contains(Categories::SWAPPED)
-                || !run.categories().contains(Categories::WRITTEN)
-            {
-                push_with_images(run.range(), reference, written)
-            } else {
+            let is = |category| run.categories().contains(category);
+            if is(Categories::WRITTEN) && !is(Categories::FILE) {
                 written.push(run.range())
+            } else {
+                push_with_images(run.range(), reference, written)
             }
         })
     }
