@@ -687,7 +687,7 @@ impl Space {
         if anonymous && readable && range.pages() <= SHORT_RUN {
             range
                 .addresses()
-                .try_for_each(|address| self.take_up_page(address, anonymous))?;
+                .try_for_each(|address| self.take_up_page(address, anonymous, true))?;
             return Ok(range.pages());
         }
         let mut taken = 0;
