@@ -52,7 +52,7 @@ const ZEROED_RUN: usize = 256;
 const ZEROED_MOST: usize = 64 << 10;
 /// A process with more resident memory than this is forked at its first capture. `make bench B=rollback` (cases
 /// `first`) shows both sides.
-const FORK_ABOVE: usize = 256 << 20;
+const FORK_ABOVE: usize = 32 << 20;
 /// How often a layout that keeps changing under our eyes is read again.
 const PATIENCE: usize = 4;
 

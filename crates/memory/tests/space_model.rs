@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use orrery_memory::images::Visibility;
 use orrery_memory::space::{Config, First, SnapshotId, Space};
@@ -124,6 +126,8 @@ fn operation() -> impl Strategy<Value = Operation> {
 /// A stretch of address space, what is in it, and what should be.
 struct Playground {
     range: PageRange,
+    /// The range with guards on both sides.
+    reserved: PageRange,
     model: Model,
     file: OwnedFd,
     path: std::path::PathBuf,
@@ -134,15 +138,22 @@ const FILE_PAGES: usize = PAGES + 64;
 
 impl Playground {
     fn new() -> Self {
-        // Three aligned page tables with a guard on either side, which keeps the kernel from joining neighbours.
+        // Three aligned page tables with a guard on either side, which keeps the kernel from joining neighbours. Far from
+        // where the kernel puts mappings of its own choice, so that nobody else moves into a hole.
+        static NEXT: AtomicUsize = AtomicUsize::new(0x1000_0000_0000);
         let size = (PAGES + 1024) * PAGE;
-        // SAFETY: a fresh mapping.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, ProtFlags::empty(), MapFlags::PRIVATE)
-                .unwrap()
-                .addr()
-        };
-        let start = (start + PAGE).next_multiple_of(512 * PAGE);
+        let base = NEXT.fetch_add(64 << 20, Ordering::Relaxed);
+        // SAFETY: a mapping where there is none.
+        unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::with_exposed_provenance_mut(base),
+                size,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE,
+            )
+            .unwrap();
+        }
+        let start = (base + PAGE).next_multiple_of(512 * PAGE);
         let path = std::env::temp_dir().join(format!("orrery-space-{}-{start:x}", std::process::id()));
         let contents: Vec<u8> = (0..FILE_PAGES * PAGE)
             .map(|at| (at / PAGE % 251 + 1) as u8)
@@ -151,6 +162,7 @@ impl Playground {
         let file = std::fs::File::open(&path).unwrap().into();
         let mut new = Self {
             range: PageRange::new(start, start + PAGES * PAGE),
+            reserved: PageRange::new(base, base + size),
             model: Model::new(),
             file,
             path,
@@ -288,16 +300,20 @@ impl Playground {
             }
             Operation::Drop { page, pages } => {
                 let pages = fit(page, pages);
-                if self.all(page, pages, |_| true) {
-                    // SAFETY: the playground is ours. Locked memory refuses.
-                    let dropped = unsafe {
-                        rustix::mm::madvise(self.pointer(page), pages * PAGE, Advice::LinuxDontNeed).is_ok()
-                    };
-                    if dropped {
-                        for at in page..page + pages {
-                            let cell = self.model.get_mut(&at).unwrap();
-                            cell.bytes = cell.untouched.clone();
-                        }
+                let all = self.all(page, pages, |_| true);
+                // SAFETY: the playground is ours.
+                let whole = all
+                    && unsafe {
+                        rustix::mm::madvise(self.pointer(page), pages * PAGE, Advice::LinuxDontNeed)
+                    }
+                    .is_ok();
+                for at in (page..page + pages).filter(|_| all) {
+                    // Locked memory refuses, and then it is unknown which of the others were dropped.
+                    // SAFETY: as above.
+                    let one = unsafe { rustix::mm::madvise(self.pointer(at), PAGE, Advice::LinuxDontNeed) };
+                    if whole || one.is_ok() {
+                        let cell = self.model.get_mut(&at).unwrap();
+                        cell.bytes = cell.untouched.clone();
                     }
                 }
             }
@@ -411,7 +427,11 @@ impl Playground {
 
 impl Drop for Playground {
     fn drop(&mut self) {
-        self.unmap(0, PAGES);
+        // SAFETY: the playground and its guards are ours.
+        unsafe {
+            let base = std::ptr::with_exposed_provenance_mut(self.reserved.start);
+            rustix::mm::munmap(base, self.reserved.len()).unwrap();
+        }
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -438,13 +458,29 @@ fn tracker(arena: &'static Arena, kind: Kind) -> Option<AnyTracker> {
     }
 }
 
+/// Gives an arena back to the kernel, even from a test that failed.
+struct Returned(&'static Arena);
+
+impl Drop for Returned {
+    fn drop(&mut self) {
+        let range = self.0.range();
+        // SAFETY: it is dropped last, when nothing uses the arena any more.
+        unsafe { rustix::mm::munmap(std::ptr::with_exposed_provenance_mut(range.start), range.len()) }
+            .unwrap();
+    }
+}
+
 fn run(
     kind: Kind,
     visibility: Visibility,
     first: First,
     operations: &[Operation],
 ) -> Result<(), TestCaseError> {
+    // The table of mappings can be read in one piece only while no other thread changes it.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let arena = Arena::reserve().unwrap();
+    let _returned = Returned(arena);
     let Some(tracker) = tracker(arena, kind) else {
         return Ok(());
     };
@@ -498,15 +534,6 @@ fn run(
         }
     }
     playground.check()?;
-    drop(space);
-    // SAFETY: nothing uses the arena any more.
-    unsafe {
-        rustix::mm::munmap(
-            std::ptr::with_exposed_provenance_mut(arena.range().start),
-            arena.range().len(),
-        )
-    }
-    .unwrap();
     Ok(())
 }
 

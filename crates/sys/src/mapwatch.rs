@@ -3,7 +3,7 @@
 //! A software event that counts nothing still records every `mmap`, `mprotect`, `brk`, stack extension, fork and thread
 //! creation of the task that opened it into a ring shared with the kernel. As long as the ring's head stands still, none
 //! of those happened. It does not see `munmap` and `mremap`, which its user must catch by other means
-//! ([`crate::process::mapped_pages`] and a scan for unregistered mappings), nor what other threads do. It costs each
+//! ([`crate::process::Sizes::mapped`] and a scan for unregistered mappings), nor what other threads do. It costs each
 //! recorded call about 0.3 us.
 
 use core::ffi::c_void;

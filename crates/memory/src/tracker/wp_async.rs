@@ -112,10 +112,14 @@ impl WpAsync {
             cause,
         };
         let window = self.arena.stack(2 * CHUNK)?;
+        let page = PageRange::new(window.end - PAGE, window.end);
+        // Somewhere in there a whole page table's worth of memory is not populated.
+        let hole = PageRange::new(window.start, window.start + CHUNK);
         let tried = self
-            .try_on(PageRange::new(window.end - PAGE, window.end))
+            .uffd
+            .register(window)
+            .and_then(|()| self.try_on(page))
             .and_then(|()| {
-                let hole = PageRange::new(window.start, window.start + CHUNK);
                 self.pagemap
                     .scan(hole, Query::WRITTEN, ScanFlags::empty(), &mut [Run::default()])
             });
@@ -132,8 +136,6 @@ impl WpAsync {
                 .scan(page, Query::WRITTEN, ScanFlags::CHECK_WP_ASYNC, &mut runs)
         };
         let byte = core::ptr::with_exposed_provenance_mut::<u8>(page.start);
-        self.uffd
-            .register(PageRange::new(page.start & !(PAGE - 1), page.end))?;
         // SAFETY: the page is the probe's own.
         unsafe { byte.write_volatile(1) };
         self.pagemap
