@@ -17,7 +17,7 @@ use super::child::{self, During, Note, exit, expect};
 use super::tools::{clone3, read_file};
 use super::{Family, Group, Probe, Row, State, System};
 
-const LIMITED: &[System] = &[System::LwcRollback, System::Orbit, System::LwcContexts];
+const LIMITED: &[System] = &[System::Orbit, System::LwcContexts];
 const ENOUGH_MEMORY: &str = "67108864";
 const PARENTS: &str = "(the parent's)";
 
@@ -48,7 +48,7 @@ pub(super) const FAMILY: Family = Family {
             "cgroup_v2_memory",
             LIMITED,
             "bounds a domain's memory",
-            "version 1's controller, else RLIMIT_AS and RLIMIT_DATA per process",
+            "version 1's controller, else RLIMIT_DATA per process",
             |limit| version_2(Some("memory"), &[("memory.max", ENOUGH_MEMORY)], limit)
         ),
         controller!(
@@ -90,7 +90,7 @@ pub(super) const FAMILY: Family = Family {
             "cgroup_v1_memory",
             LIMITED,
             "bounds a domain's memory where version 2 cannot",
-            "RLIMIT_AS and RLIMIT_DATA per process",
+            "RLIMIT_DATA per process",
             |limit| version_1("memory", &[("memory.limit_in_bytes", ENOUGH_MEMORY)], limit)
         ),
         controller!(
@@ -177,7 +177,7 @@ fn try_group(own: &Path, name: &str, settings: &[Setting], limit: Duration) -> R
             .map(drop)
     });
     if moved.is_available() {
-        Ok(State::available(format!("below {}", own.display())))
+        Ok(State::available(format!("in {}", own.display())))
     } else {
         Err(moved)
     }

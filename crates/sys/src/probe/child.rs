@@ -183,6 +183,7 @@ fn live(writer: &OwnedFd, probe: impl FnOnce(&mut Note) -> Verdict) -> ! {
 fn settle() {
     let _ = process::setpgid(None, None);
     let _ = process::set_parent_process_death_signal(Some(Signal::KILL));
+    // What is ignored stays ignored over a fork, and who ignores SIGCHLD cannot wait for a partner.
     for signal in [
         libc::SIGSEGV,
         libc::SIGBUS,
@@ -191,6 +192,7 @@ fn settle() {
         libc::SIGSYS,
         libc::SIGTRAP,
         libc::SIGPIPE,
+        libc::SIGCHLD,
     ] {
         // SAFETY: the default action needs no handler to be valid; signal(2) is async-signal-safe.
         unsafe { libc::signal(signal, libc::SIG_DFL) };

@@ -20,7 +20,7 @@ pub(super) const FAMILY: Family = Family {
     rows: &[
         Row {
             name: "procmap_query",
-            systems: &[System::LwcRollback, System::Orc, System::Hijack],
+            systems: &[System::Orc, System::Hijack],
             purpose: "tells the mapping at an address without reading all of /proc/self/maps",
             fallback: "the text of /proc/self/maps is read and parsed",
             probe: Probe::Child(procmap_query_probe),
@@ -28,8 +28,8 @@ pub(super) const FAMILY: Family = Family {
         Row {
             name: "perf_mmap_records",
             systems: &[System::LwcRollback],
-            purpose: "tells without a system call that mappings were made or re-protected since last asked",
-            fallback: "the list of mappings is read and compared at every rollback",
+            purpose: "tells without a system call whether mappings were made or re-protected since last asked",
+            fallback: "/proc/self/maps is read and compared at every rollback (0.4 us a line)",
             probe: Probe::Child(perf_mmap_records),
         },
     ],

@@ -11,10 +11,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Access, CWD, Mode, OFlags, access, openat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 use syscalls::{Sysno, syscall};
 
 use super::child::{During, Note, Verdict, expect};
+use super::namespaces::enter_own_network;
 use super::tools::owned;
 use super::{Family, Group, Probe, Row, State, System};
 
@@ -140,19 +140,13 @@ fn kvm(note: &mut Note) -> Verdict {
     Ok(())
 }
 
-/// Moves to a network of our own, where interfaces can be made that nobody sees; without one, the probe's request is
-/// answered by the rules of the network we are in, and its interface is gone a moment later.
-fn leave_the_network() {
-    // SAFETY: the child has no other thread, and no descriptor tables are shared.
-    let left = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-    // SAFETY: as above.
-    let _ = left.or_else(|_| unsafe { unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNET) });
-}
-
-fn tun(_: &mut Note) -> Verdict {
+fn tun(note: &mut Note) -> Verdict {
     const IFF_TAP: libc::c_short = 2;
     const IFF_NO_PI: libc::c_short = 0x1000;
-    leave_the_network();
+    if enter_own_network(note).is_err() {
+        // The interface goes with its descriptor, so it may just as well be tried where we are.
+        note.say(format_args!("in this network"));
+    }
     let device = openat(
         CWD,
         c"/dev/net/tun",
@@ -168,10 +162,10 @@ fn tun(_: &mut Note) -> Verdict {
     expect(request.ifr_name[0] != 0, "the new interface has no name")
 }
 
-fn bridge(_: &mut Note) -> Verdict {
+fn bridge(note: &mut Note) -> Verdict {
     const SIOCBRADDBR: u32 = 0x89a0;
     const SIOCBRDELBR: u32 = 0x89a1;
-    leave_the_network();
+    enter_own_network(note)?;
     let socket =
         socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).during("socket")?;
     let name: &[u8; libc::IFNAMSIZ] = b"orreryprobe\0\0\0\0\0";

@@ -63,9 +63,9 @@ pub(super) const FAMILY: Family = Family {
         },
         Row {
             name: "process_madvise",
-            systems: &[System::LwcRollback, System::Orbit],
-            purpose: "drops or ages many ranges in one call, one's own or a domain's",
-            fallback: "one madvise(2) per range; an idle domain's memory is left to the kernel",
+            systems: &[System::Orbit],
+            purpose: "ages the memory of an idle domain from outside, many ranges in one call",
+            fallback: "an idle domain's memory is left to the kernel",
             probe: Probe::Child(process_madvise),
         },
         Row {

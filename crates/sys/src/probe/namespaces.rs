@@ -9,9 +9,9 @@ use rustix::process::{Uid, geteuid, getpid, getuid};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use syscalls::{Sysno, syscall};
 
-use super::child::{During, Note, Trouble, Verdict, expect};
+use super::child::{During, Note, Verdict, expect};
 use super::text::Text;
-use super::tools::{Partner, write_file};
+use super::tools::{Partner, read_file, write_file};
 use super::{Family, Group, Probe, Row, System};
 
 pub(super) const FAMILY: Family = Family {
@@ -55,17 +55,22 @@ pub(super) const FAMILY: Family = Family {
     ],
 };
 
-/// Enters a new namespace, from inside a new user namespace if that is what it takes.
-fn enter(flag: UnshareFlags, note: &mut Note) -> Result<(), Errno> {
+/// Enters a new namespace, from inside a new user namespace if that is what it takes, and makes sure by its `link` that
+/// it is a new one: a filter may answer "done" without doing it, and what follows must not happen outside.
+fn enter(flag: UnshareFlags, link: &CStr, note: &mut Note) -> Verdict {
+    let before = number_of(link);
     // SAFETY: the child has no other thread, and these namespaces share no descriptor table that code relies on.
     match unsafe { unshare_unsafe(flag) } {
         Err(Errno::PERM) => {
-            enter_user_namespace(flag)?;
+            enter_user_namespace(flag).during("unshare, also with CLONE_NEWUSER")?;
             note.say(format_args!("inside a user namespace"));
-            Ok(())
         }
-        other => other,
+        other => other.during("unshare")?,
     }
+    expect(
+        before.is_some() && number_of(link) != before,
+        "unshare leaves the old namespace in place",
+    )
 }
 
 /// Enters a new user namespace, along with others, as its root.
@@ -78,13 +83,23 @@ fn enter_user_namespace(others: UnshareFlags) -> Result<(), Errno> {
     write_file(c"/proc/self/uid_map", map.bytes())
 }
 
+/// Which namespace a link under `/proc/self/ns` stands for. One for children that has none yet has no number.
+fn number_of(link: &CStr) -> Option<u64> {
+    stat(link).map(|found| found.st_ino).ok()
+}
+
+/// Moves the calling child to a network of its own, where it may make interfaces that nobody else sees.
+pub(super) fn enter_own_network(note: &mut Note) -> Verdict {
+    enter(UnshareFlags::NEWNET, c"/proc/self/ns/net", note)
+}
+
 fn user_namespace(_: &mut Note) -> Verdict {
     enter_user_namespace(UnshareFlags::empty()).during("unshare(CLONE_NEWUSER)")?;
     expect(geteuid() == Uid::ROOT, "the caller is not root inside")
 }
 
 fn pid_namespace(note: &mut Note) -> Verdict {
-    enter(UnshareFlags::NEWPID, note).during("unshare(CLONE_NEWPID)")?;
+    enter(UnshareFlags::NEWPID, c"/proc/self/ns/pid_for_children", note)?;
     // SAFETY: getpid is async-signal-safe.
     let mut first = unsafe { Partner::start(|| getpid().as_raw_nonzero().get()) }.during("fork")?;
     expect(
@@ -94,7 +109,7 @@ fn pid_namespace(note: &mut Note) -> Verdict {
 }
 
 fn mount_namespace(note: &mut Note) -> Verdict {
-    enter(UnshareFlags::NEWNS, note).during("unshare(CLONE_NEWNS)")?;
+    enter(UnshareFlags::NEWNS, c"/proc/self/ns/mnt", note)?;
     let (root, none, tmpfs) = (c"/".as_ptr(), c"none".as_ptr(), c"tmpfs".as_ptr());
     // SAFETY: inside the new namespace; the strings end in NUL.
     unsafe { syscall!(Sysno::mount, none, root, 0, libc::MS_REC | libc::MS_PRIVATE, 0) }
@@ -108,17 +123,16 @@ fn mount_namespace(note: &mut Note) -> Verdict {
 }
 
 fn net_namespace(note: &mut Note) -> Verdict {
-    let before = inode_of(c"/proc/self/ns/net")?;
-    enter(UnshareFlags::NEWNET, note).during("unshare(CLONE_NEWNET)")?;
-    expect(
-        inode_of(c"/proc/self/ns/net")? != before,
-        "it is the old namespace",
-    )
+    enter_own_network(note)?;
+    let mut text = [0; 2048];
+    let text = read_file(c"/proc/self/net/dev", &mut text).during("read /proc/self/net/dev")?;
+    let interfaces = text.iter().filter(|&&byte| byte == b':').count();
+    expect(interfaces <= 1, "interfaces from outside are seen inside")
 }
 
 fn time_namespace(note: &mut Note) -> Verdict {
     let flag = UnshareFlags::from_bits_retain(libc::CLONE_NEWTIME.unsigned_abs());
-    enter(flag, note).during("unshare(CLONE_NEWTIME)")?;
+    enter(flag, c"/proc/self/ns/time_for_children", note)?;
     write_file(c"/proc/self/timens_offsets", b"monotonic 1000000 0")
         .during("write /proc/self/timens_offsets")?;
     let clock = || rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec;
@@ -131,8 +145,4 @@ fn time_namespace(note: &mut Note) -> Verdict {
         inside.exit_status().during("waitpid")? == Some(1),
         "the clock inside is not shifted",
     )
-}
-
-fn inode_of(path: &CStr) -> Result<u64, Trouble> {
-    stat(path).map(|found| found.st_ino).during("stat of a namespace")
 }
