@@ -507,3 +507,41 @@ fn a_reader_that_leaves_is_no_error() {
         (Some(0), None, "")
     );
 }
+
+/// The doctor with a `PATH` that holds one program, a script of this text.
+fn with_program(name: &str, script: &str) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join(name);
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = doctor();
+    command.env("PATH", folder.path());
+    report(command)
+}
+
+#[test]
+fn programs_are_tried_and_not_trusted() {
+    let name = format!("qemu-system-{}", std::env::consts::ARCH);
+    let works = with_program(
+        &name,
+        "#!/bin/sh\necho \"QEMU emulator version 7.2.1 ($1)\"\necho more\n",
+    );
+    let row = rows(&works)["qemu"];
+    assert_eq!(
+        (&row["state"], &row["detail"]),
+        (
+            &"available".into(),
+            &"QEMU emulator version 7.2.1 (--version)".into()
+        )
+    );
+    assert!(mechanism(&works, "orthros", "kernels run in").starts_with("QEMU"));
+    for broken in [
+        "#!/bin/sh\nexit 0\n",
+        "#!/bin/sh\nexec /bin/sleep 5\n",
+        "#!/no/such/interpreter\n",
+    ] {
+        let report = with_program(&name, broken);
+        assert_eq!(rows(&report)["qemu"]["state"], "missing", "{broken}");
+        assert!(mechanism(&report, "orthros", "kernels run in").starts_with("none"));
+    }
+}
