@@ -16,6 +16,7 @@ pub mod keeper;
 pub mod maps;
 pub mod mapwatch;
 pub mod pagemap;
+pub mod probe;
 pub mod process;
 pub mod signals;
 pub mod timers;
