@@ -44,6 +44,7 @@ pub mod machine;
 pub mod promise;
 pub mod record;
 pub mod rival;
+pub mod script;
 pub mod stats;
 
 pub use contender::{Contender, Sample, Skipped, batched, single};

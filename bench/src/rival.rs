@@ -1,12 +1,16 @@
 //! What a user would pick instead.
 
+mod cold_python;
 mod dontneed;
 mod fork;
 mod fork_server;
+mod python_fork_server;
 
+pub use cold_python::{ColdPython, PYTHON};
 pub use dontneed::DontNeed;
 pub use fork::ForkExitWait;
 pub use fork_server::ForkServer;
+pub use python_fork_server::PythonForkServer;
 
 #[cfg(test)]
 mod tests {
