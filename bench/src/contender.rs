@@ -8,7 +8,8 @@ use anyhow::Result;
 /// What came out of timing a contender for a number of operations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// How many operations were timed.
+    /// How many operations were timed. More than were asked for, where each consists of many like ones and the number
+    /// that matters is that of one.
     pub iterations: u32,
     /// What they took together.
     pub elapsed: Duration,

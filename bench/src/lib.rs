@@ -41,6 +41,7 @@ mod worker;
 
 pub mod footprint;
 pub mod machine;
+pub mod ours;
 pub mod promise;
 pub mod record;
 pub mod rival;

@@ -1,12 +1,14 @@
 //! What a user would pick instead.
 
 mod cold_python;
+mod copy_on_write;
 mod dontneed;
 mod fork;
 mod fork_server;
 mod python_fork_server;
 
 pub use cold_python::{ColdPython, PYTHON};
+pub use copy_on_write::CopyOnWrite;
 pub use dontneed::DontNeed;
 pub use fork::ForkExitWait;
 pub use fork_server::ForkServer;
