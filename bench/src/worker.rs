@@ -2,8 +2,8 @@
 //!
 //! What a contender has done to its process (grown it, registered memory, cut huge pages up) would colour the
 //! next one's numbers. So a benchmark may start itself again as a [`Worker`]: the copy builds one footprint,
-//! then measures on request. Requests are lines of `iterations work`; answers are `ready`, `ok NANOSECONDS
-//! [LATENCY ...]`, `skipped REASON` or `failed REASON`. The worker ends when its standard input does.
+//! then measures on request. Requests are lines of `ITERATIONS WORK`; answers are `ready`, `ok OPERATIONS
+//! NANOSECONDS [LATENCY ...]`, `skipped REASON` or `failed REASON`. The worker ends when its standard input does.
 
 use std::env;
 use std::fmt::Write as _;
@@ -103,14 +103,14 @@ impl Contender for Worker {
         if words.next() != Some("ok") {
             bail!("the worker answered {answer:?} where \"ok\" and times were due");
         }
-        let mut times = words.map(|word| word.parse().map(Duration::from_nanos));
-        let elapsed = times
+        let strange = || format!("the worker answered {answer:?} where numbers were due");
+        let iterations = words
             .next()
-            .with_context(|| format!("the worker's answer {answer:?} has no time"))?
-            .with_context(|| format!("the worker's answer {answer:?} has a time that is no number"))?;
-        let latencies = times
-            .collect::<Result<_, _>>()
-            .context("the worker's latencies are not numbers")?;
+            .and_then(|word| word.parse().ok())
+            .with_context(strange)?;
+        let mut times = words.map(|word| word.parse().map(Duration::from_nanos).with_context(strange));
+        let elapsed = times.next().with_context(strange)??;
+        let latencies = times.collect::<Result<_>>()?;
         Ok(Sample {
             iterations,
             elapsed,
@@ -163,7 +163,7 @@ fn answer_requests(
             .context("a request has no number of iterations")?;
         let answer = match contender.measure(work, iterations) {
             Ok(sample) => {
-                let mut line = format!("ok {}", sample.elapsed.as_nanos());
+                let mut line = format!("ok {} {}", sample.iterations, sample.elapsed.as_nanos());
                 for latency in sample.latencies {
                     write!(line, " {}", latency.as_nanos())?;
                 }
@@ -215,8 +215,8 @@ mod tests {
         assert_eq!(lines[0], "ready");
         assert_eq!(
             lines[1].split(' ').count(),
-            4,
-            "ok, the sum and two latencies: {}",
+            5,
+            "ok, how many, the sum and two latencies: {}",
             lines[1]
         );
         assert_eq!(lines[2..], ["failed two; lines", "skipped no such facility"]);
@@ -232,11 +232,11 @@ mod tests {
 
     #[test]
     fn times_arrive() {
-        let mut worker = shell("echo ready; read request; echo ok 30 10 20; read end").unwrap();
+        let mut worker = shell("echo ready; read request; echo ok 1000 30 10 20; read end").unwrap();
         let sample = worker.measure("anything", 2).unwrap();
         let nanos = Duration::from_nanos;
         let expected = Sample {
-            iterations: 2,
+            iterations: 1000,
             elapsed: nanos(30),
             latencies: vec![nanos(10), nanos(20)],
         };

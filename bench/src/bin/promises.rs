@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Parser;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
@@ -72,10 +72,11 @@ fn fresh_records(bench: &str) -> Result<Vec<Record>> {
     let folder = machine::program_folder()?;
     let program = folder.join(bench);
     if !program.is_file() {
-        bail!(
+        println!(
             "there is no benchmark {bench:?}: {} is missing",
             program.display()
         );
+        return Ok(Vec::new());
     }
     let path = machine::record_file(bench)?;
     // Benchmarks of whole programs measure the `orrery` command beside them.
@@ -112,7 +113,8 @@ fn table(promises: &[Promise], verdicts: &[Verdict]) -> Table {
             Verdict::Broken(value) => (amount(*value, &promise.unit), "BROKEN".to_owned()),
             Verdict::Unmeasured(reason) => (String::new(), format!("unmeasured: {reason}")),
         };
-        let bound = format!("{} {}", promise.comparison, amount(promise.bound, &promise.unit));
+        let space = if promise.unit == "x" { "" } else { " " };
+        let bound = format!("{} {}{space}{}", promise.comparison, promise.bound, promise.unit);
         table.add_row([&promise.promise, &promise.bench, &bound, &measured, &word]);
     }
     table

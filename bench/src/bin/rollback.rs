@@ -192,7 +192,8 @@ fn main() -> Result<ExitCode> {
             backing,
             pin,
         };
-        bench.group(tracked_pages(field)?);
+        bench.group(first_writes(field)?);
+        bench.group(restored_pages(field)?);
         bench.group(clean_scans(field)?);
     }
     for bytes in FOOTPRINTS {
@@ -237,16 +238,18 @@ fn is_quick(bytes: usize, backing: Backing, work: Work) -> bool {
     }
 }
 
-/// What one page costs under a tracker: its first write, and putting it back among 1,000 others.
-fn tracked_pages(field: Field) -> Result<Group> {
-    let name = format!("tracker/{}", field.backing);
+/// What the first write to a page costs under a tracker, and after a fork.
+fn first_writes(field: Field) -> Result<Group> {
+    let name = format!("tracker/{}/first write to a page", field.backing);
     let group = field.group(&name, Tracked(Choice::WpAsync), &[Tracked(Choice::Compare), Cow])?;
-    let case = |work: &str, what: &str| {
-        Case::new(work).quantity(format!("{name}/{what}"), Quantity::Mean(Unit::Nanoseconds))
-    };
-    Ok(group
-        .case(case("fault", "first write to a page"))
-        .case(case("restore", "page of 1000 restored")))
+    Ok(group.case(Case::new("fault").quantity(&name, Quantity::Mean(Unit::Nanoseconds))))
+}
+
+/// What it costs to put back one page of a thousand.
+fn restored_pages(field: Field) -> Result<Group> {
+    let name = format!("tracker/{}/page of 1000 restored", field.backing);
+    let group = field.group(&name, Tracked(Choice::WpAsync), &[Tracked(Choice::Compare)])?;
+    Ok(group.case(Case::new("restore").quantity(&name, Quantity::Mean(Unit::Nanoseconds))))
 }
 
 /// What asking a tracker costs where nothing was written.
