@@ -1,8 +1,10 @@
 //! The client of `bench/rivals/forkserver.py`.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -10,7 +12,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use serde_json::json;
 use tempfile::TempDir;
 
 use super::PYTHON;
@@ -69,10 +70,14 @@ impl PythonForkServer {
 
 impl Runner for PythonForkServer {
     fn run(&mut self, script: &Script, streams: Streams<'_>) -> Result<i32> {
-        let arguments = script.arguments.iter().map(|argument| argument.to_str());
-        let argv: Option<Vec<_>> = [script.path.to_str()].into_iter().chain(arguments).collect();
-        let argv = argv.context("the fork server takes only UTF-8")?;
-        let request = json!({ "argv": argv, "cwd": script.directory }).to_string();
+        let mut request = script.directory.as_os_str().as_bytes().to_vec();
+        for word in [script.path.as_os_str()]
+            .into_iter()
+            .chain(script.arguments.iter().map(OsString::as_os_str))
+        {
+            request.push(0);
+            request.extend_from_slice(word.as_bytes());
+        }
         let length = u32::try_from(request.len())
             .context("a request too long")?
             .to_le_bytes();
@@ -96,7 +101,7 @@ impl Runner for PythonForkServer {
         .context("sending descriptors to the fork server")?;
         ensure!(sent == length.len(), "the fork server took only {sent} bytes");
         connection
-            .write_all(request.as_bytes())
+            .write_all(&request)
             .context("sending a request to the fork server")?;
         let mut status = [0; 4];
         connection
