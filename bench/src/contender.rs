@@ -36,11 +36,7 @@ pub fn batched(mut operation: impl FnMut(&str) -> Result<()>) -> impl Contender 
         for _ in 0..iterations {
             operation(work)?;
         }
-        Ok(Sample {
-            iterations,
-            elapsed: start.elapsed(),
-            latencies: Vec::new(),
-        })
+        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
     })
 }
 
@@ -54,11 +50,7 @@ pub fn single(mut operation: impl FnMut(&str) -> Result<()>) -> impl Contender {
             operation(work)?;
             latencies.push(begin.elapsed());
         }
-        Ok(Sample {
-            iterations,
-            elapsed: start.elapsed(),
-            latencies,
-        })
+        Ok(Sample { iterations, elapsed: start.elapsed(), latencies })
     })
 }
 

@@ -54,10 +54,7 @@ impl<'a> Field<'a> {
         reversed: bool,
         absences: &mut Absences,
     ) -> Self {
-        let mut field = Self {
-            group,
-            seats: lineup.iter().map(|entry| Seat::new(&entry.name)).collect(),
-        };
+        let mut field = Self { group, seats: lineup.iter().map(|entry| Seat::new(&entry.name)).collect() };
         let mut starting: Vec<_> = field.seats.iter_mut().zip(lineup).collect();
         if reversed {
             starting.reverse();
@@ -73,9 +70,7 @@ impl<'a> Field<'a> {
 
     /// Whether a contender of this name was started.
     pub(crate) fn has_started(&self, name: &str) -> bool {
-        self.seats
-            .iter()
-            .any(|seat| seat.name == name && seat.contender.is_some())
+        self.seats.iter().any(|seat| seat.name == name && seat.contender.is_some())
     }
 
     /// Measures one case in about `time`. Gives for each of its quantities and each rival that took part the
@@ -91,8 +86,7 @@ impl<'a> Field<'a> {
         let slots = WANTED_ROUNDS * u32::try_from(self.seats.len()).unwrap_or(u32::MAX).max(1);
         let slice = (time / slots).clamp(SHORTEST_SLICE, LONGEST_SLICE);
         for seat in &mut self.seats {
-            seat.settle(&case.work, slice)
-                .unwrap_or_else(|error| seat.excuse(&what, &error, absences));
+            seat.settle(&case.work, slice).unwrap_or_else(|error| seat.excuse(&what, &error, absences));
         }
         for round in 0..MOST_ROUNDS {
             if self.decided() || (round >= FEWEST_ROUNDS && Instant::now() >= end) {
@@ -100,14 +94,10 @@ impl<'a> Field<'a> {
             }
             for place in order(round, self.seats.len()) {
                 let seat = &mut self.seats[place];
-                seat.play(&case.work)
-                    .unwrap_or_else(|error| seat.excuse(&what, &error, absences));
+                seat.play(&case.work).unwrap_or_else(|error| seat.excuse(&what, &error, absences));
             }
         }
-        case.quantities
-            .iter()
-            .map(|(_, quantity)| self.compare(*quantity))
-            .collect()
+        case.quantities.iter().map(|(_, quantity)| self.compare(*quantity)).collect()
     }
 
     /// Whether there is nothing left to compare: ours or all rivals are out.
@@ -132,13 +122,7 @@ impl<'a> Field<'a> {
 
 impl<'a> Seat<'a> {
     fn new(name: &'a str) -> Self {
-        Self {
-            name,
-            contender: None,
-            able: true,
-            iterations: 1,
-            samples: Vec::new(),
-        }
+        Self { name, contender: None, able: true, iterations: 1, samples: Vec::new() }
     }
 
     fn plays(&self) -> bool {
@@ -208,34 +192,17 @@ fn order(round: usize, count: usize) -> Vec<usize> {
 /// hold enough operations for the quantity.
 fn pairs(quantity: Quantity, ours: &[Sample], rival: &[Sample]) -> Vec<Pair> {
     let rounds = ours.len().min(rival.len());
-    let fewest = |samples: &[Sample]| {
-        samples
-            .iter()
-            .map(|sample| sample.iterations)
-            .min()
-            .unwrap_or(0)
-            .max(1)
-    };
+    let fewest =
+        |samples: &[Sample]| samples.iter().map(|sample| sample.iterations).min().unwrap_or(0).max(1);
     let per_round = usize::try_from(fewest(ours).min(fewest(rival))).unwrap_or(usize::MAX);
-    let block = quantity
-        .operations_needed()
-        .div_ceil(per_round)
-        .min(rounds)
-        .max(1);
+    let block = quantity.operations_needed().div_ceil(per_round).min(rounds).max(1);
     let blocks = rounds / block;
     (0..blocks)
         .map(|number| {
             let first = number * block;
             // Rounds that fill no further block belong to the last.
-            let last = if number + 1 == blocks {
-                rounds
-            } else {
-                first + block
-            };
-            (
-                quantity.of(ours[first..last].iter()),
-                quantity.of(rival[first..last].iter()),
-            )
+            let last = if number + 1 == blocks { rounds } else { first + block };
+            (quantity.of(ours[first..last].iter()), quantity.of(rival[first..last].iter()))
         })
         .collect()
 }
@@ -261,19 +228,10 @@ mod tests {
 
     impl Contender for Puppet {
         fn measure(&mut self, _: &str, iterations: u32) -> Result<Sample> {
-            let turn = self
-                .turns
-                .borrow()
-                .iter()
-                .filter(|name| **name == self.name)
-                .count();
+            let turn = self.turns.borrow().iter().filter(|name| **name == self.name).count();
             self.turns.borrow_mut().push(self.name);
             let each = (self.each)(turn)?;
-            Ok(Sample {
-                iterations,
-                elapsed: each * iterations,
-                latencies: Vec::new(),
-            })
+            Ok(Sample { iterations, elapsed: each * iterations, latencies: Vec::new() })
         }
     }
 
@@ -285,13 +243,7 @@ mod tests {
         let turns = Rc::new(RefCell::new(Vec::new()));
         let entry = |&(name, each): &(&'static str, fn(usize) -> Result<Duration>)| {
             let turns = Rc::clone(&turns);
-            Entry::new(name, move || {
-                Ok(Puppet {
-                    name,
-                    turns: Rc::clone(&turns),
-                    each,
-                })
-            })
+            Entry::new(name, move || Ok(Puppet { name, turns: Rc::clone(&turns), each }))
         };
         let entries: Vec<_> = puppets.iter().map(entry).collect();
         let mut absences = Absences::default();
@@ -300,19 +252,8 @@ mod tests {
         for work in cases {
             let case = Case::new(*work).quantity(*work, US);
             for compared in field.meet(&case, Duration::ZERO, &mut absences) {
-                let name = |rival| {
-                    puppets
-                        .iter()
-                        .map(|puppet| puppet.0)
-                        .find(|name| *name == rival)
-                        .unwrap()
-                };
-                found.push(
-                    compared
-                        .into_iter()
-                        .map(|(rival, pairs)| (name(rival), pairs))
-                        .collect(),
-                );
+                let name = |rival| puppets.iter().map(|puppet| puppet.0).find(|name| *name == rival).unwrap();
+                found.push(compared.into_iter().map(|(rival, pairs)| (name(rival), pairs)).collect());
             }
         }
         let turns = turns.borrow().clone();
@@ -330,27 +271,18 @@ mod tests {
             &["w"],
         );
         assert_eq!(turns, ["ours", "rival", "ours", "rival", "rival", "ours"]);
-        assert_eq!(
-            found,
-            [[("rival", vec![(10_000.0, 40_000.0), (20_000.0, 80_000.0)])]]
-        );
+        assert_eq!(found, [[("rival", vec![(10_000.0, 40_000.0), (20_000.0, 80_000.0)])]]);
     }
 
     #[test]
     fn every_seat_has_every_place_equally_often() {
-        assert_eq!(
-            [0, 1, 2, 3].map(|round| order(round, 2)),
-            [[0, 1], [1, 0], [1, 0], [0, 1]]
-        );
+        assert_eq!([0, 1, 2, 3].map(|round| order(round, 2)), [[0, 1], [1, 0], [1, 0], [0, 1]]);
         for count in 3..=4 {
             let rounds: Vec<_> = (0..2 * count).map(|round| order(round, count)).collect();
             for place in 0..count {
                 let mut seats: Vec<_> = rounds.iter().map(|order| order[place]).collect();
                 seats.sort_unstable();
-                assert!(
-                    seats.iter().enumerate().all(|(turn, &seat)| seat == turn / 2),
-                    "{rounds:?}"
-                );
+                assert!(seats.iter().enumerate().all(|(turn, &seat)| seat == turn / 2), "{rounds:?}");
             }
         }
         assert!(order(5, 0).is_empty());
@@ -373,13 +305,7 @@ mod tests {
         let (found, _, absences) = hold(
             &[
                 ("ours", |_| Ok(Duration::from_millis(5))),
-                ("fails", |turn| {
-                    if turn < 2 {
-                        Ok(Duration::from_millis(5))
-                    } else {
-                        bail!("broke")
-                    }
-                }),
+                ("fails", |turn| if turn < 2 { Ok(Duration::from_millis(5)) } else { bail!("broke") }),
                 ("skips", |turn| match turn {
                     0 => Err(Skipped("not this".into()).into()),
                     _ => Ok(Duration::from_millis(10)),
@@ -389,20 +315,14 @@ mod tests {
         );
         assert_eq!(found, [vec![], vec![("skips", vec![(5_000.0, 10_000.0); 2])]]);
         let said = format!("{absences:?}");
-        assert!(
-            said.contains("group, first, fails: broke") && !said.contains("second, fails"),
-            "{said}"
-        );
+        assert!(said.contains("group, first, fails: broke") && !said.contains("second, fails"), "{said}");
         assert!(said.contains("group, first, skips: not this"), "{said}");
     }
 
     #[test]
     fn without_ours_nothing_is_compared() {
         let (found, turns, absences) = hold(
-            &[
-                ("ours", |_| bail!("broke")),
-                ("rival", |_| Ok(Duration::from_millis(5))),
-            ],
+            &[("ours", |_| bail!("broke")), ("rival", |_| Ok(Duration::from_millis(5)))],
             &["first", "second"],
         );
         assert_eq!(found, [[], []]);
@@ -418,10 +338,7 @@ mod tests {
         let mut field = Field::start("group", &[&ours, &rival], true, &mut absences);
         let found = field.meet(&Case::new("w").quantity("w", US), Duration::ZERO, &mut absences);
         assert_eq!(found, [[]]);
-        assert!(
-            format!("{absences:?}").contains("group, rival: no memory"),
-            "{absences:?}"
-        );
+        assert!(format!("{absences:?}").contains("group, rival: no memory"), "{absences:?}");
     }
 
     #[test]

@@ -96,9 +96,7 @@ impl Footprint {
             bytes > 0 && bytes.is_multiple_of(HUGE_PAGE),
             "a footprint of {bytes} bytes is no multiple of 2 MiB"
         );
-        let roomy = bytes
-            .checked_add(HUGE_PAGE)
-            .context("a footprint larger than the address space")?;
+        let roomy = bytes.checked_add(HUGE_PAGE).context("a footprint larger than the address space")?;
         // SAFETY: a new mapping at a place of the kernel's choice touches no memory that anyone uses.
         let start = unsafe {
             mmap_anonymous(
@@ -111,21 +109,14 @@ impl Footprint {
         .with_context(|| format!("mapping {bytes} bytes"))?;
         let before = start.addr().next_multiple_of(HUGE_PAGE) - start.addr();
         let base = start.wrapping_byte_add(before);
-        for (edge, length) in [
-            (start, before),
-            (base.wrapping_byte_add(bytes), HUGE_PAGE - before),
-        ] {
+        for (edge, length) in [(start, before), (base.wrapping_byte_add(bytes), HUGE_PAGE - before)] {
             if length > 0 {
                 // SAFETY: these edges belong to the mapping just made; nothing refers to them.
                 unsafe { munmap(edge, length) }.context("trimming a mapping")?;
             }
         }
         let base = NonNull::new(base.cast()).context("mmap returned a null pointer")?;
-        Ok(Self {
-            base,
-            bytes,
-            generation: 0,
-        })
+        Ok(Self { base, bytes, generation: 0 })
     }
 
     fn map_over(&self, file: &OwnedFd, sharing: MapFlags) -> Result<()> {
@@ -183,10 +174,8 @@ impl Footprint {
             let setting = format!("/sys/kernel/mm/transparent_hugepage/{setting}");
             let chosen = fs::read_to_string(&setting).unwrap_or_else(|_| "absent".to_owned());
             let [huge, wanted] = [huge >> 20, wanted >> 20];
-            let reason = format!(
-                "{huge} MiB came as huge pages, not {wanted}; {setting}: {}",
-                chosen.trim_end()
-            );
+            let reason =
+                format!("{huge} MiB came as huge pages, not {wanted}; {setting}: {}", chosen.trim_end());
             return Err(Skipped(reason).into());
         }
         Ok(())
@@ -256,10 +245,7 @@ impl Footprint {
     /// one set of the processor's caches.
     fn slot(&self, page: usize) -> *mut u64 {
         assert!(page < self.pages());
-        self.base
-            .as_ptr()
-            .wrapping_add(page * PAGE + page % 64 * 64)
-            .cast()
+        self.base.as_ptr().wrapping_add(page * PAGE + page % 64 * 64).cast()
     }
 }
 
@@ -279,18 +265,14 @@ fn original(page: usize) -> u64 {
 /// Adds up `field` over the mapping that begins at `start` in the text of an smaps file.
 fn huge_bytes(smaps: &str, start: usize, field: &str) -> usize {
     let heading = format!("{start:x}-");
-    let Some(at) = smaps
-        .find(&format!("\n{heading}"))
-        .map(|at| at + 1)
-        .or(smaps.starts_with(&heading).then_some(0))
+    let Some(at) =
+        smaps.find(&format!("\n{heading}")).map(|at| at + 1).or(smaps.starts_with(&heading).then_some(0))
     else {
         return 0;
     };
     let entry = &smaps[at..];
     let end = entry.find("\nVmFlags:").unwrap_or(entry.len());
-    kibibytes(&entry[..end], field)
-        .and_then(|bytes| usize::try_from(bytes).ok())
-        .unwrap_or(0)
+    kibibytes(&entry[..end], field).and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -309,20 +291,13 @@ mod tests {
         for count in [0, 1, 100, 1024] {
             let before: Vec<_> = (0..footprint.pages()).map(|page| footprint.read(page)).collect();
             footprint.perform(dirty(count));
-            let changed = before
-                .iter()
-                .enumerate()
-                .filter(|&(page, &old)| footprint.read(page) != old)
-                .count();
+            let changed =
+                before.iter().enumerate().filter(|&(page, &old)| footprint.read(page) != old).count();
             assert_eq!(changed, usize::try_from(count).unwrap());
         }
         footprint.perform(dirty(3));
         assert!(
-            footprint
-                .check_pristine(dirty(3))
-                .unwrap_err()
-                .to_string()
-                .contains("page 0 was not restored")
+            footprint.check_pristine(dirty(3)).unwrap_err().to_string().contains("page 0 was not restored")
         );
     }
 

@@ -13,11 +13,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// # Errors
 /// Where this process may not run on `cpu`.
 pub fn pin(cpu: usize) -> Result<()> {
-    ensure!(
-        cpu < CpuSet::MAX_CPU,
-        "cannot pin to CPU {cpu}: CPUs are numbered below {}",
-        CpuSet::MAX_CPU
-    );
+    ensure!(cpu < CpuSet::MAX_CPU, "cannot pin to CPU {cpu}: CPUs are numbered below {}", CpuSet::MAX_CPU);
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set)
@@ -30,10 +26,7 @@ pub fn pin(cpu: usize) -> Result<()> {
 /// Where the kernel does not tell.
 pub fn last_cpu() -> Result<usize> {
     let allowed = sched_getaffinity(None).context("asking for the CPUs of this process")?;
-    (0..CpuSet::MAX_CPU)
-        .rev()
-        .find(|&cpu| allowed.is_set(cpu))
-        .context("this process may run on no CPU")
+    (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).context("this process may run on no CPU")
 }
 
 /// How many bytes can be allocated without swapping, as `MemAvailable` of /proc/meminfo estimates it
@@ -60,10 +53,7 @@ pub(crate) fn kibibytes(text: &str, name: &str) -> Option<u64> {
 /// Where this program's own file cannot be found.
 pub fn program_folder() -> Result<PathBuf> {
     let program = env::current_exe().context("finding this program's own file")?;
-    Ok(program
-        .parent()
-        .context("this program's file lies in no folder")?
-        .to_owned())
+    Ok(program.parent().context("this program's file lies in no folder")?.to_owned())
 }
 
 /// Where a benchmark's records lie: `target/bench/NAME.json`.
@@ -71,10 +61,8 @@ pub fn program_folder() -> Result<PathBuf> {
 /// # Errors
 /// As [`program_folder`].
 pub fn record_file(bench: &str) -> Result<PathBuf> {
-    let target = program_folder()?
-        .parent()
-        .context("this program lies outside of a target folder")?
-        .to_owned();
+    let target =
+        program_folder()?.parent().context("this program lies outside of a target folder")?.to_owned();
     Ok(target.join("bench").join(format!("{bench}.json")))
 }
 

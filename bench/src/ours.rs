@@ -27,14 +27,7 @@ fn range(footprint: &Footprint) -> PageRange {
 /// A space that looks after the footprint and nothing else, so that nothing of the harness is rolled back.
 fn space(footprint: &Footprint, arena: &'static Arena, config: Config<'_>) -> Result<Space> {
     let scope = [range(footprint)];
-    Space::new(
-        arena,
-        Config {
-            scope: Some(&scope),
-            ..config
-        },
-    )
-    .map_err(absent)
+    Space::new(arena, Config { scope: Some(&scope), ..config }).map_err(absent)
 }
 
 /// A tracker that this kernel does not allow is no failure.
@@ -76,9 +69,7 @@ mod tests {
             Err(error) => panic!("{error:#}"),
         };
         for work in works {
-            let sample = contender
-                .measure(work, 2)
-                .unwrap_or_else(|error| panic!("{work}: {error:#}"));
+            let sample = contender.measure(work, 2).unwrap_or_else(|error| panic!("{work}: {error:#}"));
             assert_eq!(sample.iterations, operations, "{work}");
             assert!(!sample.elapsed.is_zero(), "{work}");
         }
@@ -87,21 +78,13 @@ mod tests {
 
     #[test]
     fn restored_memory_comes_back() {
-        all_do(
-            RestoredMemory::new(footprint()),
-            &["0", "1", "1000", "10+1000"],
-            2,
-        );
+        all_do(RestoredMemory::new(footprint()), &["0", "1", "1000", "10+1000"], 2);
     }
 
     #[test]
     fn every_tracker_is_measured() {
         for choice in [Choice::WpAsync, Choice::Compare] {
-            all_do(
-                TrackedPages::new(footprint(), choice),
-                &["fault", "restore"],
-                2000,
-            );
+            all_do(TrackedPages::new(footprint(), choice), &["fault", "restore"], 2000);
             all_do(CleanScan::new(footprint(), choice), &["scan"], 2);
         }
     }

@@ -107,11 +107,7 @@ pub struct Case {
 impl Case {
     /// A case that contenders know as `work`; give it at least one [quantity](Self::quantity).
     pub fn new(work: impl Into<String>) -> Self {
-        Self {
-            work: work.into(),
-            quantities: Vec::new(),
-            quick: false,
-        }
+        Self { work: work.into(), quantities: Vec::new(), quick: false }
     }
 
     /// Also reads `quantity` from the samples, recorded under `name`.
@@ -147,11 +143,7 @@ impl Entry {
     ) -> Self {
         let start: Start =
             Box::new(move || start().map(|contender| Box::new(contender) as Box<dyn Contender>));
-        Self {
-            name: name.into(),
-            memory: 0,
-            start,
-        }
+        Self { name: name.into(), memory: 0, start }
     }
 
     /// Says how many bytes it will hold: contenders that do not fit into memory together run pair by pair.
@@ -173,12 +165,7 @@ pub struct Group {
 impl Group {
     /// A group in which `ours` is measured; `name` is for messages.
     pub fn new(name: impl Into<String>, ours: Entry) -> Self {
-        Self {
-            name: name.into(),
-            ours,
-            rivals: Vec::new(),
-            cases: Vec::new(),
-        }
+        Self { name: name.into(), ours, rivals: Vec::new(), cases: Vec::new() }
     }
 
     /// Adds a rival.
@@ -202,11 +189,7 @@ mod tests {
 
     fn sample(latencies: &[u64]) -> Sample {
         let latencies: Vec<_> = latencies.iter().map(|&us| Duration::from_micros(us)).collect();
-        Sample {
-            iterations: latencies.len().try_into().unwrap(),
-            elapsed: latencies.iter().sum(),
-            latencies,
-        }
+        Sample { iterations: latencies.len().try_into().unwrap(), elapsed: latencies.iter().sum(), latencies }
     }
 
     #[test]
@@ -223,10 +206,7 @@ mod tests {
     #[test]
     fn an_advantage_above_one_always_means_that_ours_is_better() {
         assert_eq!(Quantity::Mean(Unit::Microseconds).advantage(2.0, 8.0), 4.0);
-        assert_eq!(
-            Quantity::Percentile(99, Unit::Microseconds).advantage(2.0, 8.0),
-            4.0
-        );
+        assert_eq!(Quantity::Percentile(99, Unit::Microseconds).advantage(2.0, 8.0), 4.0);
         assert_eq!(Quantity::Rate.advantage(8.0, 2.0), 4.0);
     }
 

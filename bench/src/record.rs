@@ -87,17 +87,7 @@ mod tests {
         let value = serde_json::to_value(record()).unwrap();
         let mut names: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
         names.sort_unstable();
-        let documented = [
-            "bench",
-            "case",
-            "ours",
-            "ratio",
-            "rival",
-            "rival_name",
-            "runs",
-            "spread",
-            "unit",
-        ];
+        let documented = ["bench", "case", "ours", "ratio", "rival", "rival_name", "runs", "spread", "unit"];
         assert_eq!(names, documented);
     }
 

@@ -8,26 +8,19 @@ use crate::record::Record;
 /// Renders `records`, one row each, in their order.
 pub(crate) fn table(records: &[Record]) -> String {
     let mut table = Table::new();
-    table
-        .load_style(UTF8_FULL_CONDENSED)
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_header([
-            "case",
-            "unit",
-            "ours",
-            "rival",
-            "its value",
-            "ratio",
-            "spread",
-            "runs",
-        ]);
+    table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic).set_header([
+        "case",
+        "unit",
+        "ours",
+        "rival",
+        "its value",
+        "ratio",
+        "spread",
+        "runs",
+    ]);
     let mut previous = None;
     for record in records {
-        let case = if previous == Some(&record.case) {
-            ""
-        } else {
-            &record.case
-        };
+        let case = if previous == Some(&record.case) { "" } else { &record.case };
         previous = Some(&record.case);
         table.add_row([
             Cell::new(case),
@@ -65,10 +58,7 @@ mod tests {
 
     #[test]
     fn numbers_keep_three_digits() {
-        let written: Vec<_> = [1234.6, 99.94, 1.234, 0.0567, 0.0]
-            .into_iter()
-            .map(significant)
-            .collect();
+        let written: Vec<_> = [1234.6, 99.94, 1.234, 0.0567, 0.0].into_iter().map(significant).collect();
         assert_eq!(written, ["1235", "99.9", "1.23", "0.057", "0.000"]);
     }
 

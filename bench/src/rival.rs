@@ -33,9 +33,8 @@ mod tests {
         ];
         for (name, mut rival) in rivals {
             for work in ["0", "1", "1000", "10+1000"] {
-                let sample = rival
-                    .measure(work, 3)
-                    .unwrap_or_else(|error| panic!("{name}, {work}: {error:#}"));
+                let sample =
+                    rival.measure(work, 3).unwrap_or_else(|error| panic!("{name}, {work}: {error:#}"));
                 assert_eq!(sample.iterations, 3);
                 assert!(!sample.elapsed.is_zero(), "{name}");
             }

@@ -46,11 +46,7 @@ impl Absences {
 impl Bench {
     /// A benchmark without groups. `name` is that of its program and of its records' file.
     pub fn new(name: impl Into<String>, options: Options) -> Self {
-        Self {
-            name: name.into(),
-            options,
-            groups: Vec::new(),
-        }
+        Self { name: name.into(), options, groups: Vec::new() }
     }
 
     /// Adds a group.
@@ -72,18 +68,11 @@ impl Bench {
             });
         }
         self.groups.retain(|group| !group.cases.is_empty());
-        ensure!(
-            !self.groups.is_empty(),
-            "no case of benchmark {} is called so: {only:?}",
-            self.name
-        );
+        ensure!(!self.groups.is_empty(), "no case of benchmark {} is called so: {only:?}", self.name);
 
         let mut absences = Absences::default();
         let records = self.measure(Instant::now() + self.options.budget(), &mut absences)?;
-        println!(
-            "\n{}: each value is a median of so many runs; ratio above 1: ours is better",
-            self.name
-        );
+        println!("\n{}: each value is a median of so many runs; ratio above 1: ours is better", self.name);
         println!("{}", report::table(&records));
         for skipped in &absences.skipped {
             println!("SKIPPED {skipped}");
@@ -96,11 +85,7 @@ impl Bench {
             record::write(&path, &records)?;
             println!("records: {}", path.display());
         }
-        Ok(if absences.failed.is_empty() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        })
+        Ok(if absences.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
     fn measure(&self, deadline: Instant, absences: &mut Absences) -> Result<Vec<Record>> {
@@ -126,10 +111,7 @@ impl Bench {
 
     fn record(&self, case: &str, quantity: Quantity, rival: &str, pairs: &[Pair]) -> Record {
         let (ours, theirs): (Vec<_>, Vec<_>) = pairs.iter().copied().unzip();
-        let ratios: Vec<_> = pairs
-            .iter()
-            .map(|&(ours, rival)| quantity.advantage(ours, rival))
-            .collect();
+        let ratios: Vec<_> = pairs.iter().map(|&(ours, rival)| quantity.advantage(ours, rival)).collect();
         Record {
             bench: self.name.clone(),
             case: case.to_owned(),
@@ -155,14 +137,8 @@ mod tests {
         let bench = Bench::new("b", options);
         let pairs = [(10.0, 40.0), (30.0, 60.0), (20.0, 60.0)];
         let time = bench.record("c", Quantity::Mean(Unit::Microseconds), "r", &pairs);
-        assert_eq!(
-            (time.bench.as_str(), time.case.as_str(), time.rival_name.as_str()),
-            ("b", "c", "r")
-        );
-        assert_eq!(
-            (time.ours, time.rival, time.ratio, time.spread, time.runs),
-            (20.0, 60.0, 3.0, 1.0, 3)
-        );
+        assert_eq!((time.bench.as_str(), time.case.as_str(), time.rival_name.as_str()), ("b", "c", "r"));
+        assert_eq!((time.ours, time.rival, time.ratio, time.spread, time.runs), (20.0, 60.0, 3.0, 1.0, 3));
         let rate = bench.record("c", Quantity::Rate, "r", &pairs[..1]);
         assert_eq!((rate.unit.as_str(), rate.ratio), ("1/s", 0.25));
     }

@@ -54,10 +54,7 @@ pub struct Outcome {
 pub fn run(runner: &mut dyn Runner, script: &Script) -> Result<Outcome> {
     let mut desk = Desk::new(script)?;
     let (status, _) = desk.run(runner, script)?;
-    Ok(Outcome {
-        status,
-        output: desk.output()?,
-    })
+    Ok(Outcome { status, output: desk.output()? })
 }
 
 /// A runner as a contender: its work is the name of a script, and each run must end as it should.
@@ -75,10 +72,7 @@ impl<R: Runner> Scripts<R> {
 
 impl<R: Runner> Contender for Scripts<R> {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        let (script, due) = self
-            .scripts
-            .get(work)
-            .with_context(|| format!("there is no script {work:?}"))?;
+        let (script, due) = self.scripts.get(work).with_context(|| format!("there is no script {work:?}"))?;
         let mut desk = Desk::new(script)?;
         let mut latencies = Vec::new();
         for _ in 0..iterations {
@@ -93,17 +87,9 @@ impl<R: Runner> Contender for Scripts<R> {
         }
         if iterations > 0 {
             let output = desk.output()?;
-            ensure!(
-                output == due.output,
-                "{work} wrote {:?}",
-                String::from_utf8_lossy(&output)
-            );
+            ensure!(output == due.output, "{work} wrote {:?}", String::from_utf8_lossy(&output));
         }
-        Ok(Sample {
-            iterations,
-            elapsed: latencies.iter().sum(),
-            latencies,
-        })
+        Ok(Sample { iterations, elapsed: latencies.iter().sum(), latencies })
     }
 }
 
@@ -117,26 +103,18 @@ struct Desk {
 impl Desk {
     fn new(script: &Script) -> Result<Self> {
         let memory = |name: &str| -> Result<File> {
-            Ok(memfd_create(name, MemfdFlags::CLOEXEC)
-                .context("memfd_create")?
-                .into())
+            Ok(memfd_create(name, MemfdFlags::CLOEXEC).context("memfd_create")?.into())
         };
         let input =
             File::open(&script.input).with_context(|| format!("opening {}", script.input.display()))?;
-        Ok(Self {
-            input,
-            output: memory("output")?,
-            errors: memory("errors")?,
-        })
+        Ok(Self { input, output: memory("output")?, errors: memory("errors")? })
     }
 
     /// Runs the script with empty output files, at the beginning of its input. Only the run itself is timed.
     fn run(&mut self, runner: &mut dyn Runner, script: &Script) -> Result<(i32, Duration)> {
         self.input.rewind().context("rewinding the input")?;
         for file in [&mut self.output, &mut self.errors] {
-            file.set_len(0)
-                .and_then(|()| file.rewind())
-                .context("emptying an output file")?;
+            file.set_len(0).and_then(|()| file.rewind()).context("emptying an output file")?;
         }
         let streams = [self.input.as_fd(), self.output.as_fd(), self.errors.as_fd()];
         let start = Instant::now();

@@ -50,24 +50,17 @@ pub(crate) fn hold<'a>(
                 sittings = affordable_sittings(time, starting * lineups_in_all);
             }
             let starts_left = (sittings - sitting) * lineups_in_all - place - 1;
-            let time = deadline
-                .saturating_duration_since(Instant::now())
-                .saturating_sub(starting * starts_left);
+            let time =
+                deadline.saturating_duration_since(Instant::now()).saturating_sub(starting * starts_left);
             let end = Instant::now() + time / (starts_left + 1);
-            for (number, (turns, case)) in (1..=u32::try_from(group.cases.len())?)
-                .rev()
-                .zip(&group.cases)
-                .enumerate()
+            for (number, (turns, case)) in
+                (1..=u32::try_from(group.cases.len())?).rev().zip(&group.cases).enumerate()
             {
                 bar.set_message(format!("{}: {}", group.name, case.work));
                 let share = end.saturating_duration_since(Instant::now()) / turns;
                 for (quantity, compared) in field.meet(case, share, absences).into_iter().enumerate() {
                     for (name, pairs) in compared {
-                        let rival = group
-                            .rivals
-                            .iter()
-                            .position(|rival| rival.name == name)
-                            .unwrap_or(0);
+                        let rival = group.rivals.iter().position(|rival| rival.name == name).unwrap_or(0);
                         found.entry((number, quantity, rival)).or_default().extend(pairs);
                     }
                 }
@@ -85,10 +78,7 @@ pub(crate) fn hold<'a>(
 
 /// As many sittings as can be started in half of the time; one at least.
 fn affordable_sittings(time: Duration, starting: Duration) -> u32 {
-    (1..=SITTINGS)
-        .rev()
-        .find(|&sittings| starting * sittings <= time / 2)
-        .unwrap_or(1)
+    (1..=SITTINGS).rev().find(|&sittings| starting * sittings <= time / 2).unwrap_or(1)
 }
 
 /// Who runs beside whom: everybody at once where memory allows it, else ours with one rival at a time.
@@ -108,10 +98,7 @@ fn lineups<'a>(group: &'a Group, available: u64, absences: &mut Absences) -> Vec
             pairs.push(pair);
         } else {
             let needed = (group.ours.memory + rival.memory) >> 20;
-            let reason = Skipped(format!(
-                "needs {needed} MiB, {} MiB are available",
-                available >> 20
-            ));
+            let reason = Skipped(format!("needs {needed} MiB, {} MiB are available", available >> 20));
             absences.note(&group.name, &rival.name, &reason.into());
         }
     }
@@ -129,32 +116,18 @@ mod tests {
     }
 
     fn names(lineups: &[Vec<&Entry>]) -> Vec<Vec<String>> {
-        lineups
-            .iter()
-            .map(|lineup| lineup.iter().map(|entry| entry.name.clone()).collect())
-            .collect()
+        lineups.iter().map(|lineup| lineup.iter().map(|entry| entry.name.clone()).collect()).collect()
     }
 
     #[test]
     fn contenders_that_fit_into_memory_run_all_at_once_and_others_by_pairs() {
-        let group = Group::new("g", entry("ours", 100))
-            .against(entry("a", 100))
-            .against(entry("b", 300));
+        let group = Group::new("g", entry("ours", 100)).against(entry("a", 100)).against(entry("b", 300));
         let mut absences = Absences::default();
         assert_eq!(names(&lineups(&group, 1000, &mut absences)), [["ours", "a", "b"]]);
-        assert_eq!(
-            names(&lineups(&group, 510, &mut absences)),
-            [["ours", "a"], ["ours", "b"]]
-        );
+        assert_eq!(names(&lineups(&group, 510, &mut absences)), [["ours", "a"], ["ours", "b"]]);
         assert!(absences.skipped.is_empty());
         assert_eq!(names(&lineups(&group, 300, &mut absences)), [["ours", "a"]]);
-        assert!(
-            absences
-                .skipped
-                .iter()
-                .any(|line| line.starts_with("g, b: needs")),
-            "{absences:?}"
-        );
+        assert!(absences.skipped.iter().any(|line| line.starts_with("g, b: needs")), "{absences:?}");
         assert!(absences.failed.is_empty());
     }
 
@@ -184,15 +157,10 @@ mod tests {
         let rivals: Vec<_> = found.iter().map(|(.., rival, _)| *rival).collect();
         assert_eq!(rivals, ["one", "other"]);
         assert!(
-            found
-                .iter()
-                .all(|(.., pairs)| pairs.len() >= usize::try_from(SITTINGS).unwrap()),
+            found.iter().all(|(.., pairs)| pairs.len() >= usize::try_from(SITTINGS).unwrap()),
             "{found:?}"
         );
-        assert!(
-            absences.skipped.is_empty() && absences.failed.is_empty(),
-            "{absences:?}"
-        );
+        assert!(absences.skipped.is_empty() && absences.failed.is_empty(), "{absences:?}");
     }
 
     #[test]
@@ -211,10 +179,7 @@ mod tests {
         let soon = Instant::now() + Duration::from_millis(50);
         let found = hold(&group, soon, &ProgressBar::hidden(), &mut absences).unwrap();
         assert_eq!(asked.get(), 1);
-        assert_eq!(
-            found.iter().map(|(.., rival, _)| *rival).collect::<Vec<_>>(),
-            ["able"]
-        );
+        assert_eq!(found.iter().map(|(.., rival, _)| *rival).collect::<Vec<_>>(), ["able"]);
         assert_eq!(absences.skipped.len(), 1);
     }
 

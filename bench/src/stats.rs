@@ -10,11 +10,7 @@ pub fn quantile(values: &[f64], q: f64) -> f64 {
         return f64::NAN;
     };
     let place = q.clamp(0.0, 1.0) * last as f64;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "0 <= place <= last"
-    )]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 <= place <= last")]
     let below = place.floor() as usize;
     let above = (below + 1).min(last);
     let share = place - place.floor();

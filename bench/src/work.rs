@@ -29,9 +29,7 @@ impl FromStr for Work {
         let number = |text: &str| text.parse().ok();
         match (number(dirty), number(read)) {
             (Some(dirty), Some(read)) => Ok(Self { dirty, read }),
-            _ => Err(anyhow::anyhow!(
-                "{text:?} is no work: a number of pages to dirty, or DIRTY+READ, is"
-            )),
+            _ => Err(anyhow::anyhow!("{text:?} is no work: a number of pages to dirty, or DIRTY+READ, is")),
         }
     }
 }
@@ -47,13 +45,7 @@ mod tests {
             assert_eq!((work, work.to_string()), (Work { dirty, read }, text.to_owned()));
         }
         for text in ["", "many", "1+", "-1", "1+2+3"] {
-            assert!(
-                text.parse::<Work>()
-                    .unwrap_err()
-                    .to_string()
-                    .contains("is no work"),
-                "{text}"
-            );
+            assert!(text.parse::<Work>().unwrap_err().to_string().contains("is no work"), "{text}");
         }
     }
 }

@@ -18,10 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::contender::{Contender, Sample, Skipped};
 
 /// A worker that has said nothing for so long is taken for stuck.
-const PATIENCE: Timespec = Timespec {
-    tv_sec: 120,
-    tv_nsec: 0,
-};
+const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
 /// How long a worker may take to end by itself (giving back gigabytes takes a moment).
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -51,17 +48,8 @@ impl Worker {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().with_context(|| format!("starting {command:?}"))?;
         let requests = process.stdin.take();
-        let answers = BufReader::new(
-            process
-                .stdout
-                .take()
-                .context("the worker has no standard output")?,
-        );
-        let mut worker = Self {
-            process,
-            requests,
-            answers,
-        };
+        let answers = BufReader::new(process.stdout.take().context("the worker has no standard output")?);
+        let mut worker = Self { process, requests, answers };
         match worker.answer()?.as_str() {
             "ready" => Ok(worker),
             other => bail!("the worker began with {other:?} where \"ready\" was due"),
@@ -79,9 +67,7 @@ impl Worker {
             }
         }
         let mut line = String::new();
-        self.answers
-            .read_line(&mut line)
-            .context("reading the worker's answer")?;
+        self.answers.read_line(&mut line).context("reading the worker's answer")?;
         let Some(line) = line.strip_suffix('\n') else {
             let status = self.process.wait().context("waiting for the worker's end")?;
             bail!("the worker ended ({status}) where an answer was due");
@@ -104,18 +90,11 @@ impl Contender for Worker {
             bail!("the worker answered {answer:?} where \"ok\" and times were due");
         }
         let strange = || format!("the worker answered {answer:?} where numbers were due");
-        let iterations = words
-            .next()
-            .and_then(|word| word.parse().ok())
-            .with_context(strange)?;
+        let iterations = words.next().and_then(|word| word.parse().ok()).with_context(strange)?;
         let mut times = words.map(|word| word.parse().map(Duration::from_nanos).with_context(strange));
         let elapsed = times.next().with_context(strange)??;
         let latencies = times.collect::<Result<_>>()?;
-        Ok(Sample {
-            iterations,
-            elapsed,
-            latencies,
-        })
+        Ok(Sample { iterations, elapsed, latencies })
     }
 }
 
@@ -158,9 +137,7 @@ fn answer_requests(
     for request in requests.lines() {
         let request = request.context("reading a request")?;
         let (iterations, work) = request.split_once(' ').context("a request has no work")?;
-        let iterations = iterations
-            .parse()
-            .context("a request has no number of iterations")?;
+        let iterations = iterations.parse().context("a request has no number of iterations")?;
         let answer = match contender.measure(work, iterations) {
             Ok(sample) => {
                 let mut line = format!("ok {} {}", sample.iterations, sample.elapsed.as_nanos());
@@ -213,12 +190,7 @@ mod tests {
         let lines: Vec<_> = answers.lines().collect();
         assert_eq!(lines.len(), 4, "{answers}");
         assert_eq!(lines[0], "ready");
-        assert_eq!(
-            lines[1].split(' ').count(),
-            5,
-            "ok, how many, the sum and two latencies: {}",
-            lines[1]
-        );
+        assert_eq!(lines[1].split(' ').count(), 5, "ok, how many, the sum and two latencies: {}", lines[1]);
         assert_eq!(lines[2..], ["failed two; lines", "skipped no such facility"]);
     }
 
@@ -235,11 +207,7 @@ mod tests {
         let mut worker = shell("echo ready; read request; echo ok 1000 30 10 20; read end").unwrap();
         let sample = worker.measure("anything", 2).unwrap();
         let nanos = Duration::from_nanos;
-        let expected = Sample {
-            iterations: 1000,
-            elapsed: nanos(30),
-            latencies: vec![nanos(10), nanos(20)],
-        };
+        let expected = Sample { iterations: 1000, elapsed: nanos(30), latencies: vec![nanos(10), nanos(20)] };
         assert_eq!(sample, expected);
     }
 

@@ -44,10 +44,7 @@ fn main() -> Result<ExitCode> {
             records.insert(promise.bench.clone(), fresh_records(&promise.bench)?);
         }
     }
-    let verdicts: Vec<_> = promises
-        .iter()
-        .map(|promise| judge(promise, &records[&promise.bench]))
-        .collect();
+    let verdicts: Vec<_> = promises.iter().map(|promise| judge(promise, &records[&promise.bench])).collect();
     println!("{}", table(&promises, &verdicts));
 
     if arguments.write {
@@ -60,11 +57,7 @@ fn main() -> Result<ExitCode> {
     let unmeasured = count(|verdict| matches!(verdict, Verdict::Unmeasured(_)));
     println!("{held} held, {broken} broken, {unmeasured} unmeasured");
     let fails = broken > 0 || (arguments.strict && unmeasured > 0);
-    Ok(if fails {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// The records of `bench`, measured again where they are older than what they measured.
@@ -72,10 +65,7 @@ fn fresh_records(bench: &str) -> Result<Vec<Record>> {
     let folder = machine::program_folder()?;
     let program = folder.join(bench);
     if !program.is_file() {
-        println!(
-            "there is no benchmark {bench:?}: {} is missing",
-            program.display()
-        );
+        println!("there is no benchmark {bench:?}: {} is missing", program.display());
         return Ok(Vec::new());
     }
     let path = machine::record_file(bench)?;
@@ -83,9 +73,8 @@ fn fresh_records(bench: &str) -> Result<Vec<Record>> {
     let newest = changed(&program).max(changed(&folder.join("orrery")));
     if changed(&path).is_none_or(|recorded| Some(recorded) < newest) {
         println!("measuring {bench}");
-        let status = Command::new(&program)
-            .status()
-            .with_context(|| format!("starting {}", program.display()))?;
+        let status =
+            Command::new(&program).status().with_context(|| format!("starting {}", program.display()))?;
         if !status.success() {
             // The contenders that did not fail left their records.
             println!("benchmark {bench}: {status}");
@@ -151,14 +140,8 @@ mod tests {
                     | p | b | c | ours | <= 25 us | not yet | B=b |\n\
                     | q | b | d | ratio vs e | >= 5x | `4.0x` | B=b |\n| r | b | f | ours | <= 5 us | not yet | B=b |\n";
         let promises = parse(text).unwrap();
-        let verdicts = [
-            Verdict::Held(21.04),
-            Verdict::Broken(4.5),
-            Verdict::Unmeasured("x".into()),
-        ];
-        let expected = text
-            .replacen("not yet", "21.0 us", 1)
-            .replacen("`4.0x`", "4.50x", 1);
+        let verdicts = [Verdict::Held(21.04), Verdict::Broken(4.5), Verdict::Unmeasured("x".into())];
+        let expected = text.replacen("not yet", "21.0 us", 1).replacen("`4.0x`", "4.50x", 1);
         assert_eq!(with_measured(text, &promises, &verdicts), expected);
     }
 }

@@ -21,16 +21,7 @@ const FOOTPRINTS: [usize; 5] = [16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB, 4096 
 const DIRTY_PAGES: [u32; 5] = [0, 1, 100, 1_000, 10_000];
 /// The footprint in which pages are also read: what a rollback unmaps, reading maps again.
 const READ_FOOTPRINT: (usize, Backing) = (64 * MIB, Backing::Small);
-const READ_WORKS: [Work; 2] = [
-    Work {
-        dirty: 1,
-        read: 1_000,
-    },
-    Work {
-        dirty: 100,
-        read: 1_000,
-    },
-];
+const READ_WORKS: [Work; 2] = [Work { dirty: 1, read: 1_000 }, Work { dirty: 100, read: 1_000 }];
 
 /// Rollback beside its rivals
 #[derive(Parser)]
@@ -45,12 +36,7 @@ struct Arguments {
 enum Role {
     /// One contender, measured by the process that started this one
     #[command(hide = true)]
-    Contender {
-        mechanism: String,
-        bytes: usize,
-        backing: Backing,
-        pin: Pin,
-    },
+    Contender { mechanism: String, bytes: usize, backing: Backing, pin: Pin },
 }
 
 /// A way of having memory back, or a part of one.
@@ -86,17 +72,12 @@ const NAMES: [(Mechanism, &str); 12] = [
 
 impl Mechanism {
     fn name(self) -> &'static str {
-        NAMES
-            .iter()
-            .find(|(mechanism, _)| *mechanism == self)
-            .map_or("", |(_, name)| name)
+        NAMES.iter().find(|(mechanism, _)| *mechanism == self).map_or("", |(_, name)| name)
     }
 
     fn of_name(name: &str) -> Result<Self> {
         let found = NAMES.iter().find(|(_, other)| *other == name);
-        found
-            .map(|(mechanism, _)| *mechanism)
-            .with_context(|| format!("there is no contender {name:?}"))
+        found.map(|(mechanism, _)| *mechanism).with_context(|| format!("there is no contender {name:?}"))
     }
 
     fn start(self, bytes: usize, backing: Backing) -> Result<Box<dyn Contender>> {
@@ -165,13 +146,7 @@ impl Field {
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
-    if let Some(Role::Contender {
-        mechanism,
-        bytes,
-        backing,
-        pin,
-    }) = arguments.role
-    {
+    if let Some(Role::Contender { mechanism, bytes, backing, pin }) = arguments.role {
         return Ok(serve(|| {
             if let Pin::Cpu(cpu) = pin {
                 machine::pin(cpu)?;
@@ -187,21 +162,13 @@ fn main() -> Result<ExitCode> {
         }
     }
     for backing in [Backing::Small, Backing::Huge] {
-        let field = Field {
-            bytes: 64 * MIB,
-            backing,
-            pin,
-        };
+        let field = Field { bytes: 64 * MIB, backing, pin };
         bench.group(first_writes(field)?);
         bench.group(restored_pages(field)?);
         bench.group(clean_scans(field)?);
     }
     for bytes in FOOTPRINTS {
-        bench.group(first_captures(Field {
-            bytes,
-            backing: Backing::Small,
-            pin,
-        })?);
+        bench.group(first_captures(Field { bytes, backing: Backing::Small, pin })?);
     }
     bench.run()
 }
@@ -217,10 +184,7 @@ fn rollbacks(field: Field) -> Result<Group> {
     for work in works {
         if usize::try_from(work.dirty)? <= field.bytes / PAGE {
             let case = Case::new(work.to_string())
-                .quantity(
-                    format!("{name}/{}", in_words(work)),
-                    Quantity::Mean(Unit::Microseconds),
-                )
+                .quantity(format!("{name}/{}", in_words(work)), Quantity::Mean(Unit::Microseconds))
                 .quick(is_quick(field.bytes, field.backing, work));
             group = group.case(case);
         }
@@ -267,9 +231,7 @@ fn first_captures(field: Field) -> Result<Group> {
     let case = |work: &str, what: &str| {
         Case::new(work).quantity(format!("{name}/{what}"), Quantity::Mean(Unit::Microseconds))
     };
-    Ok(group
-        .case(case("capture", "capture"))
-        .case(case("rollback", "capture, then 1000 pages")))
+    Ok(group.case(case("capture", "capture")).case(case("rollback", "capture, then 1000 pages")))
 }
 
 fn in_words(work: Work) -> String {

@@ -12,10 +12,7 @@ use crate::footprint::Footprint;
 use crate::work::Work;
 
 /// Written between the capture and the rollback.
-const PAGES: Work = Work {
-    dirty: 1_000,
-    read: 0,
-};
+const PAGES: Work = Work { dirty: 1_000, read: 0 };
 
 /// Captures a footprint anew each time. Work `capture` times that, `rollback` times it together with writing to 1,000
 /// pages and rolling these back, the first time: the price that was only put off is paid there.
@@ -31,11 +28,7 @@ impl FirstCapture {
     /// # Errors
     /// Where there is no address space.
     pub fn new(footprint: Footprint, first: First) -> Result<Self> {
-        Ok(Self {
-            footprint,
-            arena: Arena::reserve()?,
-            first,
-        })
+        Ok(Self { footprint, arena: Arena::reserve()?, first })
     }
 }
 
@@ -43,14 +36,8 @@ impl Contender for FirstCapture {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let (mut captures, mut rollbacks) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..iterations {
-            let mut space = space(
-                &self.footprint,
-                self.arena,
-                Config {
-                    first: self.first,
-                    ..Config::default()
-                },
-            )?;
+            let mut space =
+                space(&self.footprint, self.arena, Config { first: self.first, ..Config::default() })?;
             let start = Instant::now();
             // SAFETY: the scope is the footprint, to which nobody writes now.
             unsafe { space.capture()? };
@@ -66,10 +53,6 @@ impl Contender for FirstCapture {
             "rollback" => rollbacks,
             _ => bail!("{work:?} is neither \"capture\" nor \"rollback\""),
         };
-        Ok(Sample {
-            iterations,
-            elapsed,
-            latencies: Vec::new(),
-        })
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
     }
 }

@@ -41,10 +41,6 @@ impl Contender for RestoredMemory {
         }
         let elapsed = start.elapsed();
         self.footprint.check_pristine(work)?;
-        Ok(Sample {
-            iterations,
-            elapsed,
-            latencies: Vec::new(),
-        })
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
     }
 }

@@ -42,30 +42,15 @@ impl CleanScan {
         }
         let mut tracker = AnyTracker::new(arena, choice).map_err(absent)?;
         let access = Access::READ | Access::WRITE;
-        let tracked = Tracked {
-            range,
-            access,
-            of_file: false,
-            has_images: true,
-            joined: false,
-        };
+        let tracked = Tracked { range, access, of_file: false, has_images: true, joined: false };
         tracker.get().arrange(&[tracked])?;
         tracker.get().settle(&[range])?;
-        Ok(Self {
-            tracker,
-            pages,
-            images,
-            written: Ranges::new(arena),
-            _footprint: footprint,
-        })
+        Ok(Self { tracker, pages, images, written: Ranges::new(arena), _footprint: footprint })
     }
 
     fn scan(&mut self) -> Result<()> {
         self.written.clear();
-        let reference = Reference {
-            pages: &self.pages,
-            images: &self.images,
-        };
+        let reference = Reference { pages: &self.pages, images: &self.images };
         let scan = self.tracker.get().written(reference, &mut self.written)?;
         ensure!(scan == Scan::Complete, "the scan stopped: {scan:?}");
         Ok(())
@@ -85,10 +70,6 @@ impl Contender for CleanScan {
             "{} pages count as written, though nobody wrote",
             self.written.pages()
         );
-        Ok(Sample {
-            iterations,
-            elapsed,
-            latencies: Vec::new(),
-        })
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
     }
 }

@@ -13,10 +13,7 @@ use crate::footprint::Footprint;
 use crate::work::Work;
 
 /// Pages written in each operation; each counts as one.
-const PAGES: Work = Work {
-    dirty: 1_000,
-    read: 0,
-};
+const PAGES: Work = Work { dirty: 1_000, read: 0 };
 
 /// A footprint under one tracker. Work `fault` times the first writes to pages, `restore` putting them back.
 pub struct TrackedPages {
@@ -30,10 +27,7 @@ impl TrackedPages {
     /// # Errors
     /// Where it cannot be captured; [`Skipped`](crate::Skipped) where this kernel does not have the tracker.
     pub fn new(footprint: Footprint, choice: Choice) -> Result<Self> {
-        let config = Config {
-            tracker: choice,
-            ..Config::default()
-        };
+        let config = Config { tracker: choice, ..Config::default() };
         let mut space = space(&footprint, Arena::reserve()?, config)?;
         // SAFETY: the scope is the footprint, to which nobody writes now.
         unsafe { space.capture()? };
@@ -59,10 +53,6 @@ impl Contender for TrackedPages {
             "restore" => restores,
             _ => bail!("{work:?} is neither \"fault\" nor \"restore\""),
         };
-        Ok(Sample {
-            iterations: iterations * PAGES.dirty,
-            elapsed,
-            latencies: Vec::new(),
-        })
+        Ok(Sample { iterations: iterations * PAGES.dirty, elapsed, latencies: Vec::new() })
     }
 }

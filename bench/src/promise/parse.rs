@@ -9,9 +9,7 @@ use std::ops::Range;
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-const HEADER: [&str; 7] = [
-    "promise", "bench", "case", "quantity", "bound", "measured", "command",
-];
+const HEADER: [&str; 7] = ["promise", "bench", "case", "quantity", "bound", "measured", "command"];
 
 /// One row: what a benchmark's case must show.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,10 +104,7 @@ pub fn parse(markdown: &str) -> Result<Vec<Promise>, ParseError> {
             if names.first() == Some(&HEADER[0]) {
                 let reason =
                     format!("a table of promises has the columns {HEADER:?}, this one has {names:?}");
-                return Err(ParseError {
-                    line: header.line,
-                    reason,
-                });
+                return Err(ParseError { line: header.line, reason });
             }
             continue;
         }
@@ -124,19 +119,13 @@ pub fn parse(markdown: &str) -> Result<Vec<Promise>, ParseError> {
             };
             if let Some(other) = promises.iter().find(same) {
                 let reason = format!("line {} bounds the same quantity already", other.line);
-                return Err(ParseError {
-                    line: row.line,
-                    reason,
-                });
+                return Err(ParseError { line: row.line, reason });
             }
             promises.push(promise);
         }
     }
     if tables == 0 {
-        return Err(ParseError {
-            line: 1,
-            reason: format!("no table has the columns {HEADER:?}"),
-        });
+        return Err(ParseError { line: 1, reason: format!("no table has the columns {HEADER:?}") });
     }
     Ok(promises)
 }
@@ -160,22 +149,14 @@ fn tables_of(markdown: &str) -> Vec<Vec<Row>> {
             Event::Start(Tag::Table(_)) => tables.push(Vec::new()),
             Event::Start(Tag::TableHead | Tag::TableRow) => {
                 let line = 1 + markdown[..range.start].matches('\n').count();
-                tables.last_mut().into_iter().for_each(|table| {
-                    table.push(Row {
-                        line,
-                        cells: Vec::new(),
-                    })
-                });
+                tables.last_mut().into_iter().for_each(|table| table.push(Row { line, cells: Vec::new() }));
             }
             Event::Start(Tag::TableCell) => text = Some(String::new()),
             Event::Text(piece) | Event::Code(piece) => text.iter_mut().for_each(|text| text.push_str(&piece)),
             Event::End(TagEnd::TableCell) => {
                 let row = tables.last_mut().and_then(|table| table.last_mut());
                 if let (Some(row), Some(text)) = (row, text.take()) {
-                    row.cells.push(Cell {
-                        text: text.trim().to_owned(),
-                        range,
-                    });
+                    row.cells.push(Cell { text: text.trim().to_owned(), range });
                 }
             }
             _ => {}
@@ -185,17 +166,10 @@ fn tables_of(markdown: &str) -> Vec<Vec<Row>> {
 }
 
 fn promise(row: &Row) -> Result<Promise, ParseError> {
-    let fail = |reason: String| ParseError {
-        line: row.line,
-        reason,
-    };
+    let fail = |reason: String| ParseError { line: row.line, reason };
     // Markdown itself makes every row as long as the header, cutting or padding it.
     let [promise, bench, case, quantity, bound, measured, command] = &row.cells[..] else {
-        return Err(fail(format!(
-            "a promise has {} cells, not {}",
-            HEADER.len(),
-            row.cells.len()
-        )));
+        return Err(fail(format!("a promise has {} cells, not {}", HEADER.len(), row.cells.len())));
     };
     for (cell, column) in row.cells.iter().zip(HEADER) {
         if cell.text.is_empty() {
@@ -206,10 +180,7 @@ fn promise(row: &Row) -> Result<Promise, ParseError> {
         Some(("ratio", rival)) if !rival.trim().is_empty() => Quantity::RatioVs(rival.trim().to_owned()),
         None if quantity.text == "ours" => Quantity::Ours,
         _ => {
-            return Err(fail(format!(
-                "{:?} is neither \"ours\" nor \"ratio vs NAME\"",
-                quantity.text
-            )));
+            return Err(fail(format!("{:?} is neither \"ours\" nor \"ratio vs NAME\"", quantity.text)));
         }
     };
     let (comparison, bound, unit) = bounded(&bound.text).map_err(fail)?;
@@ -248,16 +219,11 @@ fn bounded(text: &str) -> Result<(Comparison, f64, String), String> {
         return Err(format!("the bound {text:?} begins with neither <= nor >="));
     };
     let rest = rest.trim_start();
-    let end = rest
-        .find(|letter: char| !letter.is_ascii_digit() && letter != '.')
-        .unwrap_or(rest.len());
-    let number: f64 = rest[..end]
-        .parse()
-        .map_err(|_| format!("the bound {text:?} has no number after {comparison}"))?;
+    let end = rest.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(rest.len());
+    let number: f64 =
+        rest[..end].parse().map_err(|_| format!("the bound {text:?} has no number after {comparison}"))?;
     if !number.is_finite() || number <= 0.0 {
-        return Err(format!(
-            "the bound {text:?} bounds nothing: the number must be above 0"
-        ));
+        return Err(format!("the bound {text:?} bounds nothing: the number must be above 0"));
     }
     Ok((comparison, number, rest[end..].trim().to_owned()))
 }
@@ -284,28 +250,14 @@ mod tests {
         );
         let promises = parse(&text).unwrap();
         assert_eq!(promises.len(), 2);
-        let [first, second] = &promises[..] else {
-            unreachable!()
-        };
-        assert_eq!(
-            (first.promise.as_str(), first.bench.as_str()),
-            ("one page", "rollback")
-        );
-        assert_eq!(
-            (first.case.as_str(), first.quantity.clone()),
-            ("64MiB/4k/1 page", Quantity::Ours)
-        );
-        assert_eq!(
-            (first.comparison, first.bound, first.unit.as_str()),
-            (Comparison::AtMost, 25.0, "us")
-        );
+        let [first, second] = &promises[..] else { unreachable!() };
+        assert_eq!((first.promise.as_str(), first.bench.as_str()), ("one page", "rollback"));
+        assert_eq!((first.case.as_str(), first.quantity.clone()), ("64MiB/4k/1 page", Quantity::Ours));
+        assert_eq!((first.comparison, first.bound, first.unit.as_str()), (Comparison::AtMost, 25.0, "us"));
         assert_eq!(first.line, 5);
         assert_eq!(text[first.measured.clone()].trim_matches([' ', '|']), "not yet");
         assert_eq!(second.quantity, Quantity::RatioVs("fork + exit + wait".into()));
-        assert_eq!(
-            (second.comparison, second.bound, second.unit.as_str()),
-            (Comparison::AtLeast, 50.0, "x")
-        );
+        assert_eq!((second.comparison, second.bound, second.unit.as_str()), (Comparison::AtLeast, 50.0, "x"));
     }
 
     #[test]
@@ -319,40 +271,23 @@ mod tests {
 
     #[test]
     fn a_text_without_promises_is_no_specification() {
-        assert!(
-            parse("")
-                .unwrap_err()
-                .to_string()
-                .contains("no table has the columns")
-        );
+        assert!(parse("").unwrap_err().to_string().contains("no table has the columns"));
         assert!(parse("| a |\n|-|\n| 1 |\n").is_err());
     }
 
     #[test]
     fn a_misspelled_header_does_not_unmake_promises() {
-        let text = format!(
-            "{}| p | b | c | ours | <= 1 us | - | B=b |\n",
-            TOP.replace("bound", "bounds")
-        );
+        let text = format!("{}| p | b | c | ours | <= 1 us | - | B=b |\n", TOP.replace("bound", "bounds"));
         assert!(
-            parse(&text)
-                .unwrap_err()
-                .to_string()
-                .starts_with("line 1: a table of promises has the columns")
+            parse(&text).unwrap_err().to_string().starts_with("line 1: a table of promises has the columns")
         );
     }
 
     #[test]
     fn bad_cells_are_named_with_their_line() {
         let bad = [
-            (
-                "| p | b | c | theirs | <= 1 us | - | B=b |",
-                "\"theirs\" is neither",
-            ),
-            (
-                "| p | b | c | ratio vs | >= 1x | - | B=b |",
-                "\"ratio vs\" is neither",
-            ),
+            ("| p | b | c | theirs | <= 1 us | - | B=b |", "\"theirs\" is neither"),
+            ("| p | b | c | ratio vs | >= 1x | - | B=b |", "\"ratio vs\" is neither"),
             ("| p | b | c | ratio | >= 1x | - | B=b |", "\"ratio\" is neither"),
             ("| p | b | c | ours | 25 us | - | B=b |", "begins with neither"),
             ("| p | b | c | ours | < 25 us | - | B=b |", "begins with neither"),
@@ -361,42 +296,24 @@ mod tests {
             ("| p | b | c | ours | <= 1.2.3 us | - | B=b |", "no number"),
             ("| p | b | c | ours | <= 0 us | - | B=b |", "bounds nothing"),
             ("| p | b | c | ours | <= 25 | - | B=b |", "\"\" is none of"),
-            (
-                "| p | b | c | ours | <= 25 parsecs | - | B=b |",
-                "\"parsecs\" is none of",
-            ),
+            ("| p | b | c | ours | <= 25 parsecs | - | B=b |", "\"parsecs\" is none of"),
             ("| p | b | c | ours | <= 25x | - | B=b |", "\"x\" is none of"),
-            (
-                "| p | b | c | ratio vs fork | >= 2 us | - | B=b |",
-                "a ratio is bounded in x",
-            ),
-            (
-                "| p | b | c | ours | <= 1 us | - | make bench |",
-                "B=b is missing",
-            ),
-            (
-                "| p | b | c | ours | <= 1 us | - | make bench B=bb |",
-                "B=b is missing",
-            ),
+            ("| p | b | c | ratio vs fork | >= 2 us | - | B=b |", "a ratio is bounded in x"),
+            ("| p | b | c | ours | <= 1 us | - | make bench |", "B=b is missing"),
+            ("| p | b | c | ours | <= 1 us | - | make bench B=bb |", "B=b is missing"),
             ("| p |  | c | ours | <= 1 us | - | B= |", "\"bench\" is empty"),
             ("| p | b | c | ours | <= 1 us | - |", "\"command\" is empty"),
         ];
         for (cells, part) in bad {
             let said = complaint(cells);
-            assert!(
-                said.starts_with("line 3: ") && said.contains(part),
-                "{cells}: {said}"
-            );
+            assert!(said.starts_with("line 3: ") && said.contains(part), "{cells}: {said}");
         }
     }
 
     #[test]
     fn the_same_quantity_is_not_promised_twice() {
         let cells = "| p | b | c | ours | <= 1 us | - | B=b |\n| q | b | c | ours | <= 2 us | - | B=b |";
-        assert_eq!(
-            complaint(cells),
-            "line 4: line 3 bounds the same quantity already"
-        );
+        assert_eq!(complaint(cells), "line 4: line 3 bounds the same quantity already");
         row(&cells.replace("<= 2", ">= 2")).unwrap();
     }
 }

@@ -33,18 +33,14 @@ pub fn judge(promise: &Promise, records: &[Record]) -> Verdict {
             }
             // Ours was measured once beside each rival that did not fit into memory with the others: the
             // value farthest on the wrong side of the bound decides.
-            of_case.iter().map(|record| record.ours).reduce(|one, other| {
-                if promise.comparison.holds(one, other) {
-                    other
-                } else {
-                    one
-                }
-            })
+            of_case
+                .iter()
+                .map(|record| record.ours)
+                .reduce(|one, other| if promise.comparison.holds(one, other) { other } else { one })
         }
-        Quantity::RatioVs(rival) => of_case
-            .iter()
-            .find(|record| record.rival_name == *rival)
-            .map(|record| record.ratio),
+        Quantity::RatioVs(rival) => {
+            of_case.iter().find(|record| record.rival_name == *rival).map(|record| record.ratio)
+        }
     };
     match value {
         Some(value) if value.is_nan() => Verdict::Unmeasured("the record holds no number".to_owned()),
@@ -85,63 +81,26 @@ mod tests {
     fn bounds_hold_up_to_themselves() {
         let records = [record("fork", 25.0, 50.0)];
         assert_eq!(judge(&promise("ours", "<= 25 us"), &records), Verdict::Held(25.0));
-        assert_eq!(
-            judge(&promise("ours", "<= 24.9 us"), &records),
-            Verdict::Broken(25.0)
-        );
-        assert_eq!(
-            judge(&promise("ratio vs fork", ">= 50x"), &records),
-            Verdict::Held(50.0)
-        );
-        assert_eq!(
-            judge(&promise("ratio vs fork", ">= 51x"), &records),
-            Verdict::Broken(50.0)
-        );
+        assert_eq!(judge(&promise("ours", "<= 24.9 us"), &records), Verdict::Broken(25.0));
+        assert_eq!(judge(&promise("ratio vs fork", ">= 50x"), &records), Verdict::Held(50.0));
+        assert_eq!(judge(&promise("ratio vs fork", ">= 51x"), &records), Verdict::Broken(50.0));
     }
 
     #[test]
     fn the_worst_of_several_own_values_decides() {
-        let records = [
-            record("fork", 20.0, 2.0),
-            record("server", 30.0, 2.0),
-            record("madvise", 10.0, 2.0),
-        ];
-        assert_eq!(
-            judge(&promise("ours", "<= 25 us"), &records),
-            Verdict::Broken(30.0)
-        );
-        assert_eq!(
-            judge(&promise("ours", ">= 15 us"), &records),
-            Verdict::Broken(10.0)
-        );
+        let records = [record("fork", 20.0, 2.0), record("server", 30.0, 2.0), record("madvise", 10.0, 2.0)];
+        assert_eq!(judge(&promise("ours", "<= 25 us"), &records), Verdict::Broken(30.0));
+        assert_eq!(judge(&promise("ours", ">= 15 us"), &records), Verdict::Broken(10.0));
     }
 
     #[test]
     fn what_was_not_measured_is_neither_held_nor_broken() {
-        let other = Record {
-            case: "other".into(),
-            ..record("fork", 1.0, 1.0)
-        };
-        let elsewhere = Record {
-            bench: "elsewhere".into(),
-            ..record("fork", 1.0, 1.0)
-        };
+        let other = Record { case: "other".into(), ..record("fork", 1.0, 1.0) };
+        let elsewhere = Record { bench: "elsewhere".into(), ..record("fork", 1.0, 1.0) };
         let unmeasured = |verdict| matches!(verdict, Verdict::Unmeasured(_));
-        assert!(unmeasured(judge(
-            &promise("ours", "<= 25 us"),
-            &[other, elsewhere]
-        )));
-        assert!(unmeasured(judge(
-            &promise("ratio vs spoon", ">= 1x"),
-            &[record("fork", 1.0, 1.0)]
-        )));
-        assert!(unmeasured(judge(
-            &promise("ours", "<= 25 ms"),
-            &[record("fork", 1.0, 1.0)]
-        )));
-        assert!(unmeasured(judge(
-            &promise("ours", "<= 25 us"),
-            &[record("fork", f64::NAN, 1.0)]
-        )));
+        assert!(unmeasured(judge(&promise("ours", "<= 25 us"), &[other, elsewhere])));
+        assert!(unmeasured(judge(&promise("ratio vs spoon", ">= 1x"), &[record("fork", 1.0, 1.0)])));
+        assert!(unmeasured(judge(&promise("ours", "<= 25 ms"), &[record("fork", 1.0, 1.0)])));
+        assert!(unmeasured(judge(&promise("ours", "<= 25 us"), &[record("fork", f64::NAN, 1.0)])));
     }
 }

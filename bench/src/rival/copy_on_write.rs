@@ -13,10 +13,7 @@ use crate::footprint::Footprint;
 use crate::work::Work;
 
 /// Pages written in each operation; each counts as one.
-const PAGES: Work = Work {
-    dirty: 1_000,
-    read: 0,
-};
+const PAGES: Work = Work { dirty: 1_000, read: 0 };
 
 /// The first writes of a forked child, each of which has the kernel copy a page. Its only work is `fault`; the fork itself
 /// is not timed.
@@ -47,15 +44,9 @@ impl Contender for CopyOnWrite {
                 input.write_all(&nanos.to_ne_bytes()).is_ok()
             })?)?;
             let mut nanos = [0; 8];
-            output
-                .read_exact(&mut nanos)
-                .context("reading the child's time")?;
+            output.read_exact(&mut nanos).context("reading the child's time")?;
             elapsed += Duration::from_nanos(u64::from_ne_bytes(nanos));
         }
-        Ok(Sample {
-            iterations: iterations * PAGES.dirty,
-            elapsed,
-            latencies: Vec::new(),
-        })
+        Ok(Sample { iterations: iterations * PAGES.dirty, elapsed, latencies: Vec::new() })
     }
 }

@@ -22,23 +22,15 @@ impl DontNeed {
     /// # Errors
     /// As [`Footprint::of_image`].
     pub fn new(bytes: usize, backing: Backing) -> Result<Self> {
-        Ok(Self {
-            footprint: Footprint::of_image(bytes, backing)?,
-        })
+        Ok(Self { footprint: Footprint::of_image(bytes, backing)? })
     }
 
     fn reset(&self) -> Result<()> {
         let footprint = &self.footprint;
         // SAFETY: the range is a private mapping of an image; dropping its pages gives the image's content
         // back, and nothing has a reference into it.
-        unsafe {
-            madvise(
-                footprint.base().as_ptr().cast(),
-                footprint.bytes(),
-                Advice::LinuxDontNeed,
-            )
-        }
-        .context("madvise(MADV_DONTNEED)")
+        unsafe { madvise(footprint.base().as_ptr().cast(), footprint.bytes(), Advice::LinuxDontNeed) }
+            .context("madvise(MADV_DONTNEED)")
     }
 }
 
@@ -54,10 +46,6 @@ impl Contender for DontNeed {
         self.footprint.check_pristine(work)?;
         // Looking at the pages has mapped them: the next round begins without them, as after any reset.
         self.reset()?;
-        Ok(Sample {
-            iterations,
-            elapsed,
-            latencies: Vec::new(),
-        })
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
     }
 }

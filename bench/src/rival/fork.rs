@@ -34,11 +34,7 @@ impl Contender for ForkExitWait {
         }
         let elapsed = start.elapsed();
         self.footprint.check_pristine(work)?;
-        Ok(Sample {
-            iterations,
-            elapsed,
-            latencies: Vec::new(),
-        })
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
     }
 }
 

@@ -43,15 +43,8 @@ impl Request {
     }
 
     fn from_bytes([kind, a, b, c, d, e, f, g, h]: [u8; Self::BYTES]) -> Self {
-        let work = Work {
-            dirty: u32::from_ne_bytes([a, b, c, d]),
-            read: u32::from_ne_bytes([e, f, g, h]),
-        };
-        if kind == 0 {
-            Self::Perform(work)
-        } else {
-            Self::Check(work)
-        }
+        let work = Work { dirty: u32::from_ne_bytes([a, b, c, d]), read: u32::from_ne_bytes([e, f, g, h]) };
+        if kind == 0 { Self::Perform(work) } else { Self::Check(work) }
     }
 }
 
@@ -78,17 +71,11 @@ impl ForkServer {
             // What is dropped here is dropped in the child. Holding the other end of its own requests, the
             // server would never see them end.
             drop(client_ends.take());
-            server_ends
-                .take()
-                .is_some_and(|(requests, answers)| serve(footprint, requests, answers).is_ok())
+            server_ends.take().is_some_and(|(requests, answers)| serve(footprint, requests, answers).is_ok())
         })?;
         drop(server_ends);
         let (requests, answers) = client_ends.context("the client's ends are gone")?;
-        let mut client = Self {
-            server,
-            requests: Some(requests),
-            answers,
-        };
+        let mut client = Self { server, requests: Some(requests), answers };
         client.greet()?;
         Ok(client)
     }
@@ -99,9 +86,7 @@ impl ForkServer {
             return Ok(());
         }
         let mut reason = String::new();
-        self.answers
-            .read_to_string(&mut reason)
-            .context("reading why the fork server did not start")?;
+        self.answers.read_to_string(&mut reason).context("reading why the fork server did not start")?;
         match greeting {
             SKIPPED => Err(Skipped(reason).into()),
             _ => bail!("{reason}"),
@@ -109,21 +94,14 @@ impl ForkServer {
     }
 
     fn ask(&mut self, request: Request) -> Result<u8> {
-        let requests = self
-            .requests
-            .as_mut()
-            .context("the fork server was told to end")?;
-        requests
-            .write_all(&request.to_bytes())
-            .context("asking the fork server")?;
+        let requests = self.requests.as_mut().context("the fork server was told to end")?;
+        requests.write_all(&request.to_bytes()).context("asking the fork server")?;
         self.answer()
     }
 
     fn answer(&mut self) -> Result<u8> {
         let mut answer = [0];
-        self.answers
-            .read_exact(&mut answer)
-            .context("reading the fork server's answer")?;
+        self.answers.read_exact(&mut answer).context("reading the fork server's answer")?;
         Ok(answer[0])
     }
 }
@@ -140,15 +118,8 @@ impl Contender for ForkServer {
         // it was for all others. It listens to this.
         self.ask(Request::Check(Work { dirty: 0, read: 0 }))?;
         let elapsed = start.elapsed();
-        ensure!(
-            self.ask(Request::Check(work))? == DONE,
-            "the fork server's memory was not restored"
-        );
-        Ok(Sample {
-            iterations,
-            elapsed,
-            latencies: Vec::new(),
-        })
+        ensure!(self.ask(Request::Check(work))? == DONE, "the fork server's memory was not restored");
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
     }
 }
 
@@ -180,11 +151,7 @@ fn serve(footprint: impl FnOnce() -> Result<Footprint>, mut requests: File, mut 
     while requests.read_exact(&mut request).is_ok() {
         match Request::from_bytes(request) {
             Request::Check(work) => {
-                let answer = if footprint.check_pristine(work).is_ok() {
-                    DONE
-                } else {
-                    NOT_PRISTINE
-                };
+                let answer = if footprint.check_pristine(work).is_ok() { DONE } else { NOT_PRISTINE };
                 answers.write_all(&[answer])?;
             }
             Request::Perform(work) => wait_for(in_child(|| {
@@ -202,9 +169,7 @@ mod tests {
 
     #[test]
     fn a_server_without_memory_says_why() {
-        let skipped = ForkServer::start(|| Err(Skipped("no such pages".into()).into()))
-            .err()
-            .unwrap();
+        let skipped = ForkServer::start(|| Err(Skipped("no such pages".into()).into())).err().unwrap();
         assert_eq!(skipped.downcast_ref::<Skipped>().unwrap().0, "no such pages");
         let failed = ForkServer::start(|| bail!("mmap failed")).err().unwrap();
         assert_eq!(failed.to_string(), "mmap failed");

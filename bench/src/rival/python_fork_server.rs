@@ -41,29 +41,13 @@ impl PythonForkServer {
         let socket = folder.path().join("socket");
         let program = machine::source_root().join("bench/rivals/forkserver.py");
         let mut command = Command::new(PYTHON);
-        command
-            .arg(&program)
-            .arg(&socket)
-            .arg(modules.join(","))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
+        command.arg(&program).arg(&socket).arg(modules.join(",")).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut server = command.spawn().with_context(|| format!("starting {command:?}"))?;
         let mut output = BufReader::new(server.stdout.take().context("the fork server has no output")?);
         let mut line = String::new();
-        output
-            .read_line(&mut line)
-            .context("waiting for the fork server")?;
-        let server = Self {
-            server,
-            socket,
-            _output: output,
-            _folder: folder,
-        };
-        ensure!(
-            line == "ready\n",
-            "{} said {line:?} where \"ready\" was due",
-            program.display()
-        );
+        output.read_line(&mut line).context("waiting for the fork server")?;
+        let server = Self { server, socket, _output: output, _folder: folder };
+        ensure!(line == "ready\n", "{} said {line:?} where \"ready\" was due", program.display());
         Ok(server)
     }
 }
@@ -71,42 +55,25 @@ impl PythonForkServer {
 impl Runner for PythonForkServer {
     fn run(&mut self, script: &Script, streams: Streams<'_>) -> Result<i32> {
         let mut request = script.directory.as_os_str().as_bytes().to_vec();
-        for word in [script.path.as_os_str()]
-            .into_iter()
-            .chain(script.arguments.iter().map(OsString::as_os_str))
+        for word in
+            [script.path.as_os_str()].into_iter().chain(script.arguments.iter().map(OsString::as_os_str))
         {
             request.push(0);
             request.extend_from_slice(word.as_bytes());
         }
-        let length = u32::try_from(request.len())
-            .context("a request too long")?
-            .to_le_bytes();
+        let length = u32::try_from(request.len()).context("a request too long")?.to_le_bytes();
         let mut connection = UnixStream::connect(&self.socket).context("connecting to the fork server")?;
-        connection
-            .set_read_timeout(Some(PATIENCE))
-            .context("limiting the wait")?;
+        connection.set_read_timeout(Some(PATIENCE)).context("limiting the wait")?;
 
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut rights = SendAncillaryBuffer::new(&mut space);
-        ensure!(
-            rights.push(SendAncillaryMessage::ScmRights(&streams)),
-            "no space for three descriptors"
-        );
-        let sent = sendmsg(
-            connection.as_fd(),
-            &[IoSlice::new(&length)],
-            &mut rights,
-            SendFlags::NOSIGNAL,
-        )
-        .context("sending descriptors to the fork server")?;
+        ensure!(rights.push(SendAncillaryMessage::ScmRights(&streams)), "no space for three descriptors");
+        let sent = sendmsg(connection.as_fd(), &[IoSlice::new(&length)], &mut rights, SendFlags::NOSIGNAL)
+            .context("sending descriptors to the fork server")?;
         ensure!(sent == length.len(), "the fork server took only {sent} bytes");
-        connection
-            .write_all(&request)
-            .context("sending a request to the fork server")?;
+        connection.write_all(&request).context("sending a request to the fork server")?;
         let mut status = [0; 4];
-        connection
-            .read_exact(&mut status)
-            .context("reading the fork server's answer")?;
+        connection.read_exact(&mut status).context("reading the fork server's answer")?;
         Ok(i32::from_le_bytes(status))
     }
 }
@@ -132,12 +99,7 @@ mod tests {
         fs::write(&path, text).unwrap();
         fs::write(folder.path().join("input"), "some input").unwrap();
         let arguments = vec!["one".into(), "two three".into()];
-        Script {
-            path,
-            arguments,
-            input: folder.path().join("input"),
-            directory: folder.path().to_owned(),
-        }
+        Script { path, arguments, input: folder.path().join("input"), directory: folder.path().to_owned() }
     }
 
     #[test]
@@ -150,10 +112,7 @@ mod tests {
                 "surroundings.py",
                 "import os, sys; print(os.getcwd(), sys.argv, sys.path[0], __name__, __file__)",
             ),
-            (
-                "input.py",
-                "import sys, json; print(json.dumps(sys.stdin.read()))",
-            ),
+            ("input.py", "import sys, json; print(json.dumps(sys.stdin.read()))"),
             ("exits.py", "import sys; print('half', end=''); sys.exit(7)"),
             ("complains.py", "import sys; sys.exit('no')"),
             ("raises.py", "print('before'); 1 / 0"),
@@ -172,11 +131,7 @@ mod tests {
     fn a_script_leaves_nothing_to_the_next() {
         let folder = tempfile::tempdir().unwrap();
         let mut server = PythonForkServer::start(&["json"]).unwrap();
-        let marks = script(
-            &folder,
-            "marks.py",
-            "import json, os; json.mark = 1; os.chdir('/')",
-        );
+        let marks = script(&folder, "marks.py", "import json, os; json.mark = 1; os.chdir('/')");
         let looks = script(&folder, "looks.py", "import json; print(hasattr(json, 'mark'))");
         assert_eq!(run(&mut server, &marks).unwrap().status, 0);
         assert_eq!(run(&mut server, &looks).unwrap().output, b"False\n");
@@ -192,13 +147,7 @@ mod tests {
         let scripts = scripts.map(|(name, script)| (name.to_owned(), (script.clone(), due.clone())));
         let mut contender = Scripts::new(ColdPython, scripts.into());
         assert_eq!(contender.measure("right", 2).unwrap().latencies.len(), 2);
-        assert!(
-            contender
-                .measure("wrong", 1)
-                .unwrap_err()
-                .to_string()
-                .contains("wrong wrote \"2\\n\"")
-        );
+        assert!(contender.measure("wrong", 1).unwrap_err().to_string().contains("wrong wrote \"2\\n\""));
         assert!(contender.measure("absent", 1).is_err());
     }
 

@@ -62,17 +62,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let tried = probe::all();
     let forced = std::env::var_os(TRACKER_VARIABLE).map(|name| name.to_string_lossy().into_owned());
     let plan = Plan::of(&tried, systems, forced);
-    let shown: Vec<&Facility> = tried
-        .iter()
-        .filter(|facility| facility.systems.iter().any(|user| systems.contains(user)))
-        .collect();
-    let text = if arguments.json {
-        json::of(&shown, &plan)?
-    } else {
-        table::of(&shown, &plan)
-    };
+    let shown: Vec<&Facility> =
+        tried.iter().filter(|facility| facility.systems.iter().any(|user| systems.contains(user))).collect();
+    let text = if arguments.json { json::of(&shown, &plan)? } else { table::of(&shown, &plan) };
     let mut output = io::stdout().lock();
-    writeln!(output, "{text}")
-        .and_then(|()| output.flush())
-        .context("write to standard output")
+    writeln!(output, "{text}").and_then(|()| output.flush()).context("write to standard output")
 }

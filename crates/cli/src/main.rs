@@ -36,7 +36,5 @@ fn main() -> ExitCode {
 
 /// Whether writing failed because nobody reads any more, as under `orrery doctor | head`.
 fn reader_is_gone(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -25,31 +25,18 @@ fn doctor() -> Command {
 /// Runs it and reads its report; it must have ended well and in silence.
 fn report(mut command: Command) -> Value {
     let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{:?}: {}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
 fn rows(report: &Value) -> HashMap<&str, &Value> {
-    report["facilities"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|row| (row["name"].as_str().unwrap(), row))
-        .collect()
+    report["facilities"].as_array().unwrap().iter().map(|row| (row["name"].as_str().unwrap(), row)).collect()
 }
 
 fn mechanism<'a>(report: &'a Value, system: &str, role: &str) -> &'a str {
     let mut all = report["mechanisms"].as_array().unwrap().iter();
-    all.find(|row| row["system"] == system && row["role"] == role)
-        .unwrap()["mechanism"]
-        .as_str()
-        .unwrap()
+    all.find(|row| row["system"] == system && row["role"] == role).unwrap()["mechanism"].as_str().unwrap()
 }
 
 /// Lets `action` answer the given system calls of the command, from its first instruction on.
@@ -70,17 +57,9 @@ fn filtered(mut command: Command, calls: &[libc::c_long], action: u32) -> Comman
         // SAFETY: both calls concern the new process only; the kernel copies the program.
         let failed = unsafe {
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
-                || libc::prctl(
-                    libc::PR_SET_SECCOMP,
-                    libc::SECCOMP_MODE_FILTER,
-                    &raw const program,
-                ) != 0
+                || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0
         };
-        if failed {
-            Err(std::io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
+        if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
     };
     // SAFETY: the closure makes two system calls and allocates nothing.
     unsafe { command.pre_exec(install) };
@@ -100,37 +79,14 @@ fn every_row_has_its_facts() {
         for key in ["group", "purpose", "fallback"] {
             assert!(!row[key].as_str().unwrap().is_empty(), "{name} has no {key}");
         }
-        assert!(
-            !row["systems"].as_array().unwrap().is_empty(),
-            "{name} is for nobody"
-        );
+        assert!(!row["systems"].as_array().unwrap().is_empty(), "{name} is for nobody");
         let (state, detail) = (row["state"].as_str().unwrap(), row["detail"].as_str().unwrap());
-        assert!(
-            ["available", "missing", "denied"].contains(&state),
-            "{name} is {state}"
-        );
-        assert!(
-            state == "available" || !detail.is_empty(),
-            "{name} gives no reason"
-        );
-        assert!(
-            row["errno"].is_null() || row["errno"].as_str().unwrap().starts_with('E'),
-            "{name}: {row}"
-        );
+        assert!(["available", "missing", "denied"].contains(&state), "{name} is {state}");
+        assert!(state == "available" || !detail.is_empty(), "{name} gives no reason");
+        assert!(row["errno"].is_null() || row["errno"].as_str().unwrap().starts_with('E'), "{name}: {row}");
     }
-    for system in [
-        "lwc-rollback",
-        "lwc-contexts",
-        "orbit",
-        "hijack",
-        "orc",
-        "orthros",
-    ] {
-        let used = report["mechanisms"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter(|row| row["system"] == system);
+    for system in ["lwc-rollback", "lwc-contexts", "orbit", "hijack", "orc", "orthros"] {
+        let used = report["mechanisms"].as_array().unwrap().iter().filter(|row| row["system"] == system);
         assert!(used.count() > 0, "nothing is said of {system}");
     }
     assert!(report["orrery_tracker"].is_null());
@@ -140,12 +96,7 @@ fn every_row_has_its_facts() {
 fn without_userfaultfd_it_says_denied_and_goes_on() {
     let report = report(filtered(doctor(), &[libc::SYS_userfaultfd], answer(libc::EPERM)));
     let rows = rows(&report);
-    for name in [
-        "userfaultfd",
-        "uffd_wp_async",
-        "dontneed_page_reported",
-        "dontneed_table_reported",
-    ] {
+    for name in ["userfaultfd", "uffd_wp_async", "dontneed_page_reported", "dontneed_table_reported"] {
         assert_eq!(
             (&rows[name]["state"], &rows[name]["errno"]),
             (&"denied".into(), &"EPERM".into()),
@@ -197,11 +148,7 @@ fn each_way_of_taking_a_call_away_is_told_apart() {
         let rows = rows(&report);
         for (name, _) in ONE_CALL {
             let row = rows[name];
-            assert_eq!(
-                (row["state"].as_str(), row["errno"].as_str()),
-                (Some(state), errno),
-                "{name}: {row}"
-            );
+            assert_eq!((row["state"].as_str(), row["errno"].as_str()), (Some(state), errno), "{name}: {row}");
         }
         // What needs none of these calls is found as ever.
         for name in ["memfd_seals", "clone3"] {
@@ -227,11 +174,7 @@ fn unprivileged(program: &PathBuf) -> Option<Command> {
         return None;
     }
     let mut command = Command::new(program);
-    command
-        .args(["doctor", "--json"])
-        .env_remove("ORRERY_TRACKER")
-        .uid(NOBODY)
-        .gid(NOBODY);
+    command.args(["doctor", "--json"]).env_remove("ORRERY_TRACKER").uid(NOBODY).gid(NOBODY);
     // SAFETY: one system call. (Rust drops the groups by itself, but only where it may; this says so if it may not.)
     let drop_groups = || match unsafe { libc::setgroups(0, std::ptr::null()) } {
         0 => Ok(()),
@@ -272,11 +215,7 @@ fn an_ordinary_user_gets_a_report() {
     }
     for (name, device) in [("kvm", "/dev/kvm"), ("tun", "/dev/net/tun")] {
         if fs::metadata(device).is_ok_and(|found| found.permissions().mode() & 0o006 == 0) {
-            assert_eq!(
-                (state(name), rows[name]["errno"].as_str()),
-                ("denied", Some("EACCES")),
-                "{name}"
-            );
+            assert_eq!((state(name), rows[name]["errno"].as_str()), ("denied", Some("EACCES")), "{name}");
         }
     }
     if fs::read_to_string("/proc/sys/vm/mmap_min_addr").is_ok_and(|lowest| lowest.trim() != "0") {
@@ -285,18 +224,11 @@ fn an_ordinary_user_gets_a_report() {
 }
 
 fn limited(mut command: Command, resource: libc::__rlimit_resource_t, most: libc::rlim_t) -> Command {
-    let limit = libc::rlimit {
-        rlim_cur: most,
-        rlim_max: most,
-    };
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
     let set = move || {
         // SAFETY: it reads the limit.
         let failed = unsafe { libc::setrlimit(resource, &raw const limit) } != 0;
-        if failed {
-            Err(std::io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
+        if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
     };
     // SAFETY: one system call.
     unsafe { command.pre_exec(set) };
@@ -311,20 +243,14 @@ fn no_more_processes_is_an_answer() {
     };
     let report = report(limited(command, libc::RLIMIT_NPROC, 0));
     let rows = rows(&report);
-    assert_eq!(
-        (&rows["kcmp"]["state"], &rows["kcmp"]["errno"]),
-        (&"denied".into(), &"EAGAIN".into())
-    );
+    assert_eq!((&rows["kcmp"]["state"], &rows["kcmp"]["errno"]), (&"denied".into(), &"EAGAIN".into()));
 }
 
 #[test]
 fn no_more_descriptors_is_an_answer() {
     let report = report(limited(doctor(), libc::RLIMIT_NOFILE, 4));
     let rows = rows(&report);
-    assert_eq!(
-        (&rows["kcmp"]["state"], &rows["kcmp"]["errno"]),
-        (&"denied".into(), &"EMFILE".into())
-    );
+    assert_eq!((&rows["kcmp"]["state"], &rows["kcmp"]["errno"]), (&"denied".into(), &"EMFILE".into()));
 }
 
 #[test]
@@ -340,11 +266,7 @@ fn a_caller_that_ignores_its_children_changes_nothing() {
     let (ignoring, plain) = (report(command), report(doctor()));
     let (ignoring, plain) = (rows(&ignoring), rows(&plain));
     for (name, row) in plain {
-        assert_eq!(
-            row["state"], ignoring[name]["state"],
-            "{name}: {}",
-            ignoring[name]
-        );
+        assert_eq!(row["state"], ignoring[name]["state"], "{name}: {}", ignoring[name]);
     }
 }
 
@@ -355,14 +277,7 @@ fn a_system_shows_what_it_uses() {
         command.args(["--system", name]);
         report(command)
     };
-    for name in [
-        "orc",
-        "lwc-rollback",
-        "lwc-contexts",
-        "orbit",
-        "hijack",
-        "orthros",
-    ] {
+    for name in ["orc", "lwc-rollback", "lwc-contexts", "orbit", "hijack", "orthros"] {
         let report = shown(name);
         for (facility, row) in rows(&report) {
             assert!(
@@ -370,13 +285,7 @@ fn a_system_shows_what_it_uses() {
                 "{facility} is not for {name}"
             );
         }
-        assert!(
-            report["mechanisms"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .all(|row| row["system"] == name)
-        );
+        assert!(report["mechanisms"].as_array().unwrap().iter().all(|row| row["system"] == name));
     }
     let (both, rollback) = (shown("lwc"), shown("lwc-rollback"));
     let both = rows(&both);
@@ -390,16 +299,10 @@ fn a_forced_tracker_is_shown() {
     command.env("ORRERY_TRACKER", "compare");
     let report = report(command);
     assert_eq!(report["orrery_tracker"], "compare");
-    assert_eq!(
-        mechanism(&report, "lwc-rollback", "tracker"),
-        "compare (forced by ORRERY_TRACKER)"
-    );
+    assert_eq!(mechanism(&report, "lwc-rollback", "tracker"), "compare (forced by ORRERY_TRACKER)");
     let table = text(Command::new(ORRERY).arg("doctor").env("ORRERY_TRACKER", "magic"));
     assert!(table.contains("ORRERY_TRACKER=magic is set."), "{table}");
-    assert!(
-        table.contains("ORRERY_TRACKER=magic names no tracker (wp_async or compare)"),
-        "{table}"
-    );
+    assert!(table.contains("ORRERY_TRACKER=magic names no tracker (wp_async or compare)"), "{table}");
 }
 
 fn text(command: &mut Command) -> String {
@@ -412,23 +315,13 @@ fn text(command: &mut Command) -> String {
 fn the_table_fits_and_is_plain_in_a_pipe() {
     for columns in [70_usize, 80, 120, 200] {
         let mut command = Command::new(ORRERY);
-        let table = text(
-            command
-                .arg("doctor")
-                .env("COLUMNS", columns.to_string())
-                .env_remove("ORRERY_TRACKER"),
-        );
+        let table =
+            text(command.arg("doctor").env("COLUMNS", columns.to_string()).env_remove("ORRERY_TRACKER"));
         assert!(!table.contains('\x1b'), "colours in a pipe");
         let widest = table.lines().map(|line| line.chars().count()).max().unwrap();
         assert!(widest <= columns, "{widest} of {columns}");
         assert!(!table.contains(" \n"), "space at a line's end");
-        for word in [
-            "userfaultfd",
-            "MEMORY",
-            "MACHINE",
-            "What each system will use here:",
-            "tracker: ",
-        ] {
+        for word in ["userfaultfd", "MEMORY", "MACHINE", "What each system will use here:", "tracker: "] {
             assert!(table.contains(word), "{word} is missing at {columns} columns");
         }
     }
@@ -438,20 +331,12 @@ fn the_table_fits_and_is_plain_in_a_pipe() {
 fn a_terminal_gets_colours_unless_it_objects() {
     let on_terminal = |no_color: Option<&str>| {
         let mut command = Command::new("script");
-        command
-            .args(["-qec", &format!("{ORRERY} doctor"), "/dev/null"])
-            .stdin(Stdio::null());
-        command
-            .env("TERM", "xterm")
-            .env_remove("NO_COLOR")
-            .env_remove("COLUMNS");
+        command.args(["-qec", &format!("{ORRERY} doctor"), "/dev/null"]).stdin(Stdio::null());
+        command.env("TERM", "xterm").env_remove("NO_COLOR").env_remove("COLUMNS");
         if let Some(value) = no_color {
             command.env("NO_COLOR", value);
         }
-        command
-            .output()
-            .ok()
-            .map(|output| String::from_utf8(output.stdout).unwrap())
+        command.output().ok().map(|output| String::from_utf8(output.stdout).unwrap())
     };
     let (Some(coloured), Some(plain)) = (on_terminal(None), on_terminal(Some("1"))) else {
         println!("SKIPPED: script is not installed");
@@ -477,35 +362,20 @@ fn usage_errors_say_what_would_be_right() {
         let output = outcome(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(output.stdout.is_empty());
-        assert!(
-            String::from_utf8_lossy(&output.stderr).contains(way_out),
-            "{arguments:?}: {output:?}"
-        );
+        assert!(String::from_utf8_lossy(&output.stderr).contains(way_out), "{arguments:?}: {output:?}");
     }
     assert!(outcome(&["--help"]).status.success() && outcome(&["--version"]).status.success());
 }
 
 #[test]
 fn a_reader_that_leaves_is_no_error() {
-    let mut child = Command::new(ORRERY)
-        .arg("doctor")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child =
+        Command::new(ORRERY).arg("doctor").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let mut complaint = String::new();
-    child
-        .stderr
-        .take()
-        .unwrap()
-        .read_to_string(&mut complaint)
-        .unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
     let status = child.wait().unwrap();
-    assert_eq!(
-        (status.code(), status.signal(), complaint.as_str()),
-        (Some(0), None, "")
-    );
+    assert_eq!((status.code(), status.signal(), complaint.as_str()), (Some(0), None, ""));
 }
 
 /// The doctor with a `PATH` that holds one program, a script of this text.
@@ -522,24 +392,14 @@ fn with_program(name: &str, script: &str) -> Value {
 #[test]
 fn programs_are_tried_and_not_trusted() {
     let name = format!("qemu-system-{}", std::env::consts::ARCH);
-    let works = with_program(
-        &name,
-        "#!/bin/sh\necho \"QEMU emulator version 7.2.1 ($1)\"\necho more\n",
-    );
+    let works = with_program(&name, "#!/bin/sh\necho \"QEMU emulator version 7.2.1 ($1)\"\necho more\n");
     let row = rows(&works)["qemu"];
     assert_eq!(
         (&row["state"], &row["detail"]),
-        (
-            &"available".into(),
-            &"QEMU emulator version 7.2.1 (--version)".into()
-        )
+        (&"available".into(), &"QEMU emulator version 7.2.1 (--version)".into())
     );
     assert!(mechanism(&works, "orthros", "kernels run in").starts_with("QEMU"));
-    for broken in [
-        "#!/bin/sh\nexit 0\n",
-        "#!/bin/sh\nexec /bin/sleep 5\n",
-        "#!/no/such/interpreter\n",
-    ] {
+    for broken in ["#!/bin/sh\nexit 0\n", "#!/bin/sh\nexec /bin/sleep 5\n", "#!/no/such/interpreter\n"] {
         let report = with_program(&name, broken);
         assert_eq!(rows(&report)["qemu"]["state"], "missing", "{broken}");
         assert!(mechanism(&report, "orthros", "kernels run in").starts_with("none"));

@@ -14,15 +14,8 @@ use crate::engine::{self, Ending};
 pub const CONTROL_SIGNAL: i32 = 60;
 
 /// Signals that would end the process and end the closure instead.
-pub(crate) const FATAL: [i32; 7] = [
-    libc::SIGSEGV,
-    libc::SIGBUS,
-    libc::SIGFPE,
-    libc::SIGILL,
-    libc::SIGABRT,
-    libc::SIGSYS,
-    libc::SIGTRAP,
-];
+pub(crate) const FATAL: [i32; 7] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT, libc::SIGSYS, libc::SIGTRAP];
 
 /// Installs the handlers. The dispositions before must have been captured: the end of the run puts them back.
 ///
@@ -39,12 +32,7 @@ pub(crate) unsafe fn install() -> orrery_sys::Result<()> {
         unsafe { signals::set_action(signal, &action)? };
     }
     // SAFETY: as above.
-    unsafe {
-        signals::set_action(
-            CONTROL_SIGNAL,
-            &action(on_control as *const () as usize, Mask::MAX),
-        )
-    }
+    unsafe { signals::set_action(CONTROL_SIGNAL, &action(on_control as *const () as usize, Mask::MAX)) }
 }
 
 const fn fatal_mask() -> Mask {
@@ -93,10 +81,8 @@ extern "C" fn on_fatal(signal: i32, info: *const Info, _: *mut c_void) {
     // SAFETY: the default disposition has no handler.
     let _ = unsafe { signals::set_action(signal, &default) };
     if info.code <= 0 {
-        let (process, thread) = (
-            rustix::process::getpid().as_raw_pid(),
-            rustix::thread::gettid().as_raw_pid(),
-        );
+        let (process, thread) =
+            (rustix::process::getpid().as_raw_pid(), rustix::thread::gettid().as_raw_pid());
         let _ = signals::send_to_thread(process, thread, signal);
     }
 }

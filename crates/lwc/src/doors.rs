@@ -32,11 +32,7 @@ pub(crate) fn install() -> rustix::io::Result<()> {
     // threads that do not exit), no other function begins within its first bytes (its smallest form takes 16), and the
     // new code ends in a jump.
     unsafe {
-        mprotect(
-            start,
-            pages.len(),
-            MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC,
-        )?;
+        mprotect(start, pages.len(), MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC)?;
         core::ptr::copy_nonoverlapping(code.as_ptr(), exit.cast::<u8>(), code.len());
         mprotect(start, pages.len(), MprotectFlags::READ | MprotectFlags::EXEC)
     }

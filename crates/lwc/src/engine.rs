@@ -167,12 +167,7 @@ pub(crate) fn arena() -> Result<&'static Arena> {
     }
     let fresh = Arena::reserve()?;
     let pointer = core::ptr::from_ref(fresh).cast_mut();
-    match ARENA.compare_exchange(
-        core::ptr::null_mut(),
-        pointer,
-        Ordering::AcqRel,
-        Ordering::Acquire,
-    ) {
+    match ARENA.compare_exchange(core::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(fresh),
         // Another thread was faster; ours is address space that nobody uses.
         // SAFETY: as above.
@@ -296,13 +291,10 @@ pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static 
         }),
     };
     let layout = core::alloc::Layout::new::<Engine>();
-    let block = arena
-        .heap()
-        .allocate(layout)
-        .map_err(|_| orrery_memory::Error::Memory {
-            bytes: layout.size(),
-            errno: rustix::io::Errno::NOMEM,
-        })?;
+    let block = arena.heap().allocate(layout).map_err(|_| orrery_memory::Error::Memory {
+        bytes: layout.size(),
+        errno: rustix::io::Errno::NOMEM,
+    })?;
     let pointer = block.cast::<Engine>();
     // SAFETY: the block is fresh and has the engine's layout.
     unsafe { pointer.write(engine) };
@@ -319,17 +311,11 @@ impl Engine {
     pub(crate) fn for_owner(&'static self) -> Result<&'static Self> {
         let caller = rustix::process::getpid().as_raw_pid();
         if caller != self.owner_process {
-            return Err(Error::OtherProcess {
-                owner: self.owner_process,
-                caller,
-            });
+            return Err(Error::OtherProcess { owner: self.owner_process, caller });
         }
         let caller = rustix::thread::gettid().as_raw_pid();
         if caller != self.owner_thread {
-            return Err(Error::WrongThread {
-                owner: self.owner_thread,
-                caller,
-            });
+            return Err(Error::WrongThread { owner: self.owner_thread, caller });
         }
         if !self.is_in(Phase::Idle) {
             return Err(Error::Nested);
@@ -444,13 +430,10 @@ impl Engine {
         let place = match inner.snapshots.iter().position(Option::is_none) {
             Some(free) => free,
             None => {
-                inner
-                    .snapshots
-                    .try_reserve(1)
-                    .map_err(|_| orrery_memory::Error::Memory {
-                        bytes: size_of::<Snapshot>(),
-                        errno: rustix::io::Errno::NOMEM,
-                    })?;
+                inner.snapshots.try_reserve(1).map_err(|_| orrery_memory::Error::Memory {
+                    bytes: size_of::<Snapshot>(),
+                    errno: rustix::io::Errno::NOMEM,
+                })?;
                 inner.snapshots.push(None);
                 inner.snapshots.len() - 1
             }
@@ -463,9 +446,7 @@ impl Engine {
 
     /// Goes back to snapshot `place`, whose `snapshot_crossing` returns `value`. It returns only if that cannot be.
     pub(crate) fn resume(&'static self, place: usize, value: i32) -> Error {
-        let missing = Error::Memory(orrery_memory::Error::NoSnapshot {
-            number: number(place),
-        });
+        let missing = Error::Memory(orrery_memory::Error::NoSnapshot { number: number(place) });
         let inner = match self.for_owner() {
             Ok(engine) => engine.inner(),
             Err(error) => return error,
@@ -486,14 +467,8 @@ impl Engine {
     /// Forgets snapshot `place`.
     pub(crate) fn discard(&'static self, place: usize) -> Result<()> {
         let inner = self.for_owner()?.inner();
-        let missing = Error::Memory(orrery_memory::Error::NoSnapshot {
-            number: number(place),
-        });
-        let mut snapshot = inner
-            .snapshots
-            .get_mut(place)
-            .and_then(Option::take)
-            .ok_or(missing)?;
+        let missing = Error::Memory(orrery_memory::Error::NoSnapshot { number: number(place) });
+        let mut snapshot = inner.snapshots.get_mut(place).and_then(Option::take).ok_or(missing)?;
         snapshot.process.descriptors.clear(&mut inner.keepers);
         Ok(inner.space.discard(snapshot.memory)?)
     }
@@ -529,9 +504,7 @@ pub(crate) fn remember_refusal(error: Error) {
 
 /// What the last operation of the C interface could not do.
 pub(crate) fn last_error() -> Option<Error> {
-    current()
-        .filter(|engine| engine.is_owner())
-        .and_then(|engine| engine.inner().error)
+    current().filter(|engine| engine.is_owner()).and_then(|engine| engine.inner().error)
 }
 
 fn number(place: usize) -> u32 {
@@ -632,11 +605,8 @@ impl Inner {
             self.data_limit = (data as u64).saturating_add(bytes);
             Attributes::set_data_limit(self.data_limit);
         }
-        let stack = AlternateStack {
-            base: self.alternate_stack.start,
-            flags: 0,
-            size: self.alternate_stack.len(),
-        };
+        let stack =
+            AlternateStack { base: self.alternate_stack.start, flags: 0, size: self.alternate_stack.len() };
         // SAFETY: the stack is the engine's own and used for nothing else; the engine is set up.
         unsafe {
             signals::set_alternate_stack(&stack)?;
@@ -673,18 +643,9 @@ impl Inner {
         let Some(bytes) = self.limits.memory else {
             return false;
         };
-        let died = matches!(
-            ending,
-            Ending::Signaled {
-                signal: libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS,
-                ..
-            }
-        );
-        let used = self
-            .space
-            .statm()
-            .read()
-            .map_or(0, |sizes| (sizes.data * PAGE) as u64);
+        let died =
+            matches!(ending, Ending::Signaled { signal: libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS, .. });
+        let used = self.space.statm().read().map_or(0, |sizes| (sizes.data * PAGE) as u64);
         died && used >= self.data_limit - bytes / 16
     }
 
@@ -700,11 +661,7 @@ impl Inner {
         match memory {
             Ok(memory) => {
                 let stack_pointer = self.crossing.stack_pointer;
-                self.snapshots[self.wanted] = Some(Snapshot {
-                    memory,
-                    stack_pointer,
-                    process,
-                });
+                self.snapshots[self.wanted] = Some(Snapshot { memory, stack_pointer, process });
                 Ok(())
             }
             Err(error) => {
@@ -723,15 +680,7 @@ impl Inner {
     /// Threads first, since they could interfere with all else; then children; then limits, which the rest may need; the
     /// descriptors before memory, because the engine's own are among them.
     fn put_back(&mut self, place: Option<usize>) -> Option<Leftover> {
-        let Self {
-            threads,
-            process,
-            snapshots,
-            keepers,
-            space,
-            last_restore,
-            ..
-        } = self;
+        let Self { threads, process, snapshots, keepers, space, last_restore, .. } = self;
         let mut leftover = None;
         let mut note = |result: core::result::Result<(), Leftover>| {
             if let Err(found) = result {
@@ -775,10 +724,7 @@ fn die(error: &Error) -> ! {
             rustix::io::write(stderr, text.as_bytes()).map_or(Err(core::fmt::Error), |_| Ok(()))
         }
     }
-    let _ = writeln!(
-        Stderr,
-        "orrery: a rollback failed half-way and the process cannot go on: {error}"
-    );
+    let _ = writeln!(Stderr, "orrery: a rollback failed half-way and the process cannot go on: {error}");
     loop {
         // SAFETY: the end of the process.
         let _ = unsafe { syscalls::syscall!(syscalls::Sysno::exit_group, EXIT_BROKEN) };

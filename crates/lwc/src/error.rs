@@ -92,10 +92,9 @@ impl fmt::Display for Leftover {
             Self::Child(pid) => write!(f, "child process {pid} cannot be killed"),
             Self::Descriptor(fd) => write!(f, "descriptor {fd} was closed and its file cannot be had again"),
             Self::Directory => write!(f, "the working directory cannot be entered any more"),
-            Self::Limit(which) => write!(
-                f,
-                "resource limit {which} was lowered, and raising it needs privilege"
-            ),
+            Self::Limit(which) => {
+                write!(f, "resource limit {which} was lowered, and raising it needs privilege")
+            }
             Self::Timer(id) => write!(f, "POSIX timer {id} was deleted"),
             Self::Signal(signal) => write!(f, "the disposition of signal {signal} cannot be set"),
             Self::Attribute(name) => write!(f, "{name} cannot be set back"),

@@ -38,10 +38,7 @@ impl KeptBuffer {
     pub fn with_capacity(capacity: usize) -> Result<Self> {
         let arena = engine::arena()?;
         let memory = arena.stack((capacity + HEADER).next_multiple_of(PAGE))?;
-        Ok(Self {
-            memory,
-            length: core::ptr::with_exposed_provenance(memory.start),
-        })
+        Ok(Self { memory, length: core::ptr::with_exposed_provenance(memory.start) })
     }
 
     /// Appends `bytes`.
@@ -60,10 +57,7 @@ impl KeptBuffer {
                 self.length().set(needed);
                 Ok(())
             }
-            needed => Err(Full {
-                capacity,
-                needed: needed.unwrap_or(usize::MAX),
-            }),
+            needed => Err(Full { capacity, needed: needed.unwrap_or(usize::MAX) }),
         }
     }
 

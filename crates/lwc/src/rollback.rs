@@ -142,12 +142,8 @@ impl Builder {
     /// [`Error::ShadowStack`](crate::Error::ShadowStack); [`Error::Memory`](crate::Error::Memory) and
     /// [`Error::System`](crate::Error::System) where there is no address space, memory or tracker to be had.
     pub fn build(self) -> Result<Rollback> {
-        let config = Config {
-            scope: None,
-            tracker: self.tracker,
-            visibility: self.visibility,
-            first: self.first,
-        };
+        let config =
+            Config { scope: None, tracker: self.tracker, visibility: self.visibility, first: self.first };
         Ok(Rollback {
             engine: engine::set_up(config, self.children)?,
             limits: self.limits,
@@ -186,9 +182,7 @@ impl Rollback {
     pub fn run<F: FnOnce()>(&mut self, closure: F) -> Result<Outcome> {
         let mut body = Some(closure);
         let argument = (&raw mut body).cast::<c_void>();
-        self.engine
-            .run(call::<F>, argument, self.limits)
-            .map(Outcome::from)
+        self.engine.run(call::<F>, argument, self.limits).map(Outcome::from)
     }
 
     /// Bounds the time of each run from now on: the closure ends with [`Outcome::TimedOut`]. A closure that blocks signal
@@ -249,9 +243,7 @@ impl Rollback {
 
 impl core::fmt::Debug for Rollback {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Rollback")
-            .field("limits", &self.limits)
-            .finish_non_exhaustive()
+        f.debug_struct("Rollback").field("limits", &self.limits).finish_non_exhaustive()
     }
 }
 

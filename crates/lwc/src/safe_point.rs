@@ -52,10 +52,7 @@ pub(crate) fn gather(others: usize) -> usize {
         if words.parked.load(Ordering::Acquire) as usize >= others {
             break;
         }
-        let nap = rustix::thread::Timespec {
-            tv_sec: 0,
-            tv_nsec: 50_000,
-        };
+        let nap = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 };
         let _ = rustix::thread::nanosleep(&nap);
     }
     words.parked.load(Ordering::Acquire) as usize

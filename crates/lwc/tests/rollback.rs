@@ -26,10 +26,7 @@ type Case = (&'static str, fn());
 
 fn main() {
     if let Ok(name) = std::env::var(CASE) {
-        let (_, run) = CASES
-            .iter()
-            .find(|(case, _)| *case == name)
-            .expect("a case of that name");
+        let (_, run) = CASES.iter().find(|(case, _)| *case == name).expect("a case of that name");
         run();
         println!("case done");
         return;
@@ -63,11 +60,7 @@ fn run_case(name: &str, tracker: &str) -> Result<(), Failed> {
         println!("SKIPPED {name}/{tracker}: {text}");
         return Ok(());
     }
-    if output.status.success() && text.contains("case done") {
-        Ok(())
-    } else {
-        Err(text.into())
-    }
+    if output.status.success() && text.contains("case done") { Ok(()) } else { Err(text.into()) }
 }
 
 macro_rules! cases {
@@ -152,10 +145,7 @@ fn memory_comes_back() {
             heap.push(3);
             local += 1;
             GLOBAL.store(9, Ordering::Relaxed);
-            tell(
-                &kept,
-                &format!("{} {local} {}\n", heap.len(), GLOBAL.load(Ordering::Relaxed)),
-            );
+            tell(&kept, &format!("{} {local} {}\n", heap.len(), GLOBAL.load(Ordering::Relaxed)));
         });
         assert_eq!(outcome, Ok(Outcome::Returned));
         assert!(heap.iter().all(|&byte| byte == 1) && heap.len() == 3_000_000);
@@ -219,13 +209,7 @@ fn a_null_pointer_ends_a_run() {
         let outcome = rollback.run(|| unsafe {
             std::ptr::with_exposed_provenance_mut::<u32>(std::hint::black_box(address)).write_volatile(1);
         });
-        assert_eq!(
-            outcome,
-            Ok(Outcome::Signaled {
-                signal: libc::SIGSEGV,
-                address
-            })
-        );
+        assert_eq!(outcome, Ok(Outcome::Signaled { signal: libc::SIGSEGV, address }));
     }
 }
 
@@ -233,13 +217,7 @@ fn abort_ends_a_run() {
     let mut rollback = rollback();
     for _ in 0..3 {
         let outcome = rollback.run(|| std::process::abort());
-        assert_eq!(
-            outcome,
-            Ok(Outcome::Signaled {
-                signal: libc::SIGABRT,
-                address: 0
-            })
-        );
+        assert_eq!(outcome, Ok(Outcome::Signaled { signal: libc::SIGABRT, address: 0 }));
     }
 }
 
@@ -248,21 +226,9 @@ fn a_division_ends_a_run() {
     let outcome = rollback.run(|| unsafe {
         std::arch::asm!("xor edx, edx", "xor eax, eax", "xor ecx, ecx", "div ecx", out("eax") _, out("ecx") _, out("edx") _);
     });
-    assert!(matches!(
-        outcome,
-        Ok(Outcome::Signaled {
-            signal: libc::SIGFPE,
-            ..
-        })
-    ));
+    assert!(matches!(outcome, Ok(Outcome::Signaled { signal: libc::SIGFPE, .. })));
     let outcome = rollback.run(|| unsafe { std::arch::asm!("ud2") });
-    assert!(matches!(
-        outcome,
-        Ok(Outcome::Signaled {
-            signal: libc::SIGILL,
-            ..
-        })
-    ));
+    assert!(matches!(outcome, Ok(Outcome::Signaled { signal: libc::SIGILL, .. })));
 }
 
 #[expect(unconditional_recursion, reason = "the test")]
@@ -277,16 +243,7 @@ fn an_exhausted_stack_ends_a_run() {
         let outcome = rollback.run(|| {
             recurse(0);
         });
-        assert!(
-            matches!(
-                outcome,
-                Ok(Outcome::Signaled {
-                    signal: libc::SIGSEGV,
-                    ..
-                })
-            ),
-            "{outcome:?}"
-        );
+        assert!(matches!(outcome, Ok(Outcome::Signaled { signal: libc::SIGSEGV, .. })), "{outcome:?}");
     }
 }
 
@@ -298,20 +255,11 @@ fn a_fault_of_a_thread_ends_a_run() {
         });
         let _ = thread.join();
     });
-    assert_eq!(
-        outcome,
-        Ok(Outcome::Signaled {
-            signal: libc::SIGSEGV,
-            address: 24
-        })
-    );
+    assert_eq!(outcome, Ok(Outcome::Signaled { signal: libc::SIGSEGV, address: 24 }));
 }
 
 fn an_endless_loop_ends_in_time() {
-    let mut rollback = Rollback::builder()
-        .time_limit(Duration::from_millis(30))
-        .build()
-        .unwrap();
+    let mut rollback = Rollback::builder().time_limit(Duration::from_millis(30)).build().unwrap();
     let mut counter = 0_u64;
     let begun = Instant::now();
     let outcome = rollback.run(|| {
@@ -330,15 +278,9 @@ fn an_endless_loop_ends_in_time() {
 fn a_sleeping_closure_ends_in_time() {
     let mut rollback = rollback();
     rollback.set_time_limit(Some(Duration::from_millis(20)));
-    assert_eq!(
-        rollback.run(|| std::thread::sleep(Duration::from_secs(100))),
-        Ok(Outcome::TimedOut)
-    );
+    assert_eq!(rollback.run(|| std::thread::sleep(Duration::from_secs(100))), Ok(Outcome::TimedOut));
     rollback.set_time_limit(None);
-    assert_eq!(
-        rollback.run(|| std::thread::sleep(Duration::from_millis(40))),
-        Ok(Outcome::Returned)
-    );
+    assert_eq!(rollback.run(|| std::thread::sleep(Duration::from_millis(40))), Ok(Outcome::Returned));
 }
 
 fn hunger_ends_a_run() {
@@ -352,10 +294,7 @@ fn hunger_ends_a_run() {
     assert_eq!(outcome, Ok(Outcome::MemoryLimit));
     assert_eq!(rollback.run(|| drop(vec![1_u8; 30 << 20])), Ok(Outcome::Returned));
     rollback.set_memory_limit(None);
-    assert_eq!(
-        rollback.run(|| drop(vec![1_u8; 200 << 20])),
-        Ok(Outcome::Returned)
-    );
+    assert_eq!(rollback.run(|| drop(vec![1_u8; 200 << 20])), Ok(Outcome::Returned));
 }
 
 static EXITED: AtomicU32 = AtomicU32::new(0);
@@ -373,15 +312,8 @@ fn an_exit_handler_runs_once() {
         tell(&kept, "registered");
         std::process::exit(1);
     });
-    assert_eq!(
-        (outcome, kept.bytes()),
-        (Ok(Outcome::Exited(1)), &b"registered"[..])
-    );
-    assert_eq!(
-        EXITED.load(Ordering::Relaxed),
-        0,
-        "its count was rolled back with the rest"
-    );
+    assert_eq!((outcome, kept.bytes()), (Ok(Outcome::Exited(1)), &b"registered"[..]));
+    assert_eq!(EXITED.load(Ordering::Relaxed), 0, "its count was rolled back with the rest");
 }
 
 extern "C" fn give_up(_: i32) {
@@ -402,16 +334,8 @@ fn a_signal_handler_may_abandon() {
 
 fn map(length: usize) -> *mut u8 {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let address = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            length,
-            libc::PROT_READ | libc::PROT_WRITE,
-            flags,
-            -1,
-            0,
-        )
-    };
+    let address =
+        unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     assert_ne!(address, libc::MAP_FAILED);
     address.cast()
 }
@@ -442,21 +366,13 @@ fn mappings_come_back() {
                 fresh.write_bytes(9, 1 << 20);
                 libc::munmap(a.cast(), 64 << 10);
                 libc::mprotect(b.cast(), 16 << 10, libc::PROT_NONE);
-                libc::mprotect(
-                    b.add(32 << 10).cast(),
-                    16 << 10,
-                    libc::PROT_READ | libc::PROT_EXEC,
-                );
+                libc::mprotect(b.add(32 << 10).cast(), 16 << 10, libc::PROT_READ | libc::PROT_EXEC);
                 libc::mremap(c.cast(), 64 << 10, 256 << 10, libc::MREMAP_MAYMOVE);
             })
             .unwrap();
         unsafe {
             for (pointer, byte) in [(a, 1), (b, 2), (c, 3)] {
-                assert!(
-                    std::slice::from_raw_parts(pointer, 64 << 10)
-                        .iter()
-                        .all(|&found| found == byte)
-                );
+                assert!(std::slice::from_raw_parts(pointer, 64 << 10).iter().all(|&found| found == byte));
                 pointer.write_volatile(byte);
             }
         }
@@ -483,22 +399,11 @@ fn a_replaced_mapping_comes_back() {
             .run(|| unsafe {
                 libc::munmap(a.cast(), 64 << 10);
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-                libc::mmap(
-                    a.cast(),
-                    64 << 10,
-                    libc::PROT_READ | libc::PROT_WRITE,
-                    flags,
-                    -1,
-                    0,
-                );
+                libc::mmap(a.cast(), 64 << 10, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
                 a.write(5);
             })
             .unwrap();
-        assert!(
-            unsafe { std::slice::from_raw_parts(a, 64 << 10) }
-                .iter()
-                .all(|&byte| byte == 1)
-        );
+        assert!(unsafe { std::slice::from_raw_parts(a, 64 << 10) }.iter().all(|&byte| byte == 1));
     }
 }
 
@@ -523,15 +428,8 @@ fn dropped_memory_comes_back() {
             }
         });
         // Without its data the C library may well have crashed.
-        assert!(
-            matches!(outcome, Ok(Outcome::Returned | Outcome::Signaled { .. })),
-            "{outcome:?}"
-        );
-        assert!(
-            unsafe { std::slice::from_raw_parts(a, length) }
-                .iter()
-                .all(|&byte| byte == 1)
-        );
+        assert!(matches!(outcome, Ok(Outcome::Returned | Outcome::Signaled { .. })), "{outcome:?}");
+        assert!(unsafe { std::slice::from_raw_parts(a, length) }.iter().all(|&byte| byte == 1));
         assert_eq!(format!("{:5.2}", std::hint::black_box(1.5)), " 1.50");
     }
 }
@@ -548,20 +446,14 @@ fn the_break_comes_back() {
             .unwrap();
         assert_eq!(unsafe { libc::sbrk(0) }, before);
     }
-    rollback
-        .run(|| unsafe { drop(Box::new(libc::sbrk(-8192))) })
-        .unwrap();
+    rollback.run(|| unsafe { drop(Box::new(libc::sbrk(-8192))) }).unwrap();
     assert_eq!(unsafe { libc::sbrk(0) }, before);
     drop(vec![1_u8; 100_000]);
 }
 
 fn dive(depth: u32) -> u32 {
     let frame = std::hint::black_box([depth; 1024]);
-    if depth == 0 {
-        frame[5]
-    } else {
-        dive(depth - 1) + frame[9]
-    }
+    if depth == 0 { frame[5] } else { dive(depth - 1) + frame[9] }
 }
 
 fn deep_recursion_leaves_no_stack() {
@@ -584,13 +476,7 @@ fn deep_recursion_leaves_no_stack() {
 
 fn stack_size() -> usize {
     let text = std::fs::read_to_string("/proc/self/maps").unwrap();
-    total_mapped(
-        &text
-            .lines()
-            .filter(|line| line.contains("[stack]"))
-            .map(str::to_owned)
-            .collect::<Vec<_>>(),
-    )
+    total_mapped(&text.lines().filter(|line| line.contains("[stack]")).map(str::to_owned).collect::<Vec<_>>())
 }
 
 fn huge_pages_come_back() {
@@ -609,11 +495,7 @@ fn huge_pages_come_back() {
                 libc::madvise(a.cast(), 4 << 20, libc::MADV_DONTNEED);
             })
             .unwrap();
-        assert!(
-            unsafe { std::slice::from_raw_parts(a, length) }
-                .iter()
-                .all(|&byte| byte == 1)
-        );
+        assert!(unsafe { std::slice::from_raw_parts(a, length) }.iter().all(|&byte| byte == 1));
     }
 }
 
@@ -767,11 +649,7 @@ fn dispositions_and_masks_come_back() {
                 }
                 libc::signal(libc::SIGUSR1, libc::SIG_DFL);
                 orrery_sys::signals::block_all();
-                let stack = libc::stack_t {
-                    ss_sp: map(1 << 16).cast(),
-                    ss_flags: 0,
-                    ss_size: 1 << 16,
-                };
+                let stack = libc::stack_t { ss_sp: map(1 << 16).cast(), ss_flags: 0, ss_size: 1 << 16 };
                 libc::sigaltstack(&raw const stack, std::ptr::null_mut());
             })
             .unwrap();
@@ -804,14 +682,8 @@ fn timers_come_back() {
         let mut timer = std::ptr::null_mut();
         libc::timer_create(libc::CLOCK_MONOTONIC, std::ptr::null_mut(), &raw mut timer);
         let soon = libc::itimerspec {
-            it_interval: libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 1_000_000,
-            },
-            it_value: libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 900_000_000,
-            },
+            it_interval: libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 },
+            it_value: libc::timespec { tv_sec: 0, tv_nsec: 900_000_000 },
         };
         libc::timer_settime(timer, 0, &raw const soon, std::ptr::null_mut());
     });
@@ -820,9 +692,7 @@ fn timers_come_back() {
     std::thread::sleep(Duration::from_millis(1200));
     // A timer of the program goes on.
     unsafe { libc::alarm(100) };
-    rollback
-        .run(|| unsafe { drop(Box::new(libc::alarm(0))) })
-        .unwrap();
+    rollback.run(|| unsafe { drop(Box::new(libc::alarm(0))) }).unwrap();
     assert!(unsafe { libc::alarm(0) } > 90);
 }
 
@@ -836,23 +706,14 @@ fn directory_umask_and_limits_come_back() {
             .run(|| unsafe {
                 std::env::set_current_dir("/proc").unwrap();
                 libc::umask(0o777);
-                let limit = libc::rlimit {
-                    rlim_cur: 5,
-                    rlim_max: libc::RLIM_INFINITY,
-                };
+                let limit = libc::rlimit { rlim_cur: 5, rlim_max: libc::RLIM_INFINITY };
                 libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit);
                 libc::setrlimit(libc::RLIMIT_CORE, &raw const limit);
             })
             .unwrap();
-        assert_eq!(
-            std::env::current_dir().unwrap(),
-            dir.path().canonicalize().unwrap()
-        );
+        assert_eq!(std::env::current_dir().unwrap(), dir.path().canonicalize().unwrap());
         assert_eq!(unsafe { libc::umask(0o27) }, 0o27);
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
         assert_eq!(limit.rlim_cur, libc::RLIM_INFINITY);
     }
@@ -902,28 +763,14 @@ fn children_are_killed() {
     // Each of them had the pipe's other end: with the last gone, it is at its end.
     let mut nothing = Vec::new();
     std::io::Read::read_to_end(&mut { reader }, &mut nothing).unwrap();
-    assert_eq!(
-        unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) },
-        -1,
-        "no child is left"
-    );
+    assert_eq!(unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) }, -1, "no child is left");
 }
 
 fn children_may_be_left() {
     let mut rollback = Rollback::builder().children(Children::Leave).build().unwrap();
     let kept = KeptBuffer::with_capacity(100).unwrap();
     rollback
-        .run(|| {
-            tell(
-                &kept,
-                &Command::new("sleep")
-                    .arg("1000")
-                    .spawn()
-                    .unwrap()
-                    .id()
-                    .to_string(),
-            )
-        })
+        .run(|| tell(&kept, &Command::new("sleep").arg("1000").spawn().unwrap().id().to_string()))
         .unwrap();
     let pid: i32 = std::str::from_utf8(kept.bytes()).unwrap().parse().unwrap();
     unsafe {
@@ -952,12 +799,7 @@ fn a_forked_child_leaves_normally() {
         let aborted = status_of(&|| std::process::abort());
         tell(
             &kept,
-            &format!(
-                "{} {} {}",
-                libc::WEXITSTATUS(exited),
-                libc::WTERMSIG(crashed),
-                libc::WTERMSIG(aborted)
-            ),
+            &format!("{} {} {}", libc::WEXITSTATUS(exited), libc::WTERMSIG(crashed), libc::WTERMSIG(aborted)),
         );
     });
     assert_eq!((outcome, kept.bytes()), (Ok(Outcome::Returned), &b"5 11 6"[..]));
@@ -1041,13 +883,7 @@ fn parked_threads_go_on() {
 fn running_threads_are_refused() {
     std::thread::spawn(|| std::thread::sleep(Duration::from_secs(100)));
     let mut ran = false;
-    assert_eq!(
-        rollback().run(|| ran = true),
-        Err(Error::Threads {
-            running: 1,
-            parked: 0
-        })
-    );
+    assert_eq!(rollback().run(|| ran = true), Err(Error::Threads { running: 1, parked: 0 }));
     assert!(!ran);
 }
 
@@ -1072,9 +908,7 @@ fn floating_point_control_comes_back() {
         .unwrap();
     assert_eq!(control(), before);
     let kept: Vec<f64> = (0..50).map(|n| f64::from(n).sqrt()).collect();
-    rollback
-        .run(|| unsafe { std::ptr::null_mut::<f64>().write_volatile(kept[3]) })
-        .unwrap();
+    rollback.run(|| unsafe { std::ptr::null_mut::<f64>().write_volatile(kept[3]) }).unwrap();
     assert!((kept[4] - 2.0).abs() < 1e-12);
 }
 
@@ -1116,10 +950,7 @@ fn nesting_is_refused() {
 
 fn another_thread_is_refused() {
     let _rollback = rollback();
-    let error = std::thread::spawn(|| Rollback::builder().build().map(drop))
-        .join()
-        .unwrap()
-        .unwrap_err();
+    let error = std::thread::spawn(|| Rollback::builder().build().map(drop)).join().unwrap().unwrap_err();
     assert!(matches!(error, Error::WrongThread { .. }), "{error}");
 }
 
@@ -1143,11 +974,7 @@ fn a_forked_process_is_refused() {
 static REFUSED: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn try_in_handler(_: i32) {
-    if Rollback::builder()
-        .build()
-        .and_then(|mut rollback| rollback.run(|| {}))
-        == Err(Error::SignalHandler)
-    {
+    if Rollback::builder().build().and_then(|mut rollback| rollback.run(|| {})) == Err(Error::SignalHandler) {
         REFUSED.store(1, Ordering::Relaxed);
     }
 }
@@ -1155,11 +982,7 @@ extern "C" fn try_in_handler(_: i32) {
 fn a_signal_handler_is_refused() {
     let _rollback = rollback();
     unsafe {
-        let stack = libc::stack_t {
-            ss_sp: map(1 << 18).cast(),
-            ss_flags: 0,
-            ss_size: 1 << 18,
-        };
+        let stack = libc::stack_t { ss_sp: map(1 << 18).cast(), ss_flags: 0, ss_size: 1 << 18 };
         libc::sigaltstack(&raw const stack, std::ptr::null_mut());
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = try_in_handler as *const () as usize;
@@ -1176,9 +999,7 @@ fn kept_memory_stays() {
     rollback.run(|| {}).unwrap();
     rollback.keep_memory(memory.addr() + 4096, 8192).unwrap();
     for round in 1..4_u8 {
-        rollback
-            .run(|| unsafe { memory.write_bytes(round, 64 << 10) })
-            .unwrap();
+        rollback.run(|| unsafe { memory.write_bytes(round, 64 << 10) }).unwrap();
         let bytes = unsafe { std::slice::from_raw_parts(memory, 64 << 10) };
         assert!(bytes[4096..12288].iter().all(|&byte| byte == round));
         assert!(bytes[..4096].iter().chain(&bytes[12288..]).all(|&byte| byte == 0));
@@ -1191,10 +1012,7 @@ fn the_stack_cannot_be_kept() {
     let page = (&raw const local).addr() & !4095;
     for (start, length) in [(page, 4096), (page - 8192, 4096), (page, 100), (4096, 4096)] {
         let error = rollback.keep_memory(start, length).unwrap_err();
-        assert!(
-            matches!(error, Error::Memory(orrery_memory::Error::Keep { .. })),
-            "{error}"
-        );
+        assert!(matches!(error, Error::Memory(orrery_memory::Error::Keep { .. })), "{error}");
     }
     assert_eq!(rollback.run(|| {}), Ok(Outcome::Returned));
 }
@@ -1211,37 +1029,22 @@ fn a_full_buffer_says_so() {
 }
 
 fn no_address_space_is_an_error() {
-    let limit = libc::rlimit {
-        rlim_cur: 512 << 20,
-        rlim_max: libc::RLIM_INFINITY,
-    };
+    let limit = libc::rlimit { rlim_cur: 512 << 20, rlim_max: libc::RLIM_INFINITY };
     unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
     let error = Rollback::builder().build().map(drop).unwrap_err();
-    assert!(
-        matches!(error, Error::Memory(orrery_memory::Error::AddressSpace { .. })),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Memory(orrery_memory::Error::AddressSpace { .. })), "{error}");
     // A limit that leaves some room is enough.
-    let limit = libc::rlimit {
-        rlim_cur: 8 << 30,
-        rlim_max: libc::RLIM_INFINITY,
-    };
+    let limit = libc::rlimit { rlim_cur: 8 << 30, rlim_max: libc::RLIM_INFINITY };
     unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
     assert_eq!(rollback().run(|| {}), Ok(Outcome::Returned));
 }
 
 fn no_descriptors_is_an_error() {
-    let limit = libc::rlimit {
-        rlim_cur: 6,
-        rlim_max: 1024,
-    };
+    let limit = libc::rlimit { rlim_cur: 6, rlim_max: 1024 };
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     let error = Rollback::builder().build().map(drop).unwrap_err();
     assert!(error.to_string().contains("open"), "{error}");
-    let limit = libc::rlimit {
-        rlim_cur: 64,
-        rlim_max: 1024,
-    };
+    let limit = libc::rlimit { rlim_cur: 64, rlim_max: 1024 };
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     assert_eq!(rollback().run(|| {}), Ok(Outcome::Returned));
 }
@@ -1259,28 +1062,18 @@ fn a_large_process_is_held() {
                 }
             })
             .unwrap();
-        assert!(
-            unsafe { std::slice::from_raw_parts(memory, length) }
-                .iter()
-                .all(|&byte| byte == 1)
-        );
+        assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
     }
     let (statistics, restored) = rollback.statistics().unwrap();
     assert!(restored.copied >= 400);
     if rollback.mechanisms().unwrap().0 == "wp_async" {
-        assert!(
-            statistics.image_bytes < 100 << 20,
-            "most pages stay where they are: {statistics:?}"
-        );
+        assert!(statistics.image_bytes < 100 << 20, "most pages stay where they are: {statistics:?}");
     }
 }
 
 fn hidden_images_work() {
     use orrery_memory::images::Visibility;
-    let mut rollback = Rollback::builder()
-        .visibility(Visibility::Hidden)
-        .build()
-        .unwrap();
+    let mut rollback = Rollback::builder().visibility(Visibility::Hidden).build().unwrap();
     let mut heap = vec![1_u8; 1_000_000];
     for _ in 0..3 {
         rollback.run(|| heap.fill(2)).unwrap();
@@ -1305,21 +1098,13 @@ fn footprint() -> Footprint {
 }
 
 fn resident() -> usize {
-    orrery_sys::process::Statm::open()
-        .unwrap()
-        .read()
-        .unwrap()
-        .resident
-        * 4096
+    orrery_sys::process::Statm::open().unwrap().read().unwrap().resident * 4096
 }
 
 fn runs_leave_nothing_behind() {
     let fast = std::env::var("ORRERY_TRACKER").as_deref() != Ok("compare");
     let default = if fast { 20_000 } else { 500 };
-    let runs: u32 = std::env::var("ORRERY_RUNS")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(default);
+    let runs: u32 = std::env::var("ORRERY_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(default);
     let mut rollback = rollback();
     let once = |rollback: &mut Rollback, number: u32| {
         let outcome = rollback.run(|| {
@@ -1348,10 +1133,7 @@ fn runs_leave_nothing_behind() {
     let more = images(&rollback).saturating_sub(stored);
     assert!(more < 100, "{more} page images more after {runs} runs");
     let grown = resident().saturating_sub(memory);
-    assert!(
-        grown < 8 << 20,
-        "resident memory grew by {grown} bytes in {runs} runs"
-    );
+    assert!(grown < 8 << 20, "resident memory grew by {grown} bytes in {runs} runs");
     println!("{runs} runs: {before:?}, resident memory +{grown}");
 }
 

@@ -63,10 +63,7 @@ impl Arena {
                 Err(e) => last = e,
             }
         }
-        Err(Error::AddressSpace {
-            bytes: SIZES[SIZES.len() - 1],
-            errno: last,
-        })
+        Err(Error::AddressSpace { bytes: SIZES[SIZES.len() - 1], errno: last })
     }
 
     /// Builds the arena's own record at the start of `range`.
@@ -118,10 +115,7 @@ impl Arena {
             }
             let start = state.windows.saturating_sub(len);
             if start < state.committed + HEAP_STEP {
-                return Err(Error::AddressSpace {
-                    bytes: len,
-                    errno: Errno::NOMEM,
-                });
+                return Err(Error::AddressSpace { bytes: len, errno: Errno::NOMEM });
             }
             let window = PageRange::new(start, state.windows);
             state.windows = start;
@@ -175,9 +169,7 @@ impl Arena {
 
 impl core::fmt::Debug for Arena {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Arena")
-            .field("range", &self.range)
-            .finish_non_exhaustive()
+        f.debug_struct("Arena").field("range", &self.range).finish_non_exhaustive()
     }
 }
 
@@ -205,9 +197,7 @@ impl State {
         self.heap_top = Some(unsafe {
             match self.heap_top {
                 Some(top) => self.heap.extend(top, end),
-                None => self
-                    .heap
-                    .claim(core::ptr::with_exposed_provenance_mut(more.start), step)?,
+                None => self.heap.claim(core::ptr::with_exposed_provenance_mut(more.start), step)?,
             }
         });
         self.committed = more.end;
@@ -233,8 +223,7 @@ unsafe impl Allocator for Heap {
     unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
         if layout.size() != 0 {
             // SAFETY: the caller returns a block of this allocator with its layout.
-            self.0
-                .with(|state| unsafe { state.heap.deallocate(block.as_ptr(), layout) });
+            self.0.with(|state| unsafe { state.heap.deallocate(block.as_ptr(), layout) });
         }
     }
 }
@@ -254,10 +243,7 @@ fn commit(range: PageRange) -> Result<(), Error> {
             MprotectFlags::READ | MprotectFlags::WRITE,
         )
     }
-    .map_err(|errno| Error::Memory {
-        bytes: range.len(),
-        errno,
-    })
+    .map_err(|errno| Error::Memory { bytes: range.len(), errno })
 }
 
 #[cfg(test)]
@@ -281,11 +267,7 @@ pub(crate) mod tests {
                 vector.push(round);
             }
         }
-        assert!(
-            vectors
-                .iter()
-                .all(|v| v.len() == 10_000 && arena.range().contains(v.as_ptr().addr()))
-        );
+        assert!(vectors.iter().all(|v| v.len() == 10_000 && arena.range().contains(v.as_ptr().addr())));
         let committed = arena.with(|state| state.committed);
         for _ in 0..100 {
             vectors.clear();
@@ -295,11 +277,7 @@ pub(crate) mod tests {
                 vector
             }));
         }
-        assert_eq!(
-            arena.with(|state| state.committed),
-            committed,
-            "freed memory is used again"
-        );
+        assert_eq!(arena.with(|state| state.committed), committed, "freed memory is used again");
     }
 
     #[test]

@@ -201,11 +201,7 @@ impl Images {
     /// # Errors
     /// [`Error::Store`] where a hidden image cannot be read.
     pub fn bytes(&self, image: Image) -> Result<&Page> {
-        if image == Image::ZERO {
-            Ok(&ZEROS)
-        } else {
-            self.bytes_of(image.slot())
-        }
+        if image == Image::ZERO { Ok(&ZEROS) } else { self.bytes_of(image.slot()) }
     }
 
     /// How many distinct images there are.
@@ -270,10 +266,7 @@ impl Images {
                 let offset = (slot * PAGE) as u64;
                 match rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.file, page, offset)) {
                     Ok(PAGE) => Ok(()),
-                    Ok(_) => Err(Error::Store {
-                        bytes: offset,
-                        errno: Errno::NOSPC,
-                    }),
+                    Ok(_) => Err(Error::Store { bytes: offset, errno: Errno::NOSPC }),
                     Err(errno) => Err(Error::Store { bytes: offset, errno }),
                 }
             }
@@ -288,10 +281,7 @@ impl Images {
     }
 
     fn add_segment(&mut self) -> Result<()> {
-        let (start, end) = (
-            (self.segments * SEGMENT) as u64,
-            ((self.segments + 1) * SEGMENT) as u64,
-        );
+        let (start, end) = ((self.segments * SEGMENT) as u64, ((self.segments + 1) * SEGMENT) as u64);
         let first = self.slots.len();
         if first + SEGMENT_IMAGES > MOST_IMAGES {
             return Err(FULL);
@@ -307,13 +297,7 @@ impl Images {
             fallocate(&self.file, FallocateFlags::empty(), start, SEGMENT as u64)
         })
         .map_err(store_error)
-        .and_then(|()| {
-            if self.visibility == Visibility::Mapped {
-                self.map_segment(start)
-            } else {
-                Ok(())
-            }
-        });
+        .and_then(|()| if self.visibility == Visibility::Mapped { self.map_segment(start) } else { Ok(()) });
         if let Err(error) = reserved {
             // Back to the old size, so that trying again later starts clean.
             let _ = ftruncate(&self.file, start);
@@ -322,8 +306,7 @@ impl Images {
         self.segments += 1;
         self.slots.resize(first + SEGMENT_IMAGES, Slot::default());
         // The lowest slots are handed out first.
-        self.free
-            .extend((first..first + SEGMENT_IMAGES).rev().map(number));
+        self.free.extend((first..first + SEGMENT_IMAGES).rev().map(number));
         Ok(())
     }
 
@@ -347,10 +330,7 @@ impl Images {
             }
             Err(errno) => {
                 self.arena.close_window(window);
-                Err(Error::AddressSpace {
-                    bytes: SEGMENT,
-                    errno,
-                })
+                Err(Error::AddressSpace { bytes: SEGMENT, errno })
             }
         }
     }
@@ -416,18 +396,14 @@ fn number(slot: usize) -> u32 {
 /// More images than this have no number.
 const MOST_IMAGES: usize = (u32::MAX - 16) as usize;
 
-const FULL: Error = Error::Store {
-    bytes: (u32::MAX as u64) * PAGE as u64,
-    errno: Errno::FBIG,
-};
+const FULL: Error = Error::Store { bytes: (u32::MAX as u64) * PAGE as u64, errno: Errno::FBIG };
 
 impl Drop for Images {
     fn drop(&mut self) {
         for window in &self.windows {
             self.arena.close_window(*window);
         }
-        self.arena
-            .close_window(PageRange::new(self.scratch.start - PAGE, self.scratch.end));
+        self.arena.close_window(PageRange::new(self.scratch.start - PAGE, self.scratch.end));
     }
 }
 

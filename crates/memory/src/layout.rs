@@ -43,22 +43,13 @@ pub struct Mapping {
 impl Mapping {
     fn of_line(line: &Line<'_>) -> Self {
         let backing = if line.inode != 0 {
-            Backing::File {
-                device: line.device,
-                inode: line.inode,
-                offset: line.offset,
-            }
+            Backing::File { device: line.device, inode: line.inode, offset: line.offset }
         } else if is_the_kernels(line.name) {
             Backing::Kernel
         } else {
             Backing::Anonymous
         };
-        Self {
-            range: line.range,
-            access: line.access,
-            backing,
-            name: (0, 0),
-        }
+        Self { range: line.range, access: line.access, backing, name: (0, 0) }
     }
 
     /// Whether its contents belong to this process alone, so that they can be tracked and put back.
@@ -71,36 +62,20 @@ impl Mapping {
         let clipped = self.range.intersection(range);
         let moved = (clipped.start - self.range.start.min(clipped.start)) as u64;
         let backing = match self.backing {
-            Backing::File {
-                device,
-                inode,
-                offset,
-            } => Backing::File {
-                device,
-                inode,
-                offset: offset + moved,
-            },
+            Backing::File { device, inode, offset } => {
+                Backing::File { device, inode, offset: offset + moved }
+            }
             other => other,
         };
-        Self {
-            range: clipped,
-            backing,
-            ..*self
-        }
+        Self { range: clipped, backing, ..*self }
     }
 
     /// Whether `next` goes on where this one ends, with the same properties.
     fn joins(&self, next: &Self) -> bool {
         let here_on = match self.backing {
-            Backing::File {
-                device,
-                inode,
-                offset,
-            } => Backing::File {
-                device,
-                inode,
-                offset: offset + self.range.len() as u64,
-            },
+            Backing::File { device, inode, offset } => {
+                Backing::File { device, inode, offset: offset + self.range.len() as u64 }
+            }
             other => other,
         };
         self.range.end == next.range.start && self.access == next.access && here_on == next.backing
@@ -109,16 +84,8 @@ impl Mapping {
 
 /// Names of mappings that the kernel makes and that user space can neither track nor make again.
 fn is_the_kernels(name: &[u8]) -> bool {
-    [
-        &b"[vdso]"[..],
-        b"[vvar]",
-        b"[vvar_vclock]",
-        b"[vsyscall]",
-        b"[uprobes]",
-        b"[vectors]",
-        b"[sigpage]",
-    ]
-    .contains(&name)
+    [&b"[vdso]"[..], b"[vvar]", b"[vvar_vclock]", b"[vsyscall]", b"[uprobes]", b"[vectors]", b"[sigpage]"]
+        .contains(&name)
 }
 
 /// The mappings of a process, or of parts of its memory, in address order.
@@ -141,10 +108,7 @@ pub enum Change {
 impl Layout {
     /// No mappings.
     pub fn empty(arena: &'static Arena) -> Self {
-        Self {
-            mappings: arena.vec(),
-            names: arena.vec(),
-        }
+        Self { mappings: arena.vec(), names: arena.vec() }
     }
 
     /// Reads what is mapped now in `scope` and not `excluded` (both sorted and without overlaps) into `self`, whose
@@ -197,10 +161,7 @@ impl Layout {
                 if !hole.overlaps(rest) {
                     continue;
                 }
-                add(
-                    self,
-                    mapping.clip(PageRange::new(rest.start, hole.start.max(rest.start))),
-                )?;
+                add(self, mapping.clip(PageRange::new(rest.start, hole.start.max(rest.start))))?;
                 rest.start = hole.end.min(rest.end);
             }
             add(self, mapping.clip(rest))?;
@@ -216,10 +177,7 @@ impl Layout {
             grow(&mut self.names, name.len())?;
             self.names.extend_from_slice(name);
         }
-        Ok((
-            u32::try_from(self.names.len()).unwrap_or(u32::MAX) - length,
-            length,
-        ))
+        Ok((u32::try_from(self.names.len()).unwrap_or(u32::MAX) - length, length))
     }
 
     fn push(&mut self, mapping: Mapping) -> Result<()> {
@@ -246,12 +204,8 @@ impl Layout {
 
     /// The mapping that holds `address`.
     pub fn at(&self, address: usize) -> Option<&Mapping> {
-        let behind = self
-            .mappings
-            .partition_point(|mapping| mapping.range.end <= address);
-        self.mappings
-            .get(behind)
-            .filter(|mapping| mapping.range.contains(address))
+        let behind = self.mappings.partition_point(|mapping| mapping.range.end <= address);
+        self.mappings.get(behind).filter(|mapping| mapping.range.contains(address))
     }
 
     /// The total size of its mappings in pages.
@@ -284,10 +238,8 @@ impl Layout {
                 at += 1;
                 continue;
             }
-            let before = mapping.clip(PageRange::new(
-                mapping.range.start,
-                hole.start.max(mapping.range.start),
-            ));
+            let before =
+                mapping.clip(PageRange::new(mapping.range.start, hole.start.max(mapping.range.start)));
             let behind = mapping.clip(PageRange::new(hole.end.min(mapping.range.end), mapping.range.end));
             self.mappings.remove(at);
             for part in [before, behind].into_iter().filter(|part| !part.range.is_empty()) {
@@ -309,46 +261,18 @@ impl Layout {
         let mut at = 0;
         loop {
             // The next address at which either layout begins or ends something.
-            let starts = [now.first(), then.first()]
-                .into_iter()
-                .flatten()
-                .map(|m| m.range.start.max(at))
-                .min();
+            let starts =
+                [now.first(), then.first()].into_iter().flatten().map(|m| m.range.start.max(at)).min();
             let Some(start) = starts else { return Ok(()) };
             let here = |list: &[Mapping]| list.first().filter(|m| m.range.contains(start)).copied();
             let bound = |list: &[Mapping]| {
-                list.first().map(|m| {
-                    if m.range.start > start {
-                        m.range.start
-                    } else {
-                        m.range.end
-                    }
-                })
+                list.first().map(|m| if m.range.start > start { m.range.start } else { m.range.end })
             };
-            let end = [bound(now), bound(then)]
-                .into_iter()
-                .flatten()
-                .min()
-                .unwrap_or(start);
+            let end = [bound(now), bound(then)].into_iter().flatten().min().unwrap_or(start);
             let piece = PageRange::new(start, end);
-            let change = match (
-                here(now).map(|m| m.clip(piece)),
-                here(then).map(|m| m.clip(piece)),
-            ) {
-                (
-                    Some(Mapping {
-                        backing: Backing::Kernel,
-                        ..
-                    }),
-                    _,
-                )
-                | (
-                    _,
-                    Some(Mapping {
-                        backing: Backing::Kernel,
-                        ..
-                    }),
-                ) => None,
+            let change = match (here(now).map(|m| m.clip(piece)), here(then).map(|m| m.clip(piece))) {
+                (Some(Mapping { backing: Backing::Kernel, .. }), _)
+                | (_, Some(Mapping { backing: Backing::Kernel, .. })) => None,
                 (Some(_), None) => Some(Change::Unmap(piece)),
                 (None, Some(wanted)) => Some(Change::Map(wanted)),
                 (Some(found), Some(wanted)) if !found.same_object(&wanted) => Some(Change::Map(wanted)),
@@ -390,14 +314,7 @@ mod tests {
 
     fn line(start: usize, end: usize, access: Access, inode: u64, offset: u64) -> Line<'static> {
         let range = PageRange::new(start * 0x1000, end * 0x1000);
-        Line {
-            range,
-            access,
-            offset,
-            device: 1,
-            inode,
-            name: if inode == 0 { b"" } else { b"/file" },
-        }
+        Line { range, access, offset, device: 1, inode, name: if inode == 0 { b"" } else { b"/file" } }
     }
 
     fn layout(lines: &[Line<'_>], excluded: &[PageRange]) -> Layout {
@@ -438,10 +355,7 @@ mod tests {
         later.exclude(hole).unwrap();
         assert_eq!(cut.mappings(), later.mappings());
         assert_eq!(cut.mappings().len(), 2);
-        assert!(matches!(
-            cut.mappings()[1].backing,
-            Backing::File { offset: 0x3000, .. }
-        ));
+        assert!(matches!(cut.mappings()[1].backing, Backing::File { offset: 0x3000, .. }));
     }
 
     /// A model of memory: what each of 40 pages is.
@@ -454,13 +368,7 @@ mod tests {
             .filter_map(|(page, cell)| {
                 let (access, inode) = (*cell)?;
                 let offset = if inode == 0 { 0 } else { page as u64 * 0x1000 };
-                Some(line(
-                    page + 1,
-                    page + 2,
-                    Access::from_bits_truncate(access),
-                    inode,
-                    offset,
-                ))
+                Some(line(page + 1, page + 2, Access::from_bits_truncate(access), inode, offset))
             })
             .collect();
         layout(&lines, &[])

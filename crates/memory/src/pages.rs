@@ -48,10 +48,7 @@ unsafe impl Send for PageMap {}
 impl PageMap {
     /// A map in which every page is untouched.
     pub fn new(arena: &'static Arena) -> Self {
-        Self {
-            arena,
-            entries: arena.vec(),
-        }
+        Self { arena, entries: arena.vec() }
     }
 
     /// The image of the page at `address`.
@@ -75,11 +72,8 @@ impl PageMap {
             Err(_) if image == Image::UNTOUCHED => return Ok(()),
             Err(at) => {
                 grow(&mut self.entries, 1)?;
-                let chunk = self.allocate(Chunk {
-                    holders: 1,
-                    used: 0,
-                    images: [Image::UNTOUCHED; CHUNK_PAGES],
-                })?;
+                let chunk =
+                    self.allocate(Chunk { holders: 1, used: 0, images: [Image::UNTOUCHED; CHUNK_PAGES] })?;
                 self.entries.insert(at, Entry { number, chunk });
                 at
             }
@@ -137,10 +131,7 @@ impl PageMap {
             unsafe { (*entry.chunk.as_ptr()).holders += 1 };
             entries.push(*entry);
         }
-        Ok(Self {
-            arena: self.arena,
-            entries,
-        })
+        Ok(Self { arena: self.arena, entries })
     }
 
     /// Lets go of everything.
@@ -163,12 +154,8 @@ impl PageMap {
                 (None, Some(b)) => b.number,
                 (Some(a), Some(b)) => a.number.min(b.number),
             };
-            let a = ours
-                .next_if(|entry| entry.number == number)
-                .map(|entry| entry.chunk);
-            let b = theirs
-                .next_if(|entry| entry.number == number)
-                .map(|entry| entry.chunk);
+            let a = ours.next_if(|entry| entry.number == number).map(|entry| entry.chunk);
+            let b = theirs.next_if(|entry| entry.number == number).map(|entry| entry.chunk);
             if a == b {
                 continue;
             }
@@ -196,10 +183,7 @@ impl PageMap {
             let last = (range.end - base).min(CHUNK) / PAGE;
             // SAFETY: entries point to live chunks.
             let images = unsafe { &entry.chunk.as_ref().images };
-            if let Some(page) = images[first..last]
-                .iter()
-                .position(|&image| image != Image::UNTOUCHED)
-            {
+            if let Some(page) = images[first..last].iter().position(|&image| image != Image::UNTOUCHED) {
                 return Some(base + (first + page) * PAGE);
             }
         }
@@ -216,11 +200,7 @@ impl PageMap {
         // SAFETY: entries point to live chunks.
         let shared = unsafe { chunk.as_ref() };
         if shared.holders > 1 {
-            chunk = self.allocate(Chunk {
-                holders: 1,
-                used: shared.used,
-                images: shared.images,
-            })?;
+            chunk = self.allocate(Chunk { holders: 1, used: shared.used, images: shared.images })?;
             for image in shared.images {
                 store.retain(image);
             }
@@ -237,10 +217,7 @@ impl PageMap {
             .arena
             .heap()
             .allocate(layout)
-            .map_err(|_| Error::Memory {
-                bytes: layout.size(),
-                errno: Errno::NOMEM,
-            })?
+            .map_err(|_| Error::Memory { bytes: layout.size(), errno: Errno::NOMEM })?
             .cast::<Chunk>();
         // SAFETY: the block is fresh and has the chunk's layout.
         unsafe { block.write(chunk) };
@@ -263,9 +240,7 @@ impl PageMap {
 
 impl core::fmt::Debug for PageMap {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("PageMap")
-            .field("chunks", &self.entries.len())
-            .finish_non_exhaustive()
+        f.debug_struct("PageMap").field("chunks", &self.entries.len()).finish_non_exhaustive()
     }
 }
 

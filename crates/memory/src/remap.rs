@@ -20,20 +20,13 @@ const PATH: usize = 4097;
 /// [`Error::Remap`]: shared anonymous memory is gone for good, and a file must still be at `path`.
 pub(crate) fn remap(mapping: &Mapping, path: &[u8]) -> Result<()> {
     let PageRange { start, .. } = mapping.range;
-    let failed = |errno| Error::Remap {
-        range: mapping.range,
-        errno,
-    };
+    let failed = |errno| Error::Remap { range: mapping.range, errno };
     let mut protection = ProtFlags::empty();
     protection.set(ProtFlags::READ, mapping.access.contains(Access::READ));
     protection.set(ProtFlags::WRITE, mapping.access.contains(Access::WRITE));
     protection.set(ProtFlags::EXEC, mapping.access.contains(Access::EXECUTE));
     let shared = mapping.access.contains(Access::SHARED);
-    let sharing = if shared {
-        MapFlags::SHARED
-    } else {
-        MapFlags::PRIVATE | MapFlags::NORESERVE
-    };
+    let sharing = if shared { MapFlags::SHARED } else { MapFlags::PRIVATE | MapFlags::NORESERVE };
     let place = core::ptr::with_exposed_provenance_mut(start);
     match mapping.backing {
         Backing::Kernel => Ok(()),
@@ -44,11 +37,7 @@ pub(crate) fn remap(mapping: &Mapping, path: &[u8]) -> Result<()> {
                 .map(|_| ())
                 .map_err(failed)
         }
-        Backing::File {
-            device,
-            inode,
-            offset,
-        } => {
+        Backing::File { device, inode, offset } => {
             let mut buffer = [0_u8; PATH];
             let path = terminated(path, &mut buffer).ok_or(failed(Errno::NAMETOOLONG))?;
             let writes = shared && mapping.access.contains(Access::WRITE);
@@ -62,18 +51,9 @@ pub(crate) fn remap(mapping: &Mapping, path: &[u8]) -> Result<()> {
                 return Err(failed(Errno::STALE));
             }
             // SAFETY: as above.
-            unsafe {
-                mmap(
-                    place,
-                    mapping.range.len(),
-                    protection,
-                    sharing | MapFlags::FIXED,
-                    &file,
-                    offset,
-                )
-            }
-            .map(|_| ())
-            .map_err(failed)
+            unsafe { mmap(place, mapping.range.len(), protection, sharing | MapFlags::FIXED, &file, offset) }
+                .map(|_| ())
+                .map_err(failed)
         }
     }
 }

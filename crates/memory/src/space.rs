@@ -53,6 +53,8 @@ const ZEROED_MOST: usize = 64 << 10;
 /// A process with more resident memory than this is forked at its first capture. `make bench B=rollback` (cases
 /// `first`) shows both sides.
 const FORK_ABOVE: usize = 32 << 20;
+/// Where user addresses end on x86-64 with four levels of page tables; higher ones are given out only on request.
+const USER_END: usize = 0x7fff_ffff_f000;
 /// How often a layout that keeps changing under our eyes is read again.
 const PATIENCE: usize = 4;
 
@@ -161,6 +163,8 @@ pub struct Space {
     lost: Ranges,
     work: Ranges,
     tracked: HeapVec<Tracked>,
+    /// Gaps that no tracked mapping is next to.
+    voids: Ranges,
     text: PageRange,
     scratch: PageRange,
 }
@@ -184,7 +188,7 @@ impl Space {
         if bytes != PAGE {
             return Err(Error::PageSize { bytes });
         }
-        let everything = [PageRange::new(0, usize::MAX & !(PAGE - 1))];
+        let everything = [PageRange::new(0, USER_END)];
         let wanted = config.scope.unwrap_or(&everything);
         let mut scope = arena.vec();
         grow(&mut scope, wanted.len())?;
@@ -194,11 +198,8 @@ impl Space {
         excluded.push(arena.range());
         let pagemap = Pagemap::open()?;
         let pagemap_scans = pagemap.can_scan();
-        let watch = if tracker.peek().sees_new_mappings() {
-            open_watch(arena)?
-        } else {
-            None
-        };
+        let watchable = config.scope.is_none() && tracker.peek().sees_new_mappings();
+        let watch = if watchable { open_watch(arena)? } else { None };
         Ok(Self {
             arena,
             first: config.first,
@@ -208,11 +209,7 @@ impl Space {
             live: arena.vec(),
             tracker,
             images: Images::new(arena, config.visibility)?,
-            base: State {
-                pages: PageMap::new(arena),
-                layout: Layout::empty(arena),
-                program_break: 0,
-            },
+            base: State { pages: PageMap::new(arena), layout: Layout::empty(arena), program_break: 0 },
             base_is: None,
             snapshots: arena.vec(),
             current: Layout::empty(arena),
@@ -230,6 +227,7 @@ impl Space {
             lost: Ranges::new(arena),
             work: Ranges::new(arena),
             tracked: arena.vec(),
+            voids: Ranges::new(arena),
             text: arena.stack(16 * PAGE)?,
             scratch: arena.stack(PAGE)?,
         })
@@ -270,10 +268,7 @@ impl Space {
             return refuse("it is empty");
         }
         self.read_layout()?;
-        let on_stack = self
-            .current
-            .at(stack)
-            .is_some_and(|mapping| mapping.range.overlaps(range));
+        let on_stack = self.current.at(stack).is_some_and(|mapping| mapping.range.overlaps(range));
         if on_stack {
             return refuse("the stack is in it, and a stack that stays behind cannot be returned to");
         }
@@ -287,12 +282,7 @@ impl Space {
         grow(&mut self.excluded, 1)?;
         self.excluded.push(range);
         self.excluded.sort_unstable_by_key(|hole| hole.start);
-        let Self {
-            base,
-            snapshots,
-            images,
-            ..
-        } = self;
+        let Self { base, snapshots, images, .. } = self;
         for state in core::iter::once(base).chain(snapshots.iter_mut().flatten()) {
             state.layout.exclude(range)?;
             state.pages.forget(range, images)?;
@@ -377,11 +367,7 @@ impl Space {
             }
         };
         let pages = self.base.pages.duplicate()?;
-        self.snapshots[place] = Some(State {
-            pages,
-            layout,
-            program_break: self.base.program_break,
-        });
+        self.snapshots[place] = Some(State { pages, layout, program_break: self.base.program_break });
         Ok(SnapshotId(u32::try_from(place).unwrap_or(u32::MAX)))
     }
 
@@ -456,19 +442,14 @@ impl Space {
     }
 
     fn state(&self, target: Option<usize>) -> &State {
-        target
-            .and_then(|at| self.snapshots[at].as_ref())
-            .unwrap_or(&self.base)
+        target.and_then(|at| self.snapshots[at].as_ref()).unwrap_or(&self.base)
     }
 
     /// The first mapping with a page in `start..end`.
     fn mapping_from(&self, start: usize, end: usize) -> Option<Mapping> {
         let mappings = self.base.layout.mappings();
         let at = mappings.partition_point(|mapping| mapping.range.end <= start);
-        mappings
-            .get(at)
-            .copied()
-            .filter(|mapping| start < end && mapping.range.start < end)
+        mappings.get(at).copied().filter(|mapping| start < end && mapping.range.start < end)
     }
 
     // --- The layout ---
@@ -503,15 +484,7 @@ impl Space {
                 self.text.len(),
             )
         };
-        let Self {
-            current,
-            maps,
-            scope,
-            excluded,
-            tracker,
-            lost,
-            ..
-        } = self;
+        let Self { current, maps, scope, excluded, tracker, lost, .. } = self;
         current.read(maps, scope, excluded, buffer, |piece| {
             if piece.is_private() && !tracker.peek().still_tracks(piece.range)? {
                 lost.push(piece.range)?;
@@ -525,13 +498,7 @@ impl Space {
     /// Makes the present layout the base's. Images of what was unmapped or replaced are let go.
     fn adopt_layout(&mut self) -> Result<()> {
         self.read_layout()?;
-        let Self {
-            base,
-            current,
-            images,
-            lost,
-            ..
-        } = self;
+        let Self { base, current, images, lost, .. } = self;
         let State { layout, pages, .. } = base;
         layout.changes_to(current, |change| match change {
             Change::Unmap(range) => pages.forget(range, images),
@@ -547,16 +514,8 @@ impl Space {
     fn shape(&mut self, target: Option<usize>) -> Result<usize> {
         self.read_layout()?;
         let mut changes = 0;
-        let Self {
-            base,
-            snapshots,
-            current,
-            lost,
-            ..
-        } = self;
-        let wanted = target
-            .and_then(|at| snapshots[at].as_ref())
-            .map_or(&base.layout, |state| &state.layout);
+        let Self { base, snapshots, current, lost, .. } = self;
+        let wanted = target.and_then(|at| snapshots[at].as_ref()).map_or(&base.layout, |state| &state.layout);
         current.changes_to(wanted, |change| {
             changes += 1;
             match change {
@@ -583,34 +542,58 @@ impl Space {
         Ok(changes)
     }
 
-    /// Tells the tracker which mappings there are.
+    /// Tells the tracker which mappings there are, and where there are none.
     fn rearrange(&mut self) -> Result<()> {
-        self.tracked.clear();
-        grow(&mut self.tracked, self.base.layout.mappings().len())?;
-        let mut previous_end = None;
-        for mapping in self.base.layout.mappings() {
-            if !mapping.is_private() {
-                previous_end = None;
-                continue;
+        let Self { tracked, voids, base, excluded, .. } = self;
+        tracked.clear();
+        voids.clear();
+        grow(tracked, base.layout.mappings().len())?;
+        // Everything between two neighbours that nobody may move into unseen.
+        let mut previous_end = 0;
+        let mut previous_tracked = false;
+        let mut holes = excluded.iter().peekable();
+        let mut neighbours = base.layout.mappings().iter().peekable();
+        loop {
+            let hole = holes.peek().map_or(USER_END, |hole| hole.start);
+            let next = neighbours.peek().map_or(USER_END, |mapping| mapping.range.start);
+            let start = hole.min(next).min(USER_END);
+            let gap = PageRange::new(previous_end.min(start), start);
+            let tracks = next <= hole && neighbours.peek().is_some_and(|mapping| mapping.is_private());
+            if !self.whole_process {
+                // Others live around the scope.
+            } else if !tracks && !previous_tracked {
+                voids.push(gap)?;
+            } else if previous_tracked && let Some(last) = tracked.last_mut() {
+                last.around.end = gap.end;
             }
-            let joined = previous_end.is_some_and(|end| {
-                let gap = PageRange::new(end, mapping.range.start);
-                self.whole_process && !self.excluded.iter().any(|hole| hole.overlaps(gap))
-            });
-            self.tracked.push(Tracked::of(mapping, &self.base.pages, joined));
-            previous_end = Some(mapping.range.end);
+            if start == USER_END {
+                break;
+            }
+            if next <= hole {
+                if let Some(mapping) = neighbours.next() {
+                    if tracks {
+                        let joined = self.whole_process && previous_tracked;
+                        let mut new = Tracked::of(mapping, &base.pages, joined);
+                        if self.whole_process {
+                            new.around.start = gap.start;
+                        }
+                        tracked.push(new);
+                    }
+                    previous_end = mapping.range.end;
+                    previous_tracked = tracks;
+                }
+            } else if let Some(hole) = holes.next() {
+                previous_end = previous_end.max(hole.end);
+                previous_tracked = false;
+            }
         }
-        self.tracker.get().arrange(&self.tracked)
+        self.tracker.get().arrange(&self.tracked, &self.voids)
     }
 
     /// Whether the tracker takes `mapping` for one of a file without images.
     fn is_file_without_images(&self, mapping: &Mapping) -> bool {
-        let at = self
-            .tracked
-            .partition_point(|tracked| tracked.range.end <= mapping.range.start);
-        self.tracked
-            .get(at)
-            .is_some_and(|tracked| tracked.of_file && !tracked.has_images)
+        let at = self.tracked.partition_point(|tracked| tracked.range.end <= mapping.range.start);
+        self.tracked.get(at).is_some_and(|tracked| tracked.of_file && !tracked.has_images)
     }
 
     /// Fills `self.work` with every range that may differ from the base, and from the target of a restore, which is given
@@ -618,10 +601,7 @@ impl Space {
     fn find_written(&mut self, mut target: Option<(Option<usize>, &mut usize)>) -> Result<()> {
         for _ in 0..PATIENCE {
             self.written.clear();
-            let reference = Reference {
-                pages: &self.base.pages,
-                images: &self.images,
-            };
+            let reference = Reference { pages: &self.base.pages, images: &self.images };
             let scan = self.tracker.get().written(reference, &mut self.written)?;
             if scan == Scan::Complete && !self.wrote_outside() {
                 return self.gather(target.and_then(|(target, _)| target));
@@ -658,14 +638,7 @@ impl Space {
 
     /// Joins what was written, what was lost, and what differs between base and target.
     fn gather(&mut self, target: Option<usize>) -> Result<()> {
-        let Self {
-            work,
-            written,
-            lost,
-            base,
-            snapshots,
-            ..
-        } = self;
+        let Self { work, written, lost, base, snapshots, .. } = self;
         work.clear();
         for range in written.iter().chain(lost.iter()) {
             work.push(*range)?;
@@ -685,18 +658,13 @@ impl Space {
         let anonymous = mapping.backing == Backing::Anonymous;
         let readable = mapping.access.contains(Access::READ);
         if anonymous && readable && range.pages() <= SHORT_RUN {
-            range
-                .addresses()
-                .try_for_each(|address| self.take_up_page(address, anonymous, true))?;
+            range.addresses().try_for_each(|address| self.take_up_page(address, anonymous, true))?;
             return Ok(range.pages());
         }
         let mut taken = 0;
         let mut next = range.start;
         self.for_each_populated(range, |space, run, of_file| {
-            space
-                .base
-                .pages
-                .forget(PageRange::new(next, run.start), &mut space.images)?;
+            space.base.pages.forget(PageRange::new(next, run.start), &mut space.images)?;
             next = run.end;
             if of_file && !anonymous {
                 // Still the file's own pages.
@@ -706,17 +674,14 @@ impl Space {
             if !readable {
                 protect(run, mapping.access | Access::READ)?;
             }
-            let outcome = run
-                .addresses()
-                .try_for_each(|address| space.take_up_page(address, anonymous, readable));
+            let outcome =
+                run.addresses().try_for_each(|address| space.take_up_page(address, anonymous, readable));
             if !readable {
                 protect(run, mapping.access)?;
             }
             outcome
         })?;
-        self.base
-            .pages
-            .forget(PageRange::new(next, range.end), &mut self.images)?;
+        self.base.pages.forget(PageRange::new(next, range.end), &mut self.images)?;
         Ok(taken)
     }
 
@@ -803,11 +768,7 @@ impl Space {
     ) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
-            let next = self
-                .state(target)
-                .pages
-                .next_used(PageRange::new(at, range.end))
-                .unwrap_or(range.end);
+            let next = self.state(target).pages.next_used(PageRange::new(at, range.end)).unwrap_or(range.end);
             if at < next {
                 done.cleared += self.clear(mapping, PageRange::new(at, next))?;
             }
@@ -817,11 +778,7 @@ impl Space {
                 if image == Image::UNTOUCHED {
                     break;
                 }
-                let image = if image == Image::HELD {
-                    self.fetch_held(at, target)?
-                } else {
-                    image
-                };
+                let image = if image == Image::HELD { self.fetch_held(at, target)? } else { image };
                 self.load(image, at)?;
                 done.copied += 1;
                 at += PAGE;
@@ -833,22 +790,14 @@ impl Space {
     /// Copies `image` to the page at `address`, around bytes that are the kernel's.
     fn load(&self, image: Image, address: usize) -> Result<()> {
         let page = PageRange::new(address, address + PAGE);
-        if !self
-            .live
-            .iter()
-            .any(|&(start, length)| PageRange::covering(start, length).overlaps(page))
-        {
+        if !self.live.iter().any(|&(start, length)| PageRange::covering(start, length).overlaps(page)) {
             // SAFETY: the page is writable, and nobody else runs in the space.
             return unsafe { self.images.load(image, address) };
         }
         let bytes = self.images.bytes(image)?;
         for (offset, byte) in bytes.iter().enumerate() {
             let place = address + offset;
-            if !self
-                .live
-                .iter()
-                .any(|&(start, length)| (start..start + length).contains(&place))
-            {
+            if !self.live.iter().any(|&(start, length)| (start..start + length).contains(&place)) {
                 // SAFETY: as above.
                 unsafe { core::ptr::with_exposed_provenance_mut::<u8>(place).write(*byte) };
             }
@@ -872,9 +821,7 @@ impl Space {
             }
             cleared += run.pages();
             if anonymous && run.pages() <= ZEROED_RUN {
-                return run
-                    .addresses()
-                    .try_for_each(|address| space.load(Image::ZERO, address));
+                return run.addresses().try_for_each(|address| space.load(Image::ZERO, address));
             }
             space.discard_pages(run, anonymous)
         })?;
@@ -887,9 +834,9 @@ impl Space {
         match unsafe { madvise(pointer(range.start), range.len(), Advice::LinuxDontNeed) } {
             Ok(()) => Ok(()),
             // Locked or huge-table memory cannot be dropped.
-            Err(Errno::INVAL) if anonymous => range
-                .addresses()
-                .try_for_each(|address| self.load(Image::ZERO, address)),
+            Err(Errno::INVAL) if anonymous => {
+                range.addresses().try_for_each(|address| self.load(Image::ZERO, address))
+            }
             Err(Errno::INVAL) => {
                 // SAFETY: unlocking and locking again changes no contents; dropping is meant.
                 let dropped = unsafe {
@@ -917,16 +864,9 @@ impl Space {
             self.for_each_populated(mapping.range, |space, run, _| {
                 let mut at = run.start;
                 while at < run.end {
-                    let used = space
-                        .base
-                        .pages
-                        .next_used(PageRange::new(at, run.end))
-                        .unwrap_or(run.end);
+                    let used = space.base.pages.next_used(PageRange::new(at, run.end)).unwrap_or(run.end);
                     let untouched = PageRange::new(at, used);
-                    let live = space
-                        .live
-                        .iter()
-                        .any(|&(a, n)| PageRange::covering(a, n).overlaps(untouched));
+                    let live = space.live.iter().any(|&(a, n)| PageRange::covering(a, n).overlaps(untouched));
                     if !untouched.is_empty() && !live {
                         space.discard_pages(untouched, true)?;
                         space.written.push(untouched)?;
@@ -945,18 +885,10 @@ impl Space {
         let scratch = core::ptr::with_exposed_provenance_mut::<Page>(self.scratch.start);
         // SAFETY: the scratch page is ours, and there is no other reference to it.
         let page = unsafe { &mut *scratch };
-        let holder = self
-            .holder
-            .as_ref()
-            .ok_or(Error::NoSnapshot { number: u32::MAX })?;
+        let holder = self.holder.as_ref().ok_or(Error::NoSnapshot { number: u32::MAX })?;
         holder.read(address, page)?;
         let image = self.images.store(page)?;
-        let Self {
-            base,
-            snapshots,
-            images,
-            ..
-        } = self;
+        let Self { base, snapshots, images, .. } = self;
         base.pages.settle_held(address, image, images);
         if let Some(state) = target.and_then(|at| snapshots[at].as_mut()) {
             state.pages.settle_held(address, image, images);
@@ -994,9 +926,7 @@ impl Space {
         let mut runs = [Run::default(); 64];
         let mut rest = range;
         while !rest.is_empty() {
-            let progress = self
-                .pagemap
-                .scan(rest, Query::POPULATED, ScanFlags::empty(), &mut runs)?;
+            let progress = self.pagemap.scan(rest, Query::POPULATED, ScanFlags::empty(), &mut runs)?;
             for run in &runs[..progress.runs] {
                 each(self, run.range(), run.categories().contains(Categories::FILE))?;
             }
@@ -1037,8 +967,7 @@ impl Drop for Space {
         }
         self.base.pages.clear(&mut self.images);
         for buffer in [self.text, self.scratch] {
-            self.arena
-                .close_window(PageRange::new(buffer.start - PAGE, buffer.end));
+            self.arena.close_window(PageRange::new(buffer.start - PAGE, buffer.end));
         }
     }
 }

@@ -45,6 +45,8 @@ pub struct Tracked {
     pub has_images: bool,
     /// Whether nothing was mapped between the tracked mapping before it and this one.
     pub joined: bool,
+    /// Where it is, with the gaps before and behind it.
+    pub around: PageRange,
 }
 
 impl Tracked {
@@ -56,6 +58,7 @@ impl Tracked {
             of_file: matches!(mapping.backing, Backing::File { .. }),
             has_images: pages.next_used(mapping.range).is_some(),
             joined,
+            around: mapping.range,
         }
     }
 }
@@ -94,12 +97,12 @@ pub trait Tracker: core::fmt::Debug {
     /// reports parts by which a mapping grew.
     fn sees_new_mappings(&self) -> bool;
 
-    /// Tracks exactly `mappings` (in address order) from now on. Pages of mappings that it did not track before count as
+    /// Tracks exactly `mappings` (in address order) from now on; in the gaps `voids` there is nothing. Pages of mappings that it did not track before count as
     /// written until they are settled.
     ///
     /// # Errors
     /// [`Error::System`], [`Error::Memory`].
-    fn arrange(&mut self, mappings: &[Tracked]) -> Result<()>;
+    fn arrange(&mut self, mappings: &[Tracked], voids: &[PageRange]) -> Result<()>;
 
     /// Whether the mapping at `range` is still the one that was arranged (true where the tracker cannot tell).
     ///
@@ -162,11 +165,7 @@ impl AnyTracker {
     /// # Errors
     /// [`Error::Tracker`] where one was asked for by name and does not work here, [`Error::TrackerName`].
     pub fn new(arena: &'static Arena, choice: Choice) -> Result<Self> {
-        let choice = if choice == Choice::Auto {
-            Choice::of_environment()?
-        } else {
-            choice
-        };
+        let choice = if choice == Choice::Auto { Choice::of_environment()? } else { choice };
         match choice {
             Choice::Compare => Ok(Self::Compare(Compare::new(arena)?)),
             Choice::WpAsync => Ok(Self::WpAsync(WpAsync::new(arena)?)),

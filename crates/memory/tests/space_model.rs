@@ -34,60 +34,18 @@ type Model = BTreeMap<usize, Cell>;
 
 #[derive(Clone, Debug)]
 enum Operation {
-    Write {
-        page: usize,
-        word: usize,
-        value: u64,
-    },
-    Fill {
-        page: usize,
-        pages: usize,
-        value: u8,
-    },
-    ReadInto {
-        page: usize,
-        pages: usize,
-        value: u8,
-    },
-    Look {
-        page: usize,
-        pages: usize,
-    },
-    MapAnonymous {
-        page: usize,
-        pages: usize,
-    },
-    MapFile {
-        page: usize,
-        pages: usize,
-        offset: usize,
-    },
-    Unmap {
-        page: usize,
-        pages: usize,
-    },
-    Protect {
-        page: usize,
-        pages: usize,
-        mode: u8,
-    },
-    Drop {
-        page: usize,
-        pages: usize,
-    },
-    Move {
-        from: usize,
-        to: usize,
-        pages: usize,
-    },
-    HugePages {
-        page: usize,
-        pages: usize,
-    },
-    Lock {
-        page: usize,
-        pages: usize,
-    },
+    Write { page: usize, word: usize, value: u64 },
+    Fill { page: usize, pages: usize, value: u8 },
+    ReadInto { page: usize, pages: usize, value: u8 },
+    Look { page: usize, pages: usize },
+    MapAnonymous { page: usize, pages: usize },
+    MapFile { page: usize, pages: usize, offset: usize },
+    Unmap { page: usize, pages: usize },
+    Protect { page: usize, pages: usize, mode: u8 },
+    Drop { page: usize, pages: usize },
+    Move { from: usize, to: usize, pages: usize },
+    HugePages { page: usize, pages: usize },
+    Lock { page: usize, pages: usize },
     Capture,
     Restore,
     Snapshot,
@@ -155,9 +113,7 @@ impl Playground {
         }
         let start = (base + PAGE).next_multiple_of(512 * PAGE);
         let path = std::env::temp_dir().join(format!("orrery-space-{}-{start:x}", std::process::id()));
-        let contents: Vec<u8> = (0..FILE_PAGES * PAGE)
-            .map(|at| (at / PAGE % 251 + 1) as u8)
-            .collect();
+        let contents: Vec<u8> = (0..FILE_PAGES * PAGE).map(|at| (at / PAGE % 251 + 1) as u8).collect();
         std::fs::write(&path, contents).unwrap();
         let file = std::fs::File::open(&path).unwrap().into();
         let mut new = Self {
@@ -245,12 +201,7 @@ impl Playground {
                     let zeros = self.zeros.clone();
                     self.model.insert(
                         at,
-                        Cell {
-                            readable: true,
-                            writable: true,
-                            bytes: zeros.clone(),
-                            untouched: zeros,
-                        },
+                        Cell { readable: true, writable: true, bytes: zeros.clone(), untouched: zeros },
                     );
                 }
             }
@@ -272,12 +223,7 @@ impl Playground {
                     let bytes: Bytes = Rc::new([((offset + at - page) % 251 + 1) as u8; PAGE]);
                     self.model.insert(
                         at,
-                        Cell {
-                            readable: true,
-                            writable: true,
-                            bytes: bytes.clone(),
-                            untouched: bytes,
-                        },
+                        Cell { readable: true, writable: true, bytes: bytes.clone(), untouched: bytes },
                     );
                 }
             }
@@ -414,10 +360,7 @@ impl Playground {
                     &cell.bytes[..9]
                 );
             } else {
-                assert_eq!(
-                    rustix::io::pread(&memory, &mut page_bytes, address as u64).unwrap(),
-                    PAGE
-                );
+                assert_eq!(rustix::io::pread(&memory, &mut page_bytes, address as u64).unwrap(), PAGE);
                 prop_assert!(page_bytes == cell.bytes[..], "page {page}, unreadable");
             }
         }
@@ -486,12 +429,7 @@ fn run(
     };
     let mut playground = Playground::new();
     let scope = [playground.range];
-    let config = Config {
-        scope: Some(&scope),
-        visibility,
-        first,
-        ..Config::default()
-    };
+    let config = Config { scope: Some(&scope), visibility, first, ..Config::default() };
     let mut space = Space::with_tracker(arena, config, tracker).unwrap();
     let mut base: Option<Model> = None;
     let mut snapshots: Vec<(SnapshotId, Model)> = Vec::new();
@@ -543,16 +481,8 @@ fn program() -> impl Strategy<Value = Vec<Operation>> {
 
 /// As many cases as `ORRERY_CASES` says.
 fn cases() -> ProptestConfig {
-    let cases = std::env::var("ORRERY_CASES")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(48);
-    ProptestConfig {
-        cases,
-        failure_persistence: None,
-        max_shrink_iters: 2_000,
-        ..ProptestConfig::default()
-    }
+    let cases = std::env::var("ORRERY_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(48);
+    ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2_000, ..ProptestConfig::default() }
 }
 
 proptest! {

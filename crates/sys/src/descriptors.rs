@@ -28,10 +28,6 @@ mod tests {
         let number = low.as_raw_fd();
         let high = raise(low);
         assert!(high.as_raw_fd() > number);
-        assert!(
-            rustix::io::fcntl_getfd(&high)
-                .unwrap()
-                .contains(rustix::io::FdFlags::CLOEXEC)
-        );
+        assert!(rustix::io::fcntl_getfd(&high).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
     }
 }

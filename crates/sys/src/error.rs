@@ -19,19 +19,11 @@ pub type Result<T> = core::result::Result<T, Error>;
 impl Error {
     /// An error of `operation` on `value`.
     pub fn new(operation: &'static str, value: usize, errno: rustix::io::Errno) -> Self {
-        Self {
-            operation,
-            value,
-            errno,
-        }
+        Self { operation, value, errno }
     }
 
     pub(crate) fn raw(operation: &'static str, value: usize, errno: syscalls::Errno) -> Self {
-        Self {
-            operation,
-            value,
-            errno: rustix::io::Errno::from_raw_os_error(errno.into_raw()),
-        }
+        Self { operation, value, errno: rustix::io::Errno::from_raw_os_error(errno.into_raw()) }
     }
 }
 

@@ -25,9 +25,7 @@ impl Holder {
     /// # Errors
     /// `EAGAIN` where no more processes may be made, `ENOMEM`.
     pub fn spawn() -> Result<Self> {
-        Ok(Self {
-            sleeper: Sleeper::spawn(Having::Memory)?,
-        })
+        Ok(Self { sleeper: Sleeper::spawn(Having::Memory)? })
     }
 
     /// Reads the holder's bytes at `address` into `into`.
@@ -40,36 +38,17 @@ impl Holder {
             base: *mut c_void,
             length: usize,
         }
-        let local = Vector {
-            base: into.as_mut_ptr().cast(),
-            length: into.len(),
-        };
-        let remote = Vector {
-            base: core::ptr::without_provenance_mut(address),
-            length: into.len(),
-        };
+        let local = Vector { base: into.as_mut_ptr().cast(), length: into.len() };
+        let remote = Vector { base: core::ptr::without_provenance_mut(address), length: into.len() };
         let pid = self.sleeper.pid().as_raw_pid();
         // SAFETY: the kernel writes at most `into.len()` bytes to `into`, which is borrowed exclusively.
-        let read = unsafe {
-            syscall!(
-                Sysno::process_vm_readv,
-                pid,
-                &raw const local,
-                1,
-                &raw const remote,
-                1,
-                0
-            )
-        }
-        .map_err(|e| Error::raw("process_vm_readv(holder)", address, e))?;
+        let read =
+            unsafe { syscall!(Sysno::process_vm_readv, pid, &raw const local, 1, &raw const remote, 1, 0) }
+                .map_err(|e| Error::raw("process_vm_readv(holder)", address, e))?;
         if read == into.len() {
             Ok(())
         } else {
-            Err(Error::new(
-                "process_vm_readv(holder)",
-                address,
-                rustix::io::Errno::FAULT,
-            ))
+            Err(Error::new("process_vm_readv(holder)", address, rustix::io::Errno::FAULT))
         }
     }
 }
@@ -87,9 +66,6 @@ mod tests {
         holder.read(memory[5_000..].as_ptr().addr(), &mut old).unwrap();
         assert_eq!(old, [7; 100]);
         assert_eq!(memory[5_000], 9);
-        assert_eq!(
-            holder.read(4096, &mut old).unwrap_err().errno,
-            rustix::io::Errno::FAULT
-        );
+        assert_eq!(holder.read(4096, &mut old).unwrap_err().errno, rustix::io::Errno::FAULT);
     }
 }

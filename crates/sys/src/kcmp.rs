@@ -35,9 +35,6 @@ mod tests {
         let b = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(same_file(a.as_raw_fd(), me, duplicate.as_raw_fd()), Ok(true));
         assert_eq!(same_file(a.as_raw_fd(), me, b.as_raw_fd()), Ok(false));
-        assert_eq!(
-            same_file(9_999, me, 0).unwrap_err().errno,
-            rustix::io::Errno::BADF
-        );
+        assert_eq!(same_file(9_999, me, 0).unwrap_err().errno, rustix::io::Errno::BADF);
     }
 }

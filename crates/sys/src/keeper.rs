@@ -24,9 +24,7 @@ impl Keeper {
     /// # Errors
     /// `EAGAIN` where no more processes may be made, `ENOMEM`.
     pub fn spawn() -> Result<Self> {
-        Ok(Self {
-            sleeper: Sleeper::spawn(Having::Files)?,
-        })
+        Ok(Self { sleeper: Sleeper::spawn(Having::Files)? })
     }
 
     /// Its process id.
@@ -73,10 +71,7 @@ mod tests {
         assert_eq!(rustix::fs::fstat(&back).unwrap().st_ino, identity);
         let pid = keeper.pid();
         drop(keeper);
-        assert!(
-            rustix::process::test_kill_process(pid).is_err(),
-            "the keeper ends with its handle"
-        );
+        assert!(rustix::process::test_kill_process(pid).is_err(), "the keeper ends with its handle");
     }
 
     #[test]

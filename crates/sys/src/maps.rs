@@ -53,13 +53,8 @@ impl Maps {
     /// # Errors
     /// Those of open(2).
     pub fn open() -> Result<Self> {
-        let fd = rustix::fs::openat(
-            CWD,
-            c"/proc/self/maps",
-            OFlags::RDONLY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(|e| Error::new("open /proc/self/maps", 0, e))?;
+        let fd = rustix::fs::openat(CWD, c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| Error::new("open /proc/self/maps", 0, e))?;
         Ok(Self { fd: raise(fd) })
     }
 
@@ -111,21 +106,14 @@ fn for_each_text_line(
 /// # Errors
 /// Those of open(2) and read(2); see [`Maps::for_each`] for `buffer`.
 pub fn for_each_not_forked(buffer: &mut [u8], mut each: impl FnMut(PageRange) -> Result<()>) -> Result<()> {
-    let fd = rustix::fs::openat(
-        CWD,
-        c"/proc/self/smaps",
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .map_err(|e| Error::new("open /proc/self/smaps", 0, e))?;
+    let fd = rustix::fs::openat(CWD, c"/proc/self/smaps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| Error::new("open /proc/self/smaps", 0, e))?;
     let mut current = PageRange::default();
     for_each_text_line(fd.as_fd(), buffer, |text| {
         if let Some(line) = parse(text) {
             current = line.range;
         } else if let Some(flags) = text.strip_prefix(b"VmFlags:")
-            && flags
-                .split(|&b| b == b' ')
-                .any(|flag| flag == b"dc" || flag == b"wf")
+            && flags.split(|&b| b == b' ').any(|flag| flag == b"dc" || flag == b"wf")
         {
             each(current)?;
         }
@@ -155,10 +143,7 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
     let minor = hex(after(&mut rest, b':')?)?;
     let inode = decimal(after(&mut rest, b' ')?)?;
     Some(Line {
-        range: PageRange {
-            start: usize::try_from(start).ok()?,
-            end: usize::try_from(end).ok()?,
-        },
+        range: PageRange { start: usize::try_from(start).ok()?, end: usize::try_from(end).ok()? },
         access,
         offset,
         device: major << 32 | minor,
@@ -183,12 +168,7 @@ fn decimal(rest: &mut &[u8]) -> Option<u64> {
 fn number(rest: &mut &[u8], radix: u32) -> Option<u64> {
     let mut value: Option<u64> = None;
     while let Some(digit) = rest.first().and_then(|&b| char::from(b).to_digit(radix)) {
-        value = Some(
-            value
-                .unwrap_or(0)
-                .checked_mul(radix.into())?
-                .checked_add(digit.into())?,
-        );
+        value = Some(value.unwrap_or(0).checked_mul(radix.into())?.checked_add(digit.into())?);
         *rest = &rest[1..];
     }
     value
@@ -204,10 +184,7 @@ mod tests {
             .unwrap();
         assert_eq!(line.range, PageRange::new(0x7f82_c000, 0x7f83_d000));
         assert_eq!(line.access, Access::READ | Access::EXECUTE);
-        assert_eq!(
-            (line.offset, line.device, line.inode),
-            (0x1a000, 0xfe << 32 | 0xa, 9_977_946)
-        );
+        assert_eq!((line.offset, line.device, line.inode), (0x1a000, 0xfe << 32 | 0xa, 9_977_946));
         assert_eq!(line.name, b"/usr/lib/a b.so");
     }
 
@@ -220,14 +197,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for bad in [
-            "",
-            "1000",
-            "1000-2000",
-            "1000-2000 rw",
-            "x-2000 rwxp 0 0:0 0",
-            "1000-2000 rwxp 0 00 0",
-        ] {
+        for bad in ["", "1000", "1000-2000", "1000-2000 rw", "x-2000 rwxp 0 0:0 0", "1000-2000 rwxp 0 00 0"] {
             assert_eq!(parse(bad.as_bytes()), None, "{bad}");
         }
     }
@@ -268,18 +238,12 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        assert!(
-            found.contains(&PageRange::new(address, address + 4096)),
-            "{found:?}"
-        );
+        assert!(found.contains(&PageRange::new(address, address + 4096)), "{found:?}");
     }
 
     #[test]
     fn a_short_buffer_is_an_error() {
-        let error = Maps::open()
-            .unwrap()
-            .for_each(&mut [0; 20], |_| Ok(()))
-            .unwrap_err();
+        let error = Maps::open().unwrap().for_each(&mut [0; 20], |_| Ok(())).unwrap_err();
         assert_eq!(error.errno, Errno::TOOBIG);
     }
 }

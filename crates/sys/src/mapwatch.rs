@@ -105,11 +105,7 @@ impl MapWatch {
             )
         }
         .map_err(|e| Error::new("mmap perf ring", place.start, e))?;
-        let mut watch = Self {
-            ring: ring.cast(),
-            seen: 0,
-            _fd: fd,
-        };
+        let mut watch = Self { ring: ring.cast(), seen: 0, _fd: fd };
         watch.reset();
         Ok(watch)
     }

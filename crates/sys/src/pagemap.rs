@@ -163,13 +163,9 @@ impl Pagemap {
     /// # Errors
     /// Those of open(2): `/proc` may not be mounted, descriptors may be used up.
     pub fn open() -> Result<Self> {
-        let fd = rustix::fs::openat(
-            CWD,
-            c"/proc/self/pagemap",
-            OFlags::RDONLY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(|e| Error::new("open /proc/self/pagemap", 0, e))?;
+        let fd =
+            rustix::fs::openat(CWD, c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+                .map_err(|e| Error::new("open /proc/self/pagemap", 0, e))?;
         Ok(Self { fd: raise(fd) })
     }
 
@@ -194,11 +190,7 @@ impl Pagemap {
             start: range.start as u64,
             end: range.end as u64,
             walk_end: range.start as u64,
-            vec: if runs.is_empty() {
-                0
-            } else {
-                runs.as_mut_ptr().expose_provenance() as u64
-            },
+            vec: if runs.is_empty() { 0 } else { runs.as_mut_ptr().expose_provenance() as u64 },
             vec_len: runs.len() as u64,
             max_pages: 0,
             category_inverted: query.none_of.bits(),
@@ -210,10 +202,7 @@ impl Pagemap {
         let result = unsafe { ioctl(&self.fd, Scan(&mut arg)) };
         let walked_to = usize::try_from(arg.walk_end).unwrap_or(range.end);
         match result {
-            Ok(found) => Ok(Progress {
-                runs: found,
-                walked_to,
-            }),
+            Ok(found) => Ok(Progress { runs: found, walked_to }),
             Err(e) => Err(Error::new("PAGEMAP_SCAN", walked_to, e)),
         }
     }
@@ -239,10 +228,7 @@ impl Pagemap {
         let none = PageRange::new(0, 0);
         !matches!(
             self.scan(none, Query::WRITTEN, ScanFlags::empty(), &mut [Run::default()]),
-            Err(Error {
-                errno: Errno::NOTTY | Errno::PERM | Errno::ACCESS,
-                ..
-            })
+            Err(Error { errno: Errno::NOTTY | Errno::PERM | Errno::ACCESS, .. })
         )
     }
 

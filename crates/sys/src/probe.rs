@@ -124,38 +124,24 @@ impl State {
     }
 
     fn available(detail: impl Into<String>) -> Self {
-        Self::Available {
-            detail: detail.into(),
-        }
+        Self::Available { detail: detail.into() }
     }
 
     fn missing(reason: impl Into<String>) -> Self {
-        Self::Missing {
-            reason: reason.into(),
-            errno: None,
-        }
+        Self::Missing { reason: reason.into(), errno: None }
     }
 
     fn denied(reason: impl Into<String>) -> Self {
-        Self::Denied {
-            reason: reason.into(),
-            errno: None,
-        }
+        Self::Denied { reason: reason.into(), errno: None }
     }
 
     /// The state that follows from a step's error: denied if the error says "you may not", else missing.
     fn refused(step: impl Into<String>, errno: Errno) -> Self {
         let (reason, errno_of) = (step.into(), Some(errno));
         if means_denied(errno) {
-            Self::Denied {
-                reason,
-                errno: errno_of,
-            }
+            Self::Denied { reason, errno: errno_of }
         } else {
-            Self::Missing {
-                reason,
-                errno: errno_of,
-            }
+            Self::Missing { reason, errno: errno_of }
         }
     }
 }
@@ -286,16 +272,12 @@ const FAMILIES: &[Family] = &[
 /// children and reaps them; leaves nothing behind.
 pub fn all() -> Vec<Facility> {
     let mut lost = Duration::ZERO;
-    let rows = FAMILIES
-        .iter()
-        .flat_map(|family| family.rows.iter().map(move |row| (family.group, row)));
+    let rows = FAMILIES.iter().flat_map(|family| family.rows.iter().map(move |row| (family.group, row)));
     rows.map(|(group, row)| {
         let limit = BUDGET.saturating_sub(lost).clamp(SHORTEST, LONGEST);
         let start = Instant::now();
         let state = row.probe.run(limit);
-        lost += Some(start.elapsed())
-            .filter(|took| *took >= limit)
-            .unwrap_or_default();
+        lost += Some(start.elapsed()).filter(|took| *took >= limit).unwrap_or_default();
         Facility {
             name: row.name,
             group,

@@ -39,9 +39,7 @@ impl Statm {
     /// # Errors
     /// Those of open(2).
     pub fn open() -> Result<Self> {
-        Ok(Self {
-            fd: raise(open(c"/proc/self/statm", OFlags::empty())?),
-        })
+        Ok(Self { fd: raise(open(c"/proc/self/statm", OFlags::empty())?) })
     }
 
     /// Reads the sizes.
@@ -53,22 +51,12 @@ impl Statm {
         let read = rustix::io::retry_on_intr(|| rustix::io::pread(&self.fd, &mut buffer, 0))
             .map_err(|e| Error::new("pread /proc/self/statm", 0, e))?;
         let mut numbers = buffer[..read].split(|b| !b.is_ascii_digit()).map(|digits| {
-            digits.iter().fold(0_usize, |n, d| {
-                n.wrapping_mul(10).wrapping_add(usize::from(d - b'0'))
-            })
+            digits.iter().fold(0_usize, |n, d| n.wrapping_mul(10).wrapping_add(usize::from(d - b'0')))
         });
         let mut field = |skip| {
-            numbers.nth(skip).ok_or(Error::new(
-                "parse /proc/self/statm",
-                skip,
-                rustix::io::Errno::BADMSG,
-            ))
+            numbers.nth(skip).ok_or(Error::new("parse /proc/self/statm", skip, rustix::io::Errno::BADMSG))
         };
-        Ok(Sizes {
-            mapped: field(0)?,
-            resident: field(0)?,
-            data: field(3)?,
-        })
+        Ok(Sizes { mapped: field(0)?, resident: field(0)?, data: field(3)? })
     }
 }
 
@@ -90,9 +78,7 @@ impl Threads {
     /// # Errors
     /// Those of open(2).
     pub fn open() -> Result<Self> {
-        Ok(Self {
-            fd: raise(open(c"/proc/self/task", OFlags::DIRECTORY)?),
-        })
+        Ok(Self { fd: raise(open(c"/proc/self/task", OFlags::DIRECTORY)?) })
     }
 
     /// How many threads there are, the calling one included: one system call.
@@ -100,9 +86,8 @@ impl Threads {
     /// # Errors
     /// Those of fstat(2).
     pub fn count(&self) -> Result<usize> {
-        let links = rustix::fs::fstat(&self.fd)
-            .map_err(|e| Error::new("fstat /proc/self/task", 0, e))?
-            .st_nlink;
+        let links =
+            rustix::fs::fstat(&self.fd).map_err(|e| Error::new("fstat /proc/self/task", 0, e))?.st_nlink;
         // The directory has one link for itself, one in its parent, and one per thread.
         Ok(usize::try_from(links).unwrap_or(usize::MAX).saturating_sub(2))
     }
@@ -146,19 +131,8 @@ pub fn for_each_child(thread: i32, mut each: impl FnMut(i32)) -> Result<()> {
     use core::fmt::Write;
     let mut path = Text::<64>::default();
     let _ = write!(path, "/proc/self/task/{thread}/children");
-    let file = rustix::fs::openat(
-        CWD,
-        path.as_bytes(),
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .map_err(|e| {
-        Error::new(
-            "open /proc/self/task/children",
-            usize::try_from(thread).unwrap_or(0),
-            e,
-        )
-    })?;
+    let file = rustix::fs::openat(CWD, path.as_bytes(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| Error::new("open /proc/self/task/children", usize::try_from(thread).unwrap_or(0), e))?;
     let mut buffer = [0_u8; 512];
     let mut number = 0;
     loop {
@@ -230,10 +204,7 @@ struct Text<const N: usize> {
 
 impl<const N: usize> Default for Text<N> {
     fn default() -> Self {
-        Self {
-            bytes: [0; N],
-            length: 0,
-        }
+        Self { bytes: [0; N], length: 0 }
     }
 }
 
@@ -246,10 +217,7 @@ impl<const N: usize> Text<N> {
 impl<const N: usize> core::fmt::Write for Text<N> {
     fn write_str(&mut self, text: &str) -> core::fmt::Result {
         let end = self.length + text.len();
-        self.bytes
-            .get_mut(self.length..end)
-            .ok_or(core::fmt::Error)?
-            .copy_from_slice(text.as_bytes());
+        self.bytes.get_mut(self.length..end).ok_or(core::fmt::Error)?.copy_from_slice(text.as_bytes());
         self.length = end;
         Ok(())
     }
@@ -299,10 +267,7 @@ mod tests {
         let before = statm.read().unwrap();
         let memory = vec![1_u8; 64 << 20];
         let after = statm.read().unwrap();
-        assert!(
-            after.mapped >= before.mapped + (60 << 20) / crate::PAGE,
-            "{before:?} {after:?}"
-        );
+        assert!(after.mapped >= before.mapped + (60 << 20) / crate::PAGE, "{before:?} {after:?}");
         assert!(after.data > before.data && after.resident > before.resident);
         drop(memory);
     }

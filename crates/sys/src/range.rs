@@ -29,9 +29,7 @@ impl PageRange {
         let end = start.saturating_add(len);
         Self {
             start: start & !(PAGE - 1),
-            end: end
-                .checked_next_multiple_of(PAGE)
-                .unwrap_or(usize::MAX & !(PAGE - 1)),
+            end: end.checked_next_multiple_of(PAGE).unwrap_or(usize::MAX & !(PAGE - 1)),
         }
     }
 
@@ -63,10 +61,7 @@ impl PageRange {
     /// What the two share, possibly empty.
     pub fn intersection(self, other: Self) -> Self {
         let start = self.start.max(other.start);
-        Self {
-            start,
-            end: self.end.min(other.end).max(start),
-        }
+        Self { start, end: self.end.min(other.end).max(start) }
     }
 
     /// The addresses of its pages, in order.
@@ -96,19 +91,13 @@ mod tests {
         assert_eq!(PageRange::covering(0x1001, 1), PageRange::new(0x1000, 0x2000));
         assert_eq!(PageRange::covering(0x1fff, 2), PageRange::new(0x1000, 0x3000));
         assert!(PageRange::covering(0x1000, 0).is_empty());
-        assert_eq!(
-            PageRange::covering(usize::MAX - 1, 8).end,
-            usize::MAX & !(PAGE - 1)
-        );
+        assert_eq!(PageRange::covering(usize::MAX - 1, 8).end, usize::MAX & !(PAGE - 1));
     }
 
     #[test]
     fn disjoint_ranges_share_nothing() {
         let (a, b) = (PageRange::new(0x1000, 0x3000), PageRange::new(0x3000, 0x4000));
         assert!(!a.overlaps(b) && a.intersection(b).is_empty() && b.intersection(a).is_empty());
-        assert_eq!(
-            a.intersection(PageRange::new(0x2000, 0x9000)),
-            PageRange::new(0x2000, 0x3000)
-        );
+        assert_eq!(a.intersection(PageRange::new(0x2000, 0x9000)), PageRange::new(0x2000, 0x3000));
     }
 }

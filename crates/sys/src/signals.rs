@@ -50,11 +50,7 @@ pub struct AlternateStack {
 
 impl AlternateStack {
     /// No alternate stack.
-    pub const NONE: Self = Self {
-        base: 0,
-        flags: 2,
-        size: 0,
-    };
+    pub const NONE: Self = Self { base: 0, flags: 2, size: 0 };
 }
 
 /// The disposition of `signal`.
@@ -78,16 +74,8 @@ pub fn action(signal: i32) -> Result<Action> {
 /// The handler may be called at any instruction of any thread and must be fit for that, and so must the restorer.
 pub unsafe fn set_action(signal: i32, action: &Action) -> Result<()> {
     // SAFETY: the kernel reads one `Action`; the caller vouches for the addresses in it.
-    unsafe {
-        syscall!(
-            Sysno::rt_sigaction,
-            signal,
-            core::ptr::from_ref(action),
-            0,
-            size_of::<Mask>()
-        )
-    }
-    .map_err(|e| Error::raw("rt_sigaction", usize::try_from(signal).unwrap_or(0), e))?;
+    unsafe { syscall!(Sysno::rt_sigaction, signal, core::ptr::from_ref(action), 0, size_of::<Mask>()) }
+        .map_err(|e| Error::raw("rt_sigaction", usize::try_from(signal).unwrap_or(0), e))?;
     Ok(())
 }
 
@@ -97,13 +85,7 @@ pub fn set_mask(mask: Mask) -> Mask {
     let mut old: Mask = 0;
     // SAFETY: the kernel reads one mask and writes another. With valid arguments the call cannot fail.
     let _ = unsafe {
-        syscall!(
-            Sysno::rt_sigprocmask,
-            SIG_SETMASK,
-            &raw const mask,
-            &raw mut old,
-            size_of::<Mask>()
-        )
+        syscall!(Sysno::rt_sigprocmask, SIG_SETMASK, &raw const mask, &raw mut old, size_of::<Mask>())
     };
     old
 }
@@ -129,10 +111,7 @@ pub fn alternate_stack() -> AlternateStack {
 /// # Safety
 /// The stack's memory stays valid, and unused by anything else, until another one is set.
 pub unsafe fn set_alternate_stack(stack: &AlternateStack) -> Result<()> {
-    let stack = AlternateStack {
-        flags: stack.flags & !1,
-        ..*stack
-    };
+    let stack = AlternateStack { flags: stack.flags & !1, ..*stack };
     // SAFETY: the kernel reads one `AlternateStack`; the caller vouches for the memory.
     unsafe { syscall!(Sysno::sigaltstack, &raw const stack, 0) }
         .map_err(|e| Error::raw("sigaltstack", stack.base, e))?;

@@ -98,11 +98,7 @@ impl Sleeper {
         let raw = i32::try_from(result).unwrap_or(0);
         match Pid::from_raw(raw.max(0)) {
             Some(pid) => Ok(Self { pid }),
-            None => Err(Error::new(
-                "clone",
-                flags,
-                rustix::io::Errno::from_raw_os_error(-raw),
-            )),
+            None => Err(Error::new("clone", flags, rustix::io::Errno::from_raw_os_error(-raw))),
         }
     }
 

@@ -57,24 +57,11 @@ pub fn create(signal: i32, thread: i32, value: usize) -> Result<TimerId> {
         thread: i32,
         rest: [i32; 11],
     }
-    let event = Event {
-        value,
-        signal,
-        notify: libc::SIGEV_THREAD_ID,
-        thread,
-        rest: [0; 11],
-    };
+    let event = Event { value, signal, notify: libc::SIGEV_THREAD_ID, thread, rest: [0; 11] };
     let mut id: TimerId = 0;
     // SAFETY: the kernel reads one event and writes one number.
-    unsafe {
-        syscall!(
-            Sysno::timer_create,
-            libc::CLOCK_MONOTONIC,
-            &raw const event,
-            &raw mut id
-        )
-    }
-    .map_err(|e| Error::raw("timer_create", 0, e))?;
+    unsafe { syscall!(Sysno::timer_create, libc::CLOCK_MONOTONIC, &raw const event, &raw mut id) }
+        .map_err(|e| Error::raw("timer_create", 0, e))?;
     Ok(id)
 }
 
@@ -106,13 +93,8 @@ pub fn delete(id: TimerId) -> Result<()> {
 /// # Errors
 /// `ENOENT` on kernels built without that file.
 pub fn for_each(mut each: impl FnMut(TimerId)) -> Result<()> {
-    let file = rustix::fs::openat(
-        CWD,
-        c"/proc/self/timers",
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .map_err(|e| Error::new("open /proc/self/timers", 0, e))?;
+    let file = rustix::fs::openat(CWD, c"/proc/self/timers", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| Error::new("open /proc/self/timers", 0, e))?;
     // Each timer begins with a line "ID: number"; other lines have other words before the colon.
     let mut buffer = [0_u8; 512];
     let mut line = [0_u8; 32];
@@ -131,9 +113,8 @@ pub fn for_each(mut each: impl FnMut(TimerId)) -> Result<()> {
                 }
                 continue;
             }
-            let id = line[..length]
-                .strip_prefix(b"ID: ")
-                .and_then(|n| core::str::from_utf8(n).ok()?.parse().ok());
+            let id =
+                line[..length].strip_prefix(b"ID: ").and_then(|n| core::str::from_utf8(n).ok()?.parse().ok());
             id.into_iter().for_each(&mut each);
             length = 0;
         }

@@ -85,19 +85,9 @@ impl Uffd {
         let open = |flags| unsafe { userfaultfd(flags) };
         let fd = open(flags)
             // Kernels before 5.11 do not know the flag.
-            .or_else(|e| {
-                if e == Errno::INVAL {
-                    open(UserfaultfdFlags::CLOEXEC)
-                } else {
-                    Err(e)
-                }
-            })
+            .or_else(|e| if e == Errno::INVAL { open(UserfaultfdFlags::CLOEXEC) } else { Err(e) })
             .map_err(|e| Error::new("userfaultfd", 0, e))?;
-        let mut api = Api {
-            api: UFFD_API,
-            features: FEATURE_WP_ASYNC,
-            ioctls: 0,
-        };
+        let mut api = Api { api: UFFD_API, features: FEATURE_WP_ASYNC, ioctls: 0 };
         // SAFETY: UFFDIO_API is request 0x3f on `struct uffdio_api`, which `Api` mirrors.
         unsafe { ioctl(&fd, Request::<_, 0x3f>(&mut api)) }
             .map_err(|e| Error::new("UFFDIO_API(WP_ASYNC)", 0, e))?;
@@ -111,10 +101,7 @@ impl Uffd {
     /// userfaultfd has the mapping, `ENOMEM`.
     pub fn register(&self, range: PageRange) -> Result<()> {
         let mut register = Register {
-            range: Range {
-                start: range.start as u64,
-                len: range.len() as u64,
-            },
+            range: Range { start: range.start as u64, len: range.len() as u64 },
             mode: REGISTER_MODE_WP,
             ioctls: 0,
         };
@@ -129,10 +116,7 @@ impl Uffd {
     /// # Errors
     /// `EINVAL` where nothing is mapped.
     pub fn unregister(&self, range: PageRange) -> Result<()> {
-        let mut range_arg = Range {
-            start: range.start as u64,
-            len: range.len() as u64,
-        };
+        let mut range_arg = Range { start: range.start as u64, len: range.len() as u64 };
         // SAFETY: UFFDIO_UNREGISTER is the read-only request 1 on `struct uffdio_range`; see `register` for soundness.
         unsafe { ioctl(&self.fd, Unregister(&mut range_arg)) }
             .map_err(|e| Error::new("UFFDIO_UNREGISTER", range.start, e))

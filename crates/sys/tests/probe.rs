@@ -60,12 +60,7 @@ fn face() -> Face {
             .map(str::to_owned)
             .collect(),
         namespaces: links
-            .map(|name| {
-                fs::read_link(Path::new("/proc/self/ns").join(name))
-                    .unwrap()
-                    .display()
-                    .to_string()
-            })
+            .map(|name| fs::read_link(Path::new("/proc/self/ns").join(name)).unwrap().display().to_string())
             .collect(),
         // SAFETY: it only asks.
         scheduling: unsafe { libc::sched_getscheduler(0) },
@@ -77,16 +72,11 @@ fn probe_groups_below(folder: &Path) -> usize {
     let Ok(entries) = fs::read_dir(folder) else {
         return 0;
     };
-    let folders = entries
-        .flatten()
-        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     folders
         .map(|entry| {
             let ours = entry.file_name().to_string_lossy().starts_with("orrery-probe")
-                && entry
-                    .file_name()
-                    .to_string_lossy()
-                    .ends_with(&std::process::id().to_string());
+                && entry.file_name().to_string_lossy().ends_with(&std::process::id().to_string());
             usize::from(ours) + probe_groups_below(&entry.path())
         })
         .sum()
@@ -98,24 +88,10 @@ fn nothing_is_left_behind() {
     let before = face();
     let second = orrery_sys::probe::all();
     assert_eq!(face(), before);
-    assert_eq!(
-        wait(WaitOptions::NOHANG).err(),
-        Some(Errno::CHILD),
-        "a child is left"
-    );
-    assert_eq!(
-        probe_groups_below(Path::new("/sys/fs/cgroup")),
-        0,
-        "a control group is left"
-    );
+    assert_eq!(wait(WaitOptions::NOHANG).err(), Some(Errno::CHILD), "a child is left");
+    assert_eq!(probe_groups_below(Path::new("/sys/fs/cgroup")), 0, "a control group is left");
     let states = |all: &[orrery_sys::probe::Facility]| -> Vec<_> {
-        all.iter()
-            .map(|facility| (facility.name, facility.state.word()))
-            .collect()
+        all.iter().map(|facility| (facility.name, facility.state.word())).collect()
     };
-    assert_eq!(
-        states(&first),
-        states(&second),
-        "asking twice gives the same answer"
-    );
+    assert_eq!(states(&first), states(&second), "asking twice gives the same answer");
 }

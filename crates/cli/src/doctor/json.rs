@@ -58,9 +58,5 @@ fn row(facility: &Facility) -> Row<'_> {
 }
 
 fn mechanism(role: &Role) -> Mechanism<'_> {
-    Mechanism {
-        system: role.system.word(),
-        role: role.name,
-        mechanism: &role.mechanism,
-    }
+    Mechanism { system: role.system.word(), role: role.name, mechanism: &role.mechanism }
 }

@@ -46,17 +46,11 @@ const fn otherwise(name: &'static str) -> Mechanism {
 }
 
 const fn choices(system: System, role: &'static str, mechanisms: &'static [Mechanism]) -> Choices {
-    Choices {
-        system,
-        role,
-        mechanisms,
-    }
+    Choices { system, role, mechanisms }
 }
 
-const TRACKING: &[Mechanism] = &[
-    with(&["userfaultfd", "uffd_wp_async", "pagemap_scan"], "wp_async"),
-    otherwise("compare"),
-];
+const TRACKING: &[Mechanism] =
+    &[with(&["userfaultfd", "uffd_wp_async", "pagemap_scan"], "wp_async"), otherwise("compare")];
 
 const MEDIATING: &[Mechanism] = &[
     with(
@@ -69,14 +63,8 @@ const MEDIATING: &[Mechanism] = &[
 ];
 
 const LIMITING: &[Mechanism] = &[
-    with(
-        &["cgroup_v2_memory", "cgroup_v2_cpu", "cgroup_v2_pids"],
-        "cgroup v2",
-    ),
-    with(
-        &["cgroup_v1_memory", "cgroup_v1_cpu", "cgroup_v1_pids"],
-        "cgroup v1",
-    ),
+    with(&["cgroup_v2_memory", "cgroup_v2_cpu", "cgroup_v2_pids"], "cgroup v2"),
+    with(&["cgroup_v1_memory", "cgroup_v1_cpu", "cgroup_v1_pids"], "cgroup v1"),
     otherwise("rlimits and nice"),
 ];
 
@@ -85,37 +73,25 @@ const ROLES: &[Choices] = &[
     choices(
         System::LwcRollback,
         "layout watch",
-        &[
-            with(&["perf_mmap_records"], "perf"),
-            otherwise("/proc/self/maps at every rollback"),
-        ],
+        &[with(&["perf_mmap_records"], "perf"), otherwise("/proc/self/maps at every rollback")],
     ),
     choices(
         System::LwcRollback,
         "open files",
         &[
-            with(
-                &["kcmp", "pidfd_open", "pidfd_getfd"],
-                "kcmp, lost ones fetched from a keeper",
-            ),
+            with(&["kcmp", "pidfd_open", "pidfd_getfd"], "kcmp, lost ones fetched from a keeper"),
             otherwise("device and inode, lost ones stay lost"),
         ],
     ),
     choices(
         System::LwcRollback,
         "children left behind",
-        &[
-            with(&["proc_children"], "killed"),
-            otherwise("not found, live on"),
-        ],
+        &[with(&["proc_children"], "killed"), otherwise("not found, live on")],
     ),
     choices(
         System::LwcRollback,
         "POSIX timers",
-        &[
-            with(&["proc_timers"], "new ones deleted"),
-            otherwise("stay as they are"),
-        ],
+        &[with(&["proc_timers"], "new ones deleted"), otherwise("stay as they are")],
     ),
     choices(
         System::LwcRollback,
@@ -131,51 +107,31 @@ const ROLES: &[Choices] = &[
     choices(
         System::Orbit,
         "death notice",
-        &[
-            with(&["pidfd_open"], "pidfd"),
-            otherwise("a pipe that the domain keeps open"),
-        ],
+        &[with(&["pidfd_open"], "pidfd"), otherwise("a pipe that the domain keeps open")],
     ),
     choices(System::Orbit, "limits", LIMITING),
     choices(
         System::Orbit,
         "large areas",
-        &[
-            with(&["transparent_huge_pages"], "huge pages"),
-            otherwise("4 KiB pages"),
-        ],
+        &[with(&["transparent_huge_pages"], "huge pages"), otherwise("4 KiB pages")],
     ),
-    choices(
-        System::LwcContexts,
-        "gate's CPU",
-        &[with(&["rseq"], "rseq"), otherwise("getcpu")],
-    ),
+    choices(System::LwcContexts, "gate's CPU", &[with(&["rseq"], "rseq"), otherwise("getcpu")]),
     choices(System::LwcContexts, "system-call traps", MEDIATING),
     choices(
         System::LwcContexts,
         "second wall",
-        &[
-            with(&["landlock"], "Landlock"),
-            with(&["mount_namespace"], "mount namespace"),
-            otherwise("none"),
-        ],
+        &[with(&["landlock"], "Landlock"), with(&["mount_namespace"], "mount namespace"), otherwise("none")],
     ),
     choices(
         System::LwcContexts,
         "vault",
-        &[
-            with(&["memfd_secret"], "memfd_secret"),
-            otherwise("locked, undumpable memory"),
-        ],
+        &[with(&["memfd_secret"], "memfd_secret"), otherwise("locked, undumpable memory")],
     ),
     choices(System::LwcContexts, "limits", LIMITING),
     choices(
         System::Hijack,
         "way in",
-        &[
-            with(&["ptrace"], "ptrace at exec"),
-            otherwise("LD_PRELOAD, dynamic programs only"),
-        ],
+        &[with(&["ptrace"], "ptrace at exec"), otherwise("LD_PRELOAD, dynamic programs only")],
     ),
     choices(
         System::Hijack,
@@ -191,10 +147,7 @@ const ROLES: &[Choices] = &[
         System::Orc,
         "objects",
         &[
-            with(
-                &["memfd_seals", "seal_future_write", "seal_exec"],
-                "memfd, every seal",
-            ),
+            with(&["memfd_seals", "seal_future_write", "seal_exec"], "memfd, every seal"),
             with(&["memfd_seals"], "memfd, sealed against writing"),
             otherwise("none: refuses to start"),
         ],
@@ -202,10 +155,7 @@ const ROLES: &[Choices] = &[
     choices(
         System::Orc,
         "mapping look-up",
-        &[
-            with(&["procmap_query"], "PROCMAP_QUERY"),
-            otherwise("/proc/self/maps"),
-        ],
+        &[with(&["procmap_query"], "PROCMAP_QUERY"), otherwise("/proc/self/maps")],
     ),
     choices(
         System::Orthros,
@@ -220,10 +170,7 @@ const ROLES: &[Choices] = &[
         System::Orthros,
         "network",
         &[
-            with(
-                &["tun", "bridge", "net_namespace"],
-                "tap interfaces on a bridge in a namespace",
-            ),
+            with(&["tun", "bridge", "net_namespace"], "tap interfaces on a bridge in a namespace"),
             with(&["tun"], "tap interfaces on a given bridge"),
             otherwise("QEMU's user-mode network"),
         ],
@@ -233,38 +180,21 @@ const ROLES: &[Choices] = &[
 impl Plan {
     /// What `systems` will use where `tried` is what was found; `forced` is what [`TRACKER_VARIABLE`] holds.
     pub(super) fn of(tried: &[Facility], systems: &[System], forced_tracker: Option<String>) -> Self {
-        let works = |name: &str| {
-            tried
-                .iter()
-                .any(|facility| facility.name == name && facility.state.is_available())
-        };
+        let works =
+            |name: &str| tried.iter().any(|facility| facility.name == name && facility.state.is_available());
         let wanted = ROLES.iter().filter(|choices| systems.contains(&choices.system));
-        let roles = wanted.filter_map(
-            |&Choices {
-                 system,
-                 role,
-                 mechanisms,
-             }| {
-                let mut fitting = mechanisms
-                    .iter()
-                    .filter(|mechanism| mechanism.needs.iter().all(|need| works(need)));
-                let mechanism = match forced_tracker.as_deref() {
-                    Some(name) if role == TRACKER => {
-                        forced(name, fitting.any(|mechanism| mechanism.name == name))
-                    }
-                    _ => fitting.next()?.name.to_owned(),
-                };
-                Some(Role {
-                    system,
-                    name: role,
-                    mechanism,
-                })
-            },
-        );
-        Self {
-            roles: roles.collect(),
-            forced_tracker: forced_tracker.clone(),
-        }
+        let roles = wanted.filter_map(|&Choices { system, role, mechanisms }| {
+            let mut fitting =
+                mechanisms.iter().filter(|mechanism| mechanism.needs.iter().all(|need| works(need)));
+            let mechanism = match forced_tracker.as_deref() {
+                Some(name) if role == TRACKER => {
+                    forced(name, fitting.any(|mechanism| mechanism.name == name))
+                }
+                _ => fitting.next()?.name.to_owned(),
+            };
+            Some(Role { system, name: role, mechanism })
+        });
+        Self { roles: roles.collect(), forced_tracker: forced_tracker.clone() }
     }
 
     /// The roles of one system.
@@ -276,10 +206,7 @@ impl Plan {
 /// What becomes of a tracker that the environment asks for.
 fn forced(name: &str, works: bool) -> String {
     if !TRACKERS.contains(&name) {
-        format!(
-            "none: {TRACKER_VARIABLE}={name} names no tracker ({} or {})",
-            TRACKERS[0], TRACKERS[1]
-        )
+        format!("none: {TRACKER_VARIABLE}={name} names no tracker ({} or {})", TRACKERS[0], TRACKERS[1])
     } else if works {
         format!("{name} (forced by {TRACKER_VARIABLE})")
     } else {
@@ -295,39 +222,19 @@ mod tests {
 
     fn facility(name: &'static str, works: bool) -> Facility {
         let state = if works {
-            State::Available {
-                detail: String::new(),
-            }
+            State::Available { detail: String::new() }
         } else {
-            State::Missing {
-                reason: "test".into(),
-                errno: None,
-            }
+            State::Missing { reason: "test".into(), errno: None }
         };
-        Facility {
-            name,
-            group: Group::Memory,
-            state,
-            purpose: "",
-            systems: &[],
-            fallback: "",
-        }
+        Facility { name, group: Group::Memory, state, purpose: "", systems: &[], fallback: "" }
     }
 
     fn needed() -> impl Iterator<Item = &'static str> {
-        ROLES
-            .iter()
-            .flat_map(|choices| choices.mechanisms)
-            .flat_map(|mechanism| mechanism.needs)
-            .copied()
+        ROLES.iter().flat_map(|choices| choices.mechanisms).flat_map(|mechanism| mechanism.needs).copied()
     }
 
     fn mechanism(plan: &Plan, system: System, role: &str) -> String {
-        plan.roles_of(system)
-            .find(|found| found.name == role)
-            .unwrap()
-            .mechanism
-            .clone()
+        plan.roles_of(system).find(|found| found.name == role).unwrap().mechanism.clone()
     }
 
     #[test]
@@ -337,11 +244,7 @@ mod tests {
             for need in choices.mechanisms.iter().flat_map(|mechanism| mechanism.needs) {
                 let row = probed.iter().find(|facility| facility.name == *need);
                 let systems = row.unwrap_or_else(|| panic!("no row {need}")).systems;
-                assert!(
-                    systems.contains(&choices.system),
-                    "{need} does not name {}",
-                    choices.system
-                );
+                assert!(systems.contains(&choices.system), "{need} does not name {}", choices.system);
             }
         }
     }
@@ -362,29 +265,17 @@ mod tests {
             let plan = Plan::of(&tried, System::ALL, None);
             assert_eq!(plan.roles.len(), ROLES.len());
             for (role, choices) in plan.roles.iter().zip(ROLES) {
-                assert_eq!(
-                    role.mechanism,
-                    choices.mechanisms[pick.min(choices.mechanisms.len() - 1)].name
-                );
+                assert_eq!(role.mechanism, choices.mechanisms[pick.min(choices.mechanisms.len() - 1)].name);
             }
-            assert!(
-                System::ALL
-                    .iter()
-                    .all(|&system| plan.roles_of(system).next().is_some())
-            );
+            assert!(System::ALL.iter().all(|&system| plan.roles_of(system).next().is_some()));
         }
     }
 
     #[test]
     fn one_missing_need_is_enough_for_the_next_best() {
-        let tried: Vec<_> = needed()
-            .map(|name| facility(name, name != "seccomp_sync_wake_up"))
-            .collect();
+        let tried: Vec<_> = needed().map(|name| facility(name, name != "seccomp_sync_wake_up")).collect();
         let plan = Plan::of(&tried, &[System::LwcContexts], None);
-        assert_eq!(
-            mechanism(&plan, System::LwcContexts, "system-call traps"),
-            "seccomp notify"
-        );
+        assert_eq!(mechanism(&plan, System::LwcContexts, "system-call traps"), "seccomp notify");
         assert!(plan.roles_of(System::Orbit).next().is_none(), "not asked for");
     }
 
@@ -399,9 +290,7 @@ mod tests {
         assert_eq!(tracker(&all, "compare"), "compare (forced by ORRERY_TRACKER)");
         assert_eq!(tracker(&all, "wp_async"), "wp_async (forced by ORRERY_TRACKER)");
         assert!(tracker(&all, "magic").starts_with("none: ORRERY_TRACKER=magic names no tracker"));
-        let without: Vec<_> = needed()
-            .map(|name| facility(name, name != "uffd_wp_async"))
-            .collect();
+        let without: Vec<_> = needed().map(|name| facility(name, name != "uffd_wp_async")).collect();
         assert!(tracker(&without, "wp_async").ends_with("does not work here"));
         assert_eq!(tracker(&without, "compare"), "compare (forced by ORRERY_TRACKER)");
     }

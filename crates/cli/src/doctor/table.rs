@@ -27,20 +27,12 @@ pub(super) fn of(facilities: &[&Facility], plan: &Plan) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     for &group in Group::ALL {
-        let members: Vec<_> = facilities
-            .iter()
-            .filter(|facility| facility.group == group)
-            .collect();
+        let members: Vec<_> = facilities.iter().filter(|facility| facility.group == group).collect();
         if !members.is_empty() {
             let _ = writeln!(text, "{}\n", table_of(group, &members).trim_fmt());
         }
     }
-    let count = |wanted: &str| {
-        facilities
-            .iter()
-            .filter(|facility| facility.state.word() == wanted)
-            .count()
-    };
+    let count = |wanted: &str| facilities.iter().filter(|facility| facility.state.word() == wanted).count();
     let _ = writeln!(
         text,
         "{} of {} facilities available, {} missing, {} denied to this process.",
@@ -52,11 +44,7 @@ pub(super) fn of(facilities: &[&Facility], plan: &Plan) -> String {
     if let Some(forced) = &plan.forced_tracker {
         let _ = writeln!(text, "{TRACKER_VARIABLE}={forced} is set.");
     }
-    let _ = write!(
-        text,
-        "\nWhat each system will use here:\n{}",
-        mechanisms(plan).trim_fmt()
-    );
+    let _ = write!(text, "\nWhat each system will use here:\n{}", mechanisms(plan).trim_fmt());
     text
 }
 
@@ -72,48 +60,28 @@ fn table_of(group: Group, members: &[&&Facility]) -> Table {
     } else {
         &[&title, "what for, and without it"]
     };
-    table.set_header(
-        headings
-            .iter()
-            .map(|text| Cell::new(text).add_attribute(Attribute::Bold)),
-    );
-    table.add_rows(members.iter().map(|facility| {
-        if wide {
-            wide_row(facility)
-        } else {
-            narrow_row(facility)
-        }
-    }));
+    table.set_header(headings.iter().map(|text| Cell::new(text).add_attribute(Attribute::Bold)));
+    table.add_rows(members.iter().map(
+        |facility| {
+            if wide { wide_row(facility) } else { narrow_row(facility) }
+        },
+    ));
     let rest = |taken: u16| width.saturating_sub(taken);
     let widths = if wide {
         let what_for = rest(NAME_WIDTH + STATE_WIDTH) / 2;
-        vec![
-            NAME_WIDTH,
-            STATE_WIDTH,
-            what_for,
-            rest(NAME_WIDTH + STATE_WIDTH) - what_for,
-        ]
+        vec![NAME_WIDTH, STATE_WIDTH, what_for, rest(NAME_WIDTH + STATE_WIDTH) - what_for]
     } else {
         vec![NAME_WIDTH, rest(NAME_WIDTH)]
     };
-    table.set_constraints(
-        widths
-            .into_iter()
-            .map(|width| ColumnConstraint::Absolute(Width::Fixed(width))),
-    );
+    table.set_constraints(widths.into_iter().map(|width| ColumnConstraint::Absolute(Width::Fixed(width))));
     table
 }
 
 fn empty_table(style: TableStyle) -> Table {
     let mut table = Table::new();
-    table
-        .load_style(style)
-        .set_content_arrangement(ContentArrangement::Dynamic);
+    table.load_style(style).set_content_arrangement(ContentArrangement::Dynamic);
     let width = table.width().unwrap_or_else(|| {
-        std::env::var("COLUMNS")
-            .ok()
-            .and_then(|columns| columns.parse().ok())
-            .unwrap_or(WIDTH_OF_A_FILE)
+        std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(WIDTH_OF_A_FILE)
     });
     table.set_width(width.max(NARROWEST));
     table
@@ -126,22 +94,14 @@ fn wide_row(facility: &Facility) -> Vec<Cell> {
         Cell::new(state(&facility.state)).fg(color(&facility.state)),
         Cell::new(purpose(facility)),
         // What is in force stands out.
-        if facility.state.is_available() {
-            fallback
-        } else {
-            fallback.add_attribute(Attribute::Bold)
-        },
+        if facility.state.is_available() { fallback } else { fallback.add_attribute(Attribute::Bold) },
     ]
 }
 
 fn narrow_row(facility: &Facility) -> Vec<Cell> {
     vec![
         Cell::new(format!("{}\n{}", facility.name, state(&facility.state))).fg(color(&facility.state)),
-        Cell::new(format!(
-            "{}\nwithout it: {}",
-            purpose(facility),
-            facility.fallback
-        )),
+        Cell::new(format!("{}\nwithout it: {}", purpose(facility), facility.fallback)),
     ]
 }
 
@@ -169,10 +129,8 @@ fn color(state: &State) -> Color {
 fn mechanisms(plan: &Plan) -> Table {
     let mut table = empty_table(NOTHING);
     for &system in System::ALL {
-        let roles: Vec<_> = plan
-            .roles_of(system)
-            .map(|role| format!("{}: {}", role.name, role.mechanism))
-            .collect();
+        let roles: Vec<_> =
+            plan.roles_of(system).map(|role| format!("{}: {}", role.name, role.mechanism)).collect();
         if !roles.is_empty() {
             table.add_row([system.word().to_owned(), roles.join("; ")]);
         }

@@ -24,31 +24,11 @@ struct Attribute {
 
 /// What is remembered as a number each.
 const ATTRIBUTES: [Attribute; 5] = [
-    Attribute {
-        name: "parent-death signal",
-        get: parent_death_signal,
-        set: set_parent_death_signal,
-    },
-    Attribute {
-        name: "dumpable flag",
-        get: dumpable,
-        set: set_dumpable,
-    },
-    Attribute {
-        name: "niceness",
-        get: niceness,
-        set: set_niceness,
-    },
-    Attribute {
-        name: "timer slack",
-        get: timer_slack,
-        set: set_timer_slack,
-    },
-    Attribute {
-        name: "personality",
-        get: || personality(0xffff_ffff),
-        set: set_personality,
-    },
+    Attribute { name: "parent-death signal", get: parent_death_signal, set: set_parent_death_signal },
+    Attribute { name: "dumpable flag", get: dumpable, set: set_dumpable },
+    Attribute { name: "niceness", get: niceness, set: set_niceness },
+    Attribute { name: "timer slack", get: timer_slack, set: set_timer_slack },
+    Attribute { name: "personality", get: || personality(0xffff_ffff), set: set_personality },
 ];
 
 /// Small state of the process.
@@ -131,20 +111,13 @@ impl Attributes {
 
 fn current_directory() -> Option<Identity> {
     // A directory that was removed has no name, but `.` still leads to it.
-    rustix::fs::stat(c".")
-        .ok()
-        .map(|found| (found.st_dev, found.st_ino))
+    rustix::fs::stat(c".").ok().map(|found| (found.st_dev, found.st_ino))
 }
 
 fn open_directory() -> Result<OwnedFd> {
-    rustix::fs::openat(
-        CWD,
-        c".",
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .map(raise)
-    .map_err(|errno| Error::System(orrery_sys::Error::new("open the working directory", 0, errno)))
+    rustix::fs::openat(CWD, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map(raise)
+        .map_err(|errno| Error::System(orrery_sys::Error::new("open the working directory", 0, errno)))
 }
 
 fn get_limit(which: usize) -> Limit {
@@ -187,11 +160,7 @@ fn dumpable() -> u64 {
 }
 
 fn set_dumpable(number: u64) -> bool {
-    let behavior = if number == 0 {
-        DumpableBehavior::NotDumpable
-    } else {
-        DumpableBehavior::Dumpable
-    };
+    let behavior = if number == 0 { DumpableBehavior::NotDumpable } else { DumpableBehavior::Dumpable };
     // "Readable by root only" cannot be asked for.
     number < 2 && rustix::process::set_dumpable_behavior(behavior).is_ok()
 }

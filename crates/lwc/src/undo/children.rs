@@ -37,11 +37,7 @@ impl Family {
             // Older kernels cannot; then grandchildren whose parent ended escape.
             let _ = rustix::process::set_child_subreaper(Some(Pid::INIT));
         }
-        Self {
-            policy,
-            thread,
-            known: arena.vec(),
-        }
+        Self { policy, thread, known: arena.vec() }
     }
 
     pub(crate) fn capture(&mut self) -> Result<()> {

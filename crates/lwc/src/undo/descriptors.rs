@@ -46,12 +46,7 @@ pub(crate) struct Keepers {
 
 impl Keepers {
     pub(crate) fn new(arena: &'static Arena) -> Self {
-        Self {
-            keepers: arena.vec(),
-            latest: None,
-            allowed: true,
-            exempt: arena.vec(),
-        }
+        Self { keepers: arena.vec(), latest: None, allowed: true, exempt: arena.vec() }
     }
 
     /// Leaves `fd` alone from now on, open or not.
@@ -127,10 +122,7 @@ pub(crate) struct Descriptors {
 
 impl Descriptors {
     pub(crate) fn new(arena: &'static Arena) -> Self {
-        Self {
-            files: arena.vec(),
-            keeper: None,
-        }
+        Self { files: arena.vec(), keeper: None }
     }
 
     /// Lets go of the keeper.
@@ -189,11 +181,7 @@ impl Descriptors {
         close_range(next, i32::MAX);
         let mut outcome = Ok(());
         let keeper = keepers.get(self.keeper);
-        for file in self
-            .files
-            .iter()
-            .filter(|file| keepers.exempt.binary_search(&file.fd).is_err())
-        {
+        for file in self.files.iter().filter(|file| keepers.exempt.binary_search(&file.fd).is_err()) {
             if let Err(leftover) = file.restore(keeper) {
                 outcome = Err(leftover);
             }
@@ -223,12 +211,7 @@ impl File {
             } else {
                 // SAFETY: dup2 onto a number that belongs to the state being put back.
                 let duplicated = unsafe {
-                    syscalls::syscall!(
-                        syscalls::Sysno::dup3,
-                        fetched.as_raw_fd(),
-                        file.fd,
-                        libc::O_CLOEXEC
-                    )
+                    syscalls::syscall!(syscalls::Sysno::dup3, fetched.as_raw_fd(), file.fd, libc::O_CLOEXEC)
                 };
                 duplicated.map_err(|_| lost)?;
             }
@@ -252,11 +235,7 @@ impl File {
 }
 
 fn out_of_memory() -> crate::Error {
-    orrery_memory::Error::Memory {
-        bytes: size_of::<File>(),
-        errno: Errno::NOMEM,
-    }
-    .into()
+    orrery_memory::Error::Memory { bytes: size_of::<File>(), errno: Errno::NOMEM }.into()
 }
 
 /// What there is to see of a descriptor.
@@ -275,11 +254,7 @@ fn look(number: i32) -> Option<File> {
         flags: rustix::io::fcntl_getfd(fd).ok()?,
         status: rustix::fs::fcntl_getfl(fd).ok()?,
         identity: (found.st_dev, found.st_ino, found.st_mode),
-        offset: if regular && !is_output() {
-            rustix::fs::tell(fd).ok()
-        } else {
-            None
-        },
+        offset: if regular && !is_output() { rustix::fs::tell(fd).ok() } else { None },
     })
 }
 

@@ -37,10 +37,8 @@ impl Pending {
                 foreign |= 1 << (signal - 1);
             }
         }
-        let (process, thread) = (
-            rustix::process::getpid().as_raw_pid(),
-            rustix::thread::gettid().as_raw_pid(),
-        );
+        let (process, thread) =
+            (rustix::process::getpid().as_raw_pid(), rustix::thread::gettid().as_raw_pid());
         for signal in (1..=64).filter(|signal| foreign >> (signal - 1) & 1 == 1) {
             let _ = orrery_sys::signals::send_to_thread(process, thread, signal);
         }
@@ -72,8 +70,5 @@ fn take(mask: Mask) -> Option<(i32, Option<Pid>)> {
     .ok()?;
     // si_signo, si_errno, si_code, padding, then si_pid for signals that a process sent.
     let sent = matches!(info[2], libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
-    Some((
-        i32::try_from(signal).ok()?,
-        Pid::from_raw(info[4].max(0)).filter(|_| sent),
-    ))
+    Some((i32::try_from(signal).ok()?, Pid::from_raw(info[4].max(0)).filter(|_| sent)))
 }

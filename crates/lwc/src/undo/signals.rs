@@ -16,12 +16,7 @@ pub(crate) struct Signals {
 
 impl Signals {
     pub(crate) const NONE: Self = Self {
-        actions: [Action {
-            handler: 0,
-            flags: 0,
-            restorer: 0,
-            mask: 0,
-        }; LAST as usize],
+        actions: [Action { handler: 0, flags: 0, restorer: 0, mask: 0 }; LAST as usize],
         stack: AlternateStack::NONE,
     };
 

@@ -43,17 +43,9 @@ impl Threads {
         let parked = safe_point::gather(others);
         if parked < others {
             safe_point::release();
-            return Err(Error::Threads {
-                running: others,
-                parked,
-            });
+            return Err(Error::Threads { running: others, parked });
         }
-        let Self {
-            directory,
-            own,
-            parked,
-            ..
-        } = self;
+        let Self { directory, own, parked, .. } = self;
         let mut room = true;
         directory.for_each(|thread| {
             room &= parked.try_reserve(1).is_ok();
@@ -79,10 +71,7 @@ impl Threads {
                     }
                 }
             });
-            let nap = rustix::thread::Timespec {
-                tv_sec: 0,
-                tv_nsec: 50_000,
-            };
+            let nap = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 };
             if round > 10 {
                 let _ = rustix::thread::nanosleep(&nap);
             } else {

@@ -15,10 +15,7 @@ pub(crate) struct Timers {
 
 impl Timers {
     pub(crate) fn new(arena: &'static Arena) -> Self {
-        Self {
-            intervals: [Interval::default(); 3],
-            posix: Some(arena.vec()),
-        }
+        Self { intervals: [Interval::default(); 3], posix: Some(arena.vec()) }
     }
 
     pub(crate) fn capture(&mut self) -> Result<()> {

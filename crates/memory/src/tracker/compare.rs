@@ -29,10 +29,7 @@ impl Compare {
     /// # Errors
     /// [`crate::Error::System`] where `/proc/self/pagemap` cannot be opened.
     pub fn new(arena: &'static Arena) -> Result<Self> {
-        Ok(Self {
-            pagemap: Pagemap::open()?,
-            mappings: arena.vec(),
-        })
+        Ok(Self { pagemap: Pagemap::open()?, mappings: arena.vec() })
     }
 
     fn scan(&self, mapping: &Tracked, reference: Reference<'_>, written: &mut Ranges) -> Result<()> {
@@ -41,12 +38,7 @@ impl Compare {
         while at < mapping.range.end {
             let end = mapping.range.end.min(at + BATCH * PAGE);
             let batch = &mut entries[..(end - at) / PAGE];
-            for (entry, address) in self
-                .pagemap
-                .entries(at, batch)?
-                .iter()
-                .zip((at..end).step_by(PAGE))
-            {
+            for (entry, address) in self.pagemap.entries(at, batch)?.iter().zip((at..end).step_by(PAGE)) {
                 if is_written(*entry, address, mapping, reference)? {
                     written.push(PageRange::new(address, address + PAGE))?;
                 }
@@ -88,7 +80,7 @@ impl Tracker for Compare {
         false
     }
 
-    fn arrange(&mut self, mappings: &[Tracked]) -> Result<()> {
+    fn arrange(&mut self, mappings: &[Tracked], _: &[PageRange]) -> Result<()> {
         self.mappings.clear();
         grow(&mut self.mappings, mappings.len())?;
         self.mappings.extend_from_slice(mappings);

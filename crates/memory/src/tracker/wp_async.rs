@@ -46,7 +46,10 @@ const REQUEST: usize = 5 << 18;
 
 #[derive(Clone, Copy, Debug)]
 struct Span {
+    /// From the first of its mappings to the last.
     range: PageRange,
+    /// The range with the gaps before and behind it, in which something strange may turn up.
+    around: PageRange,
     style: Style,
 }
 
@@ -65,6 +68,7 @@ pub struct WpAsync {
     uffd: Uffd,
     pagemap: Pagemap,
     spans: HeapVec<Span>,
+    voids: Ranges,
     /// Mappings that the kernel would not register.
     refused: Compare,
     holes_are_reported: bool,
@@ -76,10 +80,7 @@ impl WpAsync {
     /// # Errors
     /// [`Error::Tracker`] where the kernel lacks a part of it, or a filter keeps it back.
     pub fn new(arena: &'static Arena) -> Result<Self> {
-        let unavailable = |cause| Error::Tracker {
-            name: "wp_async",
-            cause,
-        };
+        let unavailable = |cause| Error::Tracker { name: "wp_async", cause };
         let uffd = Uffd::new().map_err(unavailable)?;
         let pagemap = Pagemap::open().map_err(unavailable)?;
         let mut tracker = Self {
@@ -87,6 +88,7 @@ impl WpAsync {
             uffd,
             pagemap,
             spans: arena.vec(),
+            voids: Ranges::new(arena),
             refused: Compare::new(arena).map_err(|_| Error::TrackerName)?,
             holes_are_reported: false,
         };
@@ -99,58 +101,38 @@ impl WpAsync {
     /// # Errors
     /// Those of [`WpAsync::new`].
     pub fn with_silent_holes(arena: &'static Arena) -> Result<Self> {
-        Ok(Self {
-            holes_are_reported: false,
-            ..Self::new(arena)?
-        })
+        Ok(Self { holes_are_reported: false, ..Self::new(arena)? })
     }
 
     /// Tries the whole mechanism on a stretch of our own, and whether a hole in it is reported.
     fn probe(&self) -> Result<bool> {
-        let unavailable = |cause| Error::Tracker {
-            name: "wp_async",
-            cause,
-        };
+        let unavailable = |cause| Error::Tracker { name: "wp_async", cause };
         let window = self.arena.stack(2 * CHUNK)?;
         let page = PageRange::new(window.end - PAGE, window.end);
         // Somewhere in there a whole page table's worth of memory is not populated.
         let hole = PageRange::new(window.start, window.start + CHUNK);
-        let tried = self
-            .uffd
-            .register(window)
-            .and_then(|()| self.try_on(page))
-            .and_then(|()| {
-                self.pagemap
-                    .scan(hole, Query::WRITTEN, ScanFlags::empty(), &mut [Run::default()])
-            });
-        self.arena
-            .close_window(PageRange::new(window.start - PAGE, window.end));
+        let tried = self.uffd.register(window).and_then(|()| self.try_on(page)).and_then(|()| {
+            self.pagemap.scan(hole, Query::WRITTEN, ScanFlags::empty(), &mut [Run::default()])
+        });
+        self.arena.close_window(PageRange::new(window.start - PAGE, window.end));
         Ok(tried.map_err(unavailable)?.runs > 0)
     }
 
     /// Writes to a protected page and sees it reported.
     fn try_on(&self, page: PageRange) -> orrery_sys::Result<()> {
         let mut runs = [Run::default()];
-        let mut reported = || {
-            self.pagemap
-                .scan(page, Query::WRITTEN, ScanFlags::CHECK_WP_ASYNC, &mut runs)
-        };
+        let mut reported = || self.pagemap.scan(page, Query::WRITTEN, ScanFlags::CHECK_WP_ASYNC, &mut runs);
         let byte = core::ptr::with_exposed_provenance_mut::<u8>(page.start);
         // SAFETY: the page is the probe's own.
         unsafe { byte.write_volatile(1) };
-        self.pagemap
-            .scan(page, Query::WRITTEN, ScanFlags::WP_MATCHING, &mut [])?;
+        self.pagemap.scan(page, Query::WRITTEN, ScanFlags::WP_MATCHING, &mut [])?;
         let before = reported()?.runs;
         // SAFETY: as above.
         unsafe { byte.write_volatile(2) };
         if (before, reported()?.runs) == (0, 1) {
             Ok(())
         } else {
-            Err(orrery_sys::Error::new(
-                "PAGEMAP_SCAN of a written page",
-                page.start,
-                Errno::NOSYS,
-            ))
+            Err(orrery_sys::Error::new("PAGEMAP_SCAN of a written page", page.start, Errno::NOSYS))
         }
     }
 
@@ -183,7 +165,7 @@ impl WpAsync {
     fn scan_marked(&self, span: &Span, reference: Reference<'_>, written: &mut Ranges) -> Result<Scan> {
         let check = ScanFlags::CHECK_WP_ASYNC;
         if self.holes_are_reported {
-            return self.scan(span.range, Query::WRITTEN, check, |run| written.push(run.range()));
+            return self.scan(span.around, Query::WRITTEN, check, |run| written.push(run.range()));
         }
         // Absent pages matter where they should have contents; the two answers are joined by sorting.
         let absent = Query {
@@ -193,8 +175,8 @@ impl WpAsync {
             report: Categories::empty(),
         };
         let mut lost = |run: Run| push_with_images(run.range(), reference, written);
-        match self.scan(span.range, absent, check, &mut lost)? {
-            Scan::Complete => self.scan(span.range, Query::WRITTEN, check, |run| written.push(run.range())),
+        match self.scan(span.around, absent, check, &mut lost)? {
+            Scan::Complete => self.scan(span.around, Query::WRITTEN, check, |run| written.push(run.range())),
             strange @ Scan::Strange(_) => Ok(strange),
         }
     }
@@ -207,7 +189,7 @@ impl WpAsync {
             any_of: telling,
             report: telling,
         };
-        self.scan(span.range, query, ScanFlags::CHECK_WP_ASYNC, |run| {
+        self.scan(span.around, query, ScanFlags::CHECK_WP_ASYNC, |run| {
             let is = |category| run.categories().contains(category);
             if is(Categories::WRITTEN) && !is(Categories::FILE) {
                 written.push(run.range())
@@ -221,8 +203,7 @@ impl WpAsync {
     fn protect(&self, range: PageRange, style: Style) -> Result<()> {
         match style {
             Style::Marked => {
-                self.pagemap
-                    .scan(range, Query::WRITTEN, ScanFlags::WP_MATCHING, &mut [])?;
+                self.pagemap.scan(range, Query::WRITTEN, ScanFlags::WP_MATCHING, &mut [])?;
             }
             Style::Unmarked => {
                 let populated = Query {
@@ -290,7 +271,7 @@ impl Tracker for WpAsync {
         self.holes_are_reported
     }
 
-    fn arrange(&mut self, mappings: &[Tracked]) -> Result<()> {
+    fn arrange(&mut self, mappings: &[Tracked], voids: &[PageRange]) -> Result<()> {
         let mut refused = self.arena.vec();
         self.spans.clear();
         let mut joined = false;
@@ -300,41 +281,37 @@ impl Tracker for WpAsync {
                 Err(error) if matches!(error.errno, Errno::INVAL | Errno::PERM | Errno::BUSY) => {
                     grow(&mut refused, 1)?;
                     refused.push(*mapping);
+                    if let Some(last) = self.spans.last_mut() {
+                        last.around.end = last.around.end.min(mapping.range.start);
+                    }
                     joined = false;
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             }
-            let style = if mapping.of_file && mapping.has_images {
-                Style::Unmarked
-            } else {
-                Style::Marked
-            };
+            let style = if mapping.of_file && mapping.has_images { Style::Unmarked } else { Style::Marked };
             match self.spans.last_mut() {
                 Some(last) if joined && mapping.joined && last.style == style => {
-                    last.range.end = mapping.range.end
+                    last.range.end = mapping.range.end;
+                    last.around.end = mapping.around.end;
                 }
                 _ => {
                     grow(&mut self.spans, 1)?;
-                    self.spans.push(Span {
-                        range: mapping.range,
-                        style,
-                    });
+                    self.spans.push(Span { range: mapping.range, around: mapping.around, style });
                 }
             }
             joined = true;
         }
-        self.refused.arrange(&refused)
+        self.voids.clear();
+        voids.iter().try_for_each(|void| self.voids.push(*void))?;
+        self.refused.arrange(&refused, &[])
     }
 
     fn still_tracks(&self, range: PageRange) -> Result<bool> {
-        let check = ScanFlags::CHECK_WP_ASYNC;
-        // Only mappings are checked, so a question that no page answers is enough.
-        let nothing = Query {
-            all_of: Categories::all(),
-            ..Query::WRITTEN
-        };
-        Ok(self.scan(range, nothing, check, |_| Ok(()))? == Scan::Complete)
+        // Registered mappings cannot lack WP_ALLOWED, so the kernel checks the mappings and looks at no page.
+        let nothing =
+            Query { all_of: Categories::empty(), none_of: Categories::WP_ALLOWED, ..Query::WRITTEN };
+        Ok(self.scan(range, nothing, ScanFlags::CHECK_WP_ASYNC, |_| Ok(()))? == Scan::Complete)
     }
 
     fn written(&mut self, reference: Reference<'_>, written: &mut Ranges) -> Result<Scan> {
@@ -347,6 +324,11 @@ impl Tracker for WpAsync {
                 return Ok(scan);
             }
         }
+        for void in self.voids.iter() {
+            if !self.still_tracks(*void)? {
+                return Ok(Scan::Strange(void.start));
+            }
+        }
         self.refused.written(reference, written)?;
         written.sort();
         Ok(Scan::Complete)
@@ -355,9 +337,7 @@ impl Tracker for WpAsync {
     fn settle(&mut self, ranges: &[PageRange]) -> Result<()> {
         for span in &self.spans {
             let first = ranges.partition_point(|range| range.end <= span.range.start);
-            let inside = ranges[first..]
-                .iter()
-                .take_while(|range| range.start < span.range.end);
+            let inside = ranges[first..].iter().take_while(|range| range.start < span.range.end);
             let mut cluster = Cluster::default();
             for range in inside.map(|range| range.intersection(span.range)) {
                 if !cluster.take(range) {
@@ -381,10 +361,7 @@ struct Cluster {
 
 impl Cluster {
     fn of(range: PageRange) -> Self {
-        Self {
-            range,
-            may_be_sparse: range.len() >= SPARSE,
-        }
+        Self { range, may_be_sparse: range.len() >= SPARSE }
     }
 
     /// Adds `range`, which lies behind, unless it is too far away.

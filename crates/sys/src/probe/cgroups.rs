@@ -112,22 +112,14 @@ pub(super) const FAMILY: Family = Family {
             &[System::Orbit, System::LwcContexts, System::Orthros],
             "stops a domain with all its processes at once where version 2 cannot",
             "SIGSTOP to each process",
-            |limit| version_1(
-                "freezer",
-                &[("freezer.state", "FROZEN"), ("freezer.state", "THAWED")],
-                limit
-            )
+            |limit| version_1("freezer", &[("freezer.state", "FROZEN"), ("freezer.state", "THAWED")], limit)
         ),
         controller!(
             "cgroup_v1_cpuset",
             &[System::Orbit, System::LwcContexts],
             "keeps a domain on chosen processors where version 2 cannot",
             "sched_setaffinity",
-            |limit| version_1(
-                "cpuset",
-                &[("cpuset.cpus", PARENTS), ("cpuset.mems", PARENTS)],
-                limit
-            )
+            |limit| version_1("cpuset", &[("cpuset.cpus", PARENTS), ("cpuset.mems", PARENTS)], limit)
         ),
     ],
 };
@@ -171,28 +163,17 @@ fn try_group(own: &Path, name: &str, settings: &[Setting], limit: Duration) -> R
     let members = open(&members, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| State::refused(format!("open {}", members.display()), errno))?;
     // "0" stands for the writer.
-    let moved = child::run(limit, |_| {
-        rustix::io::write(&members, b"0")
-            .during("write 0 to cgroup.procs")
-            .map(drop)
-    });
-    if moved.is_available() {
-        Ok(State::available(format!("in {}", own.display())))
-    } else {
-        Err(moved)
-    }
+    let moved =
+        child::run(limit, |_| rustix::io::write(&members, b"0").during("write 0 to cgroup.procs").map(drop));
+    if moved.is_available() { Ok(State::available(format!("in {}", own.display()))) } else { Err(moved) }
 }
 
 fn clone_into_cgroup(limit: Duration) -> State {
     let tried = || -> Result<State, State> {
         let own = own_group(None).ok_or_else(|| State::missing("no version 2 hierarchy is mounted"))?;
         let group = ProbeGroup::below(&own, "clone")?;
-        let directory = open(
-            &group.0,
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(|errno| State::refused("open the group", errno))?;
+        let directory = open(&group.0, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| State::refused("open the group", errno))?;
         Ok(child::run(limit, |_: &mut Note| {
             // SAFETY: all-zero arguments are valid: a plain fork.
             let mut args: clone_args = unsafe { zeroed() };
@@ -200,14 +181,9 @@ fn clone_into_cgroup(limit: Duration) -> State {
             args.cgroup = u64::from(directory.as_raw_fd().unsigned_abs());
             // SAFETY: the child ends after it has looked around, which is async-signal-safe.
             let forked = unsafe { clone3(&mut args) }.during("clone3(CLONE_INTO_CGROUP)")?;
-            let Some(pid) = forked else {
-                exit(i32::from(is_inside()))
-            };
+            let Some(pid) = forked else { exit(i32::from(is_inside())) };
             let status = waitpid(Some(pid), WaitOptions::empty()).during("waitpid")?;
-            expect(
-                status.and_then(|(_, s)| s.exit_status()) == Some(1),
-                "the child is not in the group",
-            )
+            expect(status.and_then(|(_, s)| s.exit_status()) == Some(1), "the child is not in the group")
         }))
     };
     tried().unwrap_or_else(|state| state)
@@ -290,11 +266,7 @@ fn locate(mounts: &str, groups: &str, controller: Option<&str>) -> Option<PathBu
             Some(controller) => kind == "cgroup" && has(options, controller),
             None => kind == "cgroup2",
         };
-        if fits {
-            Some((place.next()?, place.next()?))
-        } else {
-            None
-        }
+        if fits { Some((place.next()?, place.next()?)) } else { None }
     })?;
     let path = groups.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -321,10 +293,7 @@ mod tests {
     #[test]
     fn own_groups_are_found_under_their_mounts() {
         let at = |controller| locate(MOUNTS, GROUPS, controller);
-        assert_eq!(
-            at(Some("cpu")),
-            Some("/sys/fs/cgroup/cpu,cpuacct/user.slice".into())
-        );
+        assert_eq!(at(Some("cpu")), Some("/sys/fs/cgroup/cpu,cpuacct/user.slice".into()));
         assert_eq!(at(Some("memory")), Some("/sys/fs/cgroup/memory/inner".into()));
         assert_eq!(at(Some("pids")), None);
         assert_eq!(at(None), Some("/sys/fs/cgroup/unified/user.slice/a:b".into()));

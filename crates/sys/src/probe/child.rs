@@ -51,27 +51,19 @@ pub(super) trait During<T> {
 
 impl<T> During<T> for Result<T, Errno> {
     fn during(self, step: &'static str) -> Result<T, Trouble> {
-        self.map_err(|errno| Trouble {
-            step,
-            errno: Some(errno),
-        })
+        self.map_err(|errno| Trouble { step, errno: Some(errno) })
     }
 }
 
 impl<T> During<T> for Result<T, syscalls::Errno> {
     fn during(self, step: &'static str) -> Result<T, Trouble> {
-        self.map_err(|e| Errno::from_raw_os_error(e.into_raw()))
-            .during(step)
+        self.map_err(|e| Errno::from_raw_os_error(e.into_raw())).during(step)
     }
 }
 
 /// Fails with [`Trouble::missing`] unless what was expected came true.
 pub(super) fn expect(came_true: bool, otherwise: &'static str) -> Verdict {
-    if came_true {
-        Ok(())
-    } else {
-        Err(Trouble::missing(otherwise))
-    }
+    if came_true { Ok(()) } else { Err(Trouble::missing(otherwise)) }
 }
 
 /// What a probe wants to tell beside "it works"; text that does not fit is cut off.
@@ -87,11 +79,7 @@ impl Note {
     /// Appends text, after a semicolon if there is some already.
     pub(super) fn say(&mut self, text: fmt::Arguments<'_>) {
         // A full buffer is the only error, and it is documented.
-        let _ = if self.0.is_empty() {
-            Ok(())
-        } else {
-            self.0.write_str("; ")
-        };
+        let _ = if self.0.is_empty() { Ok(()) } else { self.0.write_str("; ") };
         let _ = self.0.write_fmt(text);
     }
 }
@@ -204,13 +192,7 @@ fn settle() {
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, core::ptr::null_mut());
     }
     // A limit of one byte, unlike one of zero, also keeps the kernel from piping the core to a program: core(5).
-    let _ = process::setrlimit(
-        Resource::Core,
-        Rlimit {
-            current: Some(1),
-            maximum: Some(1),
-        },
-    );
+    let _ = process::setrlimit(Resource::Core, Rlimit { current: Some(1), maximum: Some(1) });
 }
 
 /// The child's answer; nothing if it died without one; an error when the deadline passed.
@@ -285,15 +267,9 @@ mod tests {
     #[test]
     fn errors_tell_missing_from_denied() {
         let missing = run(LIMIT, |_| Err::<(), _>(Errno::NOSYS).during("step"));
-        assert_eq!(
-            (missing.word(), missing.errno(), missing.detail()),
-            ("missing", Some("ENOSYS"), "step")
-        );
+        assert_eq!((missing.word(), missing.errno(), missing.detail()), ("missing", Some("ENOSYS"), "step"));
         let denied = run(LIMIT, |_| Err::<(), _>(Errno::PERM).during("step"));
-        assert_eq!(
-            (denied.word(), denied.errno(), denied.detail()),
-            ("denied", Some("EPERM"), "step")
-        );
+        assert_eq!((denied.word(), denied.errno(), denied.detail()), ("denied", Some("EPERM"), "step"));
         assert_eq!(run(LIMIT, |_| expect(false, "why")), State::missing("why"));
     }
 
@@ -315,10 +291,7 @@ mod tests {
             unsafe { libc::raise(libc::SIGSEGV) };
             Ok(())
         });
-        assert_eq!(
-            state,
-            State::missing(format!("trying it ended with signal {}", libc::SIGSEGV))
-        );
+        assert_eq!(state, State::missing(format!("trying it ended with signal {}", libc::SIGSEGV)));
     }
 
     #[test]
@@ -345,10 +318,6 @@ mod tests {
         });
         assert_eq!(state, State::missing("no answer within 60 ms"));
         drop(writer);
-        assert_eq!(
-            rustix::io::read(&reader, &mut [0; 1]),
-            Ok(0),
-            "nobody holds the pipe any more"
-        );
+        assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0), "nobody holds the pipe any more");
     }
 }

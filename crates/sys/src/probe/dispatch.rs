@@ -66,30 +66,12 @@ mod x86_64 {
 
     fn dispatch(mode: u32, start: usize, len: usize) -> Result<usize, syscalls::Errno> {
         // SAFETY: the selector is a static, which says "allow" until the trial.
-        unsafe {
-            syscall!(
-                Sysno::prctl,
-                PR_SET_SYSCALL_USER_DISPATCH,
-                mode,
-                start,
-                len,
-                SELECTOR.as_ptr()
-            )
-        }
+        unsafe { syscall!(Sysno::prctl, PR_SET_SYSCALL_USER_DISPATCH, mode, start, len, SELECTOR.as_ptr()) }
     }
 
     fn end_dispatch() -> Result<usize, syscalls::Errno> {
         // SAFETY: it ends what `dispatch` began.
-        unsafe {
-            syscall!(
-                Sysno::prctl,
-                PR_SET_SYSCALL_USER_DISPATCH,
-                PR_SYS_DISPATCH_OFF,
-                0,
-                0,
-                0
-            )
-        }
+        unsafe { syscall!(Sysno::prctl, PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_OFF, 0, 0, 0) }
     }
 
     fn one_signal_came(result: i64) -> Verdict {

@@ -31,13 +31,7 @@ pub(super) const FAMILY: Family = Family {
     rows: &[
         Row {
             name: "seccomp_filter",
-            systems: &[
-                System::LwcRollback,
-                System::LwcContexts,
-                System::Hijack,
-                System::Orbit,
-                System::Orc,
-            ],
+            systems: &[System::LwcRollback, System::LwcContexts, System::Hijack, System::Orbit, System::Orc],
             purpose: "takes system calls away from a domain, a worker or a guest",
             fallback: "ptrace stops every call; Landlock still guards files",
             probe: Probe::Child(seccomp_filter),
@@ -93,12 +87,7 @@ pub(super) const FAMILY: Family = Family {
         },
         Row {
             name: "landlock",
-            systems: &[
-                System::LwcRollback,
-                System::LwcContexts,
-                System::Hijack,
-                System::Orc,
-            ],
+            systems: &[System::LwcRollback, System::LwcContexts, System::Hijack, System::Orc],
             purpose: "a second wall: files and ports that no call of a sandboxed process reaches, monitor or not",
             fallback: "the first wall alone (filters, monitor), with a mount namespace where one may be made",
             probe: Probe::Child(landlock),
@@ -128,35 +117,12 @@ fn filter(action: u32, flags: u32) -> Result<usize, Trouble> {
     const RETURN: u16 = 0x06;
     let number = u32::try_from(TRIAL.id()).unwrap_or(u32::MAX);
     let mut program = [
-        sock_filter {
-            code: LOAD_WORD,
-            jt: 0,
-            jf: 0,
-            k: 0,
-        },
-        sock_filter {
-            code: JUMP_IF_EQUAL,
-            jt: 0,
-            jf: 1,
-            k: number,
-        },
-        sock_filter {
-            code: RETURN,
-            jt: 0,
-            jf: 0,
-            k: action,
-        },
-        sock_filter {
-            code: RETURN,
-            jt: 0,
-            jf: 0,
-            k: SECCOMP_RET_ALLOW,
-        },
+        sock_filter { code: LOAD_WORD, jt: 0, jf: 0, k: 0 },
+        sock_filter { code: JUMP_IF_EQUAL, jt: 0, jf: 1, k: number },
+        sock_filter { code: RETURN, jt: 0, jf: 0, k: action },
+        sock_filter { code: RETURN, jt: 0, jf: 0, k: SECCOMP_RET_ALLOW },
     ];
-    let program = sock_fprog {
-        len: 4,
-        filter: program.as_mut_ptr(),
-    };
+    let program = sock_fprog { len: 4, filter: program.as_mut_ptr() };
     rustix::thread::set_no_new_privs(true).during("PR_SET_NO_NEW_PRIVS")?;
     // SAFETY: the kernel copies the program; the filter concerns one call of this child and its children.
     unsafe { syscall!(Sysno::seccomp, SECCOMP_SET_MODE_FILTER, flags, &raw const program) }.during("seccomp")
@@ -165,10 +131,7 @@ fn filter(action: u32, flags: u32) -> Result<usize, Trouble> {
 fn seccomp_filter(_: &mut Note) -> Verdict {
     const ODD: Errno = Errno::XDEV;
     filter(SECCOMP_RET_ERRNO | ODD.raw_os_error().unsigned_abs(), 0)?;
-    expect(
-        make_trial_call() == Err(ODD),
-        "the filter does not answer the call",
-    )
+    expect(make_trial_call() == Err(ODD), "the filter does not answer the call")
 }
 
 /// The listener of a filter that asks about the trial call.
@@ -176,14 +139,9 @@ struct Listener(OwnedFd);
 
 impl Listener {
     fn new(more_flags: u32) -> Result<Self, Trouble> {
-        let listener = filter(
-            SECCOMP_RET_USER_NOTIF,
-            SECCOMP_FILTER_FLAG_NEW_LISTENER | more_flags,
-        )?;
+        let listener = filter(SECCOMP_RET_USER_NOTIF, SECCOMP_FILTER_FLAG_NEW_LISTENER | more_flags)?;
         // SAFETY: the kernel made the descriptor for us.
-        unsafe { owned(Ok(listener)) }
-            .during("seccomp(NEW_LISTENER)")
-            .map(Self)
+        unsafe { owned(Ok(listener)) }.during("seccomp(NEW_LISTENER)").map(Self)
     }
 
     /// Waits for the partner's call.
@@ -216,16 +174,8 @@ fn round_trip(listener: &Listener) -> Verdict {
     let mut partner = unsafe { Partner::start(|| i32::from(make_trial_call() == Ok(usize::from(ANSWER)))) }
         .during("fork")?;
     let id = listener.receive()?;
-    listener.answer(seccomp_notif_resp {
-        id,
-        val: i64::from(ANSWER),
-        error: 0,
-        flags: 0,
-    })?;
-    expect(
-        partner.exit_status().during("waitpid")? == Some(1),
-        "the answer did not arrive",
-    )
+    listener.answer(seccomp_notif_resp { id, val: i64::from(ANSWER), error: 0, flags: 0 })?;
+    expect(partner.exit_status().during("waitpid")? == Some(1), "the answer did not arrive")
 }
 
 fn seccomp_notify(_: &mut Note) -> Verdict {
@@ -240,15 +190,8 @@ fn seccomp_sync_wake_up(_: &mut Note) -> Verdict {
     const SET_FLAGS: Opcode = opcode::write::<u64>(b'!', 4);
     let listener = Listener::new(0)?;
     // SAFETY: the flags go by value and concern this listener only.
-    unsafe {
-        syscall!(
-            Sysno::ioctl,
-            listener.0.as_raw_fd(),
-            SET_FLAGS,
-            SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP
-        )
-    }
-    .during("SECCOMP_IOCTL_NOTIF_SET_FLAGS(SYNC_WAKE_UP)")?;
+    unsafe { syscall!(Sysno::ioctl, listener.0.as_raw_fd(), SET_FLAGS, SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP) }
+        .during("SECCOMP_IOCTL_NOTIF_SET_FLAGS(SYNC_WAKE_UP)")?;
     round_trip(&listener)
 }
 
@@ -258,16 +201,8 @@ fn seccomp_continue(_: &mut Note) -> Verdict {
     let mut partner = unsafe { Partner::start(|| i32::from(make_trial_call().is_ok_and(|group| group > 0))) }
         .during("fork")?;
     let id = listener.receive()?;
-    listener.answer(seccomp_notif_resp {
-        id,
-        val: 0,
-        error: 0,
-        flags: SECCOMP_USER_NOTIF_FLAG_CONTINUE,
-    })?;
-    expect(
-        partner.exit_status().during("waitpid")? == Some(1),
-        "the call did not go on",
-    )
+    listener.answer(seccomp_notif_resp { id, val: 0, error: 0, flags: SECCOMP_USER_NOTIF_FLAG_CONTINUE })?;
+    expect(partner.exit_status().during("waitpid")? == Some(1), "the call did not go on")
 }
 
 fn seccomp_addfd(note: &mut Note) -> Verdict {
@@ -307,10 +242,7 @@ fn seccomp_addfd(note: &mut Note) -> Verdict {
             note.say(format_args!("with the answer, in one step"));
         }
     }
-    expect(
-        partner.exit_status().during("waitpid")? == Some(1),
-        "the descriptor did not arrive",
-    )
+    expect(partner.exit_status().during("waitpid")? == Some(1), "the descriptor did not arrive")
 }
 
 /// What the given file is known by.
@@ -329,39 +261,17 @@ fn receives_a_new_descriptor() -> i32 {
 fn landlock(note: &mut Note) -> Verdict {
     let none: *const u64 = ptr::null();
     // SAFETY: it only asks.
-    let abi = unsafe {
-        syscall!(
-            Sysno::landlock_create_ruleset,
-            none,
-            0,
-            LANDLOCK_CREATE_RULESET_VERSION
-        )
-    }
-    .during("landlock_create_ruleset")?;
+    let abi = unsafe { syscall!(Sysno::landlock_create_ruleset, none, 0, LANDLOCK_CREATE_RULESET_VERSION) }
+        .during("landlock_create_ruleset")?;
     let handled: u64 = u64::from(LANDLOCK_ACCESS_FS_READ_FILE);
     // SAFETY: the first field of the attributes is their first version; the kernel reads as much as is stated.
-    let rules = unsafe {
-        syscall!(
-            Sysno::landlock_create_ruleset,
-            &raw const handled,
-            size_of::<u64>(),
-            0
-        )
-    }
-    .during("landlock_create_ruleset")?;
+    let rules = unsafe { syscall!(Sysno::landlock_create_ruleset, &raw const handled, size_of::<u64>(), 0) }
+        .during("landlock_create_ruleset")?;
     rustix::thread::set_no_new_privs(true).during("PR_SET_NO_NEW_PRIVS")?;
     // SAFETY: it restricts this child only.
     unsafe { syscall!(Sysno::landlock_restrict_self, rules, 0) }.during("landlock_restrict_self")?;
-    let file = openat(
-        CWD,
-        c"/proc/self/status",
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    );
-    expect(
-        file.err() == Some(Errno::ACCESS),
-        "a file outside the rules can be read",
-    )?;
+    let file = openat(CWD, c"/proc/self/status", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    expect(file.err() == Some(Errno::ACCESS), "a file outside the rules can be read")?;
     note.say(format_args!("ABI {abi}"));
     Ok(())
 }

@@ -37,13 +37,8 @@ pub(super) const FAMILY: Family = Family {
 
 fn procmap_query_probe(_: &mut Note) -> Verdict {
     const PROCMAP_QUERY: Opcode = opcode::read_write::<procmap_query>(b'f', 17);
-    let maps = openat(
-        CWD,
-        c"/proc/self/maps",
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .during("open /proc/self/maps")?;
+    let maps = openat(CWD, c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .during("open /proc/self/maps")?;
     let pages = Pages::small(1).during("mmap")?;
     let mut query = procmap_query {
         size: size_of::<procmap_query>() as u64,
@@ -72,16 +67,10 @@ fn perf_mmap_records(_: &mut Note) -> Verdict {
     let (event, ring) = open_layout_event()?;
     let before = ring.head();
     let pages = Pages::small(1).during("mmap")?;
-    expect(
-        ring.tells_of(before, pages.address(0)),
-        "a new mapping leaves no record",
-    )?;
+    expect(ring.tells_of(before, pages.address(0)), "a new mapping leaves no record")?;
     let before = ring.head();
     pages.protect(0, MprotectFlags::READ).during("mprotect")?;
-    expect(
-        ring.tells_of(before, pages.address(0)),
-        "mprotect leaves no record",
-    )?;
+    expect(ring.tells_of(before, pages.address(0)), "mprotect leaves no record")?;
     drop(event);
     Ok(())
 }
@@ -104,26 +93,12 @@ fn open_layout_event() -> Result<(OwnedFd, Ring), Trouble> {
     // SAFETY: the attribute states its size; the event watches the calling thread and changes nothing. The descriptor
     // is ours alone.
     let event = unsafe {
-        owned(syscall!(
-            Sysno::perf_event_open,
-            attr.as_ptr(),
-            0,
-            -1isize,
-            -1isize,
-            PERF_FLAG_FD_CLOEXEC
-        ))
+        owned(syscall!(Sysno::perf_event_open, attr.as_ptr(), 0, -1isize, -1isize, PERF_FLAG_FD_CLOEXEC))
     }
     .during("perf_event_open")?;
     // SAFETY: a fresh mapping at a place that the kernel chooses.
     let start = unsafe {
-        mmap(
-            ptr::null_mut(),
-            2 * PAGE,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED,
-            &event,
-            0,
-        )
+        mmap(ptr::null_mut(), 2 * PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &event, 0)
     }
     .during("mmap of the event's ring")?;
     Ok((event, Ring { start }))

@@ -70,9 +70,8 @@ const QEMU: &str = "qemu-system-aarch64";
 fn program(name: &str, limit: Duration) -> State {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|folder| folder.join(name));
-    let Some(program) = found
-        .into_iter()
-        .find(|file| access(file, Access::EXEC_OK).is_ok() && file.is_file())
+    let Some(program) =
+        found.into_iter().find(|file| access(file, Access::EXEC_OK).is_ok() && file.is_file())
     else {
         return State::missing(format!("no {name} in PATH"));
     };
@@ -92,11 +91,7 @@ fn version(program: &PathBuf, limit: Duration) -> Result<String, String> {
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| error.to_string())?;
-    let output = child
-        .stdout
-        .take()
-        .map(|output| read_until(&output, deadline))
-        .unwrap_or_default();
+    let output = child.stdout.take().map(|output| read_until(&output, deadline)).unwrap_or_default();
     // It has told what we want, or its time is up.
     let _ = child.kill();
     let _ = child.wait();
@@ -147,13 +142,8 @@ fn tun(note: &mut Note) -> Verdict {
         // The interface goes with its descriptor, so it may just as well be tried where we are.
         note.say(format_args!("in this network"));
     }
-    let device = openat(
-        CWD,
-        c"/dev/net/tun",
-        OFlags::RDWR | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .during("open /dev/net/tun")?;
+    let device = openat(CWD, c"/dev/net/tun", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .during("open /dev/net/tun")?;
     // SAFETY: all-zero is a valid request: the kernel chooses the name.
     let mut request: libc::ifreq = unsafe { zeroed() };
     request.ifr_ifru.ifru_flags = IFF_TAP | IFF_NO_PI;

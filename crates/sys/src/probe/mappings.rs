@@ -22,13 +22,7 @@ pub(super) const FAMILY: Family = Family {
     rows: &[
         Row {
             name: "memfd_seals",
-            systems: &[
-                System::LwcRollback,
-                System::LwcContexts,
-                System::Orbit,
-                System::Orc,
-                System::Hijack,
-            ],
+            systems: &[System::LwcRollback, System::LwcContexts, System::Orbit, System::Orc, System::Hijack],
             purpose: "memory behind a descriptor that can be made immutable for good: images, objects, policies",
             fallback: "none: sharing without seals would let a holder change what others trust",
             probe: Probe::Child(memfd_seals),
@@ -121,23 +115,11 @@ fn share(file: &OwnedFd, access: ProtFlags) -> Result<*mut c_void, Errno> {
 fn memfd_seals(_: &mut Note) -> Verdict {
     let file = sealable(c"orrery-probe")?;
     rustix::io::write(&file, b"before").during("write")?;
-    fcntl_add_seals(
-        &file,
-        SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL,
-    )
-    .during("F_ADD_SEALS")?;
-    expect(
-        rustix::io::write(&file, b"after") == Err(Errno::PERM),
-        "a sealed file can be written",
-    )?;
-    expect(
-        ftruncate(&file, 0) == Err(Errno::PERM),
-        "a sealed file can be shrunk",
-    )?;
-    expect(
-        share(&file, ProtFlags::WRITE).is_err(),
-        "a sealed file can be mapped for writing",
-    )
+    fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)
+        .during("F_ADD_SEALS")?;
+    expect(rustix::io::write(&file, b"after") == Err(Errno::PERM), "a sealed file can be written")?;
+    expect(ftruncate(&file, 0) == Err(Errno::PERM), "a sealed file can be shrunk")?;
+    expect(share(&file, ProtFlags::WRITE).is_err(), "a sealed file can be mapped for writing")
 }
 
 fn seal_future_write(_: &mut Note) -> Verdict {
@@ -149,20 +131,14 @@ fn seal_future_write(_: &mut Note) -> Verdict {
     let mut seen = [0; 1];
     rustix::io::pread(&file, &mut seen, 0).during("pread")?;
     expect(seen == [7], "the maker's own mapping was cut off")?;
-    expect(
-        share(&file, ProtFlags::WRITE) == Err(Errno::PERM),
-        "a new mapping for writing is let through",
-    )
+    expect(share(&file, ProtFlags::WRITE) == Err(Errno::PERM), "a new mapping for writing is let through")
 }
 
 fn seal_exec(_: &mut Note) -> Verdict {
     let file = sealable(c"orrery-probe")?;
     fchmod(&file, Mode::RUSR | Mode::WUSR).during("fchmod")?;
     fcntl_add_seals(&file, SealFlags::EXEC).during("F_ADD_SEALS(F_SEAL_EXEC)")?;
-    expect(
-        fchmod(&file, Mode::RUSR | Mode::XUSR) == Err(Errno::PERM),
-        "the sealed mode can be changed",
-    )
+    expect(fchmod(&file, Mode::RUSR | Mode::XUSR) == Err(Errno::PERM), "the sealed mode can be changed")
 }
 
 fn memfd_secret(note: &mut Note) -> Verdict {
@@ -183,39 +159,20 @@ fn memfd_secret(note: &mut Note) -> Verdict {
 
 /// Reads a byte of this process the way another process would.
 fn read_through_kernel(from: *mut c_void, into: &mut [u8; 1]) -> Result<(), Errno> {
-    let local = libc::iovec {
-        iov_base: into.as_mut_ptr().cast(),
-        iov_len: 1,
-    };
-    let remote = libc::iovec {
-        iov_base: from,
-        iov_len: 1,
-    };
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: 1 };
+    let remote = libc::iovec { iov_base: from, iov_len: 1 };
     let me = getpid().as_raw_nonzero().get();
     // SAFETY: the kernel writes one byte to the borrowed buffer; a bad remote address gives an error.
-    unsafe {
-        syscall!(
-            Sysno::process_vm_readv,
-            me,
-            &raw const local,
-            1,
-            &raw const remote,
-            1,
-            0
-        )
-    }
-    .map(drop)
-    .map_err(|e| Errno::from_raw_os_error(e.into_raw()))
+    unsafe { syscall!(Sysno::process_vm_readv, me, &raw const local, 1, &raw const remote, 1, 0) }
+        .map(drop)
+        .map_err(|e| Errno::from_raw_os_error(e.into_raw()))
 }
 
 fn mseal(_: &mut Note) -> Verdict {
     let pages = Pages::small(1).during("mmap")?;
     // SAFETY: it only forbids changes to a page that is ours.
     unsafe { syscall!(Sysno::mseal, pages.at(0), PAGE, 0) }.during("mseal")?;
-    expect(
-        pages.protect(0, MprotectFlags::READ) == Err(Errno::PERM),
-        "a sealed mapping can be re-protected",
-    )
+    expect(pages.protect(0, MprotectFlags::READ) == Err(Errno::PERM), "a sealed mapping can be re-protected")
 }
 
 fn process_madvise(note: &mut Note) -> Verdict {
@@ -223,36 +180,17 @@ fn process_madvise(note: &mut Note) -> Verdict {
     let me =
         rustix::process::pidfd_open(getpid(), rustix::process::PidfdFlags::empty()).during("pidfd_open")?;
     let advise = |advice: i32| {
-        let range = |page| libc::iovec {
-            iov_base: pages.at(page),
-            iov_len: PAGE,
-        };
+        let range = |page| libc::iovec { iov_base: pages.at(page), iov_len: PAGE };
         let ranges = [range(0), range(2)];
         // SAFETY: the ranges are ours; dropping or ageing them makes no access unsound.
-        unsafe {
-            syscall!(
-                Sysno::process_madvise,
-                me.as_raw_fd(),
-                ranges.as_ptr(),
-                ranges.len(),
-                advice,
-                0
-            )
-        }
+        unsafe { syscall!(Sysno::process_madvise, me.as_raw_fd(), ranges.as_ptr(), ranges.len(), advice, 0) }
     };
     (0..3).for_each(|page| pages.write(page, 1));
     advise(libc::MADV_COLD).during("process_madvise(MADV_COLD)")?;
     // Dropping is allowed on oneself only, and by newer kernels only.
     let drops =
         advise(libc::MADV_DONTNEED).is_ok() && [pages.read(0), pages.read(1), pages.read(2)] == [0, 1, 0];
-    note.say(format_args!(
-        "{}",
-        if drops {
-            "ages and drops"
-        } else {
-            "ages, does not drop"
-        }
-    ));
+    note.say(format_args!("{}", if drops { "ages and drops" } else { "ages, does not drop" }));
     Ok(())
 }
 
@@ -260,12 +198,7 @@ fn page_zero(_: &mut Note) -> Verdict {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: nothing lies at address zero in this child, or else MAP_FIXED_NOREPLACE fails; nothing is accessed.
     let zero = unsafe {
-        mmap_anonymous(
-            ptr::null_mut(),
-            PAGE,
-            access,
-            MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE,
-        )
+        mmap_anonymous(ptr::null_mut(), PAGE, access, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE)
     }
     .during("mmap at 0 (vm.mmap_min_addr)")?;
     expect(zero.is_null(), "the page was mapped elsewhere")
@@ -273,9 +206,7 @@ fn page_zero(_: &mut Note) -> Verdict {
 
 fn ksm(note: &mut Note) -> Verdict {
     let pages = Pages::small(2).during("mmap")?;
-    pages
-        .advise(0, 2, Advice::LinuxMergeable)
-        .during("MADV_MERGEABLE")?;
+    pages.advise(0, 2, Advice::LinuxMergeable).during("MADV_MERGEABLE")?;
     let mut run = [0; 8];
     match read_file(c"/sys/kernel/mm/ksm/run", &mut run) {
         Ok(b"1\n") => note.say(format_args!("scanner runs")),
@@ -302,9 +233,7 @@ fn transparent_huge_pages(note: &mut Note) -> Verdict {
             .ok_or(Trouble::missing("no AnonHugePages in /proc/self/smaps_rollup"))
     };
     let pages = Pages::with(2 * HUGE_PAGE, MapFlags::PRIVATE).during("mmap")?;
-    pages
-        .advise(0, 2 * HUGE_PAGE / PAGE, Advice::LinuxHugepage)
-        .during("MADV_HUGEPAGE")?;
+    pages.advise(0, 2 * HUGE_PAGE / PAGE, Advice::LinuxHugepage).during("MADV_HUGEPAGE")?;
     let before = anonymous_huge_kib()?;
     // A range of twice the size holds one aligned huge page, which one of the two writes meets.
     pages.write(0, 1);
@@ -319,11 +248,8 @@ fn transparent_huge_pages(note: &mut Note) -> Verdict {
 }
 
 fn hugetlb(_: &mut Note) -> Verdict {
-    let pages = Pages::with(
-        HUGE_PAGE,
-        MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB,
-    )
-    .during("mmap(MAP_HUGETLB) (vm.nr_hugepages)")?;
+    let pages = Pages::with(HUGE_PAGE, MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB)
+        .during("mmap(MAP_HUGETLB) (vm.nr_hugepages)")?;
     pages.write(0, 1);
     expect(pages.read(0) == 1, "the page does not hold what was written")
 }

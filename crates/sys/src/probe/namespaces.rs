@@ -67,10 +67,7 @@ fn enter(flag: UnshareFlags, link: &CStr, note: &mut Note) -> Verdict {
         }
         other => other.during("unshare")?,
     }
-    expect(
-        before.is_some() && number_of(link) != before,
-        "unshare leaves the old namespace in place",
-    )
+    expect(before.is_some() && number_of(link) != before, "unshare leaves the old namespace in place")
 }
 
 /// Enters a new user namespace, along with others, as its root.
@@ -102,10 +99,7 @@ fn pid_namespace(note: &mut Note) -> Verdict {
     enter(UnshareFlags::NEWPID, c"/proc/self/ns/pid_for_children", note)?;
     // SAFETY: getpid is async-signal-safe.
     let mut first = unsafe { Partner::start(|| getpid().as_raw_nonzero().get()) }.during("fork")?;
-    expect(
-        first.exit_status().during("waitpid")? == Some(1),
-        "the first process inside is not number 1",
-    )
+    expect(first.exit_status().during("waitpid")? == Some(1), "the first process inside is not number 1")
 }
 
 fn mount_namespace(note: &mut Note) -> Verdict {
@@ -116,10 +110,7 @@ fn mount_namespace(note: &mut Note) -> Verdict {
         .during("mount(MS_PRIVATE)")?;
     // SAFETY: as above, and nothing mounted here is seen outside.
     unsafe { syscall!(Sysno::mount, none, c"/proc".as_ptr(), tmpfs, 0, 0) }.during("mount of a tmpfs")?;
-    expect(
-        stat(c"/proc/self").err() == Some(Errno::NOENT),
-        "the mount is not seen",
-    )
+    expect(stat(c"/proc/self").err() == Some(Errno::NOENT), "the mount is not seen")
 }
 
 fn net_namespace(note: &mut Note) -> Verdict {
@@ -141,8 +132,5 @@ fn time_namespace(note: &mut Note) -> Verdict {
     // SAFETY: clock_gettime is async-signal-safe.
     let mut inside =
         unsafe { Partner::start(|| i32::from(clock() - outside >= 1_000_000)) }.during("fork")?;
-    expect(
-        inside.exit_status().during("waitpid")? == Some(1),
-        "the clock inside is not shifted",
-    )
+    expect(inside.exit_status().during("waitpid")? == Some(1), "the clock inside is not shifted")
 }

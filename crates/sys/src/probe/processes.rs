@@ -19,13 +19,8 @@ use super::child::{During, Note, Verdict, exit, expect};
 use super::tools::{self, Pages, Partner, leading_number, number_after, read_file};
 use super::{Family, Group, Probe, Row, System};
 
-const DOMAINS: &[System] = &[
-    System::LwcRollback,
-    System::Orbit,
-    System::LwcContexts,
-    System::Hijack,
-    System::Orthros,
-];
+const DOMAINS: &[System] =
+    &[System::LwcRollback, System::Orbit, System::LwcContexts, System::Hijack, System::Orthros];
 
 pub(super) const FAMILY: Family = Family {
     group: Group::Processes,
@@ -39,12 +34,7 @@ pub(super) const FAMILY: Family = Family {
         },
         Row {
             name: "pidfd_getfd",
-            systems: &[
-                System::LwcRollback,
-                System::LwcContexts,
-                System::Hijack,
-                System::Orthros,
-            ],
+            systems: &[System::LwcRollback, System::LwcContexts, System::Hijack, System::Orthros],
             purpose: "fetches a descriptor from a process that does not help (rollback: what the program closed)",
             fallback: "helpers send descriptors over a Unix socket; a descriptor lost to rollback is reported",
             probe: Probe::Child(pidfd_getfd_probe),
@@ -126,9 +116,7 @@ fn pidfd_open_probe(_: &mut Note) -> Verdict {
     let partner = Partner::asleep().during("fork")?;
     let held = pidfd_open(partner.pid(), PidfdFlags::empty()).during("pidfd_open")?;
     pidfd_send_signal(&held, Signal::KILL).during("pidfd_send_signal")?;
-    poll(&mut [PollFd::new(&held, PollFlags::IN)], None)
-        .during("poll of a pidfd")
-        .map(drop)
+    poll(&mut [PollFd::new(&held, PollFlags::IN)], None).during("poll of a pidfd").map(drop)
 }
 
 fn pidfd_getfd_probe(_: &mut Note) -> Verdict {
@@ -139,10 +127,7 @@ fn pidfd_getfd_probe(_: &mut Note) -> Verdict {
     let inode = fstat(&theirs).during("fstat")?.st_ino;
     drop(theirs);
     let fetched = pidfd_getfd(&held, number, PidfdGetfdFlags::empty()).during("pidfd_getfd")?;
-    expect(
-        fstat(&fetched).during("fstat")?.st_ino == inode,
-        "another file was fetched",
-    )
+    expect(fstat(&fetched).during("fstat")?.st_ino == inode, "another file was fetched")
 }
 
 fn pidfd_thread(_: &mut Note) -> Verdict {
@@ -160,22 +145,10 @@ fn kcmp(_: &mut Note) -> Verdict {
     let me = process::getpid().as_raw_nonzero().get();
     let differ = |second: &OwnedFd| {
         // SAFETY: it only compares.
-        unsafe {
-            syscall!(
-                Sysno::kcmp,
-                me,
-                me,
-                KCMP_FILE,
-                file.as_raw_fd(),
-                second.as_raw_fd()
-            )
-        }
-        .during("kcmp")
+        unsafe { syscall!(Sysno::kcmp, me, me, KCMP_FILE, file.as_raw_fd(), second.as_raw_fd()) }
+            .during("kcmp")
     };
-    expect(
-        differ(&twin)? == 0 && differ(&other)? != 0,
-        "equal and different files are mixed up",
-    )
+    expect(differ(&twin)? == 0 && differ(&other)? != 0, "equal and different files are mixed up")
 }
 
 fn clone3(_: &mut Note) -> Verdict {
@@ -185,15 +158,10 @@ fn clone3(_: &mut Note) -> Verdict {
     args.flags = u64::from(CLONE_PIDFD);
     args.pidfd = ptr::from_mut(&mut pidfd).expose_provenance() as u64;
     // SAFETY: the child ends at once.
-    let Some(pid) = unsafe { tools::clone3(&mut args) }.during("clone3")? else {
-        exit(7)
-    };
+    let Some(pid) = unsafe { tools::clone3(&mut args) }.during("clone3")? else { exit(7) };
     let status = process::waitpid(Some(pid), WaitOptions::empty()).during("waitpid")?;
     expect(pidfd >= 0, "no pidfd came with the child")?;
-    expect(
-        status.and_then(|(_, status)| status.exit_status()) == Some(7),
-        "the child's status got lost",
-    )
+    expect(status.and_then(|(_, status)| status.exit_status()) == Some(7), "the child's status got lost")
 }
 
 fn close_range(_: &mut Note) -> Verdict {
@@ -213,28 +181,12 @@ fn process_vm_readv(_: &mut Note) -> Verdict {
     let partner = Partner::asleep().during("fork")?;
     pages.write(0, 8);
     let mut seen = [0u8; 1];
-    let local = libc::iovec {
-        iov_base: seen.as_mut_ptr().cast(),
-        iov_len: 1,
-    };
-    let remote = libc::iovec {
-        iov_base: pages.at(0),
-        iov_len: 1,
-    };
+    let local = libc::iovec { iov_base: seen.as_mut_ptr().cast(), iov_len: 1 };
+    let remote = libc::iovec { iov_base: pages.at(0), iov_len: 1 };
     let pid = partner.pid().as_raw_nonzero().get();
     // SAFETY: the kernel writes one byte to the local buffer.
-    unsafe {
-        syscall!(
-            Sysno::process_vm_readv,
-            pid,
-            &raw const local,
-            1,
-            &raw const remote,
-            1,
-            0
-        )
-    }
-    .during("process_vm_readv")?;
+    unsafe { syscall!(Sysno::process_vm_readv, pid, &raw const local, 1, &raw const remote, 1, 0) }
+        .during("process_vm_readv")?;
     expect(seen == [7], "what was read is not the other's")
 }
 
@@ -247,15 +199,9 @@ fn ptrace(_: &mut Note) -> Verdict {
     // SAFETY: it stops our own child.
     unsafe { syscall!(Sysno::ptrace, PTRACE_INTERRUPT, pid, 0, 0) }.during("PTRACE_INTERRUPT")?;
     let status = process::waitpid(Some(partner.pid()), WaitOptions::UNTRACED).during("waitpid")?;
-    expect(
-        status.is_some_and(|(_, status)| status.stopped()),
-        "the traced process does not stop",
-    )?;
+    expect(status.is_some_and(|(_, status)| status.stopped()), "the traced process does not stop")?;
     let mut registers = [0u8; 1024];
-    let mut buffer = libc::iovec {
-        iov_base: registers.as_mut_ptr().cast(),
-        iov_len: registers.len(),
-    };
+    let mut buffer = libc::iovec { iov_base: registers.as_mut_ptr().cast(), iov_len: registers.len() };
     // SAFETY: the kernel writes at most the stated length to the buffer.
     unsafe { syscall!(Sysno::ptrace, PTRACE_GETREGSET, pid, NT_PRSTATUS, &raw mut buffer) }
         .during("PTRACE_GETREGSET")
@@ -276,15 +222,8 @@ fn silent_timer(id: &mut i32) -> Result<(), syscalls::Errno> {
     let mut event: libc::sigevent = unsafe { zeroed() };
     event.sigev_notify = libc::SIGEV_NONE;
     // SAFETY: the kernel reads the event and writes the id.
-    unsafe {
-        syscall!(
-            Sysno::timer_create,
-            libc::CLOCK_MONOTONIC,
-            &raw const event,
-            ptr::from_mut(id)
-        )
-    }
-    .map(drop)
+    unsafe { syscall!(Sysno::timer_create, libc::CLOCK_MONOTONIC, &raw const event, ptr::from_mut(id)) }
+        .map(drop)
 }
 
 fn proc_timers(_: &mut Note) -> Verdict {
@@ -292,10 +231,7 @@ fn proc_timers(_: &mut Note) -> Verdict {
     silent_timer(&mut id).during("timer_create")?;
     let mut text = [0; 256];
     let text = read_file(c"/proc/self/timers", &mut text).during("open /proc/self/timers")?;
-    expect(
-        number_after(text, b"ID:") == u64::try_from(id).ok(),
-        "the timer is not listed",
-    )
+    expect(number_after(text, b"ID:") == u64::try_from(id).ok(), "the timer is not listed")
 }
 
 fn timer_restore_ids(_: &mut Note) -> Verdict {
@@ -311,18 +247,8 @@ fn timer_restore_ids(_: &mut Note) -> Verdict {
 fn openat2_beneath(_: &mut Note) -> Verdict {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let tree = openat(CWD, c"/proc", directory, Mode::empty()).during("open /proc")?;
-    let open = |path| {
-        openat2(
-            &tree,
-            path,
-            OFlags::PATH | OFlags::CLOEXEC,
-            Mode::empty(),
-            ResolveFlags::BENEATH,
-        )
-    };
+    let open =
+        |path| openat2(&tree, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::BENEATH);
     open(c"meminfo").during("openat2(RESOLVE_BENEATH)")?;
-    expect(
-        open(c"../proc").err() == Some(Errno::XDEV),
-        "a path leads out of its tree",
-    )
+    expect(open(c"../proc").err() == Some(Errno::XDEV), "a path leads out of its tree")
 }

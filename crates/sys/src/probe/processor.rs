@@ -45,24 +45,13 @@ fn protection_keys(_: &mut Note) -> Verdict {
         other => other.during("pkey_alloc")?,
     };
     // SAFETY: the page is ours, and nothing reads it through a reference after this.
-    unsafe {
-        syscall!(
-            Sysno::pkey_mprotect,
-            pages.at(0),
-            PAGE,
-            libc::PROT_READ | libc::PROT_WRITE,
-            key
-        )
-    }
-    .during("pkey_mprotect")?;
+    unsafe { syscall!(Sysno::pkey_mprotect, pages.at(0), PAGE, libc::PROT_READ | libc::PROT_WRITE, key) }
+        .during("pkey_mprotect")?;
     // The kernel minds the key of the thread it reads for, and answers instead of raising a signal.
     let (_reader, writer) = pipe_with(PipeFlags::CLOEXEC).during("pipe2")?;
     // SAFETY: the kernel reads one byte, or finds that it may not.
     let written = unsafe { syscall!(Sysno::write, writer.as_raw_fd(), pages.at(0), 1) };
-    expect(
-        written == Err(syscalls::Errno::EFAULT),
-        "the key does not take the access away",
-    )
+    expect(written == Err(syscalls::Errno::EFAULT), "the key does not take the access away")
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -56,21 +56,11 @@ pub(super) const FAMILY: Family = Family {
 fn sched_fifo(_: &mut Note) -> Verdict {
     let parameters = libc::sched_param { sched_priority: 1 };
     // SAFETY: the kernel reads the parameters; the child ends within microseconds.
-    unsafe {
-        syscall!(
-            Sysno::sched_setscheduler,
-            0,
-            libc::SCHED_FIFO,
-            &raw const parameters
-        )
-    }
-    .during("sched_setscheduler(SCHED_FIFO)")?;
+    unsafe { syscall!(Sysno::sched_setscheduler, 0, libc::SCHED_FIFO, &raw const parameters) }
+        .during("sched_setscheduler(SCHED_FIFO)")?;
     // SAFETY: it only asks.
     let now = unsafe { syscall!(Sysno::sched_getscheduler, 0) }.during("sched_getscheduler")?;
-    expect(
-        i32::try_from(now) == Ok(libc::SCHED_FIFO),
-        "the class does not stick",
-    )
+    expect(i32::try_from(now) == Ok(libc::SCHED_FIFO), "the class does not stick")
 }
 
 fn sched_deadline(_: &mut Note) -> Verdict {
@@ -93,15 +83,7 @@ fn futex_pi(_: &mut Note) -> Verdict {
     let futex = |operation: i32| {
         let no_time: *const libc::timespec = ptr::null();
         // SAFETY: the word lives for the call, and nobody else has the lock.
-        unsafe {
-            syscall!(
-                Sysno::futex,
-                lock.as_ptr(),
-                operation | libc::FUTEX_PRIVATE_FLAG,
-                0,
-                no_time
-            )
-        }
+        unsafe { syscall!(Sysno::futex, lock.as_ptr(), operation | libc::FUTEX_PRIVATE_FLAG, 0, no_time) }
     };
     futex(libc::FUTEX_LOCK_PI).during("FUTEX_LOCK_PI")?;
     let me = gettid().as_raw_nonzero().get().unsigned_abs();
@@ -138,24 +120,14 @@ fn symbol<T: Copy>(name: &CStr) -> Option<T> {
     // SAFETY: the name ends in NUL; a variable that is found has the type that the C library documents.
     unsafe {
         let address = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()).cast::<T>();
-        if address.is_null() {
-            None
-        } else {
-            Some(address.read_unaligned())
-        }
+        if address.is_null() { None } else { Some(address.read_unaligned()) }
     }
 }
 
 fn register_and_follow() -> Verdict {
     const UNINITIALISED: u32 = u32::MAX;
     const SIGNATURE: u32 = 0x5305_3053;
-    let mut area = RseqArea {
-        cpu_id_start: 0,
-        cpu_id: UNINITIALISED,
-        rseq_cs: 0,
-        flags: 0,
-        rest: [0; 3],
-    };
+    let mut area = RseqArea { cpu_id_start: 0, cpu_id: UNINITIALISED, rseq_cs: 0, flags: 0, rest: [0; 3] };
     // SAFETY: the area stays in place until the child ends.
     unsafe { syscall!(Sysno::rseq, &raw mut area, size_of::<RseqArea>(), 0, SIGNATURE) }.during("rseq")?;
     follows_the_cpu(&raw mut area)

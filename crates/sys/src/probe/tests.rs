@@ -11,21 +11,13 @@ use super::*;
 static FACILITIES: LazyLock<Vec<Facility>> = LazyLock::new(all);
 
 fn state(name: &str) -> &'static State {
-    &FACILITIES
-        .iter()
-        .find(|facility| facility.name == name)
-        .unwrap_or_else(|| panic!("no row {name}"))
-        .state
+    &FACILITIES.iter().find(|facility| facility.name == name).unwrap_or_else(|| panic!("no row {name}")).state
 }
 
 /// Runs a program for its exit status; `None` where it is not installed.
 fn succeeds(program: &str, arguments: &[&str]) -> Option<bool> {
     let mut command = Command::new(program);
-    let status = command
-        .args(arguments)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
+    let status = command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.ok().map(|status| status.success())
 }
 
@@ -35,22 +27,12 @@ fn every_row_is_complete_and_named_once() {
     for facility in FACILITIES.iter() {
         let name = facility.name;
         assert!(names.insert(name), "{name} twice");
-        assert!(
-            name.bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
-            "{name}"
-        );
+        assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'), "{name}");
         for text in [facility.purpose, facility.fallback] {
-            assert!(
-                !text.is_empty() && !text.ends_with('.') && text.is_ascii(),
-                "{name}: {text}"
-            );
+            assert!(!text.is_empty() && !text.ends_with('.') && text.is_ascii(), "{name}: {text}");
         }
         let systems: HashSet<_> = facility.systems.iter().collect();
-        assert!(
-            !systems.is_empty() && systems.len() == facility.systems.len(),
-            "{name}: {systems:?}"
-        );
+        assert!(!systems.is_empty() && systems.len() == facility.systems.len(), "{name}: {systems:?}");
         assert!(
             facility.state.is_available() || !facility.state.detail().is_empty(),
             "{name} gives no reason"
@@ -62,12 +44,7 @@ fn every_row_is_complete_and_named_once() {
 fn groups_come_in_order_and_every_system_has_rows() {
     assert!(FACILITIES.is_sorted_by_key(|facility| facility.group));
     for system in System::ALL {
-        assert!(
-            FACILITIES
-                .iter()
-                .any(|facility| facility.systems.contains(system)),
-            "{system}"
-        );
+        assert!(FACILITIES.iter().any(|facility| facility.systems.contains(system)), "{system}");
     }
 }
 
@@ -123,10 +100,7 @@ fn what_the_kernel_was_built_without_is_not_available() {
         }
     }
     // Children lists and soft-dirty marks have no switch beside the configuration, and no privilege guards them.
-    for (name, option) in [
-        ("proc_children", "PROC_CHILDREN"),
-        ("soft_dirty", "MEM_SOFT_DIRTY"),
-    ] {
+    for (name, option) in [("proc_children", "PROC_CHILDREN"), ("soft_dirty", "MEM_SOFT_DIRTY")] {
         let built_in = config.contains(&format!("\nCONFIG_{option}=y\n"));
         assert_eq!(state(name).is_available(), built_in, "{name}: {:?}", state(name));
     }
@@ -140,12 +114,7 @@ fn seccomp_agrees_with_the_list_of_actions() {
     };
     for (name, action) in [("seccomp_filter", "errno"), ("seccomp_notify", "user_notif")] {
         let known = actions.split_whitespace().any(|word| word == action);
-        assert_eq!(
-            state(name).word() != "missing",
-            known,
-            "{name}: {:?}",
-            state(name)
-        );
+        assert_eq!(state(name).word() != "missing", known, "{name}: {:?}", state(name));
     }
 }
 
@@ -193,21 +162,13 @@ fn scheduling_classes_agree_with_chrt() {
 fn huge_pages_agree_with_the_switches() {
     if let Ok(mode) = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled") {
         let never = mode.contains("[never]");
-        assert!(
-            !(never && state("transparent_huge_pages").is_available()),
-            "{mode}"
-        );
+        assert!(!(never && state("transparent_huge_pages").is_available()), "{mode}");
     }
     let free = fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
     let free = free.map_or(0, |text| text.trim().parse::<u32>().unwrap());
     let overcommit = fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages");
     if overcommit.map_or(0, |text| text.trim().parse::<u32>().unwrap()) == 0 {
-        assert_eq!(
-            state("hugetlb").is_available(),
-            free > 0,
-            "{:?}",
-            state("hugetlb")
-        );
+        assert_eq!(state("hugetlb").is_available(), free > 0, "{:?}", state("hugetlb"));
     }
 }
 
@@ -231,9 +192,7 @@ fn version_1_controllers_agree_with_proc_cgroups() {
         return;
     };
     for controller in ["memory", "cpu", "pids", "freezer", "cpuset"] {
-        let row = table
-            .lines()
-            .find(|line| line.split('\t').next() == Some(controller));
+        let row = table.lines().find(|line| line.split('\t').next() == Some(controller));
         let hierarchy = row.and_then(|row| row.split('\t').nth(1));
         if matches!(hierarchy, None | Some("0")) {
             assert_eq!(state(&format!("cgroup_v1_{controller}")).word(), "missing");
@@ -243,10 +202,9 @@ fn version_1_controllers_agree_with_proc_cgroups() {
 
 #[test]
 fn programs_agree_with_the_shell() {
-    for (name, program) in [
-        ("qemu", format!("qemu-system-{}", std::env::consts::ARCH)),
-        ("criu", "criu".into()),
-    ] {
+    for (name, program) in
+        [("qemu", format!("qemu-system-{}", std::env::consts::ARCH)), ("criu", "criu".into())]
+    {
         let installed = succeeds("sh", &["-c", &format!("command -v {program}")]).unwrap();
         assert_eq!(state(name).is_available(), installed, "{name}: {:?}", state(name));
     }
@@ -254,23 +212,10 @@ fn programs_agree_with_the_shell() {
 
 #[test]
 fn errors_of_privilege_and_limits_are_denials() {
-    for errno in [
-        Errno::PERM,
-        Errno::ACCESS,
-        Errno::ROFS,
-        Errno::MFILE,
-        Errno::NOMEM,
-    ] {
+    for errno in [Errno::PERM, Errno::ACCESS, Errno::ROFS, Errno::MFILE, Errno::NOMEM] {
         assert_eq!(State::refused("step", errno).word(), "denied", "{errno:?}");
     }
-    for errno in [
-        Errno::NOSYS,
-        Errno::INVAL,
-        Errno::NOTTY,
-        Errno::OPNOTSUPP,
-        Errno::NOENT,
-        Errno::NODEV,
-    ] {
+    for errno in [Errno::NOSYS, Errno::INVAL, Errno::NOTTY, Errno::OPNOTSUPP, Errno::NOENT, Errno::NODEV] {
         assert_eq!(State::refused("step", errno).word(), "missing", "{errno:?}");
     }
 }

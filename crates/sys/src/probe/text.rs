@@ -10,10 +10,7 @@ pub(super) struct Text<const ROOM: usize> {
 
 impl<const ROOM: usize> Text<ROOM> {
     pub(super) fn new() -> Self {
-        Self {
-            bytes: [0; ROOM],
-            len: 0,
-        }
+        Self { bytes: [0; ROOM], len: 0 }
     }
 
     pub(super) fn bytes(&self) -> &[u8] {

@@ -42,10 +42,7 @@ impl Pages {
         // SAFETY: without MAP_FIXED the kernel chooses a free place, so no other memory is affected.
         let start =
             unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
-        Ok(Self {
-            start: NonNull::new(start).ok_or(Errno::FAULT)?,
-            len,
-        })
+        Ok(Self { start: NonNull::new(start).ok_or(Errno::FAULT)?, len })
     }
 
     /// The address of a page.
@@ -216,10 +213,7 @@ pub(super) fn number_after(text: &[u8], label: &[u8]) -> Option<u64> {
 
 /// The number at the start of `text`.
 pub(super) fn leading_number(text: &[u8]) -> Option<u64> {
-    let end = text
-        .iter()
-        .position(|byte| !byte.is_ascii_digit())
-        .unwrap_or(text.len());
+    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     core::str::from_utf8(text.get(..end)?).ok()?.parse().ok()
 }
 

@@ -83,11 +83,7 @@ fn open_tracking_userfaultfd() -> Result<OwnedFd, Errno> {
 }
 
 fn agree_on_features(uffd: &OwnedFd, features: u32) -> Result<u64, syscalls::Errno> {
-    let mut api = uffdio_api {
-        api: u64::from(UFFD_API),
-        features: u64::from(features),
-        ioctls: 0,
-    };
+    let mut api = uffdio_api { api: u64::from(UFFD_API), features: u64::from(features), ioctls: 0 };
     // SAFETY: UFFDIO_API takes a `struct uffdio_api` and concerns the descriptor only.
     unsafe { request(uffd, UFFDIO_API, &mut api) }?;
     Ok(api.features)
@@ -101,9 +97,7 @@ fn userfaultfd(note: &mut Note) -> Verdict {
         }
         Err(Errno::PERM) => {
             let uffd = open_userfaultfd(UFFD_USER_MODE_ONLY).during("userfaultfd(UFFD_USER_MODE_ONLY)")?;
-            note.say(format_args!(
-                "unprivileged (UFFD_USER_MODE_ONLY), which is enough for tracking"
-            ));
+            note.say(format_args!("unprivileged (UFFD_USER_MODE_ONLY), which is enough for tracking"));
             uffd
         }
         Err(errno) => return Err(errno).during("userfaultfd"),
@@ -126,70 +120,37 @@ impl Tracker {
     fn new() -> Result<Self, Trouble> {
         let uffd = open_tracking_userfaultfd().during("userfaultfd(UFFD_USER_MODE_ONLY)")?;
         agree_on_features(&uffd, UFFD_FEATURE_WP_ASYNC).during("UFFDIO_API(UFFD_FEATURE_WP_ASYNC)")?;
-        Ok(Self {
-            uffd,
-            pagemap: open_pagemap()?,
-        })
+        Ok(Self { uffd, pagemap: open_pagemap()? })
     }
 
     /// Registers and protects `count` pages.
     fn watch(&self, pages: &Pages, first: usize, count: usize) -> Verdict {
         let mut register = uffdio_register {
-            range: uffdio_range {
-                start: pages.address(first),
-                len: (count * PAGE) as u64,
-            },
+            range: uffdio_range { start: pages.address(first), len: (count * PAGE) as u64 },
             mode: u64::from(UFFDIO_REGISTER_MODE_WP),
             ioctls: 0,
         };
         // SAFETY: UFFDIO_REGISTER takes a `struct uffdio_register`; asynchronous protection changes no contents.
         unsafe { request(&self.uffd, UFFDIO_REGISTER, &mut register) }.during("UFFDIO_REGISTER")?;
         let protect = PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC;
-        scan(
-            &self.pagemap,
-            pages,
-            first..first + count,
-            PAGE_IS_WRITTEN,
-            protect,
-            &mut [],
-        )
-        .map(drop)
+        scan(&self.pagemap, pages, first..first + count, PAGE_IS_WRITTEN, protect, &mut []).map(drop)
     }
 
     /// How many of the pages count as written, and the first of them.
     fn written(&self, pages: &Pages, first: usize, count: usize) -> Result<(usize, Option<usize>), Trouble> {
-        let mut runs = [page_region {
-            start: 0,
-            end: 0,
-            categories: 0,
-        }; RUNS];
-        let found = scan(
-            &self.pagemap,
-            pages,
-            first..first + count,
-            PAGE_IS_WRITTEN,
-            0,
-            &mut runs,
-        )?;
+        let mut runs = [page_region { start: 0, end: 0, categories: 0 }; RUNS];
+        let found = scan(&self.pagemap, pages, first..first + count, PAGE_IS_WRITTEN, 0, &mut runs)?;
         let runs = runs.get(..found).unwrap_or_default();
         let bytes: u64 = runs.iter().map(|run| run.end.saturating_sub(run.start)).sum();
         let page_of =
             |address: u64| usize::try_from(address.saturating_sub(pages.address(0))).unwrap_or(0) / PAGE;
-        Ok((
-            usize::try_from(bytes).unwrap_or(0) / PAGE,
-            runs.first().map(|run| page_of(run.start)),
-        ))
+        Ok((usize::try_from(bytes).unwrap_or(0) / PAGE, runs.first().map(|run| page_of(run.start))))
     }
 }
 
 fn open_pagemap() -> Result<OwnedFd, Trouble> {
-    openat(
-        CWD,
-        c"/proc/self/pagemap",
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .during("open /proc/self/pagemap")
+    openat(CWD, c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .during("open /proc/self/pagemap")
 }
 
 /// PAGEMAP_SCAN for one category; returns the number of runs filled in.
@@ -208,11 +169,7 @@ fn scan(
         start: pages.address(range.start),
         end: pages.address(range.end),
         walk_end: 0,
-        vec: if runs.is_empty() {
-            0
-        } else {
-            runs.as_mut_ptr().expose_provenance() as u64
-        },
+        vec: if runs.is_empty() { 0 } else { runs.as_mut_ptr().expose_provenance() as u64 },
         vec_len: runs.len() as u64,
         max_pages: 0,
         category_inverted: 0,
@@ -233,17 +190,11 @@ fn wp_async(note: &mut Note) -> Verdict {
     expect(count == 0, "freshly protected pages count as written")?;
     pages.write(1, 2);
     let (count, first) = tracker.written(&pages, 0, 4)?;
-    expect(
-        (count, first) == (1, Some(1)),
-        "a write is not reported as one page",
-    )?;
+    expect((count, first) == (1, Some(1)), "a write is not reported as one page")?;
     tracker.watch(&pages, 0, 4)?;
     read_from_pipe_into(&pages, 2)?;
     let (count, first) = tracker.written(&pages, 0, 4)?;
-    expect(
-        (count, first) == (1, Some(2)),
-        "a write by read(2) is not reported",
-    )?;
+    expect((count, first) == (1, Some(2)), "a write by read(2) is not reported")?;
     note.say(format_args!("writes of the program and of the kernel seen"));
     Ok(())
 }
@@ -253,9 +204,7 @@ fn read_from_pipe_into(pages: &Pages, page: usize) -> Verdict {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).during("pipe2")?;
     rustix::io::write(&writer, b"!").during("write")?;
     // SAFETY: the page belongs to `pages` and is writable, and nobody else looks at it.
-    unsafe { syscall!(Sysno::read, reader.as_raw_fd(), pages.at(page), 1) }
-        .during("read")
-        .map(drop)
+    unsafe { syscall!(Sysno::read, reader.as_raw_fd(), pages.at(page), 1) }.during("read").map(drop)
 }
 
 fn pagemap_scan(_: &mut Note) -> Verdict {
@@ -263,11 +212,7 @@ fn pagemap_scan(_: &mut Note) -> Verdict {
     let pages = Pages::small(4).during("mmap")?;
     pages.write(1, 1);
     pages.write(2, 1);
-    let mut runs = [page_region {
-        start: 0,
-        end: 0,
-        categories: 0,
-    }; RUNS];
+    let mut runs = [page_region { start: 0, end: 0, categories: 0 }; RUNS];
     let found = scan(&pagemap, &pages, 0..4, PAGE_IS_PRESENT, 0, &mut runs)?;
     let exact = found == 1 && runs[0].start == pages.address(1) && runs[0].end == pages.address(3);
     expect(exact, "two populated pages of four are not reported as such")
@@ -278,9 +223,7 @@ fn dontneed_page(_: &mut Note) -> Verdict {
     let pages = Pages::small(4).during("mmap")?;
     (0..4).for_each(|page| pages.write(page, 1));
     tracker.watch(&pages, 0, 4)?;
-    pages
-        .advise(1, 1, Advice::LinuxDontNeed)
-        .during("MADV_DONTNEED")?;
+    pages.advise(1, 1, Advice::LinuxDontNeed).during("MADV_DONTNEED")?;
     let (count, first) = tracker.written(&pages, 0, 4)?;
     expect((count, first) == (1, Some(1)), "the dropped page is not reported")
 }
@@ -294,9 +237,7 @@ fn dontneed_table(_: &mut Note) -> Verdict {
         usize::try_from(pages.address(0) / PAGE as u64).map_or(0, |number| number.wrapping_neg() % TABLE);
     (first..first + TABLE).for_each(|page| pages.write(page, 1));
     tracker.watch(&pages, first, TABLE)?;
-    pages
-        .advise(first, TABLE, Advice::LinuxDontNeed)
-        .during("MADV_DONTNEED")?;
+    pages.advise(first, TABLE, Advice::LinuxDontNeed).during("MADV_DONTNEED")?;
     let (count, _) = tracker.written(&pages, first, TABLE)?;
     expect(count == TABLE, "the dropped pages are not reported")
 }

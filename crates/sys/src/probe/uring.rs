@@ -18,18 +18,9 @@ use super::tools::{PAGE, owned};
 fn part(ring: &OwnedFd, offset: u32) -> Result<*mut u32, Trouble> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh mapping at a place that the kernel chooses. A ring of one entry fits a page in each part.
-    unsafe {
-        mmap(
-            ptr::null_mut(),
-            PAGE,
-            access,
-            MapFlags::SHARED,
-            ring,
-            u64::from(offset),
-        )
-    }
-    .map(<*mut core::ffi::c_void>::cast)
-    .during("mmap of an io_uring")
+    unsafe { mmap(ptr::null_mut(), PAGE, access, MapFlags::SHARED, ring, u64::from(offset)) }
+        .map(<*mut core::ffi::c_void>::cast)
+        .during("mmap of an io_uring")
 }
 
 /// The 32-bit word at an offset that the kernel named.
@@ -48,28 +39,15 @@ pub(super) fn no_operation(_: &mut Note) -> Verdict {
     // SAFETY: the kernel fills in the parameters; the descriptor is ours alone.
     let ring =
         unsafe { owned(syscall!(Sysno::io_uring_setup, 1, &raw mut params)) }.during("io_uring_setup")?;
-    let (submissions, completions, entries) = (
-        part(&ring, IORING_OFF_SQ_RING)?,
-        part(&ring, IORING_OFF_CQ_RING)?,
-        part(&ring, IORING_OFF_SQES)?,
-    );
+    let (submissions, completions, entries) =
+        (part(&ring, IORING_OFF_SQ_RING)?, part(&ring, IORING_OFF_CQ_RING)?, part(&ring, IORING_OFF_SQES)?);
     // An entry of zeros is IORING_OP_NOP.
     word(entries, SQE_USER_DATA).store(VALUE, Ordering::Relaxed);
     word(submissions, params.sq_off.array).store(0, Ordering::Relaxed);
     word(submissions, params.sq_off.tail).store(1, Ordering::Release);
     // SAFETY: the ring holds one request, which does nothing.
-    unsafe {
-        syscall!(
-            Sysno::io_uring_enter,
-            ring.as_raw_fd(),
-            1,
-            1,
-            IORING_ENTER_GETEVENTS,
-            0,
-            0
-        )
-    }
-    .during("io_uring_enter")?;
+    unsafe { syscall!(Sysno::io_uring_enter, ring.as_raw_fd(), 1, 1, IORING_ENTER_GETEVENTS, 0, 0) }
+        .during("io_uring_enter")?;
     let completed = word(completions, params.cq_off.tail).load(Ordering::Acquire) == 1;
     let value = word(completions, params.cq_off.cqes).load(Ordering::Relaxed);
     expect(completed && value == VALUE, "the request did not complete")
