@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 let begun = Instant::now();
                 let outcome = rollback.run(|| {
                     for page in 0..pages {
-                        memory[page * (mebibytes << 20) / 1000 & !4095] = 2;
+                        memory[(page * (mebibytes << 20) / 1000) & !4095] = 2;
                     }
                 });
                 let time = begun.elapsed().as_secs_f64() * 1e6;

@@ -15,13 +15,13 @@ use allocator_api2::alloc::Allocator;
 use orrery_memory::space::{Config, SnapshotId, Space, Statistics};
 use orrery_memory::{Arena, HeapVec, PAGE, PageRange};
 use orrery_sys::signals::{self, AlternateStack, Mask};
-use orrery_sys::timers::{self, TimerId};
+use orrery_sys::timers::{self, PosixTimers, TimerId};
 
 use crate::arch::{self, Crossing};
 use crate::control::{self, CONTROL_SIGNAL};
 use crate::error::{Error, Leftover, Result};
 use crate::undo::attributes::Attributes;
-use crate::undo::children::{Children, Family};
+use crate::undo::children::{Children, Family, Nursery};
 use crate::undo::descriptors::{Descriptors, Keepers};
 use crate::undo::pending::Pending;
 use crate::undo::signals::Signals;
@@ -81,26 +81,34 @@ struct ProcessState {
 }
 
 impl ProcessState {
-    fn new(arena: &'static Arena, children: Children, thread: i32) -> Self {
+    fn new(arena: &'static Arena) -> Self {
         Self {
             mask: 0,
             pending: Pending::default(),
             signals: Signals::NONE,
             timers: Timers::new(arena),
             attributes: Attributes::new(),
-            family: Family::new(arena, children, thread),
+            family: Family::new(arena),
             descriptors: Descriptors::new(arena),
         }
     }
 
-    fn capture(&mut self, mask: Mask, keepers: &mut Keepers) -> Result<()> {
+    fn capture(&mut self, mask: Mask, sources: &mut Sources) -> Result<()> {
         self.mask = mask;
         self.pending.capture();
         self.signals.capture();
-        self.timers.capture()?;
+        self.timers.capture(sources.timers.as_ref())?;
         self.attributes.capture()?;
-        self.descriptors.capture(keepers)
+        self.descriptors.capture(&mut sources.keepers)
     }
+}
+
+/// Where the state is found; one for all states.
+#[derive(Debug)]
+struct Sources {
+    keepers: Keepers,
+    nursery: Nursery,
+    timers: Option<PosixTimers>,
 }
 
 /// A snapshot of the C interface.
@@ -143,8 +151,7 @@ struct Inner {
     crossing: Crossing,
     space: Space,
     threads: Threads,
-    keepers: Keepers,
-    children: Children,
+    sources: Sources,
     process: ProcessState,
     snapshots: HeapVec<Option<Snapshot>>,
     alternate_stack: PageRange,
@@ -255,6 +262,8 @@ pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static 
     let alternate_stack = arena.stack(ALTERNATE_STACK)?;
     // Before the first capture, which then has the changed text.
     let _ = doors::install();
+    let mut before = arena.vec();
+    list_descriptors(&mut before)?;
     let unset: unsafe extern "C" fn(*mut Crossing) -> i32 = begin_run;
     let engine = Engine {
         arena,
@@ -276,9 +285,12 @@ pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static 
             },
             space: Space::new(arena, config)?,
             threads: Threads::new(arena)?,
-            keepers: Keepers::new(arena),
-            children,
-            process: ProcessState::new(arena, children, thread),
+            sources: Sources {
+                keepers: Keepers::new(arena),
+                nursery: Nursery::new(children, thread),
+                timers: PosixTimers::open().ok(),
+            },
+            process: ProcessState::new(arena),
             snapshots: arena.vec(),
             alternate_stack,
             timer: timers::create(CONTROL_SIGNAL, thread, 0).ok(),
@@ -298,10 +310,25 @@ pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static 
     let pointer = block.cast::<Engine>();
     // SAFETY: the block is fresh and has the engine's layout.
     unsafe { pointer.write(engine) };
+    // SAFETY: as in `current`.
+    let engine: &'static Engine = unsafe { pointer.as_ref() };
+    let mut after = arena.vec();
+    list_descriptors(&mut after)?;
+    engine.inner().sources.keepers.own(after.iter().copied().filter(|fd| !before.contains(fd)))?;
     ENGINE.store(pointer.as_ptr(), Ordering::Release);
     leave_rseq_alone();
-    // SAFETY: as in `current`.
-    Ok(unsafe { pointer.as_ref() })
+    Ok(engine)
+}
+
+fn list_descriptors(list: &mut HeapVec<i32>) -> Result<()> {
+    let mut room = true;
+    orrery_sys::process::for_each_descriptor(|fd| {
+        room &= list.try_reserve(1).is_ok();
+        if room {
+            list.push(fd);
+        }
+    })?;
+    Ok(())
 }
 
 unsafe extern "C" fn nothing(_: *mut c_void) {}
@@ -393,13 +420,13 @@ impl Engine {
 
     /// Leaves descriptor `fd` alone.
     pub(crate) fn exempt_descriptor(&'static self, fd: i32) -> Result<()> {
-        self.for_owner()?.inner().keepers.exempt(fd)
+        self.for_owner()?.inner().sources.keepers.exempt(fd)
     }
 
     /// Lets go of the run's copy of the file table.
     pub(crate) fn release_files(&'static self) -> Result<()> {
-        let Inner { process, keepers, .. } = self.for_owner()?.inner();
-        process.descriptors.clear(keepers);
+        let Inner { process, sources, .. } = self.for_owner()?.inner();
+        process.descriptors.clear(&mut sources.keepers);
         Ok(())
     }
 
@@ -469,7 +496,7 @@ impl Engine {
         let inner = self.for_owner()?.inner();
         let missing = Error::Memory(orrery_memory::Error::NoSnapshot { number: number(place) });
         let mut snapshot = inner.snapshots.get_mut(place).and_then(Option::take).ok_or(missing)?;
-        snapshot.process.descriptors.clear(&mut inner.keepers);
+        snapshot.process.descriptors.clear(&mut inner.sources.keepers);
         Ok(inner.space.discard(snapshot.memory)?)
     }
 }
@@ -594,11 +621,11 @@ impl Inner {
     fn begin_run(&mut self, engine: &Engine, mask: Mask) -> Result<()> {
         self.threads.capture()?;
         self.note_rseq(engine)?;
-        self.process.capture(mask, &mut self.keepers)?;
+        self.process.capture(mask, &mut self.sources)?;
         // SAFETY: we are on the engine's stack, signals are blocked, and other threads are parked.
         unsafe { self.space.capture()? };
         // Last, since the sleepers that hold files and memory are children that are to stay.
-        self.process.family.capture()?;
+        self.process.family.capture(&self.sources.nursery)?;
         // From here on nothing fails that matters, so that a refused run has changed nothing.
         if let Some(bytes) = self.limits.memory {
             let data = self.space.statm().read()?.data * PAGE;
@@ -652,12 +679,12 @@ impl Inner {
     fn take_snapshot(&mut self, engine: &Engine, mask: Mask) -> Result<()> {
         self.threads.capture()?;
         self.note_rseq(engine)?;
-        let mut process = ProcessState::new(self.arena(engine), self.children, engine.owner_thread);
-        let captured = process.capture(mask, &mut self.keepers);
+        let mut process = ProcessState::new(engine.arena);
+        let captured = process.capture(mask, &mut self.sources);
         // SAFETY: as in `begin_run`.
         let memory = captured
             .and_then(|()| unsafe { self.space.snapshot() }.map_err(Error::from))
-            .and_then(|memory| process.family.capture().map(|()| memory));
+            .and_then(|memory| process.family.capture(&self.sources.nursery).map(|()| memory));
         match memory {
             Ok(memory) => {
                 let stack_pointer = self.crossing.stack_pointer;
@@ -665,14 +692,10 @@ impl Inner {
                 Ok(())
             }
             Err(error) => {
-                process.descriptors.clear(&mut self.keepers);
+                process.descriptors.clear(&mut self.sources.keepers);
                 Err(error)
             }
         }
-    }
-
-    fn arena(&self, engine: &Engine) -> &'static Arena {
-        engine.arena
     }
 
     /// Puts everything back to the beginning of the run, or to snapshot `place`; returns what could not be undone.
@@ -680,7 +703,7 @@ impl Inner {
     /// Threads first, since they could interfere with all else; then children; then limits, which the rest may need; the
     /// descriptors before memory, because the engine's own are among them.
     fn put_back(&mut self, place: Option<usize>) -> Option<Leftover> {
-        let Self { threads, process, snapshots, keepers, space, last_restore, .. } = self;
+        let Self { threads, process, snapshots, sources, space, last_restore, .. } = self;
         let mut leftover = None;
         let mut note = |result: core::result::Result<(), Leftover>| {
             if let Err(found) = result {
@@ -690,9 +713,9 @@ impl Inner {
         let threads_ended = threads.restore();
         let snapshot = place.and_then(|at| snapshots[at].as_ref());
         let state = snapshot.map_or(&*process, |snapshot| &snapshot.process);
-        note(state.family.restore());
+        note(state.family.restore(&sources.nursery));
         note(state.attributes.restore_limits());
-        note(state.descriptors.restore(keepers));
+        note(state.descriptors.restore(&sources.keepers));
         note(state.attributes.restore());
         if let Err(thread) = threads_ended {
             // Memory cannot be put back under a thread that runs.
@@ -705,7 +728,7 @@ impl Inner {
             Err(error) => die(&Error::Memory(error)),
         }
         note(state.signals.restore());
-        note(state.timers.restore());
+        note(state.timers.restore(sources.timers.as_ref()));
         state.pending.restore();
         leftover
     }

@@ -673,7 +673,7 @@ fn timers_come_back() {
     let mut rollback = rollback();
     let list = || {
         let mut ids = Vec::new();
-        orrery_sys::timers::for_each(|id| ids.push(id)).unwrap();
+        orrery_sys::timers::PosixTimers::open().unwrap().for_each(|id| ids.push(id)).unwrap();
         ids
     };
     let before = list();

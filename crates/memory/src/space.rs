@@ -295,8 +295,10 @@ impl Space {
     /// # Errors
     /// [`Error::Memory`].
     pub fn leave_live(&mut self, address: usize, length: usize) -> Result<()> {
-        grow(&mut self.live, 1)?;
-        self.live.push((address, length));
+        if let Err(at) = self.live.binary_search(&(address, length)) {
+            grow(&mut self.live, 1)?;
+            self.live.insert(at, (address, length));
+        }
         Ok(())
     }
 
@@ -789,19 +791,28 @@ impl Space {
 
     /// Copies `image` to the page at `address`, around bytes that are the kernel's.
     fn load(&self, image: Image, address: usize) -> Result<()> {
-        let page = PageRange::new(address, address + PAGE);
-        if !self.live.iter().any(|&(start, length)| PageRange::covering(start, length).overlaps(page)) {
+        let page = address..address + PAGE;
+        let in_page = |&&(start, length): &&(usize, usize)| start < page.end && page.start < start + length;
+        if !self.live.iter().any(|live| in_page(&live)) {
             // SAFETY: the page is writable, and nobody else runs in the space.
             return unsafe { self.images.load(image, address) };
         }
         let bytes = self.images.bytes(image)?;
-        for (offset, byte) in bytes.iter().enumerate() {
-            let place = address + offset;
-            if !self.live.iter().any(|&(start, length)| (start..start + length).contains(&place)) {
-                // SAFETY: as above.
-                unsafe { core::ptr::with_exposed_provenance_mut::<u8>(place).write(*byte) };
+        let copy = |from: usize, to: usize| {
+            let into = core::ptr::with_exposed_provenance_mut::<u8>(address + from);
+            // SAFETY: as above; `bytes` lies in the store or the arena.
+            unsafe { bytes[from..to].as_ptr().copy_to_nonoverlapping(into, to - from) };
+        };
+        // The ranges are sorted.
+        let mut next = 0;
+        for &(start, length) in self.live.iter().filter(in_page) {
+            let hole = start.saturating_sub(address)..(start + length - address).min(PAGE);
+            if next < hole.start {
+                copy(next, hole.start);
             }
+            next = next.max(hole.end);
         }
+        copy(next, PAGE);
         Ok(())
     }
 

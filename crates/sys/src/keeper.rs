@@ -15,6 +15,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Keeper {
     sleeper: Sleeper,
+    parent: Pid,
 }
 
 impl Keeper {
@@ -24,7 +25,7 @@ impl Keeper {
     /// # Errors
     /// `EAGAIN` where no more processes may be made, `ENOMEM`.
     pub fn spawn() -> Result<Self> {
-        Ok(Self { sleeper: Sleeper::spawn(Having::Files)? })
+        Ok(Self { sleeper: Sleeper::spawn(Having::Files)?, parent: rustix::process::getpid() })
     }
 
     /// Its process id.
@@ -37,7 +38,7 @@ impl Keeper {
     /// # Errors
     /// `EBADF` where either is closed, `ESRCH` where the keeper is dead; see [`crate::kcmp::same_file`].
     pub fn holds(&self, fd: i32) -> Result<bool> {
-        crate::kcmp::same_file(fd, self.pid(), fd)
+        crate::kcmp::same_file(self.parent, fd, self.pid(), fd)
     }
 
     /// Fetches the file that the keeper has at number `fd`; the new descriptor has `CLOEXEC`.

@@ -122,32 +122,54 @@ pub fn for_each_descriptor(mut each: impl FnMut(i32)) -> Result<()> {
     })
 }
 
-/// Calls `each` with every child process of thread `thread` of this process, zombies included, from
-/// `/proc/self/task/TID/children`.
-///
-/// # Errors
-/// `ENOENT` on kernels built without that file.
-pub fn for_each_child(thread: i32, mut each: impl FnMut(i32)) -> Result<()> {
-    use core::fmt::Write;
-    let mut path = Text::<64>::default();
-    let _ = write!(path, "/proc/self/task/{thread}/children");
-    let file = rustix::fs::openat(CWD, path.as_bytes(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|e| Error::new("open /proc/self/task/children", usize::try_from(thread).unwrap_or(0), e))?;
-    let mut buffer = [0_u8; 512];
-    let mut number = 0;
-    loop {
-        let read = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer))
-            .map_err(|e| Error::new("read /proc/self/task/children", 0, e))?;
-        if read == 0 {
-            return Ok(());
-        }
-        for &byte in &buffer[..read] {
+/// `/proc/self/task/TID/children`, kept open: the child processes that one thread started or was given.
+#[derive(Debug)]
+pub struct Children {
+    fd: OwnedFd,
+}
+
+impl Children {
+    /// Opens the list of thread `thread` of the calling process.
+    ///
+    /// # Errors
+    /// `ENOENT` on kernels built without that file.
+    pub fn open(thread: i32) -> Result<Self> {
+        use core::fmt::Write;
+        let mut path = Text::<64>::default();
+        let _ = write!(path, "/proc/self/task/{thread}/children");
+        rustix::fs::openat(CWD, path.as_bytes(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map(|fd| Self { fd: raise(fd) })
+            .map_err(|e| Error::new("open /proc/self/task/children", usize::try_from(thread).unwrap_or(0), e))
+    }
+
+    /// Calls `each` with every child's process id, zombies included.
+    ///
+    /// # Errors
+    /// Those of pread(2).
+    pub fn for_each(&self, mut each: impl FnMut(i32)) -> Result<()> {
+        let mut number = 0;
+        read_from_start(&self.fd, "pread /proc/self/task/children", |byte| {
             if byte.is_ascii_digit() {
                 number = number * 10 + i32::from(byte - b'0');
             } else if number != 0 {
                 each(number);
                 number = 0;
             }
+        })
+    }
+}
+
+/// Calls `each` with every byte of a file of `/proc`.
+pub(crate) fn read_from_start(fd: &OwnedFd, operation: &'static str, mut each: impl FnMut(u8)) -> Result<()> {
+    let mut buffer = [0_u8; 512];
+    let mut offset = 0;
+    loop {
+        let read = rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut buffer, offset))
+            .map_err(|e| Error::new(operation, 0, e))?;
+        buffer[..read].iter().copied().for_each(&mut each);
+        offset += read as u64;
+        if read == 0 {
+            return Ok(());
         }
     }
 }
@@ -255,7 +277,8 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let id = i32::try_from(child.id()).unwrap();
         let mut listed = Vec::new();
-        for_each_child(rustix::thread::gettid().as_raw_pid(), |pid| listed.push(pid)).unwrap();
+        let children = Children::open(rustix::thread::gettid().as_raw_pid()).unwrap();
+        children.for_each(|pid| listed.push(pid)).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(listed.contains(&id), "{id} in {listed:?}");

@@ -3,6 +3,10 @@
 use rustix::fs::{CWD, Mode, OFlags};
 use syscalls::{Sysno, syscall};
 
+use std::os::fd::OwnedFd;
+
+use crate::descriptors::raise;
+use crate::process::read_from_start;
 use crate::{Error, Result};
 
 /// Microseconds until a timer fires, and from then on between firings; 0 is "not at all".
@@ -88,36 +92,44 @@ pub fn delete(id: TimerId) -> Result<()> {
     Ok(())
 }
 
-/// Calls `each` with the number of every POSIX timer of this process, from `/proc/self/timers`.
-///
-/// # Errors
-/// `ENOENT` on kernels built without that file.
-pub fn for_each(mut each: impl FnMut(TimerId)) -> Result<()> {
-    let file = rustix::fs::openat(CWD, c"/proc/self/timers", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|e| Error::new("open /proc/self/timers", 0, e))?;
-    // Each timer begins with a line "ID: number"; other lines have other words before the colon.
-    let mut buffer = [0_u8; 512];
-    let mut line = [0_u8; 32];
-    let mut length = 0;
-    loop {
-        let read = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut buffer))
-            .map_err(|e| Error::new("read /proc/self/timers", 0, e))?;
-        if read == 0 {
-            return Ok(());
-        }
-        for &byte in &buffer[..read] {
+/// `/proc/self/timers`, kept open: the POSIX timers of this process.
+#[derive(Debug)]
+pub struct PosixTimers {
+    fd: OwnedFd,
+}
+
+impl PosixTimers {
+    /// Opens the calling process' list.
+    ///
+    /// # Errors
+    /// `ENOENT` on kernels built without that file.
+    pub fn open() -> Result<Self> {
+        rustix::fs::openat(CWD, c"/proc/self/timers", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map(|fd| Self { fd: raise(fd) })
+            .map_err(|e| Error::new("open /proc/self/timers", 0, e))
+    }
+
+    /// Calls `each` with the number of every timer.
+    ///
+    /// # Errors
+    /// Those of pread(2).
+    pub fn for_each(&self, mut each: impl FnMut(TimerId)) -> Result<()> {
+        // Each timer begins with a line "ID: number"; other lines have other words before the colon.
+        let mut line = [0_u8; 32];
+        let mut length = 0;
+        read_from_start(&self.fd, "pread /proc/self/timers", |byte| {
             if byte != b'\n' {
                 if length < line.len() {
                     line[length] = byte;
                     length += 1;
                 }
-                continue;
+                return;
             }
             let id =
                 line[..length].strip_prefix(b"ID: ").and_then(|n| core::str::from_utf8(n).ok()?.parse().ok());
             id.into_iter().for_each(&mut each);
             length = 0;
-        }
+        })
     }
 }
 
@@ -129,7 +141,7 @@ mod tests {
     fn a_timer_is_listed_until_it_is_deleted() {
         let list = || {
             let mut ids = Vec::new();
-            for_each(|id| ids.push(id)).unwrap();
+            PosixTimers::open().unwrap().for_each(|id| ids.push(id)).unwrap();
             ids
         };
         let thread = rustix::thread::gettid().as_raw_pid();

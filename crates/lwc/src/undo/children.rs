@@ -5,7 +5,7 @@
 //! before.
 
 use orrery_memory::{Arena, HeapVec};
-use orrery_sys::process;
+use orrery_sys::process::Children as List;
 use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::error::{Leftover, Result};
@@ -26,58 +26,40 @@ const GENERATIONS: usize = 10_000;
 /// The children there were.
 #[derive(Debug)]
 pub(crate) struct Family {
-    policy: Children,
-    thread: i32,
     known: HeapVec<i32>,
 }
 
 impl Family {
-    pub(crate) fn new(arena: &'static Arena, policy: Children, thread: i32) -> Self {
-        if policy == Children::Kill {
-            // Older kernels cannot; then grandchildren whose parent ended escape.
-            let _ = rustix::process::set_child_subreaper(Some(Pid::INIT));
-        }
-        Self { policy, thread, known: arena.vec() }
+    pub(crate) fn new(arena: &'static Arena) -> Self {
+        Self { known: arena.vec() }
     }
 
-    pub(crate) fn capture(&mut self) -> Result<()> {
-        let Self { known, thread, .. } = self;
+    pub(crate) fn capture(&mut self, nursery: &Nursery) -> Result<()> {
+        let Some(list) = &nursery.list else { return Ok(()) };
+        let Self { known } = self;
         known.clear();
         let mut room = true;
-        let listed = process::for_each_child(*thread, |pid| {
+        list.for_each(|pid| {
             room &= known.try_reserve(1).is_ok();
             if room {
                 known.push(pid);
             }
-        });
-        match listed {
-            // Kernels without the list: nobody is found, so nobody is killed.
-            Err(error) if error.errno == rustix::io::Errno::NOENT => {
-                self.policy = Children::Leave;
-                Ok(())
-            }
-            other => Ok(other?),
-        }
+        })?;
+        Ok(())
     }
 
     /// Kills and reaps every child that was not there.
-    pub(crate) fn restore(&self) -> core::result::Result<(), Leftover> {
-        if self.policy == Children::Leave {
-            return Ok(());
-        }
+    pub(crate) fn restore(&self, nursery: &Nursery) -> core::result::Result<(), Leftover> {
+        let Some(list) = &nursery.list else { return Ok(()) };
         for _ in 0..GENERATIONS {
             let mut found = None;
-            let listed = process::for_each_child(self.thread, |pid| {
+            let listed = list.for_each(|pid| {
                 if !self.known.contains(&pid) {
                     found = Some(pid);
                 }
             });
-            let Some(pid) = found.filter(|_| listed.is_ok()) else {
-                return Ok(());
-            };
-            let Some(child) = Pid::from_raw(pid) else {
-                return Ok(());
-            };
+            let Some(pid) = found.filter(|_| listed.is_ok()) else { return Ok(()) };
+            let Some(child) = Pid::from_raw(pid) else { return Ok(()) };
             let _ = rustix::process::kill_process(child, Signal::KILL);
             let any_kind = WaitOptions::from_bits_retain(libc::__WALL.cast_unsigned());
             if rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(child), any_kind)).is_err() {
@@ -85,5 +67,23 @@ impl Family {
             }
         }
         Err(Leftover::Child(0))
+    }
+}
+
+/// Where the children of the engine's thread are found.
+#[derive(Debug)]
+pub(crate) struct Nursery {
+    /// `None` where they are left alone, or the kernel does not list them.
+    list: Option<List>,
+}
+
+impl Nursery {
+    pub(crate) fn new(policy: Children, thread: i32) -> Self {
+        if policy == Children::Leave {
+            return Self { list: None };
+        }
+        // Older kernels cannot; then grandchildren whose parent ended escape.
+        let _ = rustix::process::set_child_subreaper(Some(Pid::INIT));
+        Self { list: List::open(thread).ok() }
     }
 }

@@ -27,7 +27,7 @@ struct File {
     flags: FdFlags,
     status: OFlags,
     /// Device, inode and mode: the identity, as far as it shows.
-    identity: (u64, u64, u32),
+    identity: Identity,
     /// The offset, for regular files whose offset is put back.
     offset: Option<u64>,
 }
@@ -42,11 +42,24 @@ pub(crate) struct Keepers {
     allowed: bool,
     /// Descriptors that are left alone, sorted.
     exempt: HeapVec<i32>,
+    /// The engine's own descriptors, sorted: the program leaves them alone, a closure may not.
+    own: HeapVec<i32>,
 }
 
 impl Keepers {
     pub(crate) fn new(arena: &'static Arena) -> Self {
-        Self { keepers: arena.vec(), latest: None, allowed: true, exempt: arena.vec() }
+        Self { keepers: arena.vec(), latest: None, allowed: true, exempt: arena.vec(), own: arena.vec() }
+    }
+
+    /// Takes `fds` for the engine's own.
+    pub(crate) fn own(&mut self, fds: impl Iterator<Item = i32>) -> Result<()> {
+        for fd in fds {
+            if let Err(at) = self.own.binary_search(&fd) {
+                self.own.try_reserve(1).map_err(|_| out_of_memory())?;
+                self.own.insert(at, fd);
+            }
+        }
+        Ok(())
     }
 
     /// Leaves `fd` alone from now on, open or not.
@@ -135,12 +148,14 @@ impl Descriptors {
         let mut count = 0;
         let Self { files, .. } = self;
         let mut room = Ok(());
+        let outputs = [1, 2].map(identity);
         process::for_each_descriptor(|fd| {
-            if keepers.exempt.binary_search(&fd).is_ok() || room.is_err() {
+            let others = [&keepers.exempt, &keepers.own];
+            if others.iter().any(|list| list.binary_search(&fd).is_ok()) || room.is_err() {
                 return;
             }
             // A number that is closed while the list is read is not there.
-            let Some(file) = look(fd) else { return };
+            let Some(file) = look(fd, &outputs) else { return };
             match files.get_mut(count) {
                 Some(place) => *place = file,
                 None => match files.try_reserve(1) {
@@ -163,24 +178,26 @@ impl Descriptors {
     /// Puts the table back.
     pub(crate) fn restore(&self, keepers: &Keepers) -> core::result::Result<(), Leftover> {
         let mut next = 0;
-        let mut known = self.files.iter().map(|file| file.fd).peekable();
-        let mut exempt = keepers.exempt.iter().copied().peekable();
+        let lists = [&keepers.exempt, &keepers.own];
+        // The lowest number from `next` on that stays.
+        let first_of = |list: &[i32], next: i32| list.get(list.partition_point(|&fd| fd < next)).copied();
         loop {
-            let stays = match (known.peek(), exempt.peek()) {
-                (None, None) => break,
-                (Some(a), Some(b)) if a < b => known.next(),
-                (Some(_), None) => known.next(),
-                _ => exempt.next(),
-            };
+            let file = self.files.get(self.files.partition_point(|file| file.fd < next)).map(|file| file.fd);
+            let stays = lists.iter().filter_map(|list| first_of(list, next)).chain(file).min();
             let Some(stays) = stays else { break };
             if next < stays {
                 close_range(next, stays - 1);
             }
-            next = next.max(stays + 1);
+            next = stays + 1;
         }
         close_range(next, i32::MAX);
         let mut outcome = Ok(());
         let keeper = keepers.get(self.keeper);
+        for &fd in &keepers.own {
+            if keeper.is_some_and(|keeper| keeper.holds(fd) != Ok(true)) {
+                outcome = bring_back(fd, keeper);
+            }
+        }
         for file in self.files.iter().filter(|file| keepers.exempt.binary_search(&file.fd).is_err()) {
             if let Err(leftover) = file.restore(keeper) {
                 outcome = Err(leftover);
@@ -199,22 +216,12 @@ impl File {
                 Ok(same) => same,
                 Err(error) if error.errno == Errno::BADF => false,
                 // The keeper was killed: go by what shows.
-                Err(_) => look(file.fd).is_some_and(|found| found.identity == file.identity),
+                Err(_) => identity(file.fd) == Some(file.identity),
             },
-            None => look(file.fd).is_some_and(|found| found.identity == file.identity),
+            None => identity(file.fd) == Some(file.identity),
         };
         if !same {
-            let fetched = keeper.and_then(|keeper| keeper.fetch(file.fd).ok()).ok_or(lost)?;
-            if fetched.as_raw_fd() == file.fd {
-                // The lowest free number was the right one.
-                core::mem::forget(fetched);
-            } else {
-                // SAFETY: dup2 onto a number that belongs to the state being put back.
-                let duplicated = unsafe {
-                    syscalls::syscall!(syscalls::Sysno::dup3, fetched.as_raw_fd(), file.fd, libc::O_CLOEXEC)
-                };
-                duplicated.map_err(|_| lost)?;
-            }
+            bring_back(file.fd, keeper)?;
         }
         let fd = borrow(file.fd);
         let flags = rustix::io::fcntl_getfd(fd).map_err(|_| lost)?;
@@ -238,24 +245,41 @@ fn out_of_memory() -> crate::Error {
     orrery_memory::Error::Memory { bytes: size_of::<File>(), errno: Errno::NOMEM }.into()
 }
 
+/// Device, inode and mode.
+type Identity = (u64, u64, u32);
+
+fn identity(fd: i32) -> Option<Identity> {
+    rustix::fs::fstat(borrow(fd)).ok().map(|found| (found.st_dev, found.st_ino, found.st_mode))
+}
+
 /// What there is to see of a descriptor.
-fn look(number: i32) -> Option<File> {
+fn look(number: i32, outputs: &[Option<Identity>]) -> Option<File> {
     let fd = borrow(number);
-    let found = rustix::fs::fstat(fd).ok()?;
-    let regular = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
-    let is_output = || {
-        [1, 2]
-            .into_iter()
-            .filter_map(|output| rustix::fs::fstat(borrow(output)).ok())
-            .any(|output| (output.st_dev, output.st_ino) == (found.st_dev, found.st_ino))
-    };
+    let identity = identity(number)?;
+    let regular = FileType::from_raw_mode(identity.2) == FileType::RegularFile;
+    let is_output = outputs.contains(&Some(identity));
     Some(File {
         fd: number,
         flags: rustix::io::fcntl_getfd(fd).ok()?,
         status: rustix::fs::fcntl_getfl(fd).ok()?,
-        identity: (found.st_dev, found.st_ino, found.st_mode),
-        offset: if regular && !is_output() { rustix::fs::tell(fd).ok() } else { None },
+        identity,
+        offset: if regular && !is_output { rustix::fs::tell(fd).ok() } else { None },
     })
+}
+
+/// Puts the file that the keeper has at number `fd` there again.
+fn bring_back(fd: i32, keeper: Option<&Keeper>) -> core::result::Result<(), Leftover> {
+    let lost = Leftover::Descriptor(fd);
+    let fetched = keeper.and_then(|keeper| keeper.fetch(fd).ok()).ok_or(lost)?;
+    if fetched.as_raw_fd() == fd {
+        // The lowest free number was the right one.
+        core::mem::forget(fetched);
+        return Ok(());
+    }
+    // SAFETY: dup3 onto a number that belongs to the state being put back.
+    let duplicated =
+        unsafe { syscalls::syscall!(syscalls::Sysno::dup3, fetched.as_raw_fd(), fd, libc::O_CLOEXEC) };
+    duplicated.map(|_| ()).map_err(|_| lost)
 }
 
 fn borrow(fd: i32) -> BorrowedFd<'static> {

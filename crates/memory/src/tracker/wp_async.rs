@@ -187,11 +187,12 @@ impl WpAsync {
             all_of: Categories::empty(),
             none_of: Categories::empty(),
             any_of: telling,
-            report: telling,
+            report: telling | Categories::PRESENT,
         };
+        let there = Categories::PRESENT | Categories::SWAPPED;
         self.scan(span.around, query, ScanFlags::CHECK_WP_ASYNC, |run| {
-            let is = |category| run.categories().contains(category);
-            if is(Categories::WRITTEN) && !is(Categories::FILE) {
+            let is = run.categories();
+            if is.contains(Categories::WRITTEN) && is.intersects(there) && !is.contains(Categories::FILE) {
                 written.push(run.range())
             } else {
                 push_with_images(run.range(), reference, written)
