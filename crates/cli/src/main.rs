@@ -1,3 +1,40 @@
-//! The `orrery` command.
+//! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
-fn main() {}
+mod doctor;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Companions for running Linux programs, on a stock kernel, from user space.
+#[derive(Parser)]
+#[command(name = "orrery", version)]
+struct Orrery {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Doctor(doctor::Arguments),
+}
+
+fn main() -> ExitCode {
+    let result = match Orrery::parse().command {
+        Command::Doctor(arguments) => doctor::run(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if reader_is_gone(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("orrery: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether writing failed because nobody reads any more, as under `orrery doctor | head`.
+fn reader_is_gone(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

@@ -1,1 +1,20 @@
 //! Light-weight contexts: snapshot and rollback inside a process.
+//!
+//! From "Light-Weight Contexts: An OS Abstraction for Safety and Performance" (Litton et al., OSDI 2016), on a stock
+//! kernel. So far: [`rollback`], and [`snapshot`] for the C interface.
+
+mod arch;
+mod control;
+mod doors;
+mod engine;
+mod error;
+mod kept;
+mod rseq;
+mod safe_point;
+mod undo;
+
+pub mod rollback;
+pub mod snapshot;
+
+pub use control::CONTROL_SIGNAL;
+pub use error::{Error, Leftover, Result};

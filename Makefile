@@ -1,0 +1,71 @@
+# Orrery's front door. `make help` lists what it can do; everything else first runs scripts/bootstrap,
+# which installs what is missing and otherwise does nothing.
+
+CARGO := scripts/cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
+# Every program in bench/src/bin measures something, except these two.
+BENCHES := $(sort $(filter-out demo promises,$(basename $(notdir $(wildcard bench/src/bin/*.rs)))))
+
+MDBOOK_VERSION := 0.5.4
+MDBOOK := $(TARGET)/tools/bin/mdbook
+
+.DEFAULT_GOAL := help
+.PHONY: help bootstrap run test check bench bench-known bench-build promises docs soak fmt clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "  benchmarks: $(BENCHES)"
+
+bootstrap: ## install what is missing to build Orrery
+	@scripts/bootstrap
+
+run: bootstrap ## build everything, then show the main job at work
+	$(CARGO) build --release --locked --workspace
+	$(CARGO) run --release --locked -p orrery-bench --bin demo
+
+test: check ## formatting, lints, documentation without warnings, all tests
+	$(CARGO) test --workspace --locked
+
+check: bootstrap ## the part of `make test` that runs no test
+	$(CARGO) fmt --all --check
+	scripts/c-format
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --locked
+
+bench: bench-known bench-build ## measure beside the rivals: all, or one with B=NAME; QUICK=1 takes 45 s each
+	@failed=; \
+	for bench in $(or $(B),$(BENCHES)); do \
+	    QUICK='$(QUICK)' $(TARGET)/release/$$bench || failed="$$failed $$bench"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make bench: failed:$$failed" >&2; exit 1; fi
+
+bench-known:
+	@unknown='$(filter-out $(BENCHES),$(B))'; \
+	if [ -n "$$unknown" ]; then \
+	    echo "make bench: no benchmark is called $$unknown; there are: $(BENCHES)" >&2; exit 2; \
+	fi
+
+bench-build: bootstrap
+	$(CARGO) build --release --locked -p orrery-bench -p orrery-cli
+
+promises: bench-build ## hold SPECIFICATION.md's numbers against fresh measurements
+	QUICK='$(QUICK)' $(TARGET)/release/promises $(if $(WRITE),--write)
+
+docs: bootstrap ## the book (docs/book) and the interfaces' reference (target/doc)
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --locked
+	@[ "$$($(MDBOOK) --version 2>/dev/null)" = "mdbook v$(MDBOOK_VERSION)" ] || \
+	    $(CARGO) install --locked --root $(TARGET)/tools mdbook@$(MDBOOK_VERSION)
+	$(MDBOOK) build docs
+
+soak: bootstrap ## the long tests: leaks and rare orders of events
+	$(CARGO) test --workspace --release --locked -- --ignored --nocapture --test-threads=1 soak_
+
+fmt: bootstrap ## give all sources their shape
+	$(CARGO) fmt --all
+	scripts/c-format --fix
+
+clean: ## remove what was built, except the tools of `make docs`
+	rm -rf docs/book
+	@[ ! -d $(TARGET) ] || find $(TARGET) -mindepth 1 -maxdepth 1 ! -name tools -exec rm -rf {} +

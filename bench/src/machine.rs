@@ -1,0 +1,99 @@
+//! What the harness asks of the machine it runs on.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Binds the calling thread, and what it starts from now on, to one CPU
+/// ([sched_setaffinity(2)](https://man7.org/linux/man-pages/man2/sched_setaffinity.2.html)).
+///
+/// # Errors
+/// Where this process may not run on `cpu`.
+pub fn pin(cpu: usize) -> Result<()> {
+    ensure!(cpu < CpuSet::MAX_CPU, "cannot pin to CPU {cpu}: CPUs are numbered below {}", CpuSet::MAX_CPU);
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set)
+        .with_context(|| format!("pinning to CPU {cpu}; choose another with --pin, or --pin none"))
+}
+
+/// The highest-numbered CPU that this process may run on: the lowest usually serves the most interrupts.
+///
+/// # Errors
+/// Where the kernel does not tell.
+pub fn last_cpu() -> Result<usize> {
+    let allowed = sched_getaffinity(None).context("asking for the CPUs of this process")?;
+    (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).context("this process may run on no CPU")
+}
+
+/// How many bytes can be allocated without swapping, as `MemAvailable` of /proc/meminfo estimates it
+/// ([proc_meminfo(5)](https://man7.org/linux/man-pages/man5/proc_meminfo.5.html)).
+///
+/// # Errors
+/// Where /proc/meminfo cannot be read or lacks the line.
+pub fn available_memory() -> Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
+    kibibytes(&text, "MemAvailable:").context("/proc/meminfo has no MemAvailable")
+}
+
+/// The value in bytes of the line `name  NUMBER kB` of a file such as /proc/meminfo or /proc/self/smaps.
+pub(crate) fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let number: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    number.checked_mul(1024)
+}
+
+/// The folder of this program's build profile, `target/release` as a rule: other programs of the workspace
+/// lie there.
+///
+/// # Errors
+/// Where this program's own file cannot be found.
+pub fn program_folder() -> Result<PathBuf> {
+    let program = env::current_exe().context("finding this program's own file")?;
+    Ok(program.parent().context("this program's file lies in no folder")?.to_owned())
+}
+
+/// Where a benchmark's records lie: `target/bench/NAME.json`.
+///
+/// # Errors
+/// As [`program_folder`].
+pub fn record_file(bench: &str) -> Result<PathBuf> {
+    let target =
+        program_folder()?.parent().context("this program lies outside of a target folder")?.to_owned();
+    Ok(target.join("bench").join(format!("{bench}.json")))
+}
+
+/// The root of the source tree that this program was built from.
+pub fn source_root() -> &'static Path {
+    let bench = Path::new(env!("CARGO_MANIFEST_DIR"));
+    bench.parent().unwrap_or(bench)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_proc_files_are_read_in_bytes() {
+        let text = "MemTotal:       100 kB\nMemAvailable:    64 kB\nHugePages_Total:   3\n";
+        assert_eq!(kibibytes(text, "MemAvailable:"), Some(65536));
+        assert_eq!(kibibytes(text, "HugePages_Total:"), None);
+        assert_eq!(kibibytes(text, "Absent:"), None);
+    }
+
+    #[test]
+    fn pinning_where_one_may_not_run_is_an_error() {
+        let message = format!("{:#}", pin(usize::MAX).unwrap_err());
+        assert!(message.contains("numbered below"), "{message}");
+        assert!(available_memory().unwrap() > 0);
+        last_cpu().unwrap();
+    }
+
+    #[test]
+    fn the_source_root_holds_the_workspace() {
+        assert!(source_root().join("SPECIFICATION.md").is_file());
+    }
+}

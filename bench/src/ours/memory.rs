@@ -1,0 +1,46 @@
+//! Memory captured once and restored again and again.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use orrery_memory::Arena;
+use orrery_memory::space::{Config, Space};
+
+use super::space;
+use crate::contender::{Contender, Sample};
+use crate::footprint::Footprint;
+use crate::work::Work;
+
+/// A footprint under a [`Space`]: the memory floor alone, without registers, descriptors and signals.
+pub struct RestoredMemory {
+    footprint: Footprint,
+    space: Space,
+}
+
+impl RestoredMemory {
+    /// Captures `footprint`.
+    ///
+    /// # Errors
+    /// Where it cannot be captured; [`Skipped`](crate::Skipped) where `ORRERY_TRACKER` asks for what is not there.
+    pub fn new(footprint: Footprint) -> Result<Self> {
+        let mut space = space(&footprint, Arena::reserve()?, Config::default())?;
+        // SAFETY: the scope is the footprint, to which nobody writes now.
+        unsafe { space.capture()? };
+        Ok(Self { footprint, space })
+    }
+}
+
+impl Contender for RestoredMemory {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        let work: Work = work.parse()?;
+        let start = Instant::now();
+        for _ in 0..iterations {
+            self.footprint.perform(work);
+            // SAFETY: the scope is the footprint, to which nobody writes now and whose content nobody relies on.
+            unsafe { self.space.restore(None)? };
+        }
+        let elapsed = start.elapsed();
+        self.footprint.check_pristine(work)?;
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+    }
+}

@@ -1,0 +1,142 @@
+//! What all ways of running a Python script have in common, so that a benchmark can put them side by side.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::contender::{Contender, Sample};
+
+/// A script with its arguments and surroundings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Script {
+    /// The script's file, absolute.
+    pub path: PathBuf,
+    /// What follows it on the command line.
+    pub arguments: Vec<OsString>,
+    /// The file that is its standard input.
+    pub input: PathBuf,
+    /// The directory that it runs in.
+    pub directory: PathBuf,
+}
+
+/// A script's descriptors 0, 1 and 2.
+pub type Streams<'a> = [BorrowedFd<'a>; 3];
+
+/// A way of running scripts.
+pub trait Runner {
+    /// Runs `script` with these standard streams to its end; gives its exit status, negative for a signal.
+    ///
+    /// # Errors
+    /// Where the script could not be run.
+    fn run(&mut self, script: &Script, streams: Streams<'_>) -> Result<i32>;
+}
+
+/// What a script leaves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// Its exit status, negative for a signal.
+    pub status: i32,
+    /// What it wrote to standard output.
+    pub output: Vec<u8>,
+}
+
+/// Runs `script` once and keeps what it wrote.
+///
+/// # Errors
+/// As [`Runner::run`], and where the input cannot be opened.
+pub fn run(runner: &mut dyn Runner, script: &Script) -> Result<Outcome> {
+    let mut desk = Desk::new(script)?;
+    let (status, _) = desk.run(runner, script)?;
+    Ok(Outcome { status, output: desk.output()? })
+}
+
+/// A runner as a contender: its work is the name of a script, and each run must end as it should.
+pub struct Scripts<R> {
+    runner: R,
+    scripts: HashMap<String, (Script, Outcome)>,
+}
+
+impl<R: Runner> Scripts<R> {
+    /// Has `runner` run these scripts, each with the outcome that is due.
+    pub fn new(runner: R, scripts: HashMap<String, (Script, Outcome)>) -> Self {
+        Self { runner, scripts }
+    }
+}
+
+impl<R: Runner> Contender for Scripts<R> {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        let (script, due) = self.scripts.get(work).with_context(|| format!("there is no script {work:?}"))?;
+        let mut desk = Desk::new(script)?;
+        let mut latencies = Vec::new();
+        for _ in 0..iterations {
+            let (status, latency) = desk.run(&mut self.runner, script)?;
+            latencies.push(latency);
+            ensure!(
+                status == due.status,
+                "{work} ended with status {status}, not {}: {}",
+                due.status,
+                desk.errors()?
+            );
+        }
+        if iterations > 0 {
+            let output = desk.output()?;
+            ensure!(output == due.output, "{work} wrote {:?}", String::from_utf8_lossy(&output));
+        }
+        Ok(Sample { iterations, elapsed: latencies.iter().sum(), latencies })
+    }
+}
+
+/// The files at the other end of a script's standard streams.
+struct Desk {
+    input: File,
+    output: File,
+    errors: File,
+}
+
+impl Desk {
+    fn new(script: &Script) -> Result<Self> {
+        let memory = |name: &str| -> Result<File> {
+            Ok(memfd_create(name, MemfdFlags::CLOEXEC).context("memfd_create")?.into())
+        };
+        let input =
+            File::open(&script.input).with_context(|| format!("opening {}", script.input.display()))?;
+        Ok(Self { input, output: memory("output")?, errors: memory("errors")? })
+    }
+
+    /// Runs the script with empty output files, at the beginning of its input. Only the run itself is timed.
+    fn run(&mut self, runner: &mut dyn Runner, script: &Script) -> Result<(i32, Duration)> {
+        self.input.rewind().context("rewinding the input")?;
+        for file in [&mut self.output, &mut self.errors] {
+            file.set_len(0).and_then(|()| file.rewind()).context("emptying an output file")?;
+        }
+        let streams = [self.input.as_fd(), self.output.as_fd(), self.errors.as_fd()];
+        let start = Instant::now();
+        let status = runner.run(script, streams)?;
+        Ok((status, start.elapsed()))
+    }
+
+    fn output(&mut self) -> Result<Vec<u8>> {
+        let mut text = Vec::new();
+        self.output
+            .rewind()
+            .and_then(|()| self.output.read_to_end(&mut text))
+            .context("reading the output")?;
+        Ok(text)
+    }
+
+    fn errors(&mut self) -> Result<String> {
+        let mut text = Vec::new();
+        self.errors
+            .rewind()
+            .and_then(|()| self.errors.read_to_end(&mut text))
+            .context("reading the errors")?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}

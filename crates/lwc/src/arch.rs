@@ -1,0 +1,32 @@
+//! What differs between processors: leaving one stack for another with the caller's registers saved.
+//!
+//! One file per architecture, all with the same functions.
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::{finish, jump_code, run_crossing, snapshot_crossing};
+
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("orrery-lwc: only x86_64 has its registers and stacks described so far (src/arch/x86_64.rs)");
+
+use core::ffi::c_void;
+
+/// The meeting point of the assembly and the engine. It lies in the arena, out of reach of any rollback.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Crossing {
+    /// The stack pointer below the registers that were saved on the stack that was left. A restore changes it to where
+    /// the restored state left.
+    pub(crate) stack_pointer: usize,
+    /// The top of the engine's stack.
+    pub(crate) engine_stack: usize,
+    /// Runs on the engine's stack before the body; anything but 0 is returned at once, without running it.
+    pub(crate) begin: unsafe extern "C" fn(*mut Crossing) -> i32,
+    /// Runs on the caller's stack.
+    pub(crate) body: unsafe extern "C" fn(*mut c_void),
+    /// What the body gets.
+    pub(crate) argument: *mut c_void,
+    /// Runs on the engine's stack behind the body; its result is returned.
+    pub(crate) end: unsafe extern "C" fn(*mut Crossing) -> i32,
+}

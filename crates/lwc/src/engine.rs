@@ -1,0 +1,758 @@
+//! The engine: one per process, in the arena, out of reach of what it rolls back.
+//!
+//! It works on a stack of its own with signals blocked. Its life is a cycle of three phases: *idle*, *running* (a closure
+//! runs on the program's stack), *busy* (the engine works). What ends a closure (its return, a signal, a limit, another
+//! thread) first claims the ending, so that there is one; then the owner's thread crosses over to [`end_run`].
+//!
+//! This is the one file with process-wide variables, because signal handlers and the C interface leave no choice: where
+//! the arena is and where the engine is.
+
+use core::cell::UnsafeCell;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use allocator_api2::alloc::Allocator;
+use orrery_memory::space::{Config, SnapshotId, Space, Statistics};
+use orrery_memory::{Arena, HeapVec, PAGE, PageRange};
+use orrery_sys::signals::{self, AlternateStack, Mask};
+use orrery_sys::timers::{self, PosixTimers, TimerId};
+
+use crate::arch::{self, Crossing};
+use crate::control::{self, CONTROL_SIGNAL};
+use crate::error::{Error, Leftover, Result};
+use crate::undo::attributes::Attributes;
+use crate::undo::children::{Children, Family, Nursery};
+use crate::undo::descriptors::{Descriptors, Keepers};
+use crate::undo::pending::Pending;
+use crate::undo::signals::Signals;
+use crate::undo::threads::Threads;
+use crate::undo::timers::Timers;
+use crate::{doors, rseq, safe_point};
+
+static ARENA: AtomicPtr<Arena> = AtomicPtr::new(core::ptr::null_mut());
+static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
+
+const STACK: usize = 256 << 10;
+const ALTERNATE_STACK: usize = 64 << 10;
+/// Threads that may be parked at the same time.
+const MOST_THREADS: usize = 256;
+
+/// How a closure ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Returned,
+    Panicked,
+    Exited(i32),
+    Signaled { signal: i32, address: usize },
+    TimedOut,
+    MemoryLimit,
+    Abandoned(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+enum Phase {
+    Idle,
+    Running,
+    Busy,
+}
+
+/// What a thread is to the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It runs the closure.
+    Owner,
+    /// It was started by a closure that is over.
+    Doomed,
+    /// It has nothing to do with it.
+    Bystander,
+}
+
+/// The state of the process beside its memory.
+#[derive(Debug)]
+struct ProcessState {
+    mask: Mask,
+    pending: Pending,
+    signals: Signals,
+    timers: Timers,
+    attributes: Attributes,
+    family: Family,
+    descriptors: Descriptors,
+}
+
+impl ProcessState {
+    fn new(arena: &'static Arena) -> Self {
+        Self {
+            mask: 0,
+            pending: Pending::default(),
+            signals: Signals::NONE,
+            timers: Timers::new(arena),
+            attributes: Attributes::new(),
+            family: Family::new(arena),
+            descriptors: Descriptors::new(arena),
+        }
+    }
+
+    fn capture(&mut self, mask: Mask, sources: &mut Sources) -> Result<()> {
+        self.mask = mask;
+        self.pending.capture();
+        self.signals.capture();
+        self.timers.capture(sources.timers.as_ref())?;
+        self.attributes.capture()?;
+        self.descriptors.capture(&mut sources.keepers)
+    }
+}
+
+/// Where the state is found; one for all states.
+#[derive(Debug)]
+struct Sources {
+    keepers: Keepers,
+    nursery: Nursery,
+    timers: Option<PosixTimers>,
+}
+
+/// A snapshot of the C interface.
+#[derive(Debug)]
+struct Snapshot {
+    memory: SnapshotId,
+    stack_pointer: usize,
+    process: ProcessState,
+}
+
+/// What a caller wants of a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Limits {
+    /// Nanoseconds.
+    pub(crate) time: Option<u64>,
+    /// Bytes of private writable memory on top of what there is.
+    pub(crate) memory: Option<u64>,
+}
+
+pub(crate) struct Engine {
+    arena: &'static Arena,
+    owner_process: i32,
+    owner_thread: i32,
+    phase: AtomicU32,
+    /// 1 once an ending was claimed.
+    claimed: AtomicU32,
+    ending: UnsafeCell<Ending>,
+    words: safe_point::Words,
+    /// Where threads have their restartable-sequence areas.
+    rseq: [AtomicUsize; MOST_THREADS],
+    inner: UnsafeCell<Inner>,
+}
+
+// SAFETY: `inner` is used by the owner's thread alone; `ending` is written by whoever claimed it and read by the owner
+// afterwards; the rest is atomic.
+unsafe impl Sync for Engine {}
+
+/// What only the owner's thread touches.
+struct Inner {
+    crossing: Crossing,
+    space: Space,
+    threads: Threads,
+    sources: Sources,
+    process: ProcessState,
+    snapshots: HeapVec<Option<Snapshot>>,
+    alternate_stack: PageRange,
+    timer: Option<TimerId>,
+    limits: Limits,
+    data_limit: u64,
+    /// Where the C caller's snapshot goes, or comes from.
+    wanted: usize,
+    value: i32,
+    error: Option<Error>,
+    last_restore: orrery_memory::space::Restored,
+}
+
+/// The process' arena.
+pub(crate) fn arena() -> Result<&'static Arena> {
+    let known = ARENA.load(Ordering::Acquire);
+    // SAFETY: once set, it points to the arena, which is there for good.
+    if let Some(arena) = unsafe { known.as_ref() } {
+        return Ok(arena);
+    }
+    let fresh = Arena::reserve()?;
+    let pointer = core::ptr::from_ref(fresh).cast_mut();
+    match ARENA.compare_exchange(core::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(fresh),
+        // Another thread was faster; ours is address space that nobody uses.
+        // SAFETY: as above.
+        Err(other) => Ok(unsafe { &*other }),
+    }
+}
+
+/// The engine of this process, if it was set up here: a forked child has none.
+fn current() -> Option<&'static Engine> {
+    // SAFETY: once set, it points to an engine, which is there for good.
+    let engine = unsafe { ENGINE.load(Ordering::Acquire).as_ref() }?;
+    (engine.owner_process == rustix::process::getpid().as_raw_pid()).then_some(engine)
+}
+
+/// The words of the safe points.
+pub(crate) fn safe_point_words() -> Option<&'static safe_point::Words> {
+    // Without asking for the process: this is on the path of every safe point.
+    // SAFETY: as in `current`.
+    unsafe { ENGINE.load(Ordering::Acquire).as_ref() }.map(|engine| &engine.words)
+}
+
+/// What the calling thread is.
+pub(crate) fn role() -> Role {
+    let Some(engine) = current() else {
+        return Role::Bystander;
+    };
+    if engine.is_owner() {
+        Role::Owner
+    } else if engine.is_in(Phase::Busy) {
+        Role::Doomed
+    } else {
+        Role::Bystander
+    }
+}
+
+/// Ends the running closure, if one runs in this process. On the owner's thread it does not return then; on another
+/// thread neither, for that thread ends with it. It returns if nothing runs. Async-signal-safe.
+pub(crate) fn end_from_here(ending: Ending) {
+    let Some(engine) = current().filter(|engine| engine.is_in(Phase::Running)) else {
+        return;
+    };
+    engine.claim(ending);
+    if engine.is_owner() {
+        engine.cross_to_end();
+    }
+    let _ = signals::send_to_thread(engine.owner_process, engine.owner_thread, CONTROL_SIGNAL);
+    control::wait_for_the_end();
+}
+
+/// On the owner's thread: ends the closure if another thread claimed an ending.
+pub(crate) fn end_as_asked() {
+    if let Some(engine) = current()
+        && engine.is_in(Phase::Running)
+        && engine.claimed.load(Ordering::Acquire) == 1
+    {
+        engine.cross_to_end();
+    }
+}
+
+/// Keeps the calling thread's restartable-sequence area out of every restore: the kernel writes it when it likes.
+pub(crate) fn leave_rseq_alone() {
+    // SAFETY: as in `current`.
+    let engine = unsafe { ENGINE.load(Ordering::Acquire).as_ref() };
+    if let (Some(engine), Some(address)) = (engine, rseq::area()) {
+        for place in &engine.rseq {
+            let taken = place.compare_exchange(0, address, Ordering::AcqRel, Ordering::Acquire);
+            if taken.is_ok() || taken == Err(address) {
+                return;
+            }
+        }
+    }
+}
+
+/// Makes the engine of this process, or finds it. `children` counts when it is made.
+pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static Engine> {
+    if let Some(engine) = current() {
+        return engine.for_owner();
+    }
+    if rseq::shadow_stack_is_on() {
+        return Err(Error::ShadowStack);
+    }
+    let arena = arena()?;
+    let thread = rustix::thread::gettid().as_raw_pid();
+    let stack = arena.stack(STACK)?;
+    let alternate_stack = arena.stack(ALTERNATE_STACK)?;
+    // Before the first capture, which then has the changed text.
+    let _ = doors::install();
+    let mut before = arena.vec();
+    list_descriptors(&mut before)?;
+    let unset: unsafe extern "C" fn(*mut Crossing) -> i32 = begin_run;
+    let engine = Engine {
+        arena,
+        owner_process: rustix::process::getpid().as_raw_pid(),
+        owner_thread: thread,
+        phase: AtomicU32::new(Phase::Idle as u32),
+        claimed: AtomicU32::new(0),
+        ending: UnsafeCell::new(Ending::Returned),
+        words: safe_point::Words::default(),
+        rseq: [const { AtomicUsize::new(0) }; MOST_THREADS],
+        inner: UnsafeCell::new(Inner {
+            crossing: Crossing {
+                stack_pointer: 0,
+                engine_stack: stack.end,
+                begin: unset,
+                body: nothing,
+                argument: core::ptr::null_mut(),
+                end: end_run,
+            },
+            space: Space::new(arena, config)?,
+            threads: Threads::new(arena)?,
+            sources: Sources {
+                keepers: Keepers::new(arena),
+                nursery: Nursery::new(children, thread),
+                timers: PosixTimers::open().ok(),
+            },
+            process: ProcessState::new(arena),
+            snapshots: arena.vec(),
+            alternate_stack,
+            timer: timers::create(CONTROL_SIGNAL, thread, 0).ok(),
+            limits: Limits::default(),
+            data_limit: 0,
+            wanted: 0,
+            value: 0,
+            error: None,
+            last_restore: orrery_memory::space::Restored::default(),
+        }),
+    };
+    let layout = core::alloc::Layout::new::<Engine>();
+    let block = arena.heap().allocate(layout).map_err(|_| orrery_memory::Error::Memory {
+        bytes: layout.size(),
+        errno: rustix::io::Errno::NOMEM,
+    })?;
+    let pointer = block.cast::<Engine>();
+    // SAFETY: the block is fresh and has the engine's layout.
+    unsafe { pointer.write(engine) };
+    // SAFETY: as in `current`.
+    let engine: &'static Engine = unsafe { pointer.as_ref() };
+    let mut after = arena.vec();
+    list_descriptors(&mut after)?;
+    engine.inner().sources.keepers.own(after.iter().copied().filter(|fd| !before.contains(fd)))?;
+    ENGINE.store(pointer.as_ptr(), Ordering::Release);
+    leave_rseq_alone();
+    Ok(engine)
+}
+
+fn list_descriptors(list: &mut HeapVec<i32>) -> Result<()> {
+    let mut room = true;
+    orrery_sys::process::for_each_descriptor(|fd| {
+        room &= list.try_reserve(1).is_ok();
+        if room {
+            list.push(fd);
+        }
+    })?;
+    Ok(())
+}
+
+unsafe extern "C" fn nothing(_: *mut c_void) {}
+
+impl Engine {
+    /// The engine, for its owner, between runs.
+    pub(crate) fn for_owner(&'static self) -> Result<&'static Self> {
+        let caller = rustix::process::getpid().as_raw_pid();
+        if caller != self.owner_process {
+            return Err(Error::OtherProcess { owner: self.owner_process, caller });
+        }
+        let caller = rustix::thread::gettid().as_raw_pid();
+        if caller != self.owner_thread {
+            return Err(Error::WrongThread { owner: self.owner_thread, caller });
+        }
+        if !self.is_in(Phase::Idle) {
+            return Err(Error::Nested);
+        }
+        Ok(self)
+    }
+
+    fn is_owner(&self) -> bool {
+        rustix::thread::gettid().as_raw_pid() == self.owner_thread
+    }
+
+    fn is_in(&self, phase: Phase) -> bool {
+        self.phase.load(Ordering::Acquire) == phase as u32
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u32, Ordering::Release);
+    }
+
+    /// The owner's part.
+    #[expect(clippy::mut_from_ref, reason = "a cell whose only user is the owner's thread")]
+    fn inner(&self) -> &mut Inner {
+        debug_assert!(self.is_owner());
+        // SAFETY: only the owner's thread comes here, in one place at a time: a handler that interrupts it crosses over to
+        // the engine for good or leaves the inner part alone.
+        unsafe { &mut *self.inner.get() }
+    }
+
+    /// Makes `ending` the ending, unless there is one.
+    fn claim(&self, ending: Ending) {
+        if self.claimed.swap(1, Ordering::AcqRel) == 0 {
+            // SAFETY: whoever claims is alone in writing, and the owner reads after it learned of the claim.
+            unsafe { *self.ending.get() = ending };
+        }
+    }
+
+    fn cross_to_end(&self) -> ! {
+        signals::block_all();
+        let crossing = &raw mut self.inner().crossing;
+        // SAFETY: the phase says that the crossing's body runs, and this is its thread.
+        unsafe { arch::finish(crossing) }
+    }
+
+    /// Runs `body` with `argument` and undoes what it did.
+    pub(crate) fn run(
+        &'static self,
+        body: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+        limits: Limits,
+    ) -> Result<Ending> {
+        self.for_owner()?;
+        if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
+            return Err(Error::SignalHandler);
+        }
+        let inner = self.inner();
+        inner.limits = limits;
+        inner.error = None;
+        inner.crossing.begin = begin_run;
+        inner.crossing.body = body;
+        inner.crossing.argument = argument;
+        inner.crossing.end = end_run;
+        self.claimed.store(0, Ordering::Release);
+        // SAFETY: nobody writes before a closure runs.
+        unsafe { *self.ending.get() = Ending::Returned };
+        let crossing = &raw mut inner.crossing;
+        // SAFETY: the crossing lies in the arena, which restoring leaves alone, and its functions abort rather than unwind.
+        unsafe { arch::run_crossing(crossing) };
+        // The run is over, or never began: memory is that of its beginning, the arena's is that of now.
+        match self.inner().error {
+            Some(error) => Err(error),
+            // SAFETY: no closure runs any more.
+            None => Ok(unsafe { *self.ending.get() }),
+        }
+    }
+
+    /// Leaves descriptor `fd` alone.
+    pub(crate) fn exempt_descriptor(&'static self, fd: i32) -> Result<()> {
+        self.for_owner()?.inner().sources.keepers.exempt(fd)
+    }
+
+    /// Lets go of the run's copy of the file table.
+    pub(crate) fn release_files(&'static self) -> Result<()> {
+        let Inner { process, sources, .. } = self.for_owner()?.inner();
+        process.descriptors.clear(&mut sources.keepers);
+        Ok(())
+    }
+
+    /// Leaves memory alone; `stack` is an address on the caller's stack.
+    pub(crate) fn keep(&'static self, range: PageRange, stack: usize) -> Result<()> {
+        Ok(self.for_owner()?.inner().space.keep(range, stack)?)
+    }
+
+    /// What the space holds, and what the last run's restore did.
+    pub(crate) fn statistics(&'static self) -> Result<(Statistics, orrery_memory::space::Restored)> {
+        let inner = self.for_owner()?.inner();
+        Ok((inner.space.statistics(), inner.last_restore))
+    }
+
+    /// The tracker's name, and whether the layout is watched.
+    pub(crate) fn mechanisms(&'static self) -> Result<(&'static str, bool)> {
+        let inner = self.for_owner()?.inner();
+        Ok((inner.space.tracker_name(), inner.space.watches_layout()))
+    }
+
+    /// Prepares a snapshot of the C interface: its number is fixed before memory is captured, because the caller's
+    /// variable that receives it is part of that memory.
+    pub(crate) fn prepare_snapshot(&'static self) -> Result<(usize, *mut Crossing)> {
+        let inner = self.for_owner()?.inner();
+        if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
+            return Err(Error::SignalHandler);
+        }
+        let place = match inner.snapshots.iter().position(Option::is_none) {
+            Some(free) => free,
+            None => {
+                inner.snapshots.try_reserve(1).map_err(|_| orrery_memory::Error::Memory {
+                    bytes: size_of::<Snapshot>(),
+                    errno: rustix::io::Errno::NOMEM,
+                })?;
+                inner.snapshots.push(None);
+                inner.snapshots.len() - 1
+            }
+        };
+        inner.wanted = place;
+        inner.error = None;
+        inner.crossing.begin = begin_snapshot;
+        Ok((place, &raw mut inner.crossing))
+    }
+
+    /// Goes back to snapshot `place`, whose `snapshot_crossing` returns `value`. It returns only if that cannot be.
+    pub(crate) fn resume(&'static self, place: usize, value: i32) -> Error {
+        let missing = Error::Memory(orrery_memory::Error::NoSnapshot { number: number(place) });
+        let inner = match self.for_owner() {
+            Ok(engine) => engine.inner(),
+            Err(error) => return error,
+        };
+        if !matches!(inner.snapshots.get(place), Some(Some(_))) {
+            return missing;
+        }
+        inner.wanted = place;
+        inner.value = value;
+        inner.error = None;
+        inner.crossing.end = end_resume;
+        signals::block_all();
+        let crossing = &raw mut inner.crossing;
+        // SAFETY: `end_resume` makes the stack pointer that of the snapshot, which was taken on this thread.
+        unsafe { arch::finish(crossing) }
+    }
+
+    /// Forgets snapshot `place`.
+    pub(crate) fn discard(&'static self, place: usize) -> Result<()> {
+        let inner = self.for_owner()?.inner();
+        let missing = Error::Memory(orrery_memory::Error::NoSnapshot { number: number(place) });
+        let mut snapshot = inner.snapshots.get_mut(place).and_then(Option::take).ok_or(missing)?;
+        snapshot.process.descriptors.clear(&mut inner.sources.keepers);
+        Ok(inner.space.discard(snapshot.memory)?)
+    }
+}
+
+/// Takes note that the closure panicked; it is about to return.
+pub(crate) fn note_panic() {
+    if let Some(engine) = current() {
+        engine.claim(Ending::Panicked);
+    }
+}
+
+/// The engine with default settings, made if need be.
+pub(crate) fn set_up_default() -> Result<&'static Engine> {
+    set_up(Config::default(), Children::default())
+}
+
+/// The engine, if it was set up.
+pub(crate) fn existing() -> Result<&'static Engine> {
+    // SAFETY: as in `current`.
+    match unsafe { ENGINE.load(Ordering::Acquire).as_ref() } {
+        Some(engine) => engine.for_owner(),
+        None => Err(orrery_memory::Error::NoSnapshot { number: 0 }.into()),
+    }
+}
+
+/// Remembers why a snapshot was refused before it began.
+pub(crate) fn remember_refusal(error: Error) {
+    if let Some(engine) = current().filter(|engine| engine.is_owner() && engine.is_in(Phase::Idle)) {
+        engine.inner().error = Some(error);
+    }
+}
+
+/// What the last operation of the C interface could not do.
+pub(crate) fn last_error() -> Option<Error> {
+    current().filter(|engine| engine.is_owner()).and_then(|engine| engine.inner().error)
+}
+
+fn number(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
+
+/// The engine behind a crossing that is under way.
+fn engine_at_work() -> &'static Engine {
+    // SAFETY: crossings are made by an engine, so there is one.
+    unsafe { &*ENGINE.load(Ordering::Acquire) }
+}
+
+/// Begins a run, on the engine's stack.
+unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
+    let engine = engine_at_work();
+    let mask = signals::block_all();
+    engine.enter(Phase::Busy);
+    let inner = engine.inner();
+    match inner.begin_run(engine, mask) {
+        Ok(()) => {
+            engine.enter(Phase::Running);
+            inner.arm();
+            signals::set_mask(mask & !signals::mask_of(&[CONTROL_SIGNAL]));
+            0
+        }
+        Err(error) => {
+            inner.error = Some(error);
+            safe_point::release();
+            engine.enter(Phase::Idle);
+            signals::set_mask(mask);
+            1
+        }
+    }
+}
+
+/// Ends a run, on the engine's stack: everything is put back to what [`begin_run`] saw.
+unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
+    let engine = engine_at_work();
+    signals::block_all();
+    engine.enter(Phase::Busy);
+    let inner = engine.inner();
+    inner.disarm();
+    // SAFETY: phases other than running claim nothing.
+    let ending = unsafe { &mut *engine.ending.get() };
+    if inner.hit_memory_limit(*ending) {
+        *ending = Ending::MemoryLimit;
+    }
+    inner.error = inner.put_back(None).map(Error::NotUndone);
+    safe_point::release();
+    let mask = inner.process.mask;
+    engine.enter(Phase::Idle);
+    signals::set_mask(mask);
+    0
+}
+
+/// Takes a snapshot of the C interface, on the engine's stack.
+unsafe extern "C" fn begin_snapshot(_: *mut Crossing) -> i32 {
+    let engine = engine_at_work();
+    let mask = signals::block_all();
+    engine.enter(Phase::Busy);
+    let inner = engine.inner();
+    let outcome = inner.take_snapshot(engine, mask);
+    inner.error = outcome.err();
+    safe_point::release();
+    engine.enter(Phase::Idle);
+    signals::set_mask(mask);
+    if inner.error.is_some() { -1 } else { 0 }
+}
+
+/// Goes back to a snapshot, on the engine's stack.
+unsafe extern "C" fn end_resume(_: *mut Crossing) -> i32 {
+    let engine = engine_at_work();
+    engine.enter(Phase::Busy);
+    let inner = engine.inner();
+    let place = inner.wanted;
+    inner.error = inner.put_back(Some(place)).map(Error::NotUndone);
+    let (stack_pointer, mask) = inner.snapshots[place]
+        .as_ref()
+        .map_or((0, 0), |snapshot| (snapshot.stack_pointer, snapshot.process.mask));
+    inner.crossing.stack_pointer = stack_pointer;
+    engine.enter(Phase::Idle);
+    signals::set_mask(mask);
+    inner.value
+}
+
+impl Inner {
+    fn begin_run(&mut self, engine: &Engine, mask: Mask) -> Result<()> {
+        self.threads.capture()?;
+        self.note_rseq(engine)?;
+        self.process.capture(mask, &mut self.sources)?;
+        // SAFETY: we are on the engine's stack, signals are blocked, and other threads are parked.
+        unsafe { self.space.capture()? };
+        // Last, since the sleepers that hold files and memory are children that are to stay.
+        self.process.family.capture(&self.sources.nursery)?;
+        // From here on nothing fails that matters, so that a refused run has changed nothing.
+        if let Some(bytes) = self.limits.memory {
+            let data = self.space.statm().read()?.data * PAGE;
+            self.data_limit = (data as u64).saturating_add(bytes);
+            Attributes::set_data_limit(self.data_limit);
+        }
+        let stack =
+            AlternateStack { base: self.alternate_stack.start, flags: 0, size: self.alternate_stack.len() };
+        // SAFETY: the stack is the engine's own and used for nothing else; the engine is set up.
+        unsafe {
+            signals::set_alternate_stack(&stack)?;
+            control::install()?;
+        }
+        Ok(())
+    }
+
+    fn note_rseq(&mut self, engine: &Engine) -> Result<()> {
+        for place in &engine.rseq {
+            match place.load(Ordering::Acquire) {
+                0 => break,
+                address => self.space.leave_live(address, rseq::LENGTH)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn arm(&self) {
+        if let (Some(timer), Some(time)) = (self.timer, self.limits.time) {
+            // An unlimited run rather than none, where the timer is gone: the end will report it missing.
+            let _ = timers::arm(timer, time.max(1));
+        }
+    }
+
+    fn disarm(&self) {
+        if let (Some(timer), Some(_)) = (self.timer, self.limits.time) {
+            let _ = timers::arm(timer, 0);
+        }
+    }
+
+    /// Whether a closure that died did so because it was refused memory: it is within a sixteenth of its limit.
+    fn hit_memory_limit(&self, ending: Ending) -> bool {
+        let Some(bytes) = self.limits.memory else {
+            return false;
+        };
+        let died =
+            matches!(ending, Ending::Signaled { signal: libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS, .. });
+        let used = self.space.statm().read().map_or(0, |sizes| (sizes.data * PAGE) as u64);
+        died && used >= self.data_limit - bytes / 16
+    }
+
+    fn take_snapshot(&mut self, engine: &Engine, mask: Mask) -> Result<()> {
+        self.threads.capture()?;
+        self.note_rseq(engine)?;
+        let mut process = ProcessState::new(engine.arena);
+        let captured = process.capture(mask, &mut self.sources);
+        // SAFETY: as in `begin_run`.
+        let memory = captured
+            .and_then(|()| unsafe { self.space.snapshot() }.map_err(Error::from))
+            .and_then(|memory| process.family.capture(&self.sources.nursery).map(|()| memory));
+        match memory {
+            Ok(memory) => {
+                let stack_pointer = self.crossing.stack_pointer;
+                self.snapshots[self.wanted] = Some(Snapshot { memory, stack_pointer, process });
+                Ok(())
+            }
+            Err(error) => {
+                process.descriptors.clear(&mut self.sources.keepers);
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts everything back to the beginning of the run, or to snapshot `place`; returns what could not be undone.
+    ///
+    /// Threads first, since they could interfere with all else; then children; then limits, which the rest may need; the
+    /// descriptors before memory, because the engine's own are among them.
+    fn put_back(&mut self, place: Option<usize>) -> Option<Leftover> {
+        let Self { threads, process, snapshots, sources, space, last_restore, .. } = self;
+        let mut leftover = None;
+        let mut note = |result: core::result::Result<(), Leftover>| {
+            if let Err(found) = result {
+                leftover.get_or_insert(found);
+            }
+        };
+        let threads_ended = threads.restore();
+        let snapshot = place.and_then(|at| snapshots[at].as_ref());
+        let state = snapshot.map_or(&*process, |snapshot| &snapshot.process);
+        note(state.family.restore(&sources.nursery));
+        note(state.attributes.restore_limits());
+        note(state.descriptors.restore(&sources.keepers));
+        note(state.attributes.restore());
+        if let Err(thread) = threads_ended {
+            // Memory cannot be put back under a thread that runs.
+            die(&Error::NotUndone(thread));
+        }
+        // SAFETY: we are on the engine's stack, signals are blocked, other threads are parked or gone; the program's thread
+        // is here, and goes on where the restored state left.
+        match unsafe { space.restore(snapshot.map(|snapshot| snapshot.memory)) } {
+            Ok(restored) => *last_restore = restored,
+            Err(error) => die(&Error::Memory(error)),
+        }
+        note(state.signals.restore());
+        note(state.timers.restore(sources.timers.as_ref()));
+        state.pending.restore();
+        leftover
+    }
+}
+
+/// Ends the process, whose memory is neither what it was nor what it became.
+fn die(error: &Error) -> ! {
+    use core::fmt::Write;
+
+    /// Standard error, a piece at a time.
+    struct Stderr;
+    impl Write for Stderr {
+        fn write_str(&mut self, text: &str) -> core::fmt::Result {
+            // SAFETY: descriptor 2 is used for one system call.
+            let stderr = unsafe { std::os::fd::BorrowedFd::borrow_raw(2) };
+            rustix::io::write(stderr, text.as_bytes()).map_or(Err(core::fmt::Error), |_| Ok(()))
+        }
+    }
+    let _ = writeln!(Stderr, "orrery: a rollback failed half-way and the process cannot go on: {error}");
+    loop {
+        // SAFETY: the end of the process.
+        let _ = unsafe { syscalls::syscall!(syscalls::Sysno::exit_group, EXIT_BROKEN) };
+    }
+}
+
+/// The exit status of a process whose rollback failed half-way (`EX_SOFTWARE`).
+pub const EXIT_BROKEN: i32 = 70;

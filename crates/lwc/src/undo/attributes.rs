@@ -1,0 +1,198 @@
+//! The small things: working directory, umask, resource limits, and what prctl(2) and the scheduler know of us.
+
+use std::os::fd::OwnedFd;
+
+use orrery_sys::descriptors::raise;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::process::{DumpableBehavior, Signal};
+use syscalls::{Sysno, syscall};
+
+use crate::error::{Error, Leftover, Result};
+
+/// `RLIMIT_*` are numbered from 0 to this, exclusively.
+const LIMITS: usize = 16;
+
+/// Soft and hard.
+type Limit = [u64; 2];
+
+/// A number that the kernel keeps for this process or thread.
+struct Attribute {
+    name: &'static str,
+    get: fn() -> u64,
+    set: fn(u64) -> bool,
+}
+
+/// What is remembered as a number each.
+const ATTRIBUTES: [Attribute; 5] = [
+    Attribute { name: "parent-death signal", get: parent_death_signal, set: set_parent_death_signal },
+    Attribute { name: "dumpable flag", get: dumpable, set: set_dumpable },
+    Attribute { name: "niceness", get: niceness, set: set_niceness },
+    Attribute { name: "timer slack", get: timer_slack, set: set_timer_slack },
+    Attribute { name: "personality", get: || personality(0xffff_ffff), set: set_personality },
+];
+
+/// Small state of the process.
+#[derive(Debug)]
+pub(crate) struct Attributes {
+    directory: Option<(OwnedFd, Identity)>,
+    umask: Mode,
+    limits: [Limit; LIMITS],
+    numbers: [u64; ATTRIBUTES.len()],
+    name: [u8; 16],
+}
+
+/// Which directory it is.
+type Identity = (u64, u64);
+
+impl Attributes {
+    pub(crate) fn new() -> Self {
+        Self {
+            directory: None,
+            umask: Mode::empty(),
+            limits: [[0; 2]; LIMITS],
+            numbers: [0; 5],
+            name: [0; 16],
+        }
+    }
+
+    pub(crate) fn capture(&mut self) -> Result<()> {
+        let here = current_directory();
+        if here.is_none() || self.directory.as_ref().map(|(_, identity)| *identity) != here {
+            self.directory = match here {
+                Some(identity) => Some((open_directory()?, identity)),
+                None => None,
+            };
+        }
+        self.umask = rustix::process::umask(Mode::empty());
+        rustix::process::umask(self.umask);
+        for (which, limit) in self.limits.iter_mut().enumerate() {
+            *limit = get_limit(which);
+        }
+        self.numbers = ATTRIBUTES.map(|attribute| (attribute.get)());
+        self.name = thread_name();
+        Ok(())
+    }
+
+    /// Puts limits back, which everything else may need.
+    pub(crate) fn restore_limits(&self) -> core::result::Result<(), Leftover> {
+        for (which, limit) in self.limits.iter().enumerate() {
+            if get_limit(which) != *limit && !set_limit(which, limit) {
+                return Err(Leftover::Limit(i32::try_from(which).unwrap_or(0)));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn restore(&self) -> core::result::Result<(), Leftover> {
+        rustix::process::umask(self.umask);
+        if let Some((directory, identity)) = &self.directory
+            && current_directory() != Some(*identity)
+        {
+            rustix::process::fchdir(directory).map_err(|_| Leftover::Directory)?;
+        }
+        for (attribute, wanted) in ATTRIBUTES.iter().zip(self.numbers) {
+            if (attribute.get)() != wanted && !(attribute.set)(wanted) {
+                return Err(Leftover::Attribute(attribute.name));
+            }
+        }
+        if thread_name() != self.name {
+            // SAFETY: PR_SET_NAME reads at most 16 bytes.
+            let _ = unsafe { syscall!(Sysno::prctl, libc::PR_SET_NAME, self.name.as_ptr()) };
+        }
+        Ok(())
+    }
+
+    /// The limit on private writable memory, in bytes.
+    pub(crate) fn set_data_limit(bytes: u64) -> bool {
+        let [_, hard] = get_limit(libc::RLIMIT_DATA as usize);
+        set_limit(libc::RLIMIT_DATA as usize, &[bytes.min(hard), hard])
+    }
+}
+
+fn current_directory() -> Option<Identity> {
+    // A directory that was removed has no name, but `.` still leads to it.
+    rustix::fs::stat(c".").ok().map(|found| (found.st_dev, found.st_ino))
+}
+
+fn open_directory() -> Result<OwnedFd> {
+    rustix::fs::openat(CWD, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map(raise)
+        .map_err(|errno| Error::System(orrery_sys::Error::new("open the working directory", 0, errno)))
+}
+
+fn get_limit(which: usize) -> Limit {
+    let mut limit = [0; 2];
+    // SAFETY: the kernel writes one `struct rlimit64`.
+    let _ = unsafe { syscall!(Sysno::prlimit64, 0, which, 0, limit.as_mut_ptr()) };
+    limit
+}
+
+fn set_limit(which: usize, limit: &Limit) -> bool {
+    // SAFETY: the kernel reads one `struct rlimit64`.
+    unsafe { syscall!(Sysno::prlimit64, 0, which, limit.as_ptr(), 0) }.is_ok()
+}
+
+fn thread_name() -> [u8; 16] {
+    let mut name = [0; 16];
+    // SAFETY: PR_GET_NAME writes 16 bytes.
+    let _ = unsafe { syscall!(Sysno::prctl, libc::PR_GET_NAME, name.as_mut_ptr()) };
+    name
+}
+
+fn parent_death_signal() -> u64 {
+    rustix::process::parent_process_death_signal()
+        .ok()
+        .flatten()
+        .map_or(0, |signal| signal.as_raw().unsigned_abs().into())
+}
+
+fn set_parent_death_signal(number: u64) -> bool {
+    let signal = i32::try_from(number).ok().and_then(Signal::from_named_raw);
+    rustix::process::set_parent_process_death_signal(signal).is_ok()
+}
+
+fn dumpable() -> u64 {
+    match rustix::process::dumpable_behavior() {
+        Ok(DumpableBehavior::NotDumpable) => 0,
+        Ok(DumpableBehavior::Dumpable) => 1,
+        _ => 2,
+    }
+}
+
+fn set_dumpable(number: u64) -> bool {
+    let behavior = if number == 0 { DumpableBehavior::NotDumpable } else { DumpableBehavior::Dumpable };
+    // "Readable by root only" cannot be asked for.
+    number < 2 && rustix::process::set_dumpable_behavior(behavior).is_ok()
+}
+
+/// 1 (least nice) to 40, as the system call has it.
+fn niceness() -> u64 {
+    // SAFETY: getpriority reads nothing of ours.
+    unsafe { syscall!(Sysno::getpriority, libc::PRIO_PROCESS, 0) }.map_or(20, |raw| raw as u64)
+}
+
+fn set_niceness(raw: u64) -> bool {
+    let nice = 20 - i32::try_from(raw).unwrap_or(20);
+    // SAFETY: setpriority reads nothing of ours.
+    unsafe { syscall!(Sysno::setpriority, libc::PRIO_PROCESS, 0, nice) }.is_ok()
+}
+
+fn timer_slack() -> u64 {
+    // SAFETY: PR_GET_TIMERSLACK returns a number.
+    unsafe { syscall!(Sysno::prctl, libc::PR_GET_TIMERSLACK) }.map_or(0, |n| n as u64)
+}
+
+fn set_timer_slack(nanoseconds: u64) -> bool {
+    // SAFETY: PR_SET_TIMERSLACK takes a number.
+    unsafe { syscall!(Sysno::prctl, libc::PR_SET_TIMERSLACK, nanoseconds) }.is_ok()
+}
+
+fn personality(number: u64) -> u64 {
+    // SAFETY: personality takes and returns a number; 0xffffffff only asks.
+    unsafe { syscall!(Sysno::personality, number) }.map_or(0, |n| n as u64)
+}
+
+fn set_personality(number: u64) -> bool {
+    personality(number);
+    true
+}

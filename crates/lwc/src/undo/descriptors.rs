@@ -1,0 +1,313 @@
+//! File descriptors: new ones closed, closed or replaced ones brought back, flags and offsets as they were.
+//!
+//! That a descriptor is still the same open file cannot be told from the outside, so the table is copied into a
+//! [`Keeper`], with which each descriptor is compared and from which lost ones are fetched. A keeper is made when the
+//! table changed, not for every run. Where none can be made, or it may not be asked, files are compared by device and
+//! inode, and a lost one stays lost.
+//!
+//! Offsets are put back for regular files, but for those that standard output and standard error go to: what was written
+//! to them stays written, and what follows must come behind it.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use orrery_memory::{Arena, HeapVec};
+use orrery_sys::keeper::Keeper;
+use orrery_sys::process;
+use rustix::fs::{FileType, OFlags, SeekFrom};
+use rustix::io::{Errno, FdFlags};
+
+use crate::error::{Leftover, Result};
+
+/// Status flags that fcntl(2) can set.
+const SETTABLE: OFlags = OFlags::APPEND.union(OFlags::NONBLOCK).union(OFlags::DSYNC);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct File {
+    fd: i32,
+    flags: FdFlags,
+    status: OFlags,
+    /// Device, inode and mode: the identity, as far as it shows.
+    identity: Identity,
+    /// The offset, for regular files whose offset is put back.
+    offset: Option<u64>,
+}
+
+/// Keepers, each shared by every state whose files it holds, and the descriptors that all states leave alone.
+#[derive(Debug)]
+pub(crate) struct Keepers {
+    keepers: HeapVec<Option<(Keeper, usize)>>,
+    /// The one that was made last.
+    latest: Option<usize>,
+    /// Whether a keeper may be made and asked at all.
+    allowed: bool,
+    /// Descriptors that are left alone, sorted.
+    exempt: HeapVec<i32>,
+    /// The engine's own descriptors, sorted: the program leaves them alone, a closure may not.
+    own: HeapVec<i32>,
+}
+
+impl Keepers {
+    pub(crate) fn new(arena: &'static Arena) -> Self {
+        Self { keepers: arena.vec(), latest: None, allowed: true, exempt: arena.vec(), own: arena.vec() }
+    }
+
+    /// Takes `fds` for the engine's own.
+    pub(crate) fn own(&mut self, fds: impl Iterator<Item = i32>) -> Result<()> {
+        for fd in fds {
+            if let Err(at) = self.own.binary_search(&fd) {
+                self.own.try_reserve(1).map_err(|_| out_of_memory())?;
+                self.own.insert(at, fd);
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves `fd` alone from now on, open or not.
+    pub(crate) fn exempt(&mut self, fd: i32) -> Result<()> {
+        if let Err(at) = self.exempt.binary_search(&fd) {
+            self.exempt.try_reserve(1).map_err(|_| out_of_memory())?;
+            self.exempt.insert(at, fd);
+        }
+        Ok(())
+    }
+
+    fn get(&self, at: Option<usize>) -> Option<&Keeper> {
+        self.keepers.get(at?)?.as_ref().map(|(keeper, _)| keeper)
+    }
+
+    /// A keeper that holds all of `files`, with one more user; none where none may be had.
+    fn acquire(&mut self, files: &[File]) -> Result<Option<usize>> {
+        let holds_all = |keeper: &Keeper| files.iter().all(|file| keeper.holds(file.fd) == Ok(true));
+        if let Some(at) = self.latest
+            && let Some((keeper, users)) = &mut self.keepers[at]
+            && holds_all(keeper)
+        {
+            *users += 1;
+            return Ok(Some(at));
+        }
+        if !self.allowed {
+            return Ok(None);
+        }
+        let Ok(keeper) = Keeper::spawn() else {
+            return Ok(None);
+        };
+        if !holds_all(&keeper) {
+            // Comparing is forbidden, so there is no use in a keeper.
+            self.allowed = false;
+            return Ok(None);
+        }
+        let free = match self.keepers.iter().position(Option::is_none) {
+            Some(free) => free,
+            None => {
+                self.keepers.try_reserve(1).map_err(|_| out_of_memory())?;
+                self.keepers.push(None);
+                self.keepers.len() - 1
+            }
+        };
+        self.keepers[free] = Some((keeper, 1));
+        self.latest = Some(free);
+        Ok(self.latest)
+    }
+
+    /// One user less; a keeper without any ends.
+    fn release(&mut self, at: Option<usize>) {
+        let Some(place) = at.and_then(|at| self.keepers.get_mut(at)) else {
+            return;
+        };
+        if let Some((_, users)) = place {
+            *users -= 1;
+            if *users == 0 {
+                *place = None;
+                if self.latest == at {
+                    self.latest = None;
+                }
+            }
+        }
+    }
+}
+
+/// The file table of a state.
+#[derive(Debug)]
+pub(crate) struct Descriptors {
+    files: HeapVec<File>,
+    keeper: Option<usize>,
+}
+
+impl Descriptors {
+    pub(crate) fn new(arena: &'static Arena) -> Self {
+        Self { files: arena.vec(), keeper: None }
+    }
+
+    /// Lets go of the keeper.
+    pub(crate) fn clear(&mut self, keepers: &mut Keepers) {
+        keepers.release(self.keeper.take());
+        self.files.clear();
+    }
+
+    pub(crate) fn capture(&mut self, keepers: &mut Keepers) -> Result<()> {
+        let mut count = 0;
+        let Self { files, .. } = self;
+        let mut room = Ok(());
+        let outputs = [1, 2].map(identity);
+        process::for_each_descriptor(|fd| {
+            let others = [&keepers.exempt, &keepers.own];
+            if others.iter().any(|list| list.binary_search(&fd).is_ok()) || room.is_err() {
+                return;
+            }
+            // A number that is closed while the list is read is not there.
+            let Some(file) = look(fd, &outputs) else { return };
+            match files.get_mut(count) {
+                Some(place) => *place = file,
+                None => match files.try_reserve(1) {
+                    Ok(()) => files.push(file),
+                    Err(_) => room = Err(out_of_memory()),
+                },
+            }
+            count += 1;
+        })?;
+        room?;
+        files.truncate(count);
+        if !files.is_sorted_by_key(|file| file.fd) {
+            files.sort_unstable_by_key(|file| file.fd);
+        }
+        let keeper = keepers.acquire(files)?;
+        keepers.release(core::mem::replace(&mut self.keeper, keeper));
+        Ok(())
+    }
+
+    /// Puts the table back.
+    pub(crate) fn restore(&self, keepers: &Keepers) -> core::result::Result<(), Leftover> {
+        let mut next = 0;
+        let lists = [&keepers.exempt, &keepers.own];
+        // The lowest number from `next` on that stays.
+        let first_of = |list: &[i32], next: i32| list.get(list.partition_point(|&fd| fd < next)).copied();
+        loop {
+            let file = self.files.get(self.files.partition_point(|file| file.fd < next)).map(|file| file.fd);
+            let stays = lists.iter().filter_map(|list| first_of(list, next)).chain(file).min();
+            let Some(stays) = stays else { break };
+            if next < stays {
+                close_range(next, stays - 1);
+            }
+            next = stays + 1;
+        }
+        close_range(next, i32::MAX);
+        let mut outcome = Ok(());
+        let keeper = keepers.get(self.keeper);
+        for &fd in &keepers.own {
+            if keeper.is_some_and(|keeper| keeper.holds(fd) != Ok(true)) {
+                outcome = bring_back(fd, keeper);
+            }
+        }
+        for file in self.files.iter().filter(|file| keepers.exempt.binary_search(&file.fd).is_err()) {
+            if let Err(leftover) = file.restore(keeper) {
+                outcome = Err(leftover);
+            }
+        }
+        outcome
+    }
+}
+
+impl File {
+    fn restore(&self, keeper: Option<&Keeper>) -> core::result::Result<(), Leftover> {
+        let file = self;
+        let lost = Leftover::Descriptor(file.fd);
+        let same = match keeper {
+            Some(keeper) => match keeper.holds(file.fd) {
+                Ok(same) => same,
+                Err(error) if error.errno == Errno::BADF => false,
+                // The keeper was killed: go by what shows.
+                Err(_) => identity(file.fd) == Some(file.identity),
+            },
+            None => identity(file.fd) == Some(file.identity),
+        };
+        if !same {
+            bring_back(file.fd, keeper)?;
+        }
+        let fd = borrow(file.fd);
+        let flags = rustix::io::fcntl_getfd(fd).map_err(|_| lost)?;
+        if flags != file.flags {
+            rustix::io::fcntl_setfd(fd, file.flags).map_err(|_| lost)?;
+        }
+        let status = rustix::fs::fcntl_getfl(fd).map_err(|_| lost)?;
+        if (status ^ file.status).intersects(SETTABLE) {
+            rustix::fs::fcntl_setfl(fd, file.status & SETTABLE).map_err(|_| lost)?;
+        }
+        if let Some(offset) = file.offset
+            && rustix::fs::tell(fd) != Ok(offset)
+        {
+            rustix::fs::seek(fd, SeekFrom::Start(offset)).map_err(|_| lost)?;
+        }
+        Ok(())
+    }
+}
+
+fn out_of_memory() -> crate::Error {
+    orrery_memory::Error::Memory { bytes: size_of::<File>(), errno: Errno::NOMEM }.into()
+}
+
+/// Device, inode and mode.
+type Identity = (u64, u64, u32);
+
+fn identity(fd: i32) -> Option<Identity> {
+    rustix::fs::fstat(borrow(fd)).ok().map(|found| (found.st_dev, found.st_ino, found.st_mode))
+}
+
+/// What there is to see of a descriptor.
+fn look(number: i32, outputs: &[Option<Identity>]) -> Option<File> {
+    let fd = borrow(number);
+    let identity = identity(number)?;
+    let regular = FileType::from_raw_mode(identity.2) == FileType::RegularFile;
+    let is_output = outputs.contains(&Some(identity));
+    Some(File {
+        fd: number,
+        flags: rustix::io::fcntl_getfd(fd).ok()?,
+        status: rustix::fs::fcntl_getfl(fd).ok()?,
+        identity,
+        offset: if regular && !is_output { rustix::fs::tell(fd).ok() } else { None },
+    })
+}
+
+/// Puts the file that the keeper has at number `fd` there again.
+fn bring_back(fd: i32, keeper: Option<&Keeper>) -> core::result::Result<(), Leftover> {
+    let lost = Leftover::Descriptor(fd);
+    let fetched = keeper.and_then(|keeper| keeper.fetch(fd).ok()).ok_or(lost)?;
+    if fetched.as_raw_fd() == fd {
+        // The lowest free number was the right one.
+        core::mem::forget(fetched);
+        return Ok(());
+    }
+    // SAFETY: dup3 onto a number that belongs to the state being put back.
+    let duplicated =
+        unsafe { syscalls::syscall!(syscalls::Sysno::dup3, fetched.as_raw_fd(), fd, libc::O_CLOEXEC) };
+    duplicated.map(|_| ()).map_err(|_| lost)
+}
+
+fn borrow(fd: i32) -> BorrowedFd<'static> {
+    // SAFETY: the number is only used for system calls, for which a closed one is an error and nothing worse.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+fn close_range(first: i32, last: i32) {
+    // SAFETY: everything in these ranges was opened by the closure whose doings are being undone.
+    let closed = unsafe { syscalls::syscall!(syscalls::Sysno::close_range, first, last, 0) };
+    if closed.is_err() {
+        // Kernels before 5.9.
+        let mut victims = [0; 256];
+        loop {
+            let mut count = 0;
+            let _ = process::for_each_descriptor(|fd| {
+                if (first..=last).contains(&fd) && count < victims.len() {
+                    victims[count] = fd;
+                    count += 1;
+                }
+            });
+            for fd in &victims[..count] {
+                // SAFETY: as above.
+                let _ = unsafe { syscalls::syscall!(syscalls::Sysno::close, *fd) };
+            }
+            if count < victims.len() {
+                return;
+            }
+        }
+    }
+}

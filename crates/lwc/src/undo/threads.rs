@@ -1,0 +1,83 @@
+//! Threads: those that wait at a safe point meanwhile, and those that the closure started, which end with it.
+//!
+//! A thread cannot be ended from outside by anything but its own consent, and what stands for consent is that it does not
+//! block the control signal, whose handler ([`crate::control`]) makes the thread exit.
+
+use orrery_memory::{Arena, HeapVec};
+use orrery_sys::{process::Threads as Directory, signals};
+
+use crate::control::CONTROL_SIGNAL;
+use crate::error::{Error, Leftover, Result};
+use crate::safe_point;
+
+/// How long a thread gets to end, in rounds of 50 us.
+const ROUNDS: usize = 20_000;
+
+/// The threads of the process.
+#[derive(Debug)]
+pub(crate) struct Threads {
+    directory: Directory,
+    process: i32,
+    own: i32,
+    /// Threads that wait at a safe point while the closure runs.
+    parked: HeapVec<i32>,
+}
+
+impl Threads {
+    pub(crate) fn new(arena: &'static Arena) -> Result<Self> {
+        Ok(Self {
+            directory: Directory::open()?,
+            process: rustix::process::getpid().as_raw_pid(),
+            own: rustix::thread::gettid().as_raw_pid(),
+            parked: arena.vec(),
+        })
+    }
+
+    /// Waits until every other thread is parked, and remembers which they are.
+    pub(crate) fn capture(&mut self) -> Result<()> {
+        self.parked.clear();
+        let others = self.directory.count()?.saturating_sub(1);
+        if others == 0 {
+            return Ok(());
+        }
+        let parked = safe_point::gather(others);
+        if parked < others {
+            safe_point::release();
+            return Err(Error::Threads { running: others, parked });
+        }
+        let Self { directory, own, parked, .. } = self;
+        let mut room = true;
+        directory.for_each(|thread| {
+            room &= parked.try_reserve(1).is_ok();
+            if room && thread != *own {
+                parked.push(thread);
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Ends every thread that was not there.
+    pub(crate) fn restore(&self) -> core::result::Result<(), Leftover> {
+        let mut stubborn = 0;
+        for round in 0..ROUNDS {
+            if self.directory.count().unwrap_or(1) <= 1 + self.parked.len() {
+                return Ok(());
+            }
+            let _ = self.directory.for_each(|thread| {
+                if thread != self.own && !self.parked.contains(&thread) {
+                    stubborn = thread;
+                    if round % 64 == 0 {
+                        let _ = signals::send_to_thread(self.process, thread, CONTROL_SIGNAL);
+                    }
+                }
+            });
+            let nap = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 };
+            if round > 10 {
+                let _ = rustix::thread::nanosleep(&nap);
+            } else {
+                rustix::thread::sched_yield();
+            }
+        }
+        Err(Leftover::Thread(stubborn))
+    }
+}

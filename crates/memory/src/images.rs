@@ -1,0 +1,489 @@
+//! The store of page images: every distinct page content once, in a memfd.
+//!
+//! An image is named by a number and counted by its holders. Storing a page looks its content up first (XXH3, then a
+//! comparison of all bytes), so equal pages of one snapshot or of many are one image. Pages of zeros are image
+//! [`Image::ZERO`] and take no room.
+//!
+//! The file is either *mapped* into the arena, in segments, and images are copied by plain loads and stores; or
+//! *hidden*: it is mapped nowhere and images go in and out by pread(2) and pwrite(2), so that no pointer of the program
+//! reaches another state's bytes. `make bench B=rollback` measures the price of hiding.
+//!
+//! Space is reserved with fallocate(2) before it is touched: a full shared-memory limit is an error, never a SIGBUS.
+
+use std::os::fd::OwnedFd;
+
+use orrery_sys::{PAGE, PageRange};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::arena::{Arena, HeapVec};
+use crate::{Error, Result, grow};
+
+/// The bytes of one page.
+pub type Page = [u8; PAGE];
+
+/// Images in one segment of the file.
+const SEGMENT_IMAGES: usize = 4096;
+const SEGMENT: usize = SEGMENT_IMAGES * PAGE;
+
+/// The name of a page's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[repr(transparent)]
+pub struct Image(u32);
+
+impl Image {
+    /// The page is as its mapping gives it: zeros in anonymous memory, the file's bytes in a file's mapping.
+    pub const UNTOUCHED: Self = Self(0);
+    /// A page of zeros.
+    pub const ZERO: Self = Self(1);
+    /// The content is still in the holder ([`orrery_sys::holder`]) at the page's own address.
+    pub const HELD: Self = Self(u32::MAX);
+
+    /// Whether the store counts holders of this image.
+    fn is_stored(self) -> bool {
+        self.0 > Self::ZERO.0 && self != Self::HELD
+    }
+
+    fn slot(self) -> usize {
+        self.0 as usize - 2
+    }
+
+    fn of_slot(slot: usize) -> Self {
+        Self(number(slot) + 2)
+    }
+}
+
+/// Whether the store is mapped while the program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Visibility {
+    /// Mapped in the arena: fastest.
+    #[default]
+    Mapped,
+    /// Mapped nowhere: a stray read of the program cannot meet another state's bytes.
+    Hidden,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Slot {
+    hash: u64,
+    holders: u32,
+}
+
+/// Page images, each stored once.
+#[derive(Debug)]
+pub struct Images {
+    arena: &'static Arena,
+    file: OwnedFd,
+    visibility: Visibility,
+    /// One window per segment where the store is mapped.
+    windows: HeapVec<PageRange>,
+    segments: usize,
+    slots: HeapVec<Slot>,
+    free: HeapVec<u32>,
+    /// Open addressing over slot numbers plus one; 0 is empty. Its length is a power of two, at least twice the images.
+    index: HeapVec<u32>,
+    stored: usize,
+    /// A page that hidden images are read into for comparison.
+    scratch: PageRange,
+}
+
+impl core::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:x}*{}", self.hash, self.holders)
+    }
+}
+
+static ZEROS: Page = [0; PAGE];
+
+impl Images {
+    /// An empty store in `arena`.
+    ///
+    /// # Errors
+    /// [`Error::Store`] where no memfd can be made, [`Error::Memory`], [`Error::AddressSpace`].
+    pub fn new(arena: &'static Arena, visibility: Visibility) -> Result<Self> {
+        let file = memfd_create("orrery-images", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|errno| Error::Store { bytes: 0, errno })?;
+        let scratch = arena.stack(PAGE)?;
+        let mut index = arena.vec();
+        grow(&mut index, 1024)?;
+        index.resize(1024, 0);
+        Ok(Self {
+            arena,
+            file,
+            visibility,
+            windows: arena.vec(),
+            segments: 0,
+            slots: arena.vec(),
+            free: arena.vec(),
+            index,
+            stored: 0,
+            scratch,
+        })
+    }
+
+    /// Stores the page at `page` and returns its image with one more holder. Zeros become [`Image::ZERO`].
+    ///
+    /// # Errors
+    /// [`Error::Store`], [`Error::Memory`].
+    pub fn store(&mut self, page: &Page) -> Result<Image> {
+        if page == &ZEROS {
+            return Ok(Image::ZERO);
+        }
+        let hash = xxh3_64(page);
+        let mut at = self.bucket(hash);
+        while let Some(slot) = self.index[at].checked_sub(1) {
+            let slot = slot as usize;
+            if self.slots[slot].hash == hash && self.bytes_of(slot)? == page {
+                self.slots[slot].holders += 1;
+                return Ok(Image::of_slot(slot));
+            }
+            at = (at + 1) & (self.index.len() - 1);
+        }
+        let slot = self.free_slot()?;
+        let image = Image::of_slot(slot);
+        self.write(slot, page)?;
+        self.slots[slot] = Slot { hash, holders: 1 };
+        self.stored += 1;
+        self.enter(slot)?;
+        Ok(image)
+    }
+
+    /// Counts one more holder of `image`.
+    pub fn retain(&mut self, image: Image) {
+        if image.is_stored() {
+            self.slots[image.slot()].holders += 1;
+        }
+    }
+
+    /// Counts one holder less; the last one frees the image's room.
+    pub fn release(&mut self, image: Image) {
+        if !image.is_stored() {
+            return;
+        }
+        let slot = image.slot();
+        self.slots[slot].holders -= 1;
+        if self.slots[slot].holders == 0 {
+            self.remove(slot);
+            self.stored -= 1;
+            // `free` has room for every slot since `free_slot`.
+            self.free.push(number(slot));
+        }
+    }
+
+    /// Copies `image` (not [`Image::UNTOUCHED`] or [`Image::HELD`]) to the page at `to`.
+    ///
+    /// # Errors
+    /// [`Error::Store`] where a hidden image cannot be read.
+    ///
+    /// # Safety
+    /// `to` is the address of a page that may be written and that nobody else uses meanwhile.
+    pub unsafe fn load(&self, image: Image, to: usize) -> Result<()> {
+        let to = core::ptr::with_exposed_provenance_mut::<u8>(to);
+        if image == Image::ZERO {
+            // SAFETY: the caller vouches for the page.
+            unsafe { to.write_bytes(0, PAGE) };
+            return Ok(());
+        }
+        let slot = image.slot();
+        match self.visibility {
+            // SAFETY: the image lies in a mapped segment, `to` is the program's, and they do not overlap.
+            Visibility::Mapped => unsafe { self.mapped(slot).copy_to_nonoverlapping(to, PAGE) },
+            // SAFETY: the caller vouches for the page.
+            Visibility::Hidden => self.read(slot, unsafe { core::slice::from_raw_parts_mut(to, PAGE) })?,
+        }
+        Ok(())
+    }
+
+    /// The bytes of `image` (not [`Image::UNTOUCHED`] or [`Image::HELD`]).
+    ///
+    /// # Errors
+    /// [`Error::Store`] where a hidden image cannot be read.
+    pub fn bytes(&self, image: Image) -> Result<&Page> {
+        if image == Image::ZERO { Ok(&ZEROS) } else { self.bytes_of(image.slot()) }
+    }
+
+    /// How many distinct images there are.
+    pub fn len(&self) -> usize {
+        self.stored
+    }
+
+    /// Whether the store is empty.
+    pub fn is_empty(&self) -> bool {
+        self.stored == 0
+    }
+
+    /// Bytes of memory that the file takes.
+    pub fn file_bytes(&self) -> u64 {
+        (self.segments * SEGMENT) as u64
+    }
+
+    /// The file's descriptor.
+    pub fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    fn bytes_of(&self, slot: usize) -> Result<&Page> {
+        let page = match self.visibility {
+            Visibility::Mapped => self.mapped(slot).cast::<Page>(),
+            Visibility::Hidden => {
+                let scratch = core::ptr::with_exposed_provenance_mut::<u8>(self.scratch.start);
+                // SAFETY: the scratch page is ours; whoever borrowed it before through `&self` compares at once and
+                // keeps no reference (this function is private but for `bytes`, whose users do the same).
+                self.read(slot, unsafe { core::slice::from_raw_parts_mut(scratch, PAGE) })?;
+                scratch.cast::<Page>().cast_const()
+            }
+        };
+        // SAFETY: a page of our own memory, initialised, and not written while it is borrowed.
+        Ok(unsafe { &*page })
+    }
+
+    fn mapped(&self, slot: usize) -> *const u8 {
+        let window = self.windows[slot / SEGMENT_IMAGES];
+        core::ptr::with_exposed_provenance(window.start + slot % SEGMENT_IMAGES * PAGE)
+    }
+
+    fn read(&self, slot: usize, into: &mut [u8]) -> Result<()> {
+        let offset = (slot * PAGE) as u64;
+        let error = |errno| Error::Store { bytes: offset, errno };
+        match rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut *into, offset)) {
+            Ok(PAGE) => Ok(()),
+            Ok(_) => Err(error(Errno::IO)),
+            Err(errno) => Err(error(errno)),
+        }
+    }
+
+    fn write(&mut self, slot: usize, page: &Page) -> Result<()> {
+        match self.visibility {
+            Visibility::Mapped => {
+                let to = self.mapped(slot).cast_mut();
+                // SAFETY: a free slot of a mapped segment is ours to write, and the program's page is elsewhere.
+                unsafe { page.as_ptr().copy_to_nonoverlapping(to, PAGE) };
+                Ok(())
+            }
+            Visibility::Hidden => {
+                let offset = (slot * PAGE) as u64;
+                match rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.file, page, offset)) {
+                    Ok(PAGE) => Ok(()),
+                    Ok(_) => Err(Error::Store { bytes: offset, errno: Errno::NOSPC }),
+                    Err(errno) => Err(Error::Store { bytes: offset, errno }),
+                }
+            }
+        }
+    }
+
+    fn free_slot(&mut self) -> Result<usize> {
+        if self.free.is_empty() {
+            self.add_segment()?;
+        }
+        self.free.pop().map(|slot| slot as usize).ok_or(FULL)
+    }
+
+    fn add_segment(&mut self) -> Result<()> {
+        let (start, end) = ((self.segments * SEGMENT) as u64, ((self.segments + 1) * SEGMENT) as u64);
+        let first = self.slots.len();
+        if first + SEGMENT_IMAGES > MOST_IMAGES {
+            return Err(FULL);
+        }
+        // Every slot may be free at once, and freeing one must not fail.
+        grow(&mut self.slots, SEGMENT_IMAGES)?;
+        let free = first + SEGMENT_IMAGES - self.free.len();
+        grow(&mut self.free, free)?;
+        grow(&mut self.windows, 1)?;
+        let store_error = |errno| Error::Store { bytes: end, errno };
+        ftruncate(&self.file, end).map_err(store_error)?;
+        let reserved = rustix::io::retry_on_intr(|| {
+            fallocate(&self.file, FallocateFlags::empty(), start, SEGMENT as u64)
+        })
+        .map_err(store_error)
+        .and_then(|()| if self.visibility == Visibility::Mapped { self.map_segment(start) } else { Ok(()) });
+        if let Err(error) = reserved {
+            // Back to the old size, so that trying again later starts clean.
+            let _ = ftruncate(&self.file, start);
+            return Err(error);
+        }
+        self.segments += 1;
+        self.slots.resize(first + SEGMENT_IMAGES, Slot::default());
+        // The lowest slots are handed out first.
+        self.free.extend((first..first + SEGMENT_IMAGES).rev().map(number));
+        Ok(())
+    }
+
+    fn map_segment(&mut self, offset: u64) -> Result<()> {
+        let window = self.arena.window(SEGMENT)?;
+        // SAFETY: the window is ours and empty.
+        let mapped = unsafe {
+            mmap(
+                core::ptr::with_exposed_provenance_mut(window.start),
+                SEGMENT,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::FIXED,
+                &self.file,
+                offset,
+            )
+        };
+        match mapped {
+            Ok(_) => {
+                self.windows.push(window);
+                Ok(())
+            }
+            Err(errno) => {
+                self.arena.close_window(window);
+                Err(Error::AddressSpace { bytes: SEGMENT, errno })
+            }
+        }
+    }
+
+    fn bucket(&self, hash: u64) -> usize {
+        usize::try_from(hash & (self.index.len() as u64 - 1)).unwrap_or(0)
+    }
+
+    /// Puts `slot` into the index, which grows at half load.
+    fn enter(&mut self, slot: usize) -> Result<()> {
+        if self.stored * 2 > self.index.len() {
+            let doubled = self.index.len() * 2;
+            let mut index = self.arena.vec();
+            grow(&mut index, doubled)?;
+            index.resize(doubled, 0);
+            self.index = index;
+            for other in 0..self.slots.len() {
+                if self.slots[other].holders > 0 && other != slot {
+                    self.place(other);
+                }
+            }
+        }
+        self.place(slot);
+        Ok(())
+    }
+
+    fn place(&mut self, slot: usize) {
+        let mask = self.index.len() - 1;
+        let mut at = self.bucket(self.slots[slot].hash);
+        while self.index[at] != 0 {
+            at = (at + 1) & mask;
+        }
+        self.index[at] = number(slot) + 1;
+    }
+
+    /// Takes `slot` out of the index and closes the gap behind it.
+    fn remove(&mut self, slot: usize) {
+        let mask = self.index.len() - 1;
+        let mut gap = self.bucket(self.slots[slot].hash);
+        while self.index[gap] != number(slot) + 1 {
+            gap = (gap + 1) & mask;
+        }
+        self.index[gap] = 0;
+        let mut at = (gap + 1) & mask;
+        while let Some(other) = self.index[at].checked_sub(1) {
+            let home = self.bucket(self.slots[other as usize].hash);
+            // An entry may move into the gap unless its home lies cyclically behind the gap.
+            if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(gap) & mask) {
+                self.index[gap] = self.index[at];
+                self.index[at] = 0;
+                gap = at;
+            }
+            at = (at + 1) & mask;
+        }
+    }
+}
+
+/// The number of a slot; `add_segment` keeps them below [`MOST_IMAGES`].
+fn number(slot: usize) -> u32 {
+    u32::try_from(slot).unwrap_or(u32::MAX)
+}
+
+/// More images than this have no number.
+const MOST_IMAGES: usize = (u32::MAX - 16) as usize;
+
+const FULL: Error = Error::Store { bytes: (u32::MAX as u64) * PAGE as u64, errno: Errno::FBIG };
+
+impl Drop for Images {
+    fn drop(&mut self) {
+        for window in &self.windows {
+            self.arena.close_window(*window);
+        }
+        self.arena.close_window(PageRange::new(self.scratch.start - PAGE, self.scratch.end));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn page(seed: u16) -> Box<Page> {
+        let mut page = Box::new([0; PAGE]);
+        // Seeds that share the low byte differ in one byte only.
+        page[0] = seed.to_le_bytes()[0];
+        page[PAGE - 1] = seed.to_le_bytes()[1];
+        page
+    }
+
+    #[test]
+    fn equal_pages_are_one_image() {
+        let arena = Arena::reserve().unwrap();
+        for visibility in [Visibility::Mapped, Visibility::Hidden] {
+            let mut images = Images::new(arena, visibility).unwrap();
+            let a = images.store(&page(7)).unwrap();
+            assert_eq!(images.store(&page(7)).unwrap(), a);
+            assert_ne!(images.store(&page(0x107)).unwrap(), a);
+            assert_eq!(images.store(&page(0)).unwrap(), Image::ZERO);
+            assert_eq!(images.len(), 2);
+            images.release(a);
+            assert_eq!(images.len(), 2);
+            images.release(a);
+            assert_eq!(images.len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_full_store_is_an_error_and_changes_nothing() {
+        let arena = Arena::reserve().unwrap();
+        let mut images = Images::new(arena, Visibility::Mapped).unwrap();
+        let first = images.store(&page(1)).unwrap();
+        let size = images.file_bytes();
+        // A file that may not grow stands for every way in which there is no room for another segment.
+        rustix::fs::fcntl_add_seals(&images.file, rustix::fs::SealFlags::GROW).unwrap();
+        let error = (2..u16::MAX).find_map(|n| images.store(&page(n)).err()).unwrap();
+        assert!(matches!(error, Error::Store { .. }), "{error}");
+        assert_eq!(images.len(), SEGMENT_IMAGES);
+        assert_eq!(images.file_bytes(), size);
+        assert_eq!(images.bytes(first).unwrap(), &*page(1));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn behaves_like_a_counted_map(
+            operations in proptest::collection::vec((any::<bool>(), 0_u16..600), 1..3000),
+            hidden in any::<bool>(),
+        ) {
+            let arena = Arena::reserve().unwrap();
+            let visibility = if hidden { Visibility::Hidden } else { Visibility::Mapped };
+            let mut images = Images::new(arena, visibility).unwrap();
+            let mut model: HashMap<u16, (Image, u32)> = HashMap::new();
+            for (store, seed) in operations {
+                if store {
+                    let image = images.store(&page(seed)).unwrap();
+                    let entry = model.entry(seed).or_insert((image, 0));
+                    prop_assert_eq!(entry.0, image);
+                    entry.1 += 1;
+                } else if let Some((image, holders)) = model.get_mut(&seed) {
+                    images.release(*image);
+                    *holders -= 1;
+                    if *holders == 0 {
+                        model.remove(&seed);
+                    }
+                }
+            }
+            prop_assert_eq!(images.len(), model.keys().filter(|&&seed| seed != 0).count());
+            for (seed, (image, _)) in model {
+                prop_assert_eq!(images.bytes(image).unwrap(), &*page(seed));
+            }
+            drop(images);
+            crate::arena::tests::release(arena);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! `/proc/self/maps`, read without allocating (proc_pid_maps(5)).
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use bitflags::bitflags;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::descriptors::raise;
+use crate::{Error, PageRange, Result};
+
+bitflags! {
+    /// What may be done with a mapping, and whether others see it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Access: u8 {
+        /// Readable.
+        const READ = 1;
+        /// Writable.
+        const WRITE = 2;
+        /// Executable.
+        const EXECUTE = 4;
+        /// Shared: writes go to the object behind the mapping.
+        const SHARED = 8;
+    }
+}
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line<'a> {
+    /// The addresses that it covers.
+    pub range: PageRange,
+    /// Its protection and sharing.
+    pub access: Access,
+    /// The offset in the file, in bytes; 0 for anonymous memory.
+    pub offset: u64,
+    /// The device of the file, `major << 32 | minor`; 0 for anonymous memory.
+    pub device: u64,
+    /// The inode of the file; 0 for anonymous memory.
+    pub inode: u64,
+    /// The file's path, a name in brackets, or nothing.
+    pub name: &'a [u8],
+}
+
+/// The table of the calling process' mappings.
+#[derive(Debug)]
+pub struct Maps {
+    fd: OwnedFd,
+}
+
+impl Maps {
+    /// Opens the calling process' table; a forked child must open its own.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub fn open() -> Result<Self> {
+        let fd = rustix::fs::openat(CWD, c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| Error::new("open /proc/self/maps", 0, e))?;
+        Ok(Self { fd: raise(fd) })
+    }
+
+    /// Calls `each` with every line in address order. `buffer` must hold the longest line (a path of 4,096 bytes and
+    /// 100 more); the larger it is, the fewer system calls.
+    ///
+    /// # Errors
+    /// Those of read(2) and of `each`; `E2BIG` where a line does not fit `buffer`, `EBADMSG` where it makes no sense.
+    pub fn for_each(&self, buffer: &mut [u8], mut each: impl FnMut(Line<'_>) -> Result<()>) -> Result<()> {
+        rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Start(0))
+            .map_err(|e| Error::new("lseek /proc/self/maps", 0, e))?;
+        for_each_text_line(self.fd.as_fd(), buffer, |text| {
+            each(parse(text).ok_or(Error::new("parse /proc/self/maps", text.len(), Errno::BADMSG))?)
+        })
+    }
+}
+
+/// Reads `fd` to its end and calls `each` with every line.
+fn for_each_text_line(
+    fd: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    mut each: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut held = 0;
+    loop {
+        if held == buffer.len() {
+            return Err(Error::new("read a line of /proc/self/maps", held, Errno::TOOBIG));
+        }
+        let read = rustix::io::retry_on_intr(|| rustix::io::read(fd, &mut buffer[held..]))
+            .map_err(|e| Error::new("read /proc/self/maps", held, e))?;
+        if read == 0 {
+            return Ok(());
+        }
+        held += read;
+        let mut parsed = 0;
+        while let Some(length) = buffer[parsed..held].iter().position(|&b| b == b'\n') {
+            each(&buffer[parsed..parsed + length])?;
+            parsed += length + 1;
+        }
+        buffer.copy_within(parsed..held, 0);
+        held -= parsed;
+    }
+}
+
+/// Calls `each` with every mapping that a forked child does not get as it is: `MADV_DONTFORK` and `MADV_WIPEONFORK`.
+///
+/// It reads `/proc/self/smaps`, for which the kernel walks all page tables: milliseconds per GiB.
+///
+/// # Errors
+/// Those of open(2) and read(2); see [`Maps::for_each`] for `buffer`.
+pub fn for_each_not_forked(buffer: &mut [u8], mut each: impl FnMut(PageRange) -> Result<()>) -> Result<()> {
+    let fd = rustix::fs::openat(CWD, c"/proc/self/smaps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| Error::new("open /proc/self/smaps", 0, e))?;
+    let mut current = PageRange::default();
+    for_each_text_line(fd.as_fd(), buffer, |text| {
+        if let Some(line) = parse(text) {
+            current = line.range;
+        } else if let Some(flags) = text.strip_prefix(b"VmFlags:")
+            && flags.split(|&b| b == b' ').any(|flag| flag == b"dc" || flag == b"wf")
+        {
+            each(current)?;
+        }
+        Ok(())
+    })
+}
+
+impl AsFd for Maps {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Parses `start-end rwxp offset major:minor inode   name`.
+fn parse(line: &[u8]) -> Option<Line<'_>> {
+    let mut rest = line;
+    let start = hex(&mut rest)?;
+    let end = hex(after(&mut rest, b'-')?)?;
+    let flags = after(&mut rest, b' ')?.split_off(..4)?;
+    let mut access = Access::empty();
+    access.set(Access::READ, flags[0] == b'r');
+    access.set(Access::WRITE, flags[1] == b'w');
+    access.set(Access::EXECUTE, flags[2] == b'x');
+    access.set(Access::SHARED, flags[3] == b's');
+    let offset = hex(after(&mut rest, b' ')?)?;
+    let major = hex(after(&mut rest, b' ')?)?;
+    let minor = hex(after(&mut rest, b':')?)?;
+    let inode = decimal(after(&mut rest, b' ')?)?;
+    Some(Line {
+        range: PageRange { start: usize::try_from(start).ok()?, end: usize::try_from(end).ok()? },
+        access,
+        offset,
+        device: major << 32 | minor,
+        inode,
+        name: rest.trim_ascii_start(),
+    })
+}
+
+/// Steps over `separator`, which must come next.
+fn after<'a, 'b>(rest: &'a mut &'b [u8], separator: u8) -> Option<&'a mut &'b [u8]> {
+    (rest.split_off_first()? == &separator).then_some(rest)
+}
+
+fn hex(rest: &mut &[u8]) -> Option<u64> {
+    number(rest, 16)
+}
+
+fn decimal(rest: &mut &[u8]) -> Option<u64> {
+    number(rest, 10)
+}
+
+fn number(rest: &mut &[u8], radix: u32) -> Option<u64> {
+    let mut value: Option<u64> = None;
+    while let Some(digit) = rest.first().and_then(|&b| char::from(b).to_digit(radix)) {
+        value = Some(value.unwrap_or(0).checked_mul(radix.into())?.checked_add(digit.into())?);
+        *rest = &rest[1..];
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_line() {
+        let line = parse(b"7f82c000-7f83d000 r-xp 0001a000 fe:0a 9977946                    /usr/lib/a b.so")
+            .unwrap();
+        assert_eq!(line.range, PageRange::new(0x7f82_c000, 0x7f83_d000));
+        assert_eq!(line.access, Access::READ | Access::EXECUTE);
+        assert_eq!((line.offset, line.device, line.inode), (0x1a000, 0xfe << 32 | 0xa, 9_977_946));
+        assert_eq!(line.name, b"/usr/lib/a b.so");
+    }
+
+    #[test]
+    fn an_anonymous_shared_line() {
+        let line = parse(b"1000-2000 rw-s 00000000 00:00 0 ").unwrap();
+        assert_eq!(line.access, Access::READ | Access::WRITE | Access::SHARED);
+        assert!(line.name.is_empty() && line.inode == 0);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for bad in ["", "1000", "1000-2000", "1000-2000 rw", "x-2000 rwxp 0 0:0 0", "1000-2000 rwxp 0 00 0"] {
+            assert_eq!(parse(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn reads_its_own_stack_through_any_buffer() {
+        let local = 0_u8;
+        let address = core::ptr::from_ref(&local).addr();
+        for size in [4_300, 10_000, 1 << 20] {
+            let mut found = false;
+            let mut last = 0;
+            Maps::open()
+                .unwrap()
+                .for_each(&mut vec![0; size], |line| {
+                    assert!(line.range.start >= last, "in address order");
+                    last = line.range.end;
+                    found |= line.range.contains(address) && line.access == Access::READ | Access::WRITE;
+                    Ok(())
+                })
+                .unwrap();
+            assert!(found);
+        }
+    }
+
+    #[test]
+    fn mappings_that_are_not_forked_are_found() {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        // SAFETY: a fresh mapping of our own.
+        let address = unsafe {
+            let fresh =
+                mmap_anonymous(core::ptr::null_mut(), 8192, ProtFlags::READ, MapFlags::PRIVATE).unwrap();
+            madvise(fresh, 4096, Advice::LinuxDontFork).unwrap();
+            fresh.addr()
+        };
+        let mut found = Vec::new();
+        for_each_not_forked(&mut vec![0; 8192], |range| {
+            found.push(range);
+            Ok(())
+        })
+        .unwrap();
+        assert!(found.contains(&PageRange::new(address, address + 4096)), "{found:?}");
+    }
+
+    #[test]
+    fn a_short_buffer_is_an_error() {
+        let error = Maps::open().unwrap().for_each(&mut [0; 20], |_| Ok(())).unwrap_err();
+        assert_eq!(error.errno, Errno::TOOBIG);
+    }
+}

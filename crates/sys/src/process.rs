@@ -1,0 +1,297 @@
+//! Facts about the calling process, found in a microsecond and without allocating (proc_pid_statm(5),
+//! proc_pid_task(5), brk(2)).
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags};
+use syscalls::{Sysno, syscall};
+
+use crate::descriptors::raise;
+use crate::{Error, Result};
+
+/// Opens `path` under `/proc/self` for repeated reading.
+fn open(path: &core::ffi::CStr, flags: OFlags) -> Result<OwnedFd> {
+    rustix::fs::openat(CWD, path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| Error::new("open /proc/self", 0, e))
+}
+
+/// Sizes of the calling process, in pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// All mappings together (`VmSize`): exact, so that an equal number means that nothing was unmapped net of what was
+    /// mapped.
+    pub mapped: usize,
+    /// Pages in memory (`VmRSS`); kernels may batch its updates.
+    pub resident: usize,
+    /// Private writable mappings (`VmData` and stack), which RLIMIT_DATA bounds.
+    pub data: usize,
+}
+
+/// `/proc/self/statm`, kept open.
+#[derive(Debug)]
+pub struct Statm {
+    fd: OwnedFd,
+}
+
+impl Statm {
+    /// Opens the calling process' file; a forked child must open its own.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub fn open() -> Result<Self> {
+        Ok(Self { fd: raise(open(c"/proc/self/statm", OFlags::empty())?) })
+    }
+
+    /// Reads the sizes.
+    ///
+    /// # Errors
+    /// Those of pread(2); `EBADMSG` where the text makes no sense.
+    pub fn read(&self) -> Result<Sizes> {
+        let mut buffer = [0_u8; 128];
+        let read = rustix::io::retry_on_intr(|| rustix::io::pread(&self.fd, &mut buffer, 0))
+            .map_err(|e| Error::new("pread /proc/self/statm", 0, e))?;
+        let mut numbers = buffer[..read].split(|b| !b.is_ascii_digit()).map(|digits| {
+            digits.iter().fold(0_usize, |n, d| n.wrapping_mul(10).wrapping_add(usize::from(d - b'0')))
+        });
+        let mut field = |skip| {
+            numbers.nth(skip).ok_or(Error::new("parse /proc/self/statm", skip, rustix::io::Errno::BADMSG))
+        };
+        Ok(Sizes { mapped: field(0)?, resident: field(0)?, data: field(3)? })
+    }
+}
+
+impl AsFd for Statm {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// `/proc/self/task`, kept open.
+#[derive(Debug)]
+pub struct Threads {
+    fd: OwnedFd,
+}
+
+impl Threads {
+    /// Opens the calling process' directory of threads; a forked child must open its own.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub fn open() -> Result<Self> {
+        Ok(Self { fd: raise(open(c"/proc/self/task", OFlags::DIRECTORY)?) })
+    }
+
+    /// How many threads there are, the calling one included: one system call.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub fn count(&self) -> Result<usize> {
+        let links =
+            rustix::fs::fstat(&self.fd).map_err(|e| Error::new("fstat /proc/self/task", 0, e))?.st_nlink;
+        // The directory has one link for itself, one in its parent, and one per thread.
+        Ok(usize::try_from(links).unwrap_or(usize::MAX).saturating_sub(2))
+    }
+
+    /// Calls `each` with every thread's number.
+    ///
+    /// # Errors
+    /// Those of getdents64(2).
+    pub fn for_each(&self, each: impl FnMut(i32)) -> Result<()> {
+        for_each_number(self.fd.as_fd(), each)
+    }
+}
+
+impl AsFd for Threads {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Calls `each` with every open descriptor of the calling process, from `/proc/self/fd`.
+///
+/// # Errors
+/// Those of open(2) and getdents64(2).
+pub fn for_each_descriptor(mut each: impl FnMut(i32)) -> Result<()> {
+    use std::os::fd::AsRawFd;
+    let directory = open(c"/proc/self/fd", OFlags::DIRECTORY)?;
+    let own = directory.as_raw_fd();
+    for_each_number(directory.as_fd(), |fd| {
+        if fd != own {
+            each(fd);
+        }
+    })
+}
+
+/// `/proc/self/task/TID/children`, kept open: the child processes that one thread started or was given.
+#[derive(Debug)]
+pub struct Children {
+    fd: OwnedFd,
+}
+
+impl Children {
+    /// Opens the list of thread `thread` of the calling process.
+    ///
+    /// # Errors
+    /// `ENOENT` on kernels built without that file.
+    pub fn open(thread: i32) -> Result<Self> {
+        use core::fmt::Write;
+        let mut path = Text::<64>::default();
+        let _ = write!(path, "/proc/self/task/{thread}/children");
+        rustix::fs::openat(CWD, path.as_bytes(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map(|fd| Self { fd: raise(fd) })
+            .map_err(|e| Error::new("open /proc/self/task/children", usize::try_from(thread).unwrap_or(0), e))
+    }
+
+    /// Calls `each` with every child's process id, zombies included.
+    ///
+    /// # Errors
+    /// Those of pread(2).
+    pub fn for_each(&self, mut each: impl FnMut(i32)) -> Result<()> {
+        let mut number = 0;
+        read_from_start(&self.fd, "pread /proc/self/task/children", |byte| {
+            if byte.is_ascii_digit() {
+                number = number * 10 + i32::from(byte - b'0');
+            } else if number != 0 {
+                each(number);
+                number = 0;
+            }
+        })
+    }
+}
+
+/// Calls `each` with every byte of a file of `/proc`.
+pub(crate) fn read_from_start(fd: &OwnedFd, operation: &'static str, mut each: impl FnMut(u8)) -> Result<()> {
+    let mut buffer = [0_u8; 512];
+    let mut offset = 0;
+    loop {
+        let read = rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut buffer, offset))
+            .map_err(|e| Error::new(operation, 0, e))?;
+        buffer[..read].iter().copied().for_each(&mut each);
+        offset += read as u64;
+        if read == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Calls `each` with every name in `directory` that is a number.
+fn for_each_number(directory: BorrowedFd<'_>, mut each: impl FnMut(i32)) -> Result<()> {
+    rustix::fs::seek(directory, rustix::fs::SeekFrom::Start(0))
+        .map_err(|e| Error::new("lseek /proc/self", 0, e))?;
+    let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); 2048];
+    let mut entries = rustix::fs::RawDir::new(directory, &mut buffer);
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(|e| Error::new("getdents64 /proc/self", 0, e))?;
+        if let Some(number) = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()) {
+            each(number);
+        }
+    }
+    Ok(())
+}
+
+/// The end of the heap that brk(2) manages.
+pub fn program_break() -> usize {
+    set_program_break(0)
+}
+
+/// Asks the kernel to move the end of the heap to `address` and returns where it is then: unchanged if the kernel
+/// would not.
+///
+/// Moving it down unmaps memory: whoever calls this puts the program's own memory back.
+pub(crate) fn set_program_break(address: usize) -> usize {
+    // SAFETY: 0 changes nothing; for anything else the public wrapper's contract holds.
+    unsafe { syscall!(Sysno::brk, address) }.unwrap_or(0)
+}
+
+/// Moves the end of the heap to `address`.
+///
+/// # Errors
+/// `ENOMEM` where the kernel would not.
+///
+/// # Safety
+/// Where this shrinks the heap, nothing may use the memory behind `address` any more.
+pub unsafe fn move_program_break(address: usize) -> Result<()> {
+    if set_program_break(address) == address {
+        Ok(())
+    } else {
+        Err(Error::new("brk", address, rustix::io::Errno::NOMEM))
+    }
+}
+
+/// A short text on the stack.
+struct Text<const N: usize> {
+    bytes: [u8; N],
+    length: usize,
+}
+
+impl<const N: usize> Default for Text<N> {
+    fn default() -> Self {
+        Self { bytes: [0; N], length: 0 }
+    }
+}
+
+impl<const N: usize> Text<N> {
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl<const N: usize> core::fmt::Write for Text<N> {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        let end = self.length + text.len();
+        self.bytes.get_mut(self.length..end).ok_or(core::fmt::Error)?.copy_from_slice(text.as_bytes());
+        self.length = end;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_counted() {
+        let threads = Threads::open().unwrap();
+        let before = threads.count().unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || receiver.recv());
+        let mut listed = Vec::new();
+        threads.for_each(|id| listed.push(id)).unwrap();
+        assert!(threads.count().unwrap() > before.min(listed.len() - 1));
+        assert!(listed.contains(&rustix::thread::gettid().as_raw_pid()));
+        drop(sender);
+        let _ = thread.join();
+    }
+
+    #[test]
+    fn descriptors_are_listed() {
+        use std::os::fd::AsRawFd;
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let mut listed = Vec::new();
+        for_each_descriptor(|fd| listed.push(fd)).unwrap();
+        assert!(listed.contains(&file.as_raw_fd()) && listed.contains(&0));
+    }
+
+    #[test]
+    fn children_are_listed() {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let id = i32::try_from(child.id()).unwrap();
+        let mut listed = Vec::new();
+        let children = Children::open(rustix::thread::gettid().as_raw_pid()).unwrap();
+        children.for_each(|pid| listed.push(pid)).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(listed.contains(&id), "{id} in {listed:?}");
+    }
+
+    #[test]
+    fn sizes_grow_with_a_mapping() {
+        let statm = Statm::open().unwrap();
+        let before = statm.read().unwrap();
+        let memory = vec![1_u8; 64 << 20];
+        let after = statm.read().unwrap();
+        assert!(after.mapped >= before.mapped + (60 << 20) / crate::PAGE, "{before:?} {after:?}");
+        assert!(after.data > before.data && after.resident > before.resident);
+        drop(memory);
+    }
+}

@@ -1,0 +1,151 @@
+//! Signals as the kernel knows them: dispositions, masks, alternate stacks, all 64 of them and none held back for the C
+//! library (sigaction(2), sigprocmask(2), sigaltstack(2), tgkill(2)).
+
+use syscalls::{Sysno, syscall};
+
+use crate::{Error, Result};
+
+/// The highest signal number.
+pub const LAST: i32 = 64;
+
+/// A set of signals; signal `n` is bit `n - 1`.
+pub type Mask = u64;
+
+/// The set of `signals`.
+pub const fn mask_of(signals: &[i32]) -> Mask {
+    let mut mask = 0;
+    let mut i = 0;
+    while i < signals.len() {
+        mask |= 1 << (signals[i] - 1);
+        i += 1;
+    }
+    mask
+}
+
+/// `struct sigaction` as the system call has it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Action {
+    /// The handler's address, `SIG_DFL` (0) or `SIG_IGN` (1).
+    pub handler: usize,
+    /// `SA_*`.
+    pub flags: usize,
+    /// Where the kernel returns to after the handler (`SA_RESTORER`).
+    pub restorer: usize,
+    /// What is blocked while the handler runs.
+    pub mask: Mask,
+}
+
+/// `stack_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AlternateStack {
+    /// Its lowest address.
+    pub base: usize,
+    /// `SS_DISABLE` (2), `SS_AUTODISARM`; `SS_ONSTACK` (1) when it is in use.
+    pub flags: i32,
+    /// Its size in bytes.
+    pub size: usize,
+}
+
+impl AlternateStack {
+    /// No alternate stack.
+    pub const NONE: Self = Self { base: 0, flags: 2, size: 0 };
+}
+
+/// The disposition of `signal`.
+///
+/// # Errors
+/// `EINVAL` for numbers outside 1..=64.
+pub fn action(signal: i32) -> Result<Action> {
+    let mut old = Action::default();
+    // SAFETY: the kernel writes one `Action`.
+    unsafe { syscall!(Sysno::rt_sigaction, signal, 0, &raw mut old, size_of::<Mask>()) }
+        .map_err(|e| Error::raw("rt_sigaction", usize::try_from(signal).unwrap_or(0), e))?;
+    Ok(old)
+}
+
+/// Sets the disposition of `signal`.
+///
+/// # Errors
+/// `EINVAL` for SIGKILL, SIGSTOP and numbers outside 1..=64.
+///
+/// # Safety
+/// The handler may be called at any instruction of any thread and must be fit for that, and so must the restorer.
+pub unsafe fn set_action(signal: i32, action: &Action) -> Result<()> {
+    // SAFETY: the kernel reads one `Action`; the caller vouches for the addresses in it.
+    unsafe { syscall!(Sysno::rt_sigaction, signal, core::ptr::from_ref(action), 0, size_of::<Mask>()) }
+        .map_err(|e| Error::raw("rt_sigaction", usize::try_from(signal).unwrap_or(0), e))?;
+    Ok(())
+}
+
+/// Replaces the calling thread's set of blocked signals and returns the one before.
+pub fn set_mask(mask: Mask) -> Mask {
+    const SIG_SETMASK: usize = 2;
+    let mut old: Mask = 0;
+    // SAFETY: the kernel reads one mask and writes another. With valid arguments the call cannot fail.
+    let _ = unsafe {
+        syscall!(Sysno::rt_sigprocmask, SIG_SETMASK, &raw const mask, &raw mut old, size_of::<Mask>())
+    };
+    old
+}
+
+/// Blocks every signal that can be blocked and returns the set before.
+pub fn block_all() -> Mask {
+    set_mask(Mask::MAX)
+}
+
+/// The calling thread's alternate stack.
+pub fn alternate_stack() -> AlternateStack {
+    let mut old = AlternateStack::NONE;
+    // SAFETY: the kernel writes one `AlternateStack`; the call cannot fail.
+    let _ = unsafe { syscall!(Sysno::sigaltstack, 0, &raw mut old) };
+    old
+}
+
+/// Sets the calling thread's alternate stack.
+///
+/// # Errors
+/// `EPERM` while the current one is in use, `ENOMEM` for one that is too small.
+///
+/// # Safety
+/// The stack's memory stays valid, and unused by anything else, until another one is set.
+pub unsafe fn set_alternate_stack(stack: &AlternateStack) -> Result<()> {
+    let stack = AlternateStack { flags: stack.flags & !1, ..*stack };
+    // SAFETY: the kernel reads one `AlternateStack`; the caller vouches for the memory.
+    unsafe { syscall!(Sysno::sigaltstack, &raw const stack, 0) }
+        .map_err(|e| Error::raw("sigaltstack", stack.base, e))?;
+    Ok(())
+}
+
+/// Sends `signal` to thread `thread` of process `process`.
+///
+/// # Errors
+/// `ESRCH` where it is gone, `EPERM`.
+pub fn send_to_thread(process: i32, thread: i32, signal: i32) -> Result<()> {
+    // SAFETY: a signal to another thread touches none of our memory by itself.
+    unsafe { syscall!(Sysno::tgkill, process, thread, signal) }
+        .map_err(|e| Error::raw("tgkill", usize::try_from(thread).unwrap_or(0), e))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_come_back() {
+        let before = set_mask(mask_of(&[libc::SIGUSR1, 64]));
+        assert_eq!(set_mask(before), mask_of(&[libc::SIGUSR1, 64]));
+    }
+
+    #[test]
+    fn dispositions_are_read() {
+        assert_eq!(action(libc::SIGKILL).unwrap().handler, libc::SIG_DFL);
+        assert_eq!(action(0).unwrap_err().errno, rustix::io::Errno::INVAL);
+        // Rust's runtime ignores SIGPIPE and has a handler for SIGSEGV on an alternate stack.
+        assert_eq!(action(libc::SIGPIPE).unwrap().handler, libc::SIG_IGN);
+        assert_ne!(action(libc::SIGSEGV).unwrap().handler, libc::SIG_DFL);
+        assert_ne!(alternate_stack().size, 0);
+    }
+}
