@@ -85,8 +85,13 @@ impl InPlace {
         let inode = link::inode(connection.as_raw_fd());
         let (limits, walls, streams) = (self.limits, self.walls, &self.streams);
         let patience = limits.time.unwrap_or(SLOWEST_CLIENT);
+        let worker = rustix::process::getpid();
         let result = self.rollback.run(|| {
             let ending = attend(connection, page, walls, patience, interpreter);
+            if rustix::process::getpid() != worker {
+                // A child that the script forked has come to the script's end, too.
+                end_child(ending);
+            }
             link::close();
             stage::leave(streams);
             page.note(&outcome_of(ending));
@@ -164,6 +169,17 @@ fn attend(
         return Ending::Refused(format!("listening on the connection: {error}"));
     }
     interpreter.run(&request, script)
+}
+
+/// Ends a child of the script's as it would have ended at home.
+fn end_child(ending: Ending) -> ! {
+    match ending {
+        // SAFETY: ends the process; nothing here wants to be cleaned up but what the interpreter has cleaned up.
+        Ending::Exit(status) => unsafe { libc::_exit(status.into()) },
+        Ending::Signal(signal) => crate::ending::die_by(signal),
+        // SAFETY: as above. Requests are refused before a script could fork.
+        Ending::Refused(_) => unsafe { libc::_exit(1) },
+    }
 }
 
 fn outcome_of(ending: Ending) -> Outcome {
