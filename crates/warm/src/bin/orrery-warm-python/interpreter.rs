@@ -1,0 +1,251 @@
+//! The interpreter: how it is started and warmed, and what is remembered of its pristine state.
+
+use std::collections::HashSet;
+use std::ffi::{CStr, CString, c_char};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+
+use anyhow::{Context, bail};
+use orrery_warm::config;
+use pyo3_ffi as ffi;
+
+use crate::environment::{LEFT_TO_REQUESTS, Settled};
+use crate::object::{self, Held, Object, Raised, Result};
+
+const BOOTSTRAP: &str = concat!(include_str!("bootstrap.py"), "\0");
+
+/// A warm CPython.
+#[derive(Debug)]
+pub(crate) struct Python {
+    pub(crate) held: Held,
+    pub(crate) environment: Settled,
+    pub(crate) begin: Object,
+    pub(crate) pyc_code: Object,
+    pub(crate) reseeders: Object,
+    pub(crate) pristine: Pristine,
+    pub(crate) openssl: Option<OpenSsl>,
+}
+
+/// Objects of the pristine interpreter that a script may replace, and that its end needs.
+#[derive(Debug)]
+pub(crate) struct Pristine {
+    pub(crate) builtins: Object,
+    pub(crate) builtins_copy: Object,
+    pub(crate) builtin_importer: Object,
+    pub(crate) source_loader: Object,
+    pub(crate) sourceless_loader: Object,
+    pub(crate) run_as_main: Object,
+    pub(crate) run_exit_functions: Object,
+    pub(crate) get_objects: Object,
+    pub(crate) io_base: Object,
+    pub(crate) buffered_base: Object,
+    pub(crate) raw_base: Object,
+    /// Addresses of the keys and values of `sys.modules`: all of them live for ever.
+    pub(crate) modules: HashSet<(usize, usize)>,
+    /// What `sys.modules` looks like when the end of a program has come to `__main__`: see `finish`.
+    pub(crate) modules_half_gone: Object,
+    /// Names of the modules that a program's end takes away before `__main__`.
+    modules_before_main: Vec<Object>,
+}
+
+/// `RAND_add` of the system's OpenSSL, where something loaded it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenSsl(unsafe extern "C" fn(*const libc::c_void, libc::c_int, f64));
+
+impl Python {
+    /// Starts the interpreter and imports the modules. Call once, on the only thread.
+    pub(crate) fn start(settings: &config::Interpreter) -> anyhow::Result<Self> {
+        let search_path = std::env::var_os("PYTHONPATH");
+        // SAFETY: no other thread runs that could read the environment meanwhile.
+        unsafe {
+            // The error handlers and file names of all requests are those of UTF-8; see `environment`.
+            std::env::remove_var("LC_ALL");
+            std::env::set_var("LC_CTYPE", "C.UTF-8");
+            LEFT_TO_REQUESTS
+                .iter()
+                .for_each(|name| std::env::remove_var(name));
+        }
+        initialize(&CString::new(settings.executable.as_os_str().as_bytes())?)?;
+        // SAFETY: initializing gave this thread the lock, and nothing here ever gives it away.
+        let held = unsafe { Held::new() };
+        // SAFETY: the lock is held.
+        if unsafe { crate::cpython::orrery_warm_runtime_fits() } == 0 {
+            bail!(
+                "libpython is not the one that this program was built for ({}): build it anew",
+                // SAFETY: a static C string.
+                unsafe { CStr::from_ptr(ffi::Py_GetVersion()) }.to_string_lossy()
+            );
+        }
+        let paths: Vec<_> = search_path.iter().flat_map(std::env::split_paths).collect();
+        Self::warm(held, settings, &paths).map_err(|Raised| {
+            // SAFETY: the lock is held.
+            unsafe { ffi::PyErr_Print() };
+            anyhow::anyhow!(
+                "the interpreter could not be warmed (--import {})",
+                settings.imports.join(",")
+            )
+        })
+    }
+
+    fn warm(held: Held, settings: &config::Interpreter, paths: &[std::path::PathBuf]) -> Result<Self> {
+        let bootstrap = Object::dict(held)?;
+        let builtins = Object::import(held, c"builtins")?;
+        bootstrap.set_item(c"__builtins__", &builtins)?;
+        bootstrap.set_item(c"__name__", &Object::decode(held, b"<orrery>")?)?;
+        // SAFETY: the source is terminated; the code runs in the dictionary just made.
+        unsafe {
+            let code = Object::own(ffi::Py_CompileString(
+                BOOTSTRAP.as_ptr().cast::<c_char>(),
+                c"<orrery>".as_ptr(),
+                ffi::Py_file_input,
+            ))?;
+            Object::own(ffi::PyEval_EvalCode(
+                code.pointer(),
+                bootstrap.pointer(),
+                bootstrap.pointer(),
+            ))?;
+        }
+        let function = |name| bootstrap.item(name).ok_or(Raised);
+        let environment = Settled::new(held)?;
+        let pristine = Pristine::gather(held, &builtins)?;
+
+        // The server's PYTHONPATH serves the imports; requests bring their own.
+        let path = object::sys(held, c"path").ok_or(Raised)?;
+        let base_path = path.method(c"copy", &[])?;
+        for directory in paths.iter().rev() {
+            let directory = Object::decode(held, directory.as_os_str().as_bytes())?;
+            path.method(c"insert", &[&Object::integer(held, 0)?, &directory])?;
+        }
+        let names = settings
+            .imports
+            .iter()
+            .map(|name| Object::decode(held, name.as_bytes()));
+        let names = Object::list(held, names)?;
+        let reseeders = function(c"prepare")?.call(&[&names])?;
+        object::set_sys(held, c"path", &base_path)?;
+
+        let (begin, pyc_code) = (function(c"begin")?, function(c"pyc_code")?);
+        let pristine = pristine.remember_modules(held)?;
+        let openssl = OpenSsl::find();
+        Ok(Self {
+            held,
+            environment,
+            begin,
+            pyc_code,
+            reseeders,
+            pristine,
+            openssl,
+        })
+    }
+}
+
+impl Pristine {
+    fn gather(held: Held, builtins: &Object) -> Result<Self> {
+        let builtins = builtins.attribute(c"__dict__")?;
+        let io = Object::import(held, c"_io")?;
+        let external = Object::import(held, c"_frozen_importlib_external")?;
+        Ok(Self {
+            builtins_copy: builtins.method(c"copy", &[])?,
+            builtins,
+            builtin_importer: Object::import(held, c"_frozen_importlib")?.attribute(c"BuiltinImporter")?,
+            source_loader: external.attribute(c"SourceFileLoader")?,
+            sourceless_loader: external.attribute(c"SourcelessFileLoader")?,
+            run_as_main: Object::import(held, c"runpy")?.attribute(c"_run_module_as_main")?,
+            run_exit_functions: Object::import(held, c"atexit")?.attribute(c"_run_exitfuncs")?,
+            get_objects: Object::import(held, c"gc")?.attribute(c"get_objects")?,
+            io_base: io.attribute(c"_IOBase")?,
+            buffered_base: io.attribute(c"_BufferedIOBase")?,
+            raw_base: io.attribute(c"_RawIOBase")?,
+            modules: HashSet::new(),
+            modules_half_gone: Object::dict(held)?,
+            modules_before_main: {
+                // SAFETY: the dictionary of modules lives as long as the interpreter.
+                let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }.ok_or(Raised)?;
+                let main = modules.item(c"__main__").ok_or(Raised)?;
+                let before = modules
+                    .entries()
+                    .into_iter()
+                    .take_while(|(_, module)| !module.is(&main));
+                before.map(|(name, _)| name).collect()
+            },
+        })
+    }
+
+    fn remember_modules(mut self, held: Held) -> Result<Self> {
+        // SAFETY: the dictionary of modules lives as long as the interpreter.
+        let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) };
+        self.modules_half_gone = modules.as_ref().ok_or(Raised)?.method(c"copy", &[])?;
+        for name in &self.modules_before_main {
+            self.modules_half_gone
+                .method(c"__setitem__", &[name, &Object::none(held)])?;
+        }
+        let main = modules.as_ref().and_then(|modules| modules.item(c"__main__"));
+        let entries = modules.iter().flat_map(Object::entries);
+        // The entry of `__main__` is replaced in every request.
+        self.modules = entries
+            .filter(|(_, module)| !main.as_ref().is_some_and(|main| main.is(module)))
+            .map(|(name, module)| (name.pointer().addr(), module.pointer().addr()))
+            .collect();
+        Ok(self)
+    }
+}
+
+impl OpenSsl {
+    fn find() -> Option<Self> {
+        // SAFETY: with RTLD_NOLOAD nothing new is loaded; the names are C strings. The handle is kept for ever, so
+        // that the function stays where it is.
+        unsafe {
+            let library = libc::dlopen(c"libcrypto.so.3".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+            if library.is_null() {
+                return None;
+            }
+            let function = libc::dlsym(library, c"RAND_add".as_ptr());
+            if function.is_null() {
+                return None;
+            }
+            // SAFETY: `void RAND_add(const void *buf, int num, double randomness)`, unchanged since OpenSSL 1.0.
+            Some(Self(std::mem::transmute::<
+                *mut libc::c_void,
+                unsafe extern "C" fn(*const libc::c_void, libc::c_int, f64),
+            >(function)))
+        }
+    }
+
+    /// Stirs fresh bytes into the generator, whose state is otherwise the same in every request.
+    pub(crate) fn reseed(self) {
+        if let Ok(fresh) = orrery_warm::protocol::RequestId::random() {
+            // SAFETY: pointer and length are an array's.
+            unsafe { (self.0)(fresh.0.as_ptr().cast(), 16, 0.0) };
+        }
+    }
+}
+
+fn initialize(executable: &CStr) -> anyhow::Result<()> {
+    let mut config = MaybeUninit::<ffi::PyConfig>::uninit();
+    // SAFETY: `PyConfig_InitPythonConfig` initialises the structure before anything reads it; strings are C strings.
+    let status = unsafe {
+        ffi::PyConfig_InitPythonConfig(config.as_mut_ptr());
+        let config = config.assume_init_mut();
+        config.parse_argv = 0;
+        let mut status =
+            ffi::PyConfig_SetBytesString(config, &raw mut config.program_name, executable.as_ptr());
+        if ffi::PyStatus_Exception(status) == 0 {
+            status = ffi::Py_InitializeFromConfig(config);
+        }
+        ffi::PyConfig_Clear(config);
+        status
+    };
+    // SAFETY: a status as returned; its message, if any, is a static C string.
+    unsafe {
+        if ffi::PyStatus_Exception(status) != 0 {
+            let message = if status.err_msg.is_null() {
+                c"no reason given"
+            } else {
+                CStr::from_ptr(status.err_msg)
+            };
+            return Err(anyhow::anyhow!("{}", message.to_string_lossy()))
+                .with_context(|| format!("starting the interpreter {}", executable.to_string_lossy()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! A worker process: CPython kept warm. Started by `orrery warm serve`, never by hand.
+
+mod cpython;
+mod environment;
+mod finish;
+mod interpreter;
+mod object;
+mod request;
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, RawFd};
+
+use anyhow::{Context, bail};
+use orrery_warm::config::WorkerConfig;
+use orrery_warm::status::StatusPage;
+use orrery_warm::worker::sandbox::Walls;
+use orrery_warm::{descriptors, worker};
+
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("orrery: warm: worker {}: {error:#}", std::process::id());
+        let spoiled = error.downcast_ref::<worker::WorkerError>();
+        let spoiled = spoiled.is_some_and(|error| matches!(error, worker::WorkerError::Spoiled(_)));
+        std::process::exit(if spoiled {
+            orrery_warm::server::EXIT_SPOILED
+        } else {
+            1
+        });
+    }
+}
+
+fn run() -> anyhow::Result<()> {
+    let arguments: Vec<RawFd> = std::env::args()
+        .skip(1)
+        .map_while(|argument| argument.parse().ok())
+        .collect();
+    let [listener, page, config, master] = arguments[..] else {
+        bail!("this program is started by `orrery warm serve`, which passes it what it needs");
+    };
+    if rustix::process::getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != master) {
+        bail!("the master has ended already");
+    }
+    let listener = descriptors::inherited(listener).context("the listening socket")?;
+    let page = descriptors::inherited(page).context("the status page")?;
+    let page = StatusPage::open(page.as_fd()).context("the status page")?;
+    let config = read_config(config)?;
+    let walls = match &config.sandbox {
+        Some(sandbox) => worker::sandbox::nest(sandbox).context("sandbox")?,
+        None => Walls::default(),
+    };
+    forget_signals();
+    let python = interpreter::Python::start(&config.interpreter)?;
+    worker::serve(&listener, &page, &config, walls, &python)?;
+    Ok(())
+}
+
+/// Lets every signal have its default action again: what the server's surroundings ignore, and what Rust's runtime
+/// catches, is nothing that a script should meet.
+fn forget_signals() {
+    for signal in 1..=libc::SIGRTMAX() {
+        // SAFETY: a signal number and the default action; SIGKILL, SIGSTOP and the C library's own are refused.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let none = libc::stack_t {
+        ss_sp: std::ptr::null_mut(),
+        ss_flags: libc::SS_DISABLE,
+        ss_size: 0,
+    };
+    // SAFETY: the structure is a live local. Without the handlers nothing uses the runtime's alternate stack.
+    unsafe { libc::sigaltstack(&raw const none, std::ptr::null_mut()) };
+}
+
+fn read_config(fd: RawFd) -> anyhow::Result<WorkerConfig> {
+    let fd = descriptors::inherited(fd).context("the configuration")?;
+    let mut bytes = Vec::new();
+    File::from(fd)
+        .read_to_end(&mut bytes)
+        .context("reading the configuration")?;
+    postcard::from_bytes(&bytes).context("the configuration does not decode")
+}

@@ -1,0 +1,307 @@
+//! The little of CPython's C interface that a worker needs, made safe.
+//!
+//! An [`Object`] is one owned reference. It is neither `Send` nor `Sync`, is made only on the worker's one thread,
+//! after the interpreter was started there and took the interpreter lock for good; so wherever an `Object` or a
+//! [`Held`] is at hand, the lock is held and the interpreter is alive. All the `SAFETY` comments below build on that
+//! and speak of nothing but what else a call needs.
+
+use std::collections::HashSet;
+use std::ffi::{CStr, c_char, c_int};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use pyo3_ffi as ffi;
+
+/// Proof that this thread holds the interpreter lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held(PhantomData<*mut ()>);
+
+impl Held {
+    /// # Safety
+    /// The calling thread holds the interpreter lock, and keeps it whenever Rust code of this program runs.
+    pub(crate) unsafe fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+/// A Python exception is set in the thread state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Raised;
+
+pub(crate) type Result<T> = std::result::Result<T, Raised>;
+
+/// An owned reference to a Python object.
+#[derive(Debug)]
+pub(crate) struct Object(NonNull<ffi::PyObject>);
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        // SAFETY: `self` owns one reference.
+        unsafe { ffi::Py_DECREF(self.0.as_ptr()) }
+    }
+}
+
+impl Clone for Object {
+    fn clone(&self) -> Self {
+        // SAFETY: `self` keeps the object alive meanwhile.
+        unsafe { ffi::Py_INCREF(self.0.as_ptr()) }
+        Self(self.0)
+    }
+}
+
+impl Object {
+    /// Takes over a new reference as C functions return it: null means that an exception is set.
+    ///
+    /// # Safety
+    /// `pointer` is null or a reference that the caller owns.
+    pub(crate) unsafe fn own(pointer: *mut ffi::PyObject) -> Result<Self> {
+        NonNull::new(pointer).map(Self).ok_or(Raised)
+    }
+
+    /// Makes an own reference of a borrowed one; `None` for null.
+    ///
+    /// # Safety
+    /// `pointer` is null or points to a living object.
+    pub(crate) unsafe fn borrow(pointer: *mut ffi::PyObject) -> Option<Self> {
+        let pointer = NonNull::new(pointer)?;
+        // SAFETY: living, by the caller's promise.
+        unsafe { ffi::Py_INCREF(pointer.as_ptr()) }
+        Some(Self(pointer))
+    }
+
+    /// The bare pointer, borrowed.
+    pub(crate) fn pointer(&self) -> *mut ffi::PyObject {
+        self.0.as_ptr()
+    }
+
+    pub(crate) fn none(_: Held) -> Self {
+        // SAFETY: None lives for ever.
+        let none = unsafe { Self::borrow(ffi::Py_None()) };
+        none.unwrap_or_else(|| unreachable!("None is not null"))
+    }
+
+    pub(crate) fn boolean(_: Held, value: bool) -> Self {
+        // SAFETY: the two booleans live for ever.
+        let object = unsafe { Self::borrow(if value { ffi::Py_True() } else { ffi::Py_False() }) };
+        object.unwrap_or_else(|| unreachable!("a boolean is not null"))
+    }
+
+    pub(crate) fn integer(_: Held, value: u64) -> Result<Self> {
+        // SAFETY: gives a new reference or null.
+        unsafe { Self::own(ffi::PyLong_FromUnsignedLongLong(value)) }
+    }
+
+    /// A `str` from a file name, argument or such, as Python decodes them (`os.fsdecode`).
+    pub(crate) fn decode(_: Held, bytes: &[u8]) -> Result<Self> {
+        // SAFETY: pointer and length are a slice's; gives a new reference or null.
+        unsafe {
+            Self::own(ffi::PyUnicode_DecodeFSDefaultAndSize(
+                bytes.as_ptr().cast(),
+                signed(bytes.len()),
+            ))
+        }
+    }
+
+    pub(crate) fn bytes(_: Held, bytes: &[u8]) -> Result<Self> {
+        // SAFETY: pointer and length are a slice's; gives a new reference or null.
+        unsafe {
+            Self::own(ffi::PyBytes_FromStringAndSize(
+                bytes.as_ptr().cast(),
+                signed(bytes.len()),
+            ))
+        }
+    }
+
+    pub(crate) fn list(_: Held, items: impl IntoIterator<Item = Result<Self>>) -> Result<Self> {
+        // SAFETY: gives a new reference or null.
+        let list = unsafe { Self::own(ffi::PyList_New(0))? };
+        for item in items {
+            // SAFETY: both are living objects, the first a list.
+            check(unsafe { ffi::PyList_Append(list.pointer(), item?.pointer()) })?;
+        }
+        Ok(list)
+    }
+
+    pub(crate) fn dict(_: Held) -> Result<Self> {
+        // SAFETY: gives a new reference or null.
+        unsafe { Self::own(ffi::PyDict_New()) }
+    }
+
+    /// Imports a module, or finds it imported.
+    pub(crate) fn import(_: Held, name: &CStr) -> Result<Self> {
+        // SAFETY: `name` is a C string; gives a new reference or null.
+        unsafe { Self::own(ffi::PyImport_ImportModule(name.as_ptr())) }
+    }
+
+    pub(crate) fn attribute(&self, name: &CStr) -> Result<Self> {
+        // SAFETY: `name` is a C string; gives a new reference or null.
+        unsafe { Self::own(ffi::PyObject_GetAttrString(self.pointer(), name.as_ptr())) }
+    }
+
+    /// The value under `key`, if there is one and `self` is a dictionary.
+    pub(crate) fn item(&self, key: &CStr) -> Option<Self> {
+        // SAFETY: `key` is a C string; gives a borrowed reference or null, and clears any exception.
+        unsafe { Self::borrow(ffi::PyDict_GetItemString(self.pointer(), key.as_ptr())) }
+    }
+
+    /// Sets an item of a dictionary.
+    pub(crate) fn set_item(&self, key: &CStr, value: &Self) -> Result<()> {
+        // SAFETY: `key` is a C string, `value` a living object.
+        check(unsafe { ffi::PyDict_SetItemString(self.pointer(), key.as_ptr(), value.pointer()) })
+    }
+
+    /// Removes an item of a dictionary, if it is there.
+    pub(crate) fn remove_item(&self, key: &CStr) {
+        // SAFETY: `key` is a C string.
+        if unsafe { ffi::PyDict_DelItemString(self.pointer(), key.as_ptr()) } == -1 {
+            clear();
+        }
+    }
+
+    pub(crate) fn call(&self, arguments: &[&Self]) -> Result<Self> {
+        let pointers: Vec<_> = arguments.iter().map(|argument| argument.pointer()).collect();
+        // SAFETY: `pointers` holds as many living objects as is said; gives a new reference or null.
+        unsafe {
+            Self::own(ffi::PyObject_Vectorcall(
+                self.pointer(),
+                pointers.as_ptr(),
+                pointers.len(),
+                std::ptr::null_mut(),
+            ))
+        }
+    }
+
+    pub(crate) fn method(&self, name: &CStr, arguments: &[&Self]) -> Result<Self> {
+        self.attribute(name)?.call(arguments)
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+
+    pub(crate) fn is_none(&self) -> bool {
+        // SAFETY: only the address is taken.
+        self.pointer() == unsafe { ffi::Py_None() }
+    }
+
+    /// Whether the object's type is `class` or derived from it: asks neither object anything.
+    pub(crate) fn has_type_below(&self, class: &Self) -> bool {
+        // SAFETY: living objects, the second a class.
+        unsafe { ffi::PyType_IsSubtype(ffi::Py_TYPE(self.pointer()), class.pointer().cast()) != 0 }
+    }
+
+    pub(crate) fn is_true(&self) -> bool {
+        // SAFETY: a living object.
+        let answer = unsafe { ffi::PyObject_IsTrue(self.pointer()) };
+        if answer == -1 {
+            clear();
+        }
+        answer == 1
+    }
+
+    /// The entries of a dictionary, as they are now.
+    pub(crate) fn entries(&self) -> Vec<(Self, Self)> {
+        let (mut position, mut key, mut value) = (0, std::ptr::null_mut(), std::ptr::null_mut());
+        let mut entries = Vec::new();
+        // SAFETY: the pointers are to live locals; nothing changes the dictionary meanwhile, as no Python code runs.
+        while unsafe { ffi::PyDict_Next(self.pointer(), &raw mut position, &raw mut key, &raw mut value) }
+            != 0
+        {
+            // SAFETY: borrowed from the living dictionary.
+            if let (Some(key), Some(value)) = unsafe { (Self::borrow(key), Self::borrow(value)) } {
+                entries.push((key, value));
+            }
+        }
+        entries
+    }
+
+    /// The entries of a dictionary whose addresses are not in `known`; touches no others, so that nothing is
+    /// written to them.
+    pub(crate) fn entries_not_in(&self, known: &HashSet<(usize, usize)>) -> Vec<(Self, Self)> {
+        let (mut position, mut key, mut value) = (0, std::ptr::null_mut(), std::ptr::null_mut());
+        let mut entries = Vec::new();
+        // SAFETY: as in `entries`.
+        while unsafe { ffi::PyDict_Next(self.pointer(), &raw mut position, &raw mut key, &raw mut value) }
+            != 0
+        {
+            if known.contains(&(key.addr(), value.addr())) {
+                continue;
+            }
+            // SAFETY: as in `entries`.
+            if let (Some(key), Some(value)) = unsafe { (Self::borrow(key), Self::borrow(value)) } {
+                entries.push((key, value));
+            }
+        }
+        entries
+    }
+
+    /// A string's text in UTF-8.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+        let mut length = 0;
+        // SAFETY: a living object and a pointer to a live local; null for what is no string or has lone surrogates.
+        let text = unsafe { ffi::PyUnicode_AsUTF8AndSize(self.pointer(), &raw mut length) };
+        if text.is_null() {
+            return Err(Raised);
+        }
+        // SAFETY: the text belongs to the living string and is as long as said.
+        Ok(
+            unsafe { std::slice::from_raw_parts(text.cast::<u8>(), usize::try_from(length).unwrap_or(0)) }
+                .to_vec(),
+        )
+    }
+
+    /// The items of a list, as they are now.
+    pub(crate) fn items(&self) -> Vec<Self> {
+        let mut items = Vec::new();
+        // SAFETY: a living object; -1 for what is no list, and then the loop does not run.
+        let length = unsafe { ffi::PyList_Size(self.pointer()) };
+        for index in 0..length {
+            // SAFETY: gives a borrowed reference to a living item, or null.
+            items.extend(unsafe { Self::borrow(ffi::PyList_GetItem(self.pointer(), index)) });
+        }
+        items
+    }
+}
+
+/// A length as CPython counts.
+pub(crate) fn signed(length: usize) -> ffi::Py_ssize_t {
+    ffi::Py_ssize_t::try_from(length).unwrap_or(ffi::Py_ssize_t::MAX)
+}
+
+pub(crate) fn check(status: c_int) -> Result<()> {
+    if status == -1 { Err(Raised) } else { Ok(()) }
+}
+
+/// Forgets the exception that is set.
+pub(crate) fn clear() {
+    // SAFETY: called where a `Raised` or an `Object` is at hand.
+    unsafe { ffi::PyErr_Clear() }
+}
+
+/// Reports the exception that is set as one that nobody could catch.
+pub(crate) fn unraisable(context: Option<&Object>) {
+    let context = context.map_or(std::ptr::null_mut(), Object::pointer);
+    // SAFETY: null or a living object.
+    unsafe { ffi::PyErr_WriteUnraisable(context) }
+}
+
+/// An attribute of `sys`, borrowed as C code does it: without running Python code.
+pub(crate) fn sys(_: Held, name: &CStr) -> Option<Object> {
+    // SAFETY: `name` is a C string; gives a borrowed reference or null.
+    unsafe { Object::borrow(ffi::PySys_GetObject(name.as_ptr())) }
+}
+
+/// Sets an attribute of `sys`.
+pub(crate) fn set_sys(_: Held, name: &CStr, value: &Object) -> Result<()> {
+    // SAFETY: `name` is a C string, `value` a living object.
+    check(unsafe { ffi::PySys_SetObject(name.as_ptr(), value.pointer()) })
+}
+
+/// Writes a line to `sys.stderr`, as far as that goes.
+pub(crate) fn complain(_: Held, line: &[u8]) {
+    for piece in line.split(|&byte| byte == 0) {
+        let text = [piece, b"\0"].concat();
+        // SAFETY: both are C strings, and the format takes one. It prints at most 1,000 bytes.
+        unsafe { crate::cpython::PySys_WriteStderr(c"%s".as_ptr(), text.as_ptr().cast::<c_char>()) }
+    }
+}

@@ -1,0 +1,47 @@
+// What a faithful end of a script needs and CPython's public interface does not offer: to say that the interpreter is
+// finalizing, upon which daemon threads end themselves instead of taking the interpreter lock again, and
+// sys.is_finalizing() is true for destructors; and to take all modules away without touching each. Needs the internal
+// headers, hence C.
+
+#define Py_BUILD_CORE_MODULE 1
+#include <Python.h>
+#include <pycore_interp.h>
+#include <pycore_pystate.h>
+#include <pycore_runtime.h>
+
+extern void _PyThreadState_DeleteExcept(_PyRuntimeState *runtime, PyThreadState *tstate);
+
+// Marks the runtime as finalizing by the calling thread, and clears the states of all other threads, as
+// Py_FinalizeEx does after the exit handlers. The calling thread holds the interpreter lock.
+void orrery_warm_begin_finalizing(void) {
+    PyThreadState *tstate = PyThreadState_Get();
+    _PyRuntimeState_SetFinalizing(&_PyRuntime, tstate);
+    _PyThreadState_DeleteExcept(&_PyRuntime, tstate);
+}
+
+// Makes modules, a borrowed dictionary that lives as long as the interpreter, what import statements look into.
+// Neither the old nor the new dictionary changes its reference count.
+void orrery_warm_use_modules(PyObject *modules) {
+    PyInterpreterState *interp = PyInterpreterState_Get();
+    interp->modules = modules;
+    if (PyDict_SetItemString(interp->sysdict, "modules", modules) < 0) {
+        PyErr_WriteUnraisable(NULL);
+    }
+}
+
+// Whether the layout that this file was compiled for is the layout of the library that is loaded.
+int orrery_warm_runtime_fits(void) {
+    if (_PyRuntimeState_GetFinalizing(&_PyRuntime) != NULL || _Py_IsFinalizing()) {
+        return 0;
+    }
+    PyThreadState *tstate = PyThreadState_Get();
+    _PyRuntimeState_SetFinalizing(&_PyRuntime, tstate);
+    int fits = _Py_IsFinalizing();
+    _PyRuntimeState_SetFinalizing(&_PyRuntime, NULL);
+    fits = fits && !_Py_IsFinalizing();
+    return fits && PyInterpreterState_Get()->modules == PyImport_GetModuleDict();
+}
+
+// Constants of the headers that pyo3-ffi does not have.
+const int orrery_warm_minor_version = PY_MINOR_VERSION;
+const int orrery_warm_ignore_cookie = PyCF_IGNORE_COOKIE;

@@ -1,0 +1,18 @@
+//! The server: a master process that owns the socket and looks after the workers.
+//!
+//! The master holds no interpreter and runs no script. Workers accept connections on the shared socket themselves,
+//! so that a request passes through no third process (a wake-up on another processor costs tens of microseconds);
+//! the kernel's listen queue is the queue, and its length the bound.
+
+mod control;
+mod master;
+mod member;
+mod signals;
+mod socket;
+
+pub use master::{ServeError, serve};
+pub use member::{WORKER_PROGRAM, find_worker_program};
+pub use socket::{Claim, ClaimError, control_path};
+
+/// Exit status of a worker that could not undo everything its last request did, and must be replaced.
+pub const EXIT_SPOILED: i32 = 3;

@@ -1,0 +1,239 @@
+//! Claiming a socket path: one server per path, no leftovers in the way.
+//!
+//! A lock file beside the socket decides who owns the path. The kernel drops the lock when its holder ends, however
+//! it ends; so a lock that can be taken proves that a socket found there is a leftover, unless another program made
+//! it, which a trial connection tells.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Why a path could not be claimed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// A server lives there.
+    #[error("{path} is in use by another server: stop it or choose another --socket")]
+    InUse {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Something else lies there.
+    #[error("{path} exists and is not a socket: choose another --socket, or remove it yourself")]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Unix addresses are short.
+    #[error("{path} is too long for a Unix socket (at most 99 bytes, so that \".control\" still fits)")]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The system refused.
+    #[error("{operation} {path}")]
+    Io {
+        /// What was being done.
+        operation: &'static str,
+        /// To which path.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+/// A claimed path: the sockets are removed when this is dropped.
+#[derive(Debug)]
+pub struct Claim {
+    /// Where clients bring requests; workers accept on it.
+    pub requests: OwnedFd,
+    /// Where clients bring questions; the master accepts on it, non-blocking.
+    pub control: OwnedFd,
+    path: PathBuf,
+    // Held for its lock.
+    _lock: File,
+}
+
+/// The master's own socket beside the one at `path`.
+#[must_use]
+pub fn control_path(path: &Path) -> PathBuf {
+    beside(path, ".control")
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+impl Claim {
+    /// Claims `path`, with room for `queue` waiting connections.
+    ///
+    /// # Errors
+    /// See [`ClaimError`]; nothing was changed then.
+    pub fn take(path: &Path, queue: u16) -> Result<Self, ClaimError> {
+        if SocketAddrUnix::new(control_path(path)).is_err() {
+            return Err(ClaimError::TooLong {
+                path: path.to_owned(),
+            });
+        }
+        let lock = take_lock(path)?;
+        make_way(path)?;
+        make_way(&control_path(path))?;
+        let requests = listen(path, i32::from(queue), SocketFlags::CLOEXEC)?;
+        let control = listen(
+            &control_path(path),
+            128,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        );
+        match control {
+            Ok(control) => Ok(Self {
+                requests,
+                control,
+                path: path.to_owned(),
+                _lock: lock,
+            }),
+            Err(error) => {
+                // Nothing to add if the socket just made cannot be removed: the error below says enough.
+                let _ = fs::remove_file(path);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Whoever removed them already did what was wanted. The lock file stays: removing it would let two servers
+        // hold locks on two files of one name.
+        let _ = fs::remove_file(&self.path);
+        let _ = fs::remove_file(control_path(&self.path));
+    }
+}
+
+fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ClaimError {
+    let path = path.to_owned();
+    move |source| ClaimError::Io {
+        operation,
+        path,
+        source,
+    }
+}
+
+fn take_lock(path: &Path) -> Result<File, ClaimError> {
+    let lock_path = beside(path, ".lock");
+    let mut options = OpenOptions::new();
+    options
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW);
+    let lock = options
+        .open(&lock_path)
+        .map_err(io_error("opening", &lock_path))?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ClaimError::InUse {
+            path: path.to_owned(),
+        }),
+        Err(errno) => Err(io_error("locking", &lock_path)(errno.into())),
+    }
+}
+
+/// Removes a dead server's socket at `path`, and nothing else.
+fn make_way(path: &Path) -> Result<(), ClaimError> {
+    let kind = match fs::symlink_metadata(path) {
+        Ok(metadata) => metadata.file_type(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(io_error("looking at", path)(error)),
+    };
+    if !kind.is_socket() {
+        return Err(ClaimError::NotASocket {
+            path: path.to_owned(),
+        });
+    }
+    match connect(path) {
+        Err(rustix::io::Errno::CONNREFUSED) => fs::remove_file(path).map_err(io_error("removing", path)),
+        Err(rustix::io::Errno::NOENT) => Ok(()),
+        Ok(()) | Err(rustix::io::Errno::AGAIN) => Err(ClaimError::InUse {
+            path: path.to_owned(),
+        }),
+        Err(errno) => Err(io_error("trying", path)(errno.into())),
+    }
+}
+
+fn connect(path: &Path) -> rustix::io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
+}
+
+fn listen(path: &Path, backlog: i32, flags: SocketFlags) -> Result<OwnedFd, ClaimError> {
+    let steps = || {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        // Whoever can connect runs programs as this user. Until `listen` nobody can connect.
+        rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
+        rustix::net::listen(&socket, backlog)?;
+        Ok(socket)
+    };
+    steps().map_err(|errno: rustix::io::Errno| io_error("listening on", path)(errno.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_live_server_keeps_its_path_and_a_dead_ones_leftover_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let claim = Claim::take(&path, 4).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(matches!(Claim::take(&path, 4), Err(ClaimError::InUse { .. })));
+        assert!(
+            connect(&path).is_ok(),
+            "the failed claim must not have disturbed the server"
+        );
+        drop(claim);
+        assert!(!path.exists() && !control_path(&path).exists());
+
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "a leftover");
+        let claim = Claim::take(&path, 4).unwrap();
+        assert!(connect(&path).is_ok());
+        drop(claim);
+    }
+
+    #[test]
+    fn another_programs_socket_or_file_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let other = UnixListener::bind(&path).unwrap();
+        assert!(matches!(Claim::take(&path, 4), Err(ClaimError::InUse { .. })));
+        assert!(connect(&path).is_ok());
+        drop(other);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(
+            Claim::take(&path, 4),
+            Err(ClaimError::NotASocket { .. })
+        ));
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn an_overlong_path_is_refused_by_name() {
+        let path = Path::new("/tmp").join("x".repeat(100));
+        assert!(matches!(Claim::take(&path, 4), Err(ClaimError::TooLong { .. })));
+    }
+}

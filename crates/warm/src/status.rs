@@ -1,0 +1,231 @@
+//! The page on which a worker notes what it is doing, for the master to read when the worker no longer can speak.
+//!
+//! One sealed-size memfd page per worker, shared between that worker and the master and nobody else. The worker
+//! writes, the master reads. A hostile script runs inside the worker and can write anything here, so the master
+//! believes nothing that could hurt another: a request id claimed falsely is of no use to a script that cannot
+//! guess another's 128 random bits, and times are taken by the master's own clock.
+//!
+//! The mapping is shared, so a rollback of the worker does not undo it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::protocol::RequestId;
+
+const PAGE: usize = 4096;
+
+/// What is written on the page.
+#[repr(C)]
+#[derive(Debug)]
+struct Layout {
+    /// Requests begun and requests ended, counted together: odd while one runs.
+    turns: AtomicU64,
+    /// The id of the request that runs, in two halves; both zero before it is known.
+    id: [AtomicU64; 2],
+    /// Set when the interpreter is ready for its first request.
+    ready: AtomicU64,
+}
+
+/// One worker's page, mapped.
+#[derive(Debug)]
+pub struct StatusPage {
+    layout: NonNull<Layout>,
+}
+
+// SAFETY: the page consists of atomics only.
+unsafe impl Send for StatusPage {}
+// SAFETY: as above.
+unsafe impl Sync for StatusPage {}
+
+/// What the page says at an instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Whether the interpreter is ready.
+    pub ready: bool,
+    /// Requests finished by this worker.
+    pub served: u64,
+    /// Changes with every beginning and end of a request; odd while one runs.
+    pub turns: u64,
+    /// The request that runs, once its id is known.
+    pub current: Option<RequestId>,
+}
+
+impl Status {
+    /// Whether a request runs.
+    #[must_use]
+    pub fn busy(&self) -> bool {
+        self.turns % 2 == 1
+    }
+}
+
+impl StatusPage {
+    /// Makes a new page; the descriptor is for the worker to [`open`](Self::open).
+    ///
+    /// # Errors
+    /// Those of `memfd_create(2)`, `ftruncate(2)` and `mmap(2)`.
+    pub fn create() -> io::Result<(Self, OwnedFd)> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
+        let fd = match rustix::fs::memfd_create("orrery-warm-status", flags) {
+            // Linux before 6.3 does not know NOEXEC_SEAL.
+            Err(rustix::io::Errno::INVAL) => {
+                rustix::fs::memfd_create("orrery-warm-status", flags - MemfdFlags::NOEXEC_SEAL)?
+            }
+            other => other?,
+        };
+        let file = File::from(fd);
+        file.set_len(PAGE as u64)?;
+        // A worker that shrank its page would make the master's next read a SIGBUS.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let page = Self::open(file.as_fd())?;
+        Ok((page, file.into()))
+    }
+
+    /// Maps the page behind `fd`.
+    ///
+    /// # Errors
+    /// Those of `fstat(2)` and `mmap(2)`; `InvalidData` where `fd` is no such page.
+    pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        if rustix::fs::fstat(fd)?.st_size < 4096 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the status descriptor is not a status page",
+            ));
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the file is at least a page
+        // long, so that the mapping can be read.
+        let address = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                PAGE,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )?
+        };
+        let layout = NonNull::new(address.cast::<Layout>());
+        Ok(Self {
+            layout: layout.ok_or_else(|| io::Error::other("mmap answered a null address"))?,
+        })
+    }
+
+    fn layout(&self) -> &Layout {
+        // SAFETY: the mapping lives as long as `self`, is page-aligned, and holds atomics, valid for any bytes.
+        unsafe { self.layout.as_ref() }
+    }
+
+    /// Worker: the interpreter is ready.
+    pub fn set_ready(&self) {
+        self.layout().ready.store(1, Ordering::Release);
+    }
+
+    /// Worker: a connection was taken; its request is not known yet.
+    pub fn begin(&self) {
+        let layout = self.layout();
+        layout.id[0].store(0, Ordering::Relaxed);
+        layout.id[1].store(0, Ordering::Relaxed);
+        layout.turns.fetch_or(1, Ordering::Release);
+    }
+
+    /// Worker: the running request is `id`.
+    pub fn name(&self, id: RequestId) {
+        let [low, high] = halves(id);
+        self.layout().id[0].store(low, Ordering::Relaxed);
+        self.layout().id[1].store(high, Ordering::Release);
+    }
+
+    /// Worker: the running request is over and answered.
+    pub fn end(&self) {
+        let layout = self.layout();
+        let turns = layout.turns.load(Ordering::Relaxed);
+        if turns % 2 == 1 {
+            layout.turns.store(turns.wrapping_add(1), Ordering::Release);
+        }
+    }
+
+    /// Master: what the page says now.
+    #[must_use]
+    pub fn read(&self) -> Status {
+        let layout = self.layout();
+        let turns = layout.turns.load(Ordering::Acquire);
+        let high = layout.id[1].load(Ordering::Acquire);
+        let low = layout.id[0].load(Ordering::Relaxed);
+        let current = (turns % 2 == 1 && (low, high) != (0, 0)).then(|| whole([low, high]));
+        Status {
+            ready: layout.ready.load(Ordering::Acquire) != 0,
+            served: turns / 2,
+            turns,
+            current,
+        }
+    }
+}
+
+impl Drop for StatusPage {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `open`, and no reference into it outlives `self`.
+        // A failure would leave the page mapped, which harms nobody.
+        let _ = unsafe { rustix::mm::munmap(self.layout.as_ptr().cast(), PAGE) };
+    }
+}
+
+fn halves(id: RequestId) -> [u64; 2] {
+    let whole = u128::from_le_bytes(id.0);
+    #[expect(clippy::cast_possible_truncation, reason = "the halves of 128 bits")]
+    [whole as u64, (whole >> 64) as u64]
+}
+
+fn whole([low, high]: [u64; 2]) -> RequestId {
+    RequestId((u128::from(low) | (u128::from(high) << 64)).to_le_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_master_sees_what_the_worker_notes() {
+        let (master, fd) = StatusPage::create().unwrap();
+        let worker = StatusPage::open(fd.as_fd()).unwrap();
+        assert!(!master.read().ready && !master.read().busy());
+        worker.set_ready();
+        worker.begin();
+        assert!(master.read().busy() && master.read().current.is_none());
+        let id = RequestId([9; 16]);
+        worker.name(id);
+        assert_eq!(master.read().current, Some(id));
+        worker.end();
+        assert_eq!(
+            master.read(),
+            Status {
+                ready: true,
+                served: 1,
+                turns: 2,
+                current: None
+            }
+        );
+        worker.begin();
+        assert_eq!(
+            master.read().current,
+            None,
+            "the last request's id must not stand for the next"
+        );
+    }
+
+    #[test]
+    fn a_worker_cannot_shrink_the_page_under_the_master() {
+        let (_master, fd) = StatusPage::create().unwrap();
+        assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+    }
+
+    #[test]
+    fn ids_survive_their_halves() {
+        let id = RequestId::random().unwrap();
+        assert_eq!(whole(halves(id)), id);
+    }
+}

@@ -1,0 +1,280 @@
+//! What the tests of the warm server share: a server that ends with its test, and the two ways to run a script.
+
+#![allow(dead_code, unreachable_pub, reason = "every test program uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Debian's interpreter, which the server stands in for.
+pub const PYTHON: &str = "/usr/bin/python3";
+/// Modules that the servers of the tests import first.
+pub const IMPORTS: &str =
+    "json,re,sqlite3,csv,decimal,random,threading,asyncio,subprocess,tempfile,ctypes,ssl";
+
+/// One way to keep requests apart: the option, and the tracker that the worker is made to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    pub isolation: &'static str,
+    pub tracker: Option<&'static str>,
+}
+
+/// All ways that this build and kernel have.
+pub fn ways() -> Vec<Way> {
+    vec![Way {
+        isolation: "fork",
+        tracker: None,
+    }]
+}
+
+/// The examples' directory.
+pub fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../examples/warm")
+        .canonicalize()
+        .unwrap()
+}
+
+/// A server for one test.
+pub struct Server {
+    pub child: Child,
+    pub directory: tempfile::TempDir,
+    pub way: Way,
+}
+
+impl Server {
+    pub fn start(way: Way, options: &[&str]) -> Self {
+        Self::start_with(way, options, &[])
+    }
+
+    pub fn start_with(way: Way, options: &[&str], variables: &[(&str, &str)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("socket");
+        let mut command = serve_command(way, &socket, options);
+        command.envs(variables.iter().copied());
+        let log = std::fs::File::create(directory.path().join("log")).unwrap();
+        let child = command.stderr(log).spawn().unwrap();
+        let server = Self {
+            child,
+            directory,
+            way,
+        };
+        server.wait_until("the workers are ready", || {
+            let output = server.orrery(&["status"]).output().unwrap();
+            output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("starting")
+        });
+        server
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+
+    /// A command of the client.
+    pub fn orrery(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_orrery-warm"));
+        settle_environment(&mut command)
+            .env("ORRERY_WARM", self.socket())
+            .args(arguments);
+        command
+    }
+
+    /// The client running a program.
+    pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
+        let mut command = self.orrery(&["run"]);
+        command.args(arguments);
+        command
+    }
+
+    /// The workers' process ids, as the server tells them.
+    pub fn workers(&self) -> Vec<i32> {
+        let output = self.orrery(&["status"]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let worker = |line: &str| line.strip_prefix("worker ")?.split(':').next()?.parse().ok();
+        text.lines().filter_map(worker).collect()
+    }
+
+    pub fn wait_until(&self, what: &str, mut done: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !done() {
+            assert!(
+                begun.elapsed() < Duration::from_secs(30),
+                "in vain: {what}; the server says:\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        signal(i32::try_from(self.child.id()).unwrap(), libc::SIGTERM);
+        let begun = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            if begun.elapsed() > Duration::from_secs(10) {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if std::thread::panicking() {
+            eprintln!("the server ({:?}) said:\n{}", self.way, self.log());
+        }
+    }
+}
+
+/// `orrery-warm serve` as the tests use it.
+pub fn serve_command(way: Way, socket: &Path, options: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery-warm"));
+    settle_environment(&mut command);
+    command
+        .args(["serve", "--python", "--isolate", way.isolation, "--socket"])
+        .arg(socket)
+        .args(options);
+    if let Some(tracker) = way.tracker {
+        command.env("ORRERY_TRACKER", tracker);
+    }
+    command.stdin(Stdio::null());
+    // SAFETY: a plain system call between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            // A test that is killed takes its server along.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+    command
+}
+
+/// The same environment for server, client and plain python3, whatever the test runner's is.
+pub fn settle_environment(command: &mut Command) -> &mut Command {
+    // SAFETY: marks descriptors between fork and exec; nothing is allocated.
+    unsafe {
+        command.pre_exec(|| {
+            libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC.cast_signed());
+            Ok(())
+        });
+    }
+    command
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("HOME", "/nonexistent")
+        .env("LANG", "C.UTF-8")
+}
+
+/// Plain python3, called as users call it.
+pub fn python<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(PYTHON);
+    settle_environment(&mut command)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .arg0("python3")
+        .args(arguments);
+    command
+}
+
+/// What a program did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ran {
+    pub status: ExitStatus,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+}
+
+impl Ran {
+    pub fn out(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    pub fn err(&self) -> String {
+        String::from_utf8_lossy(&self.stderr).into_owned()
+    }
+}
+
+/// Runs a command to its end with `input` on its standard input.
+pub fn ran(command: &mut Command, input: &[u8]) -> Ran {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let input = input.to_vec();
+    // A program that does not read its input is no failure.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    Ran {
+        status: output.status,
+        stdout: output.stdout,
+        stderr: output.stderr,
+    }
+}
+
+/// How a status reads in a failure message: the exit status or the signal, core files apart.
+pub fn told(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(signal) => format!("signal {signal}"),
+        None => format!("exit {}", status.code().unwrap()),
+    }
+}
+
+/// Output with what differs from process to process taken out: the numbers after 0x.
+pub fn without_addresses(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
+    let mut pieces = text.split("0x");
+    let first = pieces.next().unwrap_or_default().to_owned();
+    let digits = |character: char| character.is_ascii_hexdigit();
+    pieces.fold(first, |text, piece| {
+        text + "0x..." + piece.trim_start_matches(digits)
+    })
+}
+
+/// Adds a complaint for every way in which `warm` differs from `cold`.
+pub fn compare(complaints: &mut String, what: &str, warm: &Ran, cold: &Ran) {
+    if told(warm.status) != told(cold.status) {
+        writeln!(
+            complaints,
+            "{what}: {} instead of {}",
+            told(warm.status),
+            told(cold.status)
+        )
+        .unwrap();
+    }
+    for (stream, warm, cold) in [
+        ("stdout", &warm.stdout, &cold.stdout),
+        ("stderr", &warm.stderr, &cold.stderr),
+    ] {
+        let (warm, cold) = (without_addresses(warm), without_addresses(cold));
+        if warm != cold {
+            writeln!(
+                complaints,
+                "{what}: {stream} differs\n--- warm\n{warm}\n--- cold\n{cold}"
+            )
+            .unwrap();
+        }
+    }
+}
+
+pub fn signal(pid: i32, number: i32) {
+    // SAFETY: a plain system call; tests signal only what they started.
+    unsafe { libc::kill(pid, number) };
+}
+
+pub fn is_alive(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        let state = stat.rsplit_once(')').unwrap().1.trim_start();
+        !state.starts_with(['Z', 'X'])
+    })
+}

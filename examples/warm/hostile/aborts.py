@@ -1,0 +1,6 @@
+# expect: signal ABRT
+"""Aborts."""
+import os
+
+print("abort", flush=True)
+os.abort()
