@@ -51,11 +51,7 @@ impl SocketArg {
     /// # Errors
     /// Where there is none.
     pub fn path(&self) -> anyhow::Result<PathBuf> {
-        let of = |name| {
-            std::env::var_os(name)
-                .filter(|value| !value.is_empty())
-                .map(PathBuf::from)
-        };
+        let of = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let default =
             || of("ORRERY_WARM").or_else(|| Some(of("XDG_RUNTIME_DIR")?.join("orrery-warm.socket")));
         self.socket.clone().or_else(default).context(
@@ -115,25 +111,15 @@ impl ServeArgs {
         let socket = self.socket.path()?;
         // The workers' directory is the root, so that the server keeps no file system busy.
         let socket = std::path::absolute(&socket).with_context(|| format!("{}", socket.display()))?;
-        let sandbox = self.sandbox.then_some(Sandbox {
-            read: self.read,
-            write: self.write,
-            net: self.net,
-        });
+        let sandbox = self.sandbox.then_some(Sandbox { read: self.read, write: self.write, net: self.net });
         crate::server::serve(&ServerConfig {
             socket,
             workers: self.workers,
             queue: self.queue,
             worker: WorkerConfig {
-                interpreter: Interpreter {
-                    executable: self.python,
-                    imports: self.imports,
-                },
+                interpreter: Interpreter { executable: self.python, imports: self.imports },
                 isolation: self.isolate,
-                limits: Limits {
-                    time: self.timeout.filter(|time| !time.is_zero()),
-                    memory: self.memory,
-                },
+                limits: Limits { time: self.timeout.filter(|time| !time.is_zero()), memory: self.memory },
                 sandbox,
             },
         })?;
@@ -154,11 +140,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub fallback: bool,
     /// What would follow `python3`: `[-u] [-B] [-P] [-W filter] script.py ...`, `-c text ...`, `-m module ...`, `-`.
-    #[arg(
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PYTHON ARGUMENTS"
-    )]
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "PYTHON ARGUMENTS")]
     pub python: Vec<OsString>,
 }
 
@@ -177,14 +159,8 @@ impl RunArgs {
             .arguments(line.arguments)
             .options(line.unbuffered, line.no_bytecode, line.safe_path, line.warnings)
             .standard_streams();
-        let fallback = self
-            .fallback
-            .then(|| std::iter::once("python3".into()).chain(self.python).collect());
-        stand_in(StandIn {
-            client: Client::new(socket).wait(self.wait),
-            job,
-            fallback,
-        })
+        let fallback = self.fallback.then(|| std::iter::once("python3".into()).chain(self.python).collect());
+        stand_in(StandIn { client: Client::new(socket).wait(self.wait), job, fallback })
     }
 }
 
@@ -291,10 +267,7 @@ impl StatusArgs {
                 (true, false) => "idle",
                 (true, true) => "busy",
             };
-            println!(
-                "worker {}: {state}, {} requests served",
-                worker.pid, worker.served
-            );
+            println!("worker {}: {state}, {} requests served", worker.pid, worker.served);
         }
         Ok(())
     }
@@ -325,12 +298,8 @@ fn parse_size(text: &str) -> Result<u64, String> {
         "t" | "T" => 40,
         unit => return Err(format!("{unit:?} is no unit of size: use K, M, G or T")),
     };
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| format!("{digits:?} is no whole number"))?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| format!("{text} is more than there is"))
+    let number: u64 = digits.parse().map_err(|_| format!("{digits:?} is no whole number"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is more than there is"))
 }
 
 #[cfg(test)]
@@ -351,14 +320,8 @@ mod tests {
             (Source::Command("pass".into()), vec!["-u".into(), "x".into()])
         );
         let line = parse(&["-P", "--", "-odd-name.py", "-c"]).unwrap();
-        assert_eq!(
-            (line.source, line.arguments),
-            (Source::Script("-odd-name.py".into()), vec!["-c".into()])
-        );
-        assert_eq!(
-            parse(&["-mjson.tool"]).unwrap().source,
-            Source::Module("json.tool".into())
-        );
+        assert_eq!((line.source, line.arguments), (Source::Script("-odd-name.py".into()), vec!["-c".into()]));
+        assert_eq!(parse(&["-mjson.tool"]).unwrap().source, Source::Module("json.tool".into()));
         assert_eq!(parse(&[]).unwrap().source, Source::Stdin { dash: false });
         assert_eq!(parse(&["-", "x"]).unwrap().source, Source::Stdin { dash: true });
         assert!(parse(&["-c"]).is_err() && parse(&["-i", "x.py"]).is_err() && parse(&["--version"]).is_err());

@@ -1,14 +1,12 @@
 //! The worker's own descriptors, kept high and out of a script's way: its first file is number 3, as it is at home.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// Where the worker's own descriptors begin.
 #[must_use]
 pub fn first_own() -> RawFd {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile)
-        .current
-        .unwrap_or(1024);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024);
     RawFd::try_from(limit.clamp(64, 1024) - 32).unwrap_or(32)
 }
 
@@ -18,6 +16,19 @@ pub fn first_own() -> RawFd {
 /// Those of `fcntl(F_DUPFD_CLOEXEC)`.
 pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&fd, first_own())?)
+}
+
+/// Moves `fd` to `number`, close-on-exec, replacing whatever is there.
+///
+/// # Errors
+/// Those of `dup3(2)`.
+pub(crate) fn move_to(fd: OwnedFd, number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: plain system call; whoever owned the number does not use it any more, by the caller's arrangement.
+    if unsafe { libc::dup3(fd.as_raw_fd(), number, libc::O_CLOEXEC) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just opened.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Takes a descriptor that was inherited under a number given on the command line.
@@ -71,7 +82,5 @@ pub(crate) fn keep_over_exec(kept: &[RawFd]) -> io::Result<()> {
 
 fn most_descriptors() -> RawFd {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    limit
-        .and_then(|limit| RawFd::try_from(limit).ok())
-        .unwrap_or(65_536)
+    limit.and_then(|limit| RawFd::try_from(limit).ok()).unwrap_or(65_536)
 }

@@ -5,10 +5,7 @@
 pub fn die_by(signal: i32) -> ! {
     // SAFETY: plain system calls; every pointer is to a live local that the call only reads or fills.
     unsafe {
-        let no_core = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
+        let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         libc::setrlimit(libc::RLIMIT_CORE, &raw const no_core);
         libc::signal(signal, libc::SIG_DFL);
         let mut set = std::mem::MaybeUninit::uninit();

@@ -35,20 +35,14 @@ fn children_by_scan() -> Vec<Pid> {
     let Ok(processes) = fs::read_dir("/proc") else {
         return Vec::new();
     };
-    let candidates = processes
-        .flatten()
-        .filter_map(|entry| parse(entry.file_name().to_str()?));
+    let candidates = processes.flatten().filter_map(|entry| parse(entry.file_name().to_str()?));
     candidates.filter(|&pid| parent_of(pid) == Some(own)).collect()
 }
 
 fn parent_of(pid: Pid) -> Option<Pid> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     // The command name, in parentheses, may hold anything; state and parent follow the last parenthesis.
-    stat.rsplit_once(')')?
-        .1
-        .split_ascii_whitespace()
-        .nth(1)
-        .and_then(parse)
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1).and_then(parse)
 }
 
 /// Makes this process the one that orphaned descendants come to.
@@ -56,9 +50,7 @@ fn parent_of(pid: Pid) -> Option<Pid> {
 /// # Errors
 /// Those of `prctl(2)`; none on Linux 3.4 and later.
 pub fn adopt_orphans() -> io::Result<()> {
-    Ok(rustix::process::set_child_subreaper(Some(
-        rustix::process::getpid(),
-    ))?)
+    Ok(rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?)
 }
 
 /// Kills and reaps every descendant of this process, as often as new ones come to light.

@@ -252,10 +252,7 @@ pub enum Error {
 }
 
 fn io_error(operation: &'static str) -> impl FnOnce(rustix::io::Errno) -> Error {
-    move |errno| Error::Io {
-        operation,
-        source: errno.into(),
-    }
+    move |errno| Error::Io { operation, source: errno.into() }
 }
 
 /// Encodes `body` behind a header, ready to send.
@@ -383,12 +380,8 @@ fn receive_rights(
 ) -> Result<rustix::io::Result<usize>, Error> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let received = rustix::net::recvmsg(
-        socket,
-        &mut [IoSliceMut::new(buffer)],
-        &mut ancillary,
-        RecvFlags::CMSG_CLOEXEC,
-    );
+    let received =
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
     let received = match received {
         Ok(received) => received,
         Err(errno) => return Ok(Err(errno)),
@@ -424,20 +417,14 @@ mod tests {
     fn example(environment: &[u8]) -> Request<'_> {
         Request {
             id: RequestId([7; 16]),
-            program: Program::Script {
-                path: b"dir/script.py",
-            },
+            program: Program::Script { path: b"dir/script.py" },
             arguments: vec![b"one", b"", b"\xff not UTF-8"],
             environment,
             directory: b"/somewhere",
             umask: 0o027,
             streams: 0b101,
             ignored_signals: 1 << (libc::SIGHUP - 1),
-            options: Options {
-                unbuffered: true,
-                warnings: vec![b"error"],
-                ..Options::default()
-            },
+            options: Options { unbuffered: true, warnings: vec![b"error"], ..Options::default() },
         }
     }
 
@@ -456,10 +443,7 @@ mod tests {
             }
         });
         let received = receive(worker.as_fd()).unwrap();
-        assert_eq!(
-            decode::<Request<'_>>(&received.body).unwrap(),
-            example(&environment)
-        );
+        assert_eq!(decode::<Request<'_>>(&received.body).unwrap(), example(&environment));
         assert_eq!(received.descriptors.len(), 2);
         let mut signal = [0; 8];
         let client = sender.join().unwrap();
@@ -479,14 +463,8 @@ mod tests {
         assert!(
             matches!(refused(b"GET / HTTP/1.1\r\n\r\n"), Error::NotAFrame { begin } if &begin == b"GET ")
         );
-        assert!(matches!(
-            refused(b"ORRY\x09\x00\0\0\0\0\0\0"),
-            Error::Version { theirs: 9 }
-        ));
-        assert!(matches!(
-            refused(b"ORRY\x01\x00\0\0\xff\xff\xff\xff"),
-            Error::TooLong { .. }
-        ));
+        assert!(matches!(refused(b"ORRY\x09\x00\0\0\0\0\0\0"), Error::Version { theirs: 9 }));
+        assert!(matches!(refused(b"ORRY\x01\x00\0\0\xff\xff\xff\xff"), Error::TooLong { .. }));
         assert!(matches!(refused(b"ORRY\x01\x00\0\0\x05\0\0\0ab"), Error::Closed));
         assert!(matches!(refused(b""), Error::Closed));
         assert!(decode::<Answer>(b"\xff\xff\xff").is_err());
@@ -495,9 +473,6 @@ mod tests {
     #[test]
     fn a_message_beyond_the_limit_is_not_sent() {
         let environment = vec![b'x'; LONGEST_BODY + 1];
-        assert!(matches!(
-            encode(&example(&environment)),
-            Err(Error::TooLong { .. })
-        ));
+        assert!(matches!(encode(&example(&environment)), Err(Error::TooLong { .. })));
     }
 }

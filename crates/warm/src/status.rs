@@ -11,12 +11,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::protocol::RequestId;
+use crate::protocol::{Outcome, RequestId};
 
 const PAGE: usize = 4096;
 
@@ -30,7 +30,14 @@ struct Layout {
     id: [AtomicU64; 2],
     /// Set when the interpreter is ready for its first request.
     ready: AtomicU64,
+    /// How long the note is; 0 for none.
+    note_length: AtomicU64,
+    /// How the request ended, encoded.
+    note: [AtomicU8; MOST_NOTE],
 }
+
+/// Longest note in bytes.
+const MOST_NOTE: usize = 1024;
 
 /// One worker's page, mapped.
 #[derive(Debug)]
@@ -110,9 +117,7 @@ impl StatusPage {
             )?
         };
         let layout = NonNull::new(address.cast::<Layout>());
-        Ok(Self {
-            layout: layout.ok_or_else(|| io::Error::other("mmap answered a null address"))?,
-        })
+        Ok(Self { layout: layout.ok_or_else(|| io::Error::other("mmap answered a null address"))? })
     }
 
     fn layout(&self) -> &Layout {
@@ -130,6 +135,7 @@ impl StatusPage {
         let layout = self.layout();
         layout.id[0].store(0, Ordering::Relaxed);
         layout.id[1].store(0, Ordering::Relaxed);
+        layout.note_length.store(0, Ordering::Relaxed);
         layout.turns.fetch_or(1, Ordering::Release);
     }
 
@@ -149,6 +155,31 @@ impl StatusPage {
         }
     }
 
+    /// Worker: the running request ended like this, though it is not answered yet.
+    pub fn note(&self, outcome: &Outcome) {
+        let layout = self.layout();
+        let Ok(encoded) = postcard::to_stdvec(outcome) else {
+            return;
+        };
+        // A reason too long to note is none that a script was run for.
+        if let (true, Ok(length)) = (encoded.len() <= MOST_NOTE, u64::try_from(encoded.len())) {
+            for (place, byte) in layout.note.iter().zip(encoded) {
+                place.store(byte, Ordering::Relaxed);
+            }
+            layout.note_length.store(length, Ordering::Release);
+        }
+    }
+
+    /// How the running request ended, if that was noted.
+    #[must_use]
+    pub fn noted(&self) -> Option<Outcome> {
+        let layout = self.layout();
+        let length = usize::try_from(layout.note_length.load(Ordering::Acquire)).ok()?;
+        let bytes: Vec<u8> =
+            layout.note.get(..length)?.iter().map(|byte| byte.load(Ordering::Relaxed)).collect();
+        if bytes.is_empty() { None } else { postcard::from_bytes(&bytes).ok() }
+    }
+
     /// Master: what the page says now.
     #[must_use]
     pub fn read(&self) -> Status {
@@ -157,12 +188,7 @@ impl StatusPage {
         let high = layout.id[1].load(Ordering::Acquire);
         let low = layout.id[0].load(Ordering::Relaxed);
         let current = (turns % 2 == 1 && (low, high) != (0, 0)).then(|| whole([low, high]));
-        Status {
-            ready: layout.ready.load(Ordering::Acquire) != 0,
-            served: turns / 2,
-            turns,
-            current,
-        }
+        Status { ready: layout.ready.load(Ordering::Acquire) != 0, served: turns / 2, turns, current }
     }
 }
 
@@ -200,21 +226,9 @@ mod tests {
         worker.name(id);
         assert_eq!(master.read().current, Some(id));
         worker.end();
-        assert_eq!(
-            master.read(),
-            Status {
-                ready: true,
-                served: 1,
-                turns: 2,
-                current: None
-            }
-        );
+        assert_eq!(master.read(), Status { ready: true, served: 1, turns: 2, current: None });
         worker.begin();
-        assert_eq!(
-            master.read().current,
-            None,
-            "the last request's id must not stand for the next"
-        );
+        assert_eq!(master.read().current, None, "the last request's id must not stand for the next");
     }
 
     #[test]

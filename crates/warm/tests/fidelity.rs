@@ -1,10 +1,6 @@
 //! Where a program's surroundings show: a warm run must not differ from `python3`.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test that cannot go on has failed"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
@@ -27,13 +23,7 @@ struct Case<'a> {
 const SCRIPT: &[&str] = &["script.py"];
 
 const fn case<'a>(name: &'a str, script: &'a [u8]) -> Case<'a> {
-    Case {
-        name,
-        script,
-        words: SCRIPT,
-        input: b"",
-        environment: &[],
-    }
+    Case { name, script, words: SCRIPT, input: b"", environment: &[] }
 }
 
 const SURROUNDINGS: &[u8] = br"
@@ -41,7 +31,7 @@ import sys, os
 print(sys.argv, sys.orig_argv, sys.path, __file__, __name__, __doc__, __package__, __spec__, __cached__, __loader__.path)
 print(list(globals()), __builtins__, __annotations__, type(__loader__), sys.flags.safe_path, sys.executable, sys.prefix)
 print(sys.modules['__main__'].__dict__ is globals(), sys.path_importer_cache.get(__file__, 'absent'), sys.warnoptions)
-print(os.getcwd(), sorted(os.listdir('/proc/self/fd')), open('/dev/null').fileno(), oct(os.umask(0)))
+print(os.getcwd(), sorted(n for n in os.listdir('/proc/self/fd') if int(n) < 100), open('/dev/null').fileno(), oct(os.umask(0)))
 for stream in sys.stdin, sys.stdout, sys.stderr:
     print(stream, stream.errors, stream.line_buffering, stream.write_through, stream.newlines, stream.buffer, stream.fileno(), stream.isatty())
 print(sys._getframe().f_back, sys.getrecursionlimit(), sys.getfilesystemencoding(), sys.getdefaultencoding())
@@ -196,17 +186,10 @@ print(ascii({k: v for k, v in os.environ.items() if k != 'ORRERY_WARM'}), type(s
 warnings.warn('user')
 warnings.warn('bytes', BytesWarning)
 ";
-        cases.push(Case {
-            environment,
-            ..case("environment", script)
-        });
+        cases.push(Case { environment, ..case("environment", script) });
     }
     let numbered = [("ending", ENDINGS), ("last act", LAST_ACTS)];
-    cases.extend(
-        numbered
-            .iter()
-            .flat_map(|(name, scripts)| scripts.iter().map(|script| case(name, script))),
-    );
+    cases.extend(numbered.iter().flat_map(|(name, scripts)| scripts.iter().map(|script| case(name, script))));
     cases
 }
 
@@ -220,10 +203,7 @@ fn furnish(directory: &Path) {
         "package/__main__.py",
         "import sys; print(sys.argv, sys.path[0], __name__, __package__, __file__)\n",
     );
-    write(
-        "neighbour.py",
-        "x = 1\ndef fail():\n    raise LookupError('next door')\n",
-    );
+    write("neighbour.py", "x = 1\ndef fail():\n    raise LookupError('next door')\n");
     write(
         "module.py",
         "import sys\nprint(sys.argv, sys.orig_argv, sys.path[0], __name__, __file__, __spec__.name)\n\
@@ -234,61 +214,36 @@ fn furnish(directory: &Path) {
     let make = "import zipfile, py_compile\nwith zipfile.ZipFile('archive.zip', 'w') as z: \
                 z.writestr('__main__.py', 'import sys; print(sys.argv, sys.path[0], __file__); 1/int(sys.argv[1]) - x')\n\
                 py_compile.compile('module.py', 'compiled.pyc')\n";
-    assert!(
-        python(["-c", make])
-            .current_dir(directory)
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(python(["-c", make]).current_dir(directory).status().unwrap().success());
 }
 
 #[test]
 fn surroundings_endings_and_last_acts_are_those_of_python3() {
     for way in ways() {
-        let server = Server::start(
-            way,
-            &["--import", common::IMPORTS, "--timeout", "30s", "--workers", "2"],
-        );
+        let server = Server::start(way, &["--import", common::IMPORTS, "--timeout", "30s", "--workers", "2"]);
         let scratch = tempfile::tempdir().unwrap();
         furnish(scratch.path());
         let mut complaints = String::new();
-        for Case {
-            name,
-            script,
-            words,
-            input,
-            environment,
-        } in scripted()
-        {
+        for Case { name, script, words, input, environment } in scripted() {
             fs::write(scratch.path().join("script.py"), script).unwrap();
             let run = |command: &mut Command| {
                 let file = scratch.path().join("scratch");
                 let _ = fs::remove_file(&file);
                 // Both see the same variables, in the same order.
-                command
-                    .env("PYTHONDONTWRITEBYTECODE", "1")
-                    .env("ORRERY_WARM", server.socket());
-                let ran = ran(
-                    command.envs(environment.iter().copied()).current_dir(&scratch),
-                    input,
-                );
+                command.env("PYTHONDONTWRITEBYTECODE", "1").env("ORRERY_WARM", server.socket());
+                let ran = ran(command.envs(environment.iter().copied()).current_dir(&scratch), input);
                 (ran, fs::read(file).unwrap_or_default())
             };
             let (warm, warm_file) = run(&mut server.run(words));
             let (cold, cold_file) = run(&mut python(words));
-            let what = format!(
-                "{way:?} {name} {words:?} {environment:?} {}",
-                String::from_utf8_lossy(script)
-            );
+            let what =
+                format!("{way:?} {name} {words:?} {environment:?} {}", String::from_utf8_lossy(script));
             compare(&mut complaints, &what, &warm, &cold);
             // Compressed files carry the time of their making.
             if warm_file.len() != cold_file.len()
                 || !script.starts_with(b"import gzip") && warm_file != cold_file
             {
-                complaints.push_str(&format!(
-                    "{what}: the file differs: {warm_file:?}, not {cold_file:?}\n"
-                ));
+                complaints.push_str(&format!("{what}: the file differs: {warm_file:?}, not {cold_file:?}\n"));
             }
         }
         assert!(complaints.is_empty(), "{complaints}");
@@ -324,24 +279,13 @@ fn options_of_the_interpreter_are_honoured() {
 fn a_closed_output_is_noticed_as_python3_notices_it() {
     for way in ways() {
         let server = Server::start(way, &["--timeout", "30s"]);
-        for script in [
-            "print('x' * 100)",
-            "import sys; sys.stdout.write('y' * 1000000)",
-            "print('x'); 1/0",
-        ] {
+        for script in ["print('x' * 100)", "import sys; sys.stdout.write('y' * 1000000)", "print('x'); 1/0"] {
             let run = |command: &mut Command| {
                 let (reader, writer) = std::io::pipe().unwrap();
                 drop(reader);
-                let output = command
-                    .stdin(Stdio::null())
-                    .stdout(writer)
-                    .stderr(Stdio::piped())
-                    .output()
-                    .unwrap();
-                (
-                    common::told(output.status),
-                    String::from_utf8(output.stderr).unwrap(),
-                )
+                let output =
+                    command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+                (common::told(output.status), String::from_utf8(output.stderr).unwrap())
             };
             assert_eq!(
                 run(&mut server.run(["-c", script])),
@@ -360,19 +304,14 @@ fn streams_that_are_closed_are_none_and_the_terminal_is_a_terminal() {
                       [os.path.exists(f'/proc/self/fd/{n}') for n in range(3)]]).encode())";
         // The shell gives both the same closed descriptors, and a file as number 3.
         for closed in ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"] {
-            let script = script.replace(
-                "os.write(3,",
-                "os.write(os.open('out', os.O_WRONLY | os.O_CREAT), ",
-            );
+            let script = script.replace("os.write(3,", "os.write(os.open('out', os.O_WRONLY | os.O_CREAT), ");
             let scratch = tempfile::tempdir().unwrap();
             let run = |command: &str| {
                 let mut shell = Command::new("/bin/sh");
                 common::settle_environment(&mut shell)
                     .env("ORRERY_WARM", server.socket())
                     .current_dir(&scratch);
-                shell
-                    .args(["-c", &format!("exec {command} -c \"$SCRIPT\" {closed}")])
-                    .env("SCRIPT", &script);
+                shell.args(["-c", &format!("exec {command} -c \"$SCRIPT\" {closed}")]).env("SCRIPT", &script);
                 shell.env("PYTHONDONTWRITEBYTECODE", "1");
                 let status = common::told(shell.status().unwrap());
                 let text = fs::read_to_string(scratch.path().join("out")).unwrap_or_default();
@@ -393,10 +332,7 @@ fn streams_that_are_closed_are_none_and_the_terminal_is_a_terminal() {
         };
         let warm = run(&format!("{} run", env!("CARGO_BIN_EXE_orrery-warm")));
         assert_eq!(warm, run(common::PYTHON), "{way:?}");
-        assert!(
-            warm.contains("(True, True), (True, True), (True, True)"),
-            "{warm}"
-        );
+        assert!(warm.contains("(True, True), (True, True), (True, True)"), "{warm}");
     }
 }
 
@@ -407,13 +343,8 @@ fn what_the_client_ignores_the_script_ignores() {
         let script = "import signal; print([signal.getsignal(s) for s in (1, 2, 3, 15, signal.SIGTSTP)])";
         let run = |command: &str| {
             let mut shell = Command::new("/bin/sh");
-            common::settle_environment(&mut shell)
-                .env("ORRERY_WARM", server.socket())
-                .env("SCRIPT", script);
-            shell.args([
-                "-c",
-                &format!("trap '' HUP INT TSTP; exec {command} -c \"$SCRIPT\""),
-            ]);
+            common::settle_environment(&mut shell).env("ORRERY_WARM", server.socket()).env("SCRIPT", script);
+            shell.args(["-c", &format!("trap '' HUP INT TSTP; exec {command} -c \"$SCRIPT\"")]);
             ran(&mut shell, b"").out()
         };
         assert_eq!(

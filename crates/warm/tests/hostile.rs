@@ -1,10 +1,6 @@
 //! Hostile scripts get their own honest results, and the next script finds everything as it was.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test that cannot go on has failed"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
@@ -15,16 +11,8 @@ use std::path::{Path, PathBuf};
 
 use common::{Ran, Server, Way, examples, ran, told, ways};
 
-const OPTIONS: [&str; 8] = [
-    "--import",
-    common::IMPORTS,
-    "--timeout",
-    "1s",
-    "--memory",
-    "256M",
-    "--workers",
-    "1",
-];
+const OPTIONS: [&str; 8] =
+    ["--import", common::IMPORTS, "--timeout", "1s", "--memory", "256M", "--workers", "1"];
 
 /// What a script's first lines promise.
 struct Promise {
@@ -36,16 +24,10 @@ struct Promise {
 fn promise(script: &Path) -> Promise {
     let text = fs::read_to_string(script).unwrap();
     let mut lines = text.lines();
-    let result = lines
-        .next()
-        .unwrap()
-        .strip_prefix("# expect: ")
-        .expect("a first line that says what to expect");
+    let result =
+        lines.next().unwrap().strip_prefix("# expect: ").expect("a first line that says what to expect");
     let replaced = lines.next().unwrap().starts_with("# worker: ");
-    Promise {
-        result: result.to_owned(),
-        replaced,
-    }
+    Promise { result: result.to_owned(), replaced }
 }
 
 fn kept(promised: &str, ran: &Ran) -> bool {
@@ -82,11 +64,7 @@ fn report(server: &Server, portable: bool) -> BTreeMap<String, String> {
     let mut command = server.run([&probe]);
     command.args(portable.then_some("--portable"));
     let ran = ran(&mut command, b"");
-    assert_eq!(
-        (told(ran.status).as_str(), ran.err().as_str()),
-        ("exit 0", ""),
-        "the probe itself failed"
-    );
+    assert_eq!((told(ran.status).as_str(), ran.err().as_str()), ("exit 0", ""), "the probe itself failed");
     let text = ran.out();
     // A forking worker receives requests itself, into a heap that may grow a little.
     let spared = |name: &&str| server.way.isolation == "fork" && ["heap", "private memory"].contains(name);
@@ -102,11 +80,7 @@ fn survive(way: Way, complaints: &mut String) {
     let scratch = tempfile::tempdir().unwrap();
     let mut before = report(&server, false);
     let mut portable = report(&server, true);
-    assert_eq!(
-        report(&server, false),
-        before,
-        "the probe must see no difference where there is none"
-    );
+    assert_eq!(report(&server, false), before, "the probe must see no difference where there is none");
     for script in scripts() {
         let name = script.file_name().unwrap().to_str().unwrap();
         let promise = promise(&script);
@@ -114,11 +88,7 @@ fn survive(way: Way, complaints: &mut String) {
         let ran = ran(server.run([&script]).current_dir(&scratch), b"some input\n");
         if !kept(&promise.result, &ran) {
             let (promised, told, err) = (&promise.result, told(ran.status), ran.err());
-            writeln!(
-                complaints,
-                "{way:?} {name}: {told} instead of {promised}; it said {err}"
-            )
-            .unwrap();
+            writeln!(complaints, "{way:?} {name}: {told} instead of {promised}; it said {err}").unwrap();
         }
         server.wait_until("a worker is there again", || !server.workers().is_empty());
         let replaced = server.workers() != workers;

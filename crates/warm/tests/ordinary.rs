@@ -1,10 +1,6 @@
 //! Ordinary scripts run warm as they run in `python3`: the same bytes on both streams, the same exit status.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test that cannot go on has failed"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
@@ -27,10 +23,7 @@ fn folders() -> Vec<PathBuf> {
 #[test]
 fn every_example_does_what_it_does_in_python3() {
     for way in ways() {
-        let server = Server::start(
-            way,
-            &["--import", common::IMPORTS, "--timeout", "30s", "--workers", "2"],
-        );
+        let server = Server::start(way, &["--import", common::IMPORTS, "--timeout", "30s", "--workers", "2"]);
         let mut complaints = String::new();
         for folder in folders() {
             let name = folder.file_name().unwrap().to_str().unwrap();
@@ -41,13 +34,8 @@ fn every_example_does_what_it_does_in_python3() {
             let cold = ran(python(&words).current_dir(&folder), &input);
             // Twice: what the first run left behind, the second would meet.
             for _ in 0..2 {
-                let warm = ran(
-                    server
-                        .run(&words)
-                        .env("PYTHONDONTWRITEBYTECODE", "1")
-                        .current_dir(&folder),
-                    &input,
-                );
+                let warm =
+                    ran(server.run(&words).env("PYTHONDONTWRITEBYTECODE", "1").current_dir(&folder), &input);
                 compare(&mut complaints, &format!("{way:?} {name}"), &warm, &cold);
             }
         }

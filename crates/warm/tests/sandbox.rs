@@ -1,10 +1,6 @@
 //! The walls of `--sandbox`: what they stop, and that ordinary work goes on behind them.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test that cannot go on has failed"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
 mod common;
 
@@ -92,19 +88,12 @@ fn furnish(scratch: &Path) {
     fs::write(scratch.join("outside/file"), "precious").unwrap();
     fs::write(scratch.join("readable/file"), "public").unwrap();
     fs::write(scratch.join("readable/tool"), "#!/bin/sh\n").unwrap();
-    fs::set_permissions(
-        scratch.join("readable/tool"),
-        std::os::unix::fs::PermissionsExt::from_mode(0o755),
-    )
-    .unwrap();
+    fs::set_permissions(scratch.join("readable/tool"), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
 }
 
 fn walled(way: Way, namespaces: bool, options: &[&str]) -> Server {
-    let variables: &[(&str, &str)] = if namespaces {
-        &[]
-    } else {
-        &[("ORRERY_NAMESPACES", "off")]
-    };
+    let variables: &[(&str, &str)] = if namespaces { &[] } else { &[("ORRERY_NAMESPACES", "off")] };
     Server::start_with(way, options, variables)
 }
 
@@ -115,26 +104,13 @@ fn the_walls_stop_what_they_should_and_nothing_else() {
             let scratch = tempfile::tempdir().unwrap();
             furnish(scratch.path());
             let path = |name: &str| scratch.path().join(name).to_str().unwrap().to_owned();
-            let options = [
-                "--sandbox",
-                "--read",
-                &path("readable"),
-                "--write",
-                &path("writable"),
-                "--timeout",
-                "20s",
-            ];
+            let options =
+                ["--sandbox", "--read", &path("readable"), "--write", &path("writable"), "--timeout", "20s"];
             let server = walled(way, namespaces, &options);
             let bystander = Bystander(std::process::Command::new("sleep").arg("100").spawn().unwrap());
             let other = bystander.0.id().to_string();
-            let arguments = [
-                "-c",
-                ATTEMPTS,
-                &path("outside/file"),
-                &path("readable"),
-                &path("writable"),
-                &other,
-            ];
+            let arguments =
+                ["-c", ATTEMPTS, &path("outside/file"), &path("readable"), &path("writable"), &other];
             let ran = ran(&mut server.run(arguments), b"");
             let (text, what) = (ran.out(), format!("{way:?} namespaces: {namespaces}"));
             assert!(ran.status.success(), "{what}: {}", ran.err());
@@ -148,10 +124,7 @@ fn the_walls_stop_what_they_should_and_nothing_else() {
                 let expected = if DONE.contains(&name) { "done" } else { "refused" };
                 assert_eq!(result, expected, "{what}: {name}");
             }
-            assert_eq!(
-                fs::read(scratch.path().join("outside/file")).unwrap(),
-                b"precious"
-            );
+            assert_eq!(fs::read(scratch.path().join("outside/file")).unwrap(), b"precious");
             assert!(common::is_alive(i32::try_from(bystander.0.id()).unwrap()));
         }
     }
@@ -175,10 +148,7 @@ fn a_worker_that_cannot_be_walled_in_does_not_start() {
         let mut command = serve_command(ways()[0], &socket, &["--sandbox", option, "/nonexistent/path"]);
         let output = command.stderr(Stdio::piped()).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(
-            !output.status.success() && said.contains("No such file"),
-            "{option} {said}"
-        );
+        assert!(!output.status.success() && said.contains("No such file"), "{option} {said}");
     }
 }
 
@@ -212,19 +182,9 @@ fn examples_run_behind_the_walls() {
                 let mut words = vec![format!("{name}.py")];
                 words.extend(arguments.split_whitespace().map(str::to_owned));
                 let cold = ran(python(&words).current_dir(&folder), &input);
-                let warm = ran(
-                    server
-                        .run(&words)
-                        .env("PYTHONDONTWRITEBYTECODE", "1")
-                        .current_dir(&folder),
-                    &input,
-                );
-                compare(
-                    &mut complaints,
-                    &format!("{way:?} {namespaces} {name}"),
-                    &warm,
-                    &cold,
-                );
+                let warm =
+                    ran(server.run(&words).env("PYTHONDONTWRITEBYTECODE", "1").current_dir(&folder), &input);
+                compare(&mut complaints, &format!("{way:?} {namespaces} {name}"), &warm, &cold);
             }
             assert!(complaints.is_empty(), "{complaints}");
         }

@@ -42,13 +42,28 @@ def link(number):
         target = os.readlink(f"/proc/self/fd/{number}")
     except OSError:
         return None
-    return re.sub(r":\[\d+\]", "", target) if int(number) > 2 else "given"
+    return re.sub(r":\[\d+\]|/\d+", "", target) if int(number) > 2 else "given"
+
+
+def mappings():
+    """The layout of memory but for the heap; neighbours of one kind count as one, however the kernel cuts them."""
+    merged = []
+    for line in read("/proc/self/maps").splitlines():
+        place, access, *rest = line.split(maxsplit=5)
+        start, end = (int(part, 16) for part in place.split("-"))
+        kind = access, rest[3:]
+        if rest[3:] == ["[heap]"]:
+            continue
+        if merged and merged[-1][1:] == (start, kind):
+            merged[-1] = merged[-1][0], end, kind
+        else:
+            merged.append((start, end, kind))
+    return merged
 
 
 KEPT = set("Umask Groups Threads SigQ SigPnd ShdPnd SigBlk SigIgn SigCgt CapInh CapPrm CapEff CapBnd CapAmb NoNewPrivs "
            "Seccomp Seccomp_filters Cpus_allowed Mems_allowed VmLck CoreDumping THP_enabled Uid Gid".split())
 status = dict(line.split(":\t", 1) for line in read("/proc/self/status").splitlines() if ":\t" in line)
-maps = [line.split() for line in read("/proc/self/maps").splitlines()]
 report = {
     "names": sorted(vars(builtins)),
     "modules": sorted(known),
@@ -62,7 +77,7 @@ report = {
     "limits": [resource.getrlimit(number) for number in range(16)],
     "timers": [signal.getitimer(number) for number in range(3)],
     "posix timers": len(re.findall("^ID", read("/proc/self/timers"), re.MULTILINE)),
-    "children": [read(f"/proc/self/task/{task}/children") for task in os.listdir("/proc/self/task")],
+    "children": [len(read(f"/proc/self/task/{task}/children").split()) for task in os.listdir("/proc/self/task")],
     "leader": (os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid()),
     "priority": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))),
     "name": read("/proc/self/comm"),
@@ -88,8 +103,8 @@ if "--portable" not in sys.argv:
         "values": digest([(name, namespace(module)) for name, module in sorted(known.items()) if name != "__main__"]),
         "meta path": digest([id(finder) for finder in sys.meta_path + sys.path_hooks]),
         "frozen": gc.get_freeze_count(),
-        "mappings": digest([(place, access, rest[3:]) for place, access, *rest in maps if rest[3:] != ["[heap]"]]),
-        "heap": [place for place, _, *rest in maps if rest[3:] == ["[heap]"]],
+        "mappings": digest(mappings()),
+        "heap": [line.split()[0] for line in read("/proc/self/maps").splitlines() if line.endswith("[heap]")],
         "private memory": status["VmData"],
         "locked": status.get("VmLck"),
     }

@@ -1,4 +1,5 @@
 # expect: exit 0
+# worker: may be replaced
 """Puts /dev/null in the place of every descriptor, open or not."""
 import os
 

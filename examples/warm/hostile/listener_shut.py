@@ -1,4 +1,5 @@
 # expect: exit 0
+# worker: may be replaced
 """Shuts every listening socket that it can find among its descriptors."""
 import os
 import socket

@@ -1,4 +1,5 @@
 # expect: timeout
+# worker: may be replaced
 """Never ends, with all signals blocked and ignored, in every way a program can."""
 import ctypes
 import signal

@@ -1,4 +1,5 @@
 # expect: exit 0
+# worker: may be replaced
 """Looks for sockets among the descriptors it was born with, and does to each what could hurt others."""
 import os
 import socket

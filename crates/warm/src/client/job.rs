@@ -176,44 +176,27 @@ impl<'a> Job<'a> {
             None => Some(open_directory().map_err(io_error("opening the working directory"))?),
         };
         let directory = self.directory.or_else(|| own_directory.as_ref().map(AsFd::as_fd));
-        let environment = self
-            .environment
-            .as_ref()
-            .map_or_else(|| Cow::Owned(own_environment()), Cow::Borrowed);
+        let environment =
+            self.environment.as_ref().map_or_else(|| Cow::Owned(own_environment()), Cow::Borrowed);
         let path = match self.directory {
             Some(_) => Vec::new(),
-            None => rustix::process::getcwd(Vec::new())
-                .map(std::ffi::CString::into_bytes)
-                .unwrap_or_default(),
+            None => {
+                rustix::process::getcwd(Vec::new()).map(std::ffi::CString::into_bytes).unwrap_or_default()
+            }
         };
         let mut streams = 0;
-        for (number, _) in self
-            .streams
-            .iter()
-            .enumerate()
-            .filter(|(_, stream)| stream.is_some())
-        {
+        for (number, _) in self.streams.iter().enumerate().filter(|(_, stream)| stream.is_some()) {
             streams |= 1 << number;
         }
         let request = Request {
             id,
             program: match &self.source {
-                Source::Script(path) => Program::Script {
-                    path: path.as_bytes(),
-                },
-                Source::Command(text) => Program::Command {
-                    text: text.as_bytes(),
-                },
-                Source::Module(name) => Program::Module {
-                    name: name.as_bytes(),
-                },
+                Source::Script(path) => Program::Script { path: path.as_bytes() },
+                Source::Command(text) => Program::Command { text: text.as_bytes() },
+                Source::Module(name) => Program::Module { name: name.as_bytes() },
                 Source::Stdin { dash } => Program::Stdin { dash: *dash },
             },
-            arguments: self
-                .arguments
-                .iter()
-                .map(|argument| argument.as_bytes())
-                .collect(),
+            arguments: self.arguments.iter().map(|argument| argument.as_bytes()).collect(),
             environment: &environment,
             directory: &path,
             umask: own_umask(),
@@ -226,19 +209,9 @@ impl<'a> Job<'a> {
                 warnings: self.warnings.iter().map(|option| option.as_bytes()).collect(),
             },
         };
-        let descriptors: Vec<BorrowedFd<'_>> = self
-            .streams
-            .iter()
-            .copied()
-            .flatten()
-            .chain(directory)
-            .chain(script.map(AsFd::as_fd))
-            .collect();
-        Ok(protocol::send(
-            connection,
-            &protocol::encode(&request)?,
-            &descriptors,
-        )?)
+        let descriptors: Vec<BorrowedFd<'_>> =
+            self.streams.iter().copied().flatten().chain(directory).chain(script.map(AsFd::as_fd)).collect();
+        Ok(protocol::send(connection, &protocol::encode(&request)?, &descriptors)?)
     }
 }
 
@@ -270,11 +243,7 @@ static NOTE_OPEN: extern "C" fn() = {
 };
 
 fn open_directory() -> rustix::io::Result<OwnedFd> {
-    rustix::fs::open(
-        ".",
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
+    rustix::fs::open(".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
 fn push_variable(block: &mut Vec<u8>, name: &[u8], value: &[u8]) {

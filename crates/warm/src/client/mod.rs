@@ -18,12 +18,12 @@ mod stand_in;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::protocol::{self, Answer, Fate, Health, Question, Reply, RequestId};
-use crate::server::control_path;
+use crate::server::{control_path, is_claimed};
 
 pub use job::{Job, Source};
 pub use stand_in::{StandIn, exit_status, stand_in};
@@ -61,6 +61,9 @@ pub enum Error {
     },
 }
 
+/// How long a server that is there may be without its socket.
+const HICCUP: Duration = Duration::from_secs(1);
+
 /// Knows where a server is.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -78,10 +81,7 @@ pub struct Running {
 impl Client {
     /// A client of the server on `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self {
-            socket: socket.into(),
-            patience: None,
-        }
+        Self { socket: socket.into(), patience: None }
     }
 
     /// Waits so long for a place in a full queue, instead of failing with [`Error::Busy`].
@@ -157,10 +157,8 @@ impl Client {
 
     fn ask(&self, question: &Question) -> Result<Reply, Error> {
         let path = control_path(&self.socket);
-        let no_server = |errno: rustix::io::Errno| Error::NoServer {
-            socket: self.socket.clone(),
-            source: errno.into(),
-        };
+        let no_server =
+            |errno: rustix::io::Errno| Error::NoServer { socket: self.socket.clone(), source: errno.into() };
         let connection = open_socket(SocketFlags::CLOEXEC)?;
         let address = SocketAddrUnix::new(&path).map_err(no_server)?;
         rustix::net::connect(&connection, &address).map_err(no_server)?;
@@ -169,10 +167,21 @@ impl Client {
 
     /// Connects without waiting, so that a full queue shows; then makes the connection a waiting one.
     fn connect(&self) -> Result<OwnedFd, Error> {
-        let no_server = |errno: rustix::io::Errno| Error::NoServer {
-            socket: self.socket.clone(),
-            source: errno.into(),
-        };
+        let begun = Instant::now();
+        loop {
+            match self.connect_once() {
+                // A server that is there, but whose socket is just being put up.
+                Err(Error::NoServer { .. }) if begun.elapsed() < HICCUP && is_claimed(&self.socket) => {
+                    std::thread::sleep(HICCUP / 100);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn connect_once(&self) -> Result<OwnedFd, Error> {
+        let no_server =
+            |errno: rustix::io::Errno| Error::NoServer { socket: self.socket.clone(), source: errno.into() };
         let connection = open_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         let address = SocketAddrUnix::new(&self.socket).map_err(no_server)?;
         match rustix::net::connect(&connection, &address) {
@@ -185,9 +194,7 @@ impl Client {
     }
 
     fn connect_patiently(&self, connection: &OwnedFd, address: &SocketAddrUnix) -> Result<(), Error> {
-        let busy = || Error::Busy {
-            socket: self.socket.clone(),
-        };
+        let busy = || Error::Busy { socket: self.socket.clone() };
         let patience = self.patience.ok_or_else(busy)?;
         rustix::io::ioctl_fionbio(connection, false).map_err(io_error("FIONBIO"))?;
         // For Unix sockets the time-out for sending bounds connect(2) too.
@@ -204,10 +211,7 @@ impl Client {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return Err(busy()),
                 Err(errno) => {
-                    return Err(Error::NoServer {
-                        socket: self.socket.clone(),
-                        source: errno.into(),
-                    });
+                    return Err(Error::NoServer { socket: self.socket.clone(), source: errno.into() });
                 }
             }
         }
@@ -241,9 +245,7 @@ impl Running {
     /// # Errors
     /// [`Error::Protocol`] where the connection ends without an answer.
     pub fn wait(&self) -> Result<Answer, Error> {
-        Ok(protocol::decode(
-            &protocol::receive(self.connection.as_fd())?.body,
-        )?)
+        Ok(protocol::decode(&protocol::receive(self.connection.as_fd())?.body)?)
     }
 }
 
@@ -252,10 +254,7 @@ fn is_loss(error: &protocol::Error) -> bool {
     match error {
         protocol::Error::Closed => true,
         protocol::Error::Io { source, .. } => {
-            matches!(
-                source.kind(),
-                io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
-            )
+            matches!(source.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
         }
         _ => false,
     }
@@ -267,8 +266,5 @@ fn open_socket(flags: SocketFlags) -> Result<OwnedFd, Error> {
 }
 
 fn io_error<E: Into<io::Error>>(operation: &str) -> impl FnOnce(E) -> Error {
-    move |source| Error::Io {
-        operation: operation.to_owned(),
-        source: source.into(),
-    }
+    move |source| Error::Io { operation: operation.to_owned(), source: source.into() }
 }

@@ -55,11 +55,7 @@ pub struct StandIn<'a> {
 
 /// Runs the job and ends this process as `python3` would have ended. Call it in a process of one thread.
 pub fn stand_in(stand_in: StandIn<'_>) -> ! {
-    let StandIn {
-        client,
-        job,
-        fallback,
-    } = stand_in;
+    let StandIn { client, job, fallback } = stand_in;
     // What this process ignores, the program ignores. Rust's runtime ignores SIGPIPE, but so does python3.
     let ignored = ignored_signals();
     let job = job.ignored_signals(ignored & !(1 << (libc::SIGPIPE - 1)));
@@ -82,10 +78,7 @@ pub fn stand_in(stand_in: StandIn<'_>) -> ! {
         && matches!(
             answer,
             Err(Error::NoServer { .. } | Error::Busy { .. })
-                | Ok(protocol::Answer {
-                    outcome: Outcome::Refused(_),
-                    ..
-                })
+                | Ok(protocol::Answer { outcome: Outcome::Refused(_), .. })
         )
     {
         become_python(&command);
@@ -117,15 +110,11 @@ fn end_like(outcome: &Outcome) -> ! {
         Outcome::Exited(status) => i32::from(*status),
         Outcome::Signaled(signal) => die_by(*signal),
         Outcome::TimedOut { limit } => {
-            say(&format!(
-                "the program was ended: it ran longer than {limit:?}, the server's --timeout"
-            ));
+            say(&format!("the program was ended: it ran longer than {limit:?}, the server's --timeout"));
             124
         }
         Outcome::MemoryLimit { limit } => {
-            say(&format!(
-                "the program was ended: it needed more than {limit} bytes, the server's --memory"
-            ));
+            say(&format!("the program was ended: it needed more than {limit} bytes, the server's --memory"));
             123
         }
         Outcome::Cancelled => {
@@ -149,10 +138,9 @@ fn say(message: &str) {
 fn complain_of_script(job: &Job<'_>, errno: Errno) -> ! {
     let (status, message) = match (job.source(), errno) {
         (_, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
-        | (Source::Command(_) | Source::Module(_) | Source::Stdin { .. }, _) => (
-            71,
-            format!("orrery: opening the script: {}\n", io::Error::from(errno)),
-        ),
+        | (Source::Command(_) | Source::Module(_) | Source::Stdin { .. }, _) => {
+            (71, format!("orrery: opening the script: {}\n", io::Error::from(errno)))
+        }
         (Source::Script(path), _) => {
             let mut name = path.as_bytes().to_vec();
             if !name.starts_with(b"/")
@@ -178,11 +166,7 @@ fn complain_of_script(job: &Job<'_>, errno: Errno) -> ! {
 
 /// A file name as Python's `repr` shows it.
 fn quoted(name: &[u8]) -> String {
-    let quote = if name.contains(&b'\'') && !name.contains(&b'"') {
-        '"'
-    } else {
-        '\''
-    };
+    let quote = if name.contains(&b'\'') && !name.contains(&b'"') { '"' } else { '\'' };
     let mut text = String::from(quote);
     for chunk in name.utf8_chunks() {
         for character in chunk.valid().chars() {
@@ -219,10 +203,8 @@ fn become_python(command: &[OsString]) -> ! {
         // SAFETY: a signal number and the default action.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
-    let strings: Vec<CString> = command
-        .iter()
-        .filter_map(|word| CString::new(word.as_bytes()).ok())
-        .collect();
+    let strings: Vec<CString> =
+        command.iter().filter_map(|word| CString::new(word.as_bytes()).ok()).collect();
     let mut pointers: Vec<_> = strings.iter().map(|string| string.as_ptr()).collect();
     pointers.push(std::ptr::null());
     // SAFETY: an array of C strings ended by a null; `strings` outlives the call.
@@ -237,9 +219,7 @@ fn become_python(command: &[OsString]) -> ! {
 
 /// Bit N-1 for every signal N that this process ignores.
 fn ignored_signals() -> u64 {
-    (1..=64)
-        .filter(|&signal| is_ignored(signal))
-        .fold(0, |mask, signal| mask | 1 << (signal - 1))
+    (1..=64).filter(|&signal| is_ignored(signal)).fold(0, |mask, signal| mask | 1 << (signal - 1))
 }
 
 fn is_ignored(signal: i32) -> bool {
@@ -252,10 +232,7 @@ fn is_ignored(signal: i32) -> bool {
 }
 
 fn forward_signals(ignored: u64) {
-    for &signal in FORWARDED
-        .iter()
-        .filter(|&&signal| ignored & (1 << (signal - 1)) == 0)
-    {
+    for &signal in FORWARDED.iter().filter(|&&signal| ignored & (1 << (signal - 1)) == 0) {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: a zeroed sigaction is a valid one; the handler is async-signal-safe.
         unsafe {

@@ -34,10 +34,7 @@ pub(super) struct Desk {
 
 impl Desk {
     pub(super) fn new() -> Self {
-        Self {
-            callers: Vec::new(),
-            fates: VecDeque::new(),
-        }
+        Self { callers: Vec::new(), fates: VecDeque::new() }
     }
 
     /// Descriptors that become readable when a caller speaks.
@@ -60,11 +57,7 @@ impl Desk {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         // A caller that left, or a momentary want of descriptors: nobody to answer in either case.
         if let Ok(connection) = rustix::net::accept_with(control, flags) {
-            self.callers.push(Caller {
-                connection,
-                since: Instant::now(),
-                waits_for: None,
-            });
+            self.callers.push(Caller { connection, since: Instant::now(), waits_for: None });
         }
     }
 

@@ -60,10 +60,7 @@ pub enum ServeError {
 }
 
 fn io_error<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> ServeError {
-    move |source| ServeError::Io {
-        operation,
-        source: source.into(),
-    }
+    move |source| ServeError::Io { operation, source: source.into() }
 }
 
 /// A place for a worker.
@@ -160,10 +157,7 @@ impl Master<'_> {
         for seat in &mut self.seats {
             if matches!(seat, Seat::Vacant(due) if *due <= now) {
                 let member = Member::start(&self.program, &self.config.worker, self.claim.requests.as_fd());
-                let spawn_error = |source| ServeError::Spawn {
-                    program: self.program.clone(),
-                    source,
-                };
+                let spawn_error = |source| ServeError::Spawn { program: self.program.clone(), source };
                 *seat = Seat::Taken(member.map_err(spawn_error)?);
             }
         }
@@ -204,12 +198,7 @@ impl Master<'_> {
         // Until the workers are ready there is no event that tells when they are.
         let announcement = (!self.announced).then(|| now + Duration::from_millis(10));
         let watch = self.watch_period().map(|period| now + period);
-        vacancy
-            .chain(announcement)
-            .chain(watch)
-            .chain(self.desk.deadline())
-            .chain(self.stopping)
-            .min()
+        vacancy.chain(announcement).chain(watch).chain(self.desk.deadline()).chain(self.stopping).min()
     }
 
     /// How often the master looks for overdue requests: often enough to be at most half as late again as the limit.
@@ -246,6 +235,10 @@ impl Master<'_> {
             return Err(ServeError::Stillborn { status: death.status });
         }
         self.restarts += 1;
+        // A worker that ends of its own accord has found the socket shut.
+        if death.status.success() && self.claim.renew()? {
+            eprintln!("orrery: warm: a script has shut the socket; it is up again");
+        }
         eprintln!(
             "orrery: warm: worker {} ended after {:.3} s and {} requests ({}); starting another",
             death.pid,
@@ -257,9 +250,7 @@ impl Master<'_> {
             self.young_deaths = 0;
             return Ok(Instant::now());
         }
-        let pause = FIRST_PAUSE
-            .saturating_mul(1 << self.young_deaths.min(16))
-            .min(LONGEST_PAUSE);
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.young_deaths.min(16)).min(LONGEST_PAUSE);
         self.young_deaths += 1;
         Ok(Instant::now() + pause)
     }
@@ -270,9 +261,7 @@ impl Master<'_> {
         };
         for seat in &mut self.seats {
             if let Seat::Taken(member) = seat {
-                member
-                    .kill_if_overdue(limit, WATCHDOG_PATIENCE)
-                    .map_err(io_error("killing a worker"))?;
+                member.kill_if_overdue(limit, WATCHDOG_PATIENCE).map_err(io_error("killing a worker"))?;
             }
         }
         Ok(())
@@ -283,10 +272,7 @@ impl Master<'_> {
         if desk.has_room() {
             desk.admit(self.claim.control.as_fd());
         }
-        desk.work(
-            |id| self.members().any(|member| member.runs(id)),
-            || self.health(),
-        );
+        desk.work(|id| self.members().any(|member| member.runs(id)), || self.health());
         self.desk = desk;
     }
 
@@ -318,12 +304,8 @@ impl Master<'_> {
         // Workers take what is queued, then find the socket shut and leave. Nothing can go wrong here that a
         // later deadline would not mend.
         let _ = rustix::net::shutdown(&self.claim.requests, rustix::net::Shutdown::Both);
-        let patience = self
-            .config
-            .worker
-            .limits
-            .time
-            .map_or(STOP_PATIENCE, |limit| limit + 2 * WATCHDOG_PATIENCE);
+        let patience =
+            self.config.worker.limits.time.map_or(STOP_PATIENCE, |limit| limit + 2 * WATCHDOG_PATIENCE);
         self.stopping = Some(Instant::now() + patience);
     }
 }

@@ -60,9 +60,7 @@ impl Member {
         let inherited = [listener.as_raw_fd(), page_fd.as_raw_fd(), config_fd.as_raw_fd()];
         let parent = rustix::process::getpid().as_raw_nonzero().get();
         let mut command = Command::new(program);
-        command
-            .args(inherited.map(|fd| fd.to_string()))
-            .arg(parent.to_string());
+        command.args(inherited.map(|fd| fd.to_string())).arg(parent.to_string());
         command.stdin(Stdio::null()).stdout(Stdio::null());
         // SAFETY: the closure calls only async-signal-safe functions and does not allocate.
         unsafe { command.pre_exec(move || prepare_child(&inherited)) };
@@ -71,14 +69,7 @@ impl Member {
         let pid = pid.ok_or_else(|| io::Error::other("a child without a process id"))?;
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
         let now = Instant::now();
-        Ok(Self {
-            child,
-            pidfd,
-            page,
-            started: now,
-            seen: (0, now),
-            sentence: None,
-        })
+        Ok(Self { child, pidfd, page, started: now, seen: (0, now), sentence: None })
     }
 
     /// Readable when the worker has ended.
@@ -100,12 +91,7 @@ impl Member {
     pub(super) fn health(&self) -> WorkerHealth {
         let status = self.page.read();
         let pid = i32::try_from(self.child.id()).unwrap_or(-1);
-        WorkerHealth {
-            pid,
-            ready: status.ready,
-            busy: status.busy(),
-            served: status.served,
-        }
+        WorkerHealth { pid, ready: status.ready, busy: status.busy(), served: status.served }
     }
 
     /// Kills the worker if the request it runs has run for longer than `limit` by the master's clock.
@@ -134,7 +120,8 @@ impl Member {
             return Ok(None);
         };
         let page = self.page.read();
-        let outcome = self.sentence.clone().unwrap_or_else(|| outcome_of(status));
+        let noted = self.page.noted().or_else(|| self.sentence.clone());
+        let outcome = noted.unwrap_or_else(|| outcome_of(status));
         Ok(Some(Death {
             pid: self.child.id(),
             status,
@@ -157,21 +144,13 @@ impl Drop for Member {
 fn outcome_of(status: ExitStatus) -> Outcome {
     match status.signal() {
         Some(signal) => Outcome::Signaled(signal),
-        None => Outcome::Exited(
-            status
-                .code()
-                .and_then(|code| u8::try_from(code).ok())
-                .unwrap_or(u8::MAX),
-        ),
+        None => Outcome::Exited(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)),
     }
 }
 
 fn config_file(config: &WorkerConfig) -> io::Result<File> {
     let bytes = postcard::to_stdvec(config).map_err(io::Error::other)?;
-    let mut file = File::from(rustix::fs::memfd_create(
-        "orrery-warm-config",
-        MemfdFlags::CLOEXEC,
-    )?);
+    let mut file = File::from(rustix::fs::memfd_create("orrery-warm-config", MemfdFlags::CLOEXEC)?);
     file.write_all(&bytes)?;
     file.rewind()?;
     Ok(file)
@@ -207,18 +186,10 @@ pub fn find_worker_program() -> io::Result<PathBuf> {
     {
         places.push(directory.to_owned());
         // Test programs live one level below the programs they test.
-        places.extend(
-            directory
-                .parent()
-                .filter(|_| directory.ends_with("deps"))
-                .map(Path::to_owned),
-        );
+        places.extend(directory.parent().filter(|_| directory.ends_with("deps")).map(Path::to_owned));
     }
     places.extend(std::env::var_os("ORRERY_LIBEXEC").map(PathBuf::from));
-    let found = places
-        .iter()
-        .map(|place| place.join(WORKER_PROGRAM))
-        .find(|path| path.is_file());
+    let found = places.iter().map(|place| place.join(WORKER_PROGRAM)).find(|path| path.is_file());
     found.ok_or_else(|| {
         let searched: Vec<OsString> = places.into_iter().map(OsString::from).collect();
         let message = format!(

@@ -12,6 +12,7 @@ mod socket;
 
 pub use master::{ServeError, serve};
 pub use member::{WORKER_PROGRAM, find_worker_program};
+pub(crate) use socket::is_claimed;
 pub use socket::{Claim, ClaimError, control_path};
 
 /// Exit status of a worker that could not undo everything its last request did, and must be replaced.

@@ -55,6 +55,7 @@ pub struct Claim {
     /// Where clients bring questions; the master accepts on it, non-blocking.
     pub control: OwnedFd,
     path: PathBuf,
+    queue: u16,
     // Held for its lock.
     _lock: File,
 }
@@ -78,26 +79,15 @@ impl Claim {
     /// See [`ClaimError`]; nothing was changed then.
     pub fn take(path: &Path, queue: u16) -> Result<Self, ClaimError> {
         if SocketAddrUnix::new(control_path(path)).is_err() {
-            return Err(ClaimError::TooLong {
-                path: path.to_owned(),
-            });
+            return Err(ClaimError::TooLong { path: path.to_owned() });
         }
         let lock = take_lock(path)?;
         make_way(path)?;
         make_way(&control_path(path))?;
         let requests = listen(path, i32::from(queue), SocketFlags::CLOEXEC)?;
-        let control = listen(
-            &control_path(path),
-            128,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        );
+        let control = listen(&control_path(path), 128, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
         match control {
-            Ok(control) => Ok(Self {
-                requests,
-                control,
-                path: path.to_owned(),
-                _lock: lock,
-            }),
+            Ok(control) => Ok(Self { requests, control, path: path.to_owned(), queue, _lock: lock }),
             Err(error) => {
                 // Nothing to add if the socket just made cannot be removed: the error below says enough.
                 let _ = fs::remove_file(path);
@@ -105,6 +95,29 @@ impl Claim {
             }
         }
     }
+
+    /// Puts the socket for requests up anew if somebody has shut it: a script, say, that looked for it among its
+    /// worker's descriptors. Says whether that was so.
+    ///
+    /// # Errors
+    /// See [`ClaimError`].
+    pub fn renew(&mut self) -> Result<bool, ClaimError> {
+        if !matches!(connect(&self.path), Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT)) {
+            return Ok(false);
+        }
+        make_way(&self.path)?;
+        self.requests = listen(&self.path, i32::from(self.queue), SocketFlags::CLOEXEC)?;
+        Ok(true)
+    }
+}
+
+/// Whether a server holds the lock of `path`, even if its socket does not answer at the moment.
+pub(crate) fn is_claimed(path: &Path) -> bool {
+    // Opened for reading, so as to create nothing.
+    let Ok(lock) = File::open(beside(path, ".lock")) else {
+        return false;
+    };
+    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
 }
 
 impl Drop for Claim {
@@ -118,30 +131,17 @@ impl Drop for Claim {
 
 fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ClaimError {
     let path = path.to_owned();
-    move |source| ClaimError::Io {
-        operation,
-        path,
-        source,
-    }
+    move |source| ClaimError::Io { operation, path, source }
 }
 
 fn take_lock(path: &Path) -> Result<File, ClaimError> {
     let lock_path = beside(path, ".lock");
     let mut options = OpenOptions::new();
-    options
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW);
-    let lock = options
-        .open(&lock_path)
-        .map_err(io_error("opening", &lock_path))?;
+    options.create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let lock = options.open(&lock_path).map_err(io_error("opening", &lock_path))?;
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(ClaimError::InUse {
-            path: path.to_owned(),
-        }),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ClaimError::InUse { path: path.to_owned() }),
         Err(errno) => Err(io_error("locking", &lock_path)(errno.into())),
     }
 }
@@ -154,16 +154,12 @@ fn make_way(path: &Path) -> Result<(), ClaimError> {
         Err(error) => return Err(io_error("looking at", path)(error)),
     };
     if !kind.is_socket() {
-        return Err(ClaimError::NotASocket {
-            path: path.to_owned(),
-        });
+        return Err(ClaimError::NotASocket { path: path.to_owned() });
     }
     match connect(path) {
         Err(rustix::io::Errno::CONNREFUSED) => fs::remove_file(path).map_err(io_error("removing", path)),
         Err(rustix::io::Errno::NOENT) => Ok(()),
-        Ok(()) | Err(rustix::io::Errno::AGAIN) => Err(ClaimError::InUse {
-            path: path.to_owned(),
-        }),
+        Ok(()) | Err(rustix::io::Errno::AGAIN) => Err(ClaimError::InUse { path: path.to_owned() }),
         Err(errno) => Err(io_error("trying", path)(errno.into())),
     }
 }
@@ -200,10 +196,7 @@ mod tests {
         let claim = Claim::take(&path, 4).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(matches!(Claim::take(&path, 4), Err(ClaimError::InUse { .. })));
-        assert!(
-            connect(&path).is_ok(),
-            "the failed claim must not have disturbed the server"
-        );
+        assert!(connect(&path).is_ok(), "the failed claim must not have disturbed the server");
         drop(claim);
         assert!(!path.exists() && !control_path(&path).exists());
 
@@ -212,6 +205,22 @@ mod tests {
         let claim = Claim::take(&path, 4).unwrap();
         assert!(connect(&path).is_ok());
         drop(claim);
+    }
+
+    #[test]
+    fn a_socket_that_was_shut_is_put_up_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        assert!(!is_claimed(&path));
+        let mut claim = Claim::take(&path, 4).unwrap();
+        assert!(!claim.renew().unwrap());
+        rustix::net::shutdown(&claim.requests, rustix::net::Shutdown::Both).unwrap();
+        assert_eq!(connect(&path), Err(rustix::io::Errno::CONNREFUSED));
+        assert!(is_claimed(&path));
+        assert!(claim.renew().unwrap());
+        assert!(connect(&path).is_ok());
+        drop(claim);
+        assert!(!is_claimed(&path));
     }
 
     #[test]
@@ -224,10 +233,7 @@ mod tests {
         drop(other);
         fs::remove_file(&path).unwrap();
         fs::write(&path, "precious").unwrap();
-        assert!(matches!(
-            Claim::take(&path, 4),
-            Err(ClaimError::NotASocket { .. })
-        ));
+        assert!(matches!(Claim::take(&path, 4), Err(ClaimError::NotASocket { .. })));
         assert_eq!(fs::read(&path).unwrap(), b"precious");
     }
 

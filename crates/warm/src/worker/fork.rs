@@ -43,11 +43,9 @@ impl Fork {
     pub(super) fn new(limits: Limits, walls: Walls) -> Result<Self, WorkerError> {
         let data_limit = match limits.memory {
             None => None,
-            Some(growth) => Some(
-                private_memory()
-                    .map_err(io_error("/proc/self/status"))?
-                    .saturating_add(growth),
-            ),
+            Some(growth) => {
+                Some(private_memory().map_err(io_error("/proc/self/status"))?.saturating_add(growth))
+            }
         };
         // SAFETY: a new anonymous mapping at an address of the kernel's choice overlaps nothing.
         let note = unsafe {
@@ -60,12 +58,7 @@ impl Fork {
         };
         let note = note.map_err(io_error("mmap"))?;
         let note = NonNull::new(note.cast()).ok_or_else(|| io_error("mmap")(io::Error::other("null")))?;
-        Ok(Self {
-            limits,
-            walls,
-            data_limit,
-            note,
-        })
+        Ok(Self { limits, walls, data_limit, note })
     }
 
     /// Runs the request that waits on `connection`, until nothing of it is left.
@@ -102,13 +95,12 @@ impl Fork {
     }
 
     fn be_child(&self, request: &Request<'_>, descriptors: Vec<OwnedFd>, interpreter: &dyn Interpreter) -> ! {
-        let ending = self
-            .prepare_child()
-            .and_then(|()| stage::enter(request, descriptors, self.walls))
-            .map(|script| {
+        let ending = self.prepare_child().and_then(|()| stage::enter(request, descriptors, self.walls)).map(
+            |script| {
                 interpreter.after_fork();
                 interpreter.run(request, script)
-            });
+            },
+        );
         match ending.unwrap_or_else(Ending::Refused) {
             // SAFETY: ends the process without running exit handlers that belong to the parent.
             Ending::Exit(status) => unsafe { libc::_exit(status.into()) },
@@ -126,10 +118,7 @@ impl Fork {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
             .map_err(failed("PR_SET_PDEATHSIG"))?;
         if let Some(limit) = self.data_limit {
-            let limit = Rlimit {
-                current: Some(limit),
-                maximum: Some(limit),
-            };
+            let limit = Rlimit { current: Some(limit), maximum: Some(limit) };
             rustix::process::setrlimit(Resource::Data, limit).map_err(failed("RLIMIT_DATA"))?;
         }
         // The script has no business with the worker's own descriptors, the listening socket above all.
@@ -154,10 +143,7 @@ impl Fork {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break Event::Overdue;
             }
-            let mut fds = [
-                PollFd::new(&pidfd, PollFlags::IN),
-                PollFd::new(connection, PollFlags::IN),
-            ];
+            let mut fds = [PollFd::new(&pidfd, PollFlags::IN), PollFd::new(connection, PollFlags::IN)];
             match rustix::event::poll(&mut fds, deadline.map(time_left).as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(io_error("poll")(errno)),
@@ -181,10 +167,7 @@ impl Fork {
         match status.terminating_signal() {
             Some(signal) => Outcome::Signaled(signal),
             None => Outcome::Exited(
-                status
-                    .exit_status()
-                    .and_then(|code| u8::try_from(code).ok())
-                    .unwrap_or(u8::MAX),
+                status.exit_status().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX),
             ),
         }
     }
@@ -194,9 +177,7 @@ impl Fork {
         // SAFETY: the page is mapped for as long as `self` lives, and at most one of parent and child uses it at a
         // time: the child while it lives, the parent before and after.
         unsafe {
-            self.note
-                .as_ptr()
-                .copy_from_nonoverlapping(message.as_ptr(), length);
+            self.note.as_ptr().copy_from_nonoverlapping(message.as_ptr(), length);
             self.note.add(length).write(0);
         }
     }
@@ -204,10 +185,7 @@ impl Fork {
     fn read_note(&self) -> Option<String> {
         // SAFETY: as in `write_note`; the child is dead.
         let page = unsafe { std::slice::from_raw_parts(self.note.as_ptr(), NOTE) };
-        let message = page
-            .split(|&byte| byte == 0)
-            .next()
-            .filter(|message| !message.is_empty())?;
+        let message = page.split(|&byte| byte == 0).next().filter(|message| !message.is_empty())?;
         Some(String::from_utf8_lossy(message).into_owned())
     }
 }
@@ -239,11 +217,8 @@ fn pass_signals(connection: &OwnedFd, child: Pid) -> bool {
         Ok((_, 0)) => false,
         Ok((_, count)) => {
             for &signal in &signals[..count] {
-                let signal = if i32::from(signal) == libc::SIGTSTP {
-                    libc::SIGSTOP
-                } else {
-                    i32::from(signal)
-                };
+                let signal =
+                    if i32::from(signal) == libc::SIGTSTP { libc::SIGSTOP } else { i32::from(signal) };
                 // SAFETY: the child is ours and not reaped, so the id is its own; a bad number gives EINVAL.
                 unsafe { libc::kill(child.as_raw_nonzero().get(), signal) };
             }
@@ -258,9 +233,7 @@ fn pass_signals(connection: &OwnedFd, child: Pid) -> bool {
 fn private_memory() -> io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmData:"));
-    let kib = line
-        .and_then(|line| line.trim().strip_suffix(" kB"))
-        .and_then(|number| number.trim().parse().ok());
-    kib.map(|kib: u64| kib * 1024)
-        .ok_or_else(|| io::Error::other("it has no line VmData"))
+    let kib =
+        line.and_then(|line| line.trim().strip_suffix(" kB")).and_then(|number| number.trim().parse().ok());
+    kib.map(|kib: u64| kib * 1024).ok_or_else(|| io::Error::other("it has no line VmData"))
 }

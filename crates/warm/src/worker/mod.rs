@@ -2,17 +2,21 @@
 //!
 //! What interpreter it is does not matter here: an [`Interpreter`] starts in a process that already looks like the
 //! client's (descriptors, directory, mask), runs the program, and says how it ended. What keeps requests apart is the
-//! [isolation](crate::config::Isolation): [`fork`] or [`rollback`].
+//! [isolation](Isolation): fork or rollback.
 
+mod attributes;
 mod fork;
+mod link;
+mod rollback;
 pub mod sandbox;
 mod stage;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::SocketFlags;
 
 use crate::config::{Isolation, WorkerConfig};
@@ -64,16 +68,16 @@ pub enum WorkerError {
     /// The sandbox that was asked for could not be built.
     #[error("sandbox: {0}")]
     Sandbox(#[from] sandbox::SandboxError),
+    /// Rollback could not be set up, or refused to run.
+    #[error("rollback (--isolate fork does without)")]
+    Rollback(#[source] orrery_lwc::Error),
     /// Something that a request did could not be undone.
-    #[error("a request could not be undone ({0}): this worker must be replaced")]
+    #[error("a request could not be undone, so this worker ends ({0})")]
     Spoiled(String),
 }
 
 pub(crate) fn io_error<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> WorkerError {
-    move |source| WorkerError::Io {
-        operation,
-        source: source.into(),
-    }
+    move |source| WorkerError::Io { operation, source: source.into() }
 }
 
 /// Serves connections from `listener` until the master shuts it, behind the `walls` that stand already and those that
@@ -94,11 +98,40 @@ pub fn serve(
             let fork = fork::Fork::new(config.limits, walls)?;
             lock(config, walls, interpreter)?;
             page.set_ready();
-            serve_with(listener, page, |connection| {
-                fork.run(connection, page, interpreter)
-            })
+            while let Some(connection) = accept(listener)? {
+                let begun = Instant::now();
+                page.begin();
+                let outcome = fork.run(&connection, page, interpreter)?;
+                answer(&connection, outcome, begun);
+                page.end();
+            }
+            Ok(())
         }
-        Isolation::Rollback => Err(WorkerError::Spoiled("rollback is not built in".to_owned())),
+        Isolation::Rollback => {
+            let mut place = rollback::InPlace::new(config.limits, walls, connection_number())?;
+            lock(config, walls, interpreter)?;
+            place.settle()?;
+            page.set_ready();
+            while let Some(connection) = accept(listener)? {
+                let begun = Instant::now();
+                page.begin();
+                let finished = place.run(&connection, page, interpreter)?;
+                if finished.can_answer {
+                    answer(&connection, finished.outcome, begun);
+                    page.end();
+                } else {
+                    // The master tells the client, once this worker has ended. What is at the connection's number now
+                    // is not ours to close.
+                    page.note(&finished.outcome);
+                    std::mem::forget(connection);
+                    return Err(WorkerError::Spoiled("the script closed its client's connection".to_owned()));
+                }
+                if let Some(reason) = finished.spoiled {
+                    return Err(WorkerError::Spoiled(reason));
+                }
+            }
+            Ok(())
+        }
     }
 }
 
@@ -109,19 +142,9 @@ fn lock(config: &WorkerConfig, walls: Walls, interpreter: &dyn Interpreter) -> R
     }
 }
 
-fn serve_with(
-    listener: &OwnedFd,
-    page: &StatusPage,
-    mut run: impl FnMut(&OwnedFd) -> Result<Outcome, WorkerError>,
-) -> Result<(), WorkerError> {
-    while let Some(connection) = accept(listener)? {
-        let begun = Instant::now();
-        page.begin();
-        let outcome = run(&connection)?;
-        answer(&connection, outcome, begun);
-        page.end();
-    }
-    Ok(())
+/// The number that every connection gets, so that rollback can be told once to leave it alone.
+fn connection_number() -> RawFd {
+    descriptors::first_own() + 16
 }
 
 /// Waits for a client; `None` when the master has shut the socket.
@@ -129,12 +152,19 @@ fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, WorkerError> {
     loop {
         match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(connection) => {
-                return descriptors::move_up(connection)
-                    .map(Some)
-                    .map_err(io_error("moving the connection"));
+                let moved = descriptors::move_to(connection, connection_number());
+                return moved.map(Some).map_err(io_error("moving the connection"));
             }
             Err(rustix::io::Errno::INVAL) => return Ok(None),
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+            // A hostile script may have made the socket, which all workers share, non-blocking.
+            Err(rustix::io::Errno::AGAIN) => {
+                let mut ready = [PollFd::new(listener, PollFlags::IN)];
+                match rustix::event::poll(&mut ready, None) {
+                    Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                    Err(errno) => return Err(io_error("poll")(errno)),
+                }
+            }
             Err(errno) => return Err(io_error("accept")(errno)),
         }
     }

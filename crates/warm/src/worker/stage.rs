@@ -35,17 +35,11 @@ pub(super) fn enter(
         let passed = if request.streams & (1 << number) == 0 {
             None
         } else {
-            Some(
-                descriptors
-                    .next()
-                    .ok_or("the request announces more descriptors than it brings")?,
-            )
+            Some(descriptors.next().ok_or("the request announces more descriptors than it brings")?)
         };
         put_stream(number, passed).map_err(|error| format!("descriptor {number} of the client: {error}"))?;
     }
-    let directory = descriptors
-        .next()
-        .ok_or("the request brings no working directory")?;
+    let directory = descriptors.next().ok_or("the request brings no working directory")?;
     change_directory(request, &directory, walls)?;
     rustix::process::umask(Mode::from_raw_mode(request.umask & 0o777));
     Ok(descriptors.next())

@@ -24,20 +24,19 @@ pub struct Way {
     pub tracker: Option<&'static str>,
 }
 
-/// All ways that this build and kernel have.
+/// All ways that this build and kernel have; `WARM_WAYS` may name some of them.
 pub fn ways() -> Vec<Way> {
-    vec![Way {
-        isolation: "fork",
-        tracker: None,
-    }]
+    let all = [("fork", None), ("rollback", Some("wp_async")), ("rollback", Some("compare"))];
+    let chosen = std::env::var("WARM_WAYS").ok();
+    let is_chosen = |way: &&(&'static str, Option<&'static str>)| {
+        chosen.as_ref().is_none_or(|names| names.split(',').any(|name| name == way.1.unwrap_or(way.0)))
+    };
+    all.iter().filter(is_chosen).map(|&(isolation, tracker)| Way { isolation, tracker }).collect()
 }
 
 /// The examples' directory.
 pub fn examples() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../examples/warm")
-        .canonicalize()
-        .unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/warm").canonicalize().unwrap()
 }
 
 /// A server for one test.
@@ -59,11 +58,7 @@ impl Server {
         command.envs(variables.iter().copied());
         let log = std::fs::File::create(directory.path().join("log")).unwrap();
         let child = command.stderr(log).spawn().unwrap();
-        let server = Self {
-            child,
-            directory,
-            way,
-        };
+        let server = Self { child, directory, way };
         server.wait_until("the workers are ready", || {
             let output = server.orrery(&["status"]).output().unwrap();
             output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("starting")
@@ -82,9 +77,7 @@ impl Server {
     /// A command of the client.
     pub fn orrery(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_orrery-warm"));
-        settle_environment(&mut command)
-            .env("ORRERY_WARM", self.socket())
-            .args(arguments);
+        settle_environment(&mut command).env("ORRERY_WARM", self.socket()).args(arguments);
         command
     }
 
@@ -138,10 +131,7 @@ impl Drop for Server {
 pub fn serve_command(way: Way, socket: &Path, options: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_orrery-warm"));
     settle_environment(&mut command);
-    command
-        .args(["serve", "--python", "--isolate", way.isolation, "--socket"])
-        .arg(socket)
-        .args(options);
+    command.args(["serve", "--python", "--isolate", way.isolation, "--socket"]).arg(socket).args(options);
     if let Some(tracker) = way.tracker {
         command.env("ORRERY_TRACKER", tracker);
     }
@@ -166,20 +156,13 @@ pub fn settle_environment(command: &mut Command) -> &mut Command {
             Ok(())
         });
     }
-    command
-        .env_clear()
-        .env("PATH", "/usr/bin:/bin")
-        .env("HOME", "/nonexistent")
-        .env("LANG", "C.UTF-8")
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", "/nonexistent").env("LANG", "C.UTF-8")
 }
 
 /// Plain python3, called as users call it.
 pub fn python<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(PYTHON);
-    settle_environment(&mut command)
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .arg0("python3")
-        .args(arguments);
+    settle_environment(&mut command).env("PYTHONDONTWRITEBYTECODE", "1").arg0("python3").args(arguments);
     command
 }
 
@@ -203,23 +186,15 @@ impl Ran {
 
 /// Runs a command to its end with `input` on its standard input.
 pub fn ran(command: &mut Command, input: &[u8]) -> Ran {
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
     // A program that does not read its input is no failure.
     let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
-    Ran {
-        status: output.status,
-        stdout: output.stdout,
-        stderr: output.stderr,
-    }
+    Ran { status: output.status, stdout: output.stdout, stderr: output.stderr }
 }
 
 /// How a status reads in a failure message: the exit status or the signal, core files apart.
@@ -236,33 +211,20 @@ pub fn without_addresses(output: &[u8]) -> String {
     let mut pieces = text.split("0x");
     let first = pieces.next().unwrap_or_default().to_owned();
     let digits = |character: char| character.is_ascii_hexdigit();
-    pieces.fold(first, |text, piece| {
-        text + "0x..." + piece.trim_start_matches(digits)
-    })
+    pieces.fold(first, |text, piece| text + "0x..." + piece.trim_start_matches(digits))
 }
 
 /// Adds a complaint for every way in which `warm` differs from `cold`.
 pub fn compare(complaints: &mut String, what: &str, warm: &Ran, cold: &Ran) {
     if told(warm.status) != told(cold.status) {
-        writeln!(
-            complaints,
-            "{what}: {} instead of {}",
-            told(warm.status),
-            told(cold.status)
-        )
-        .unwrap();
+        writeln!(complaints, "{what}: {} instead of {}", told(warm.status), told(cold.status)).unwrap();
     }
-    for (stream, warm, cold) in [
-        ("stdout", &warm.stdout, &cold.stdout),
-        ("stderr", &warm.stderr, &cold.stderr),
-    ] {
+    for (stream, warm, cold) in
+        [("stdout", &warm.stdout, &cold.stdout), ("stderr", &warm.stderr, &cold.stderr)]
+    {
         let (warm, cold) = (without_addresses(warm), without_addresses(cold));
         if warm != cold {
-            writeln!(
-                complaints,
-                "{what}: {stream} differs\n--- warm\n{warm}\n--- cold\n{cold}"
-            )
-            .unwrap();
+            writeln!(complaints, "{what}: {stream} differs\n--- warm\n{warm}\n--- cold\n{cold}").unwrap();
         }
     }
 }

@@ -72,37 +72,19 @@ impl Settled {
     pub(crate) fn new(held: Held) -> Result<Self> {
         use std::os::unix::ffi::OsStringExt;
         let value = |name: &str| std::env::var_os(name).map(OsStringExt::into_vec);
-        let values = SETTLED_AT_START
-            .iter()
-            .filter_map(|name| Some((*name, value(name)?)))
-            .collect();
+        let values = SETTLED_AT_START.iter().filter_map(|name| Some((*name, value(name)?))).collect();
         let dict = Object::import(held, c"posix")?.attribute(c"environ")?;
         let tzset = Object::import(held, c"time")?.attribute(c"tzset")?;
-        Ok(Self {
-            values,
-            time_zone: value("TZ"),
-            dict,
-            tzset,
-            current: RefCell::default(),
-        })
+        Ok(Self { values, time_zone: value("TZ"), dict, tzset, current: RefCell::default() })
     }
 
     /// The variable in `block` that asks for what only a new interpreter could do, if there is one.
     pub(crate) fn objection(&self, block: &[u8]) -> Option<String> {
-        let variables: HashMap<&[u8], &[u8]> = pairs(block)
-            .filter(|(name, _)| name.starts_with(b"PYTHON"))
-            .collect();
+        let variables: HashMap<&[u8], &[u8]> =
+            pairs(block).filter(|(name, _)| name.starts_with(b"PYTHON")).collect();
         let differs = |name: &&&str| {
-            let theirs = variables
-                .get(name.as_bytes())
-                .filter(|value| !value.is_empty())
-                .copied();
-            theirs
-                != self
-                    .values
-                    .get(**name)
-                    .map(Vec::as_slice)
-                    .filter(|value| !value.is_empty())
+            let theirs = variables.get(name.as_bytes()).filter(|value| !value.is_empty()).copied();
+            theirs != self.values.get(**name).map(Vec::as_slice).filter(|value| !value.is_empty())
         };
         let name = SETTLED_AT_START.iter().find(differs)?;
         Some(format!(
@@ -123,11 +105,7 @@ impl Settled {
         let time_zone = value_of(&strings, b"TZ").map(<[u8]>::to_vec);
         let safe_path = value_of(&strings, b"PYTHONSAFEPATH").is_some_and(|value| !value.is_empty());
         self.install(strings);
-        let errors = if locale == Locale::Other && !utf8_mode {
-            "strict"
-        } else {
-            "surrogateescape"
-        };
+        let errors = if locale == Locale::Other && !utf8_mode { "strict" } else { "surrogateescape" };
         if time_zone != self.time_zone {
             self.tzset.call(&[])?;
         }
@@ -191,9 +169,7 @@ fn pairs(block: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
 }
 
 fn value_of<'a>(block: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
-    pairs(block)
-        .find(|(name, _)| *name == wanted)
-        .map(|(_, value)| value)
+    pairs(block).find(|(name, _)| *name == wanted).map(|(_, value)| value)
 }
 
 /// Which character set a client's environment asks for. The worker itself runs in `C.UTF-8`.
@@ -219,10 +195,7 @@ impl<'a> Locale<'a> {
             None => Self::c(block, false),
             Some(b"C" | b"POSIX") => Self::c(block, forced.is_some()),
             Some(b"C.UTF-8" | b"C.utf8") => Self::Ours,
-            Some(name) => Self::Named {
-                name,
-                forced: forced.is_some(),
-            },
+            Some(name) => Self::Named { name, forced: forced.is_some() },
         }
     }
 
@@ -272,27 +245,15 @@ mod tests {
 
     #[test]
     fn the_locale_is_chosen_as_the_c_library_chooses() {
-        let german = |forced| Locale::Named {
-            name: b"de_DE.UTF-8",
-            forced,
-        };
+        let german = |forced| Locale::Named { name: b"de_DE.UTF-8", forced };
         assert_eq!(Locale::of(b""), Locale::CoercedC);
         assert_eq!(Locale::of(b"LANG=C\0"), Locale::CoercedC);
         assert_eq!(Locale::of(b"LC_ALL=\0LANG=de_DE.UTF-8\0"), german(false));
         assert_eq!(Locale::of(b"LC_ALL=de_DE.UTF-8\0LANG=C\0"), german(true));
         assert_eq!(Locale::of(b"LC_ALL=POSIX\0LANG=de_DE.UTF-8\0"), Locale::ForcedC);
         assert_eq!(Locale::of(b"LANG=C\0LC_CTYPE=C.UTF-8\0"), Locale::Ours);
-        let missing = |forced| {
-            Locale::Named {
-                name: b"xx_YY.UTF-8",
-                forced,
-            }
-            .settle()
-        };
-        assert_eq!(
-            (missing(false), missing(true)),
-            (Locale::CoercedC, Locale::ForcedC)
-        );
+        let missing = |forced| Locale::Named { name: b"xx_YY.UTF-8", forced }.settle();
+        assert_eq!((missing(false), missing(true)), (Locale::CoercedC, Locale::ForcedC));
     }
 
     #[test]

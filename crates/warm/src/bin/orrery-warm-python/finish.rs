@@ -60,11 +60,7 @@ pub(crate) fn finish(python: &Python, status: i32) -> Ending {
     if unsafe { _Py_UnhandledKeyboardInterrupt } != 0 {
         return Ending::Signal(libc::SIGINT);
     }
-    #[expect(
-        clippy::cast_sign_loss,
-        clippy::cast_possible_truncation,
-        reason = "as exit(3) does"
-    )]
+    #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "as exit(3) does")]
     let status = status as u8;
     Ending::Exit(if flushed { status } else { FLUSH_FAILED })
 }
@@ -144,11 +140,7 @@ fn flush_standard_streams(held: Held) -> bool {
     let open = |name| {
         object::sys(held, name)
             .filter(|stream| !stream.is_none())
-            .filter(|stream| {
-                !stream
-                    .attribute(c"closed")
-                    .map_or_else(forget, |closed| closed.is_true())
-            })
+            .filter(|stream| !stream.attribute(c"closed").map_or_else(forget, |closed| closed.is_true()))
     };
     let mut flushed = true;
     if let Some(stdout) = open(c"stdout")
@@ -179,11 +171,8 @@ fn clear_modules(python: &Python) {
     for name in SYS_CLEARED {
         unraisable_if(object::set_sys(held, name, &none));
     }
-    for (name, original) in [
-        (c"stdin", c"__stdin__"),
-        (c"stdout", c"__stdout__"),
-        (c"stderr", c"__stderr__"),
-    ] {
+    for (name, original) in [(c"stdin", c"__stdin__"), (c"stdout", c"__stdout__"), (c"stderr", c"__stderr__")]
+    {
         unraisable_if(object::set_sys(
             held,
             name,
@@ -195,10 +184,8 @@ fn clear_modules(python: &Python) {
     // SAFETY: two living dictionaries.
     unsafe {
         ffi::PyDict_Clear(python.pristine.builtins.pointer());
-        if ffi::PyDict_Update(
-            python.pristine.builtins.pointer(),
-            python.pristine.builtins_copy.pointer(),
-        ) == -1
+        if ffi::PyDict_Update(python.pristine.builtins.pointer(), python.pristine.builtins_copy.pointer())
+            == -1
         {
             object::clear();
         }
@@ -296,9 +283,8 @@ fn close_files(python: &Python) {
         })
         .filter(|file| !standard.iter().any(|stream| stream.is(file)))
         .collect();
-    let (buffers, texts): (Vec<_>, Vec<_>) = files
-        .iter()
-        .partition(|file| file.has_type_below(&pristine.buffered_base));
+    let (buffers, texts): (Vec<_>, Vec<_>) =
+        files.iter().partition(|file| file.has_type_below(&pristine.buffered_base));
     for file in texts.into_iter().chain(buffers) {
         if file.method(c"close", &[]).is_err() {
             object::clear();

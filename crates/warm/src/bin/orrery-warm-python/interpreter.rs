@@ -61,9 +61,7 @@ impl Python {
             // The error handlers and file names of all requests are those of UTF-8; see `environment`.
             std::env::remove_var("LC_ALL");
             std::env::set_var("LC_CTYPE", "C.UTF-8");
-            LEFT_TO_REQUESTS
-                .iter()
-                .for_each(|name| std::env::remove_var(name));
+            LEFT_TO_REQUESTS.iter().for_each(|name| std::env::remove_var(name));
         }
         initialize(&CString::new(settings.executable.as_os_str().as_bytes())?)?;
         // SAFETY: initializing gave this thread the lock, and nothing here ever gives it away.
@@ -80,10 +78,7 @@ impl Python {
         Self::warm(held, settings, &paths).map_err(|Raised| {
             // SAFETY: the lock is held.
             unsafe { ffi::PyErr_Print() };
-            anyhow::anyhow!(
-                "the interpreter could not be warmed (--import {})",
-                settings.imports.join(",")
-            )
+            anyhow::anyhow!("the interpreter could not be warmed (--import {})", settings.imports.join(","))
         })
     }
 
@@ -99,11 +94,7 @@ impl Python {
                 c"<orrery>".as_ptr(),
                 ffi::Py_file_input,
             ))?;
-            Object::own(ffi::PyEval_EvalCode(
-                code.pointer(),
-                bootstrap.pointer(),
-                bootstrap.pointer(),
-            ))?;
+            Object::own(ffi::PyEval_EvalCode(code.pointer(), bootstrap.pointer(), bootstrap.pointer()))?;
         }
         let function = |name| bootstrap.item(name).ok_or(Raised);
         let environment = Settled::new(held)?;
@@ -116,10 +107,7 @@ impl Python {
             let directory = Object::decode(held, directory.as_os_str().as_bytes())?;
             path.method(c"insert", &[&Object::integer(held, 0)?, &directory])?;
         }
-        let names = settings
-            .imports
-            .iter()
-            .map(|name| Object::decode(held, name.as_bytes()));
+        let names = settings.imports.iter().map(|name| Object::decode(held, name.as_bytes()));
         let names = Object::list(held, names)?;
         let reseeders = function(c"prepare")?.call(&[&names])?;
         object::set_sys(held, c"path", &base_path)?;
@@ -127,15 +115,7 @@ impl Python {
         let (begin, pyc_code) = (function(c"begin")?, function(c"pyc_code")?);
         let pristine = pristine.remember_modules(held)?;
         let openssl = OpenSsl::find();
-        Ok(Self {
-            held,
-            environment,
-            begin,
-            pyc_code,
-            reseeders,
-            pristine,
-            openssl,
-        })
+        Ok(Self { held, environment, begin, pyc_code, reseeders, pristine, openssl })
     }
 }
 
@@ -162,10 +142,7 @@ impl Pristine {
                 // SAFETY: the dictionary of modules lives as long as the interpreter.
                 let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }.ok_or(Raised)?;
                 let main = modules.item(c"__main__").ok_or(Raised)?;
-                let before = modules
-                    .entries()
-                    .into_iter()
-                    .take_while(|(_, module)| !module.is(&main));
+                let before = modules.entries().into_iter().take_while(|(_, module)| !module.is(&main));
                 before.map(|(name, _)| name).collect()
             },
         })
@@ -176,8 +153,7 @@ impl Pristine {
         let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) };
         self.modules_half_gone = modules.as_ref().ok_or(Raised)?.method(c"copy", &[])?;
         for name in &self.modules_before_main {
-            self.modules_half_gone
-                .method(c"__setitem__", &[name, &Object::none(held)])?;
+            self.modules_half_gone.method(c"__setitem__", &[name, &Object::none(held)])?;
         }
         let main = modules.as_ref().and_then(|modules| modules.item(c"__main__"));
         let entries = modules.iter().flat_map(Object::entries);
@@ -238,11 +214,8 @@ fn initialize(executable: &CStr) -> anyhow::Result<()> {
     // SAFETY: a status as returned; its message, if any, is a static C string.
     unsafe {
         if ffi::PyStatus_Exception(status) != 0 {
-            let message = if status.err_msg.is_null() {
-                c"no reason given"
-            } else {
-                CStr::from_ptr(status.err_msg)
-            };
+            let message =
+                if status.err_msg.is_null() { c"no reason given" } else { CStr::from_ptr(status.err_msg) };
             return Err(anyhow::anyhow!("{}", message.to_string_lossy()))
                 .with_context(|| format!("starting the interpreter {}", executable.to_string_lossy()));
         }

@@ -22,19 +22,13 @@ fn main() {
         eprintln!("orrery: warm: worker {}: {error:#}", std::process::id());
         let spoiled = error.downcast_ref::<worker::WorkerError>();
         let spoiled = spoiled.is_some_and(|error| matches!(error, worker::WorkerError::Spoiled(_)));
-        std::process::exit(if spoiled {
-            orrery_warm::server::EXIT_SPOILED
-        } else {
-            1
-        });
+        std::process::exit(if spoiled { orrery_warm::server::EXIT_SPOILED } else { 1 });
     }
 }
 
 fn run() -> anyhow::Result<()> {
-    let arguments: Vec<RawFd> = std::env::args()
-        .skip(1)
-        .map_while(|argument| argument.parse().ok())
-        .collect();
+    let arguments: Vec<RawFd> =
+        std::env::args().skip(1).map_while(|argument| argument.parse().ok()).collect();
     let [listener, page, config, master] = arguments[..] else {
         bail!("this program is started by `orrery warm serve`, which passes it what it needs");
     };
@@ -42,8 +36,10 @@ fn run() -> anyhow::Result<()> {
         bail!("the master has ended already");
     }
     let listener = descriptors::inherited(listener).context("the listening socket")?;
-    let page = descriptors::inherited(page).context("the status page")?;
-    let page = StatusPage::open(page.as_fd()).context("the status page")?;
+    let page = {
+        let fd = descriptors::inherited(page).context("the status page")?;
+        StatusPage::open(fd.as_fd()).context("the status page")?
+    };
     let config = read_config(config)?;
     let walls = match &config.sandbox {
         Some(sandbox) => worker::sandbox::nest(sandbox).context("sandbox")?,
@@ -62,11 +58,7 @@ fn forget_signals() {
         // SAFETY: a signal number and the default action; SIGKILL, SIGSTOP and the C library's own are refused.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
-    let none = libc::stack_t {
-        ss_sp: std::ptr::null_mut(),
-        ss_flags: libc::SS_DISABLE,
-        ss_size: 0,
-    };
+    let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
     // SAFETY: the structure is a live local. Without the handlers nothing uses the runtime's alternate stack.
     unsafe { libc::sigaltstack(&raw const none, std::ptr::null_mut()) };
 }
@@ -74,8 +66,6 @@ fn forget_signals() {
 fn read_config(fd: RawFd) -> anyhow::Result<WorkerConfig> {
     let fd = descriptors::inherited(fd).context("the configuration")?;
     let mut bytes = Vec::new();
-    File::from(fd)
-        .read_to_end(&mut bytes)
-        .context("reading the configuration")?;
+    File::from(fd).read_to_end(&mut bytes).context("reading the configuration")?;
     postcard::from_bytes(&bytes).context("the configuration does not decode")
 }

@@ -95,21 +95,13 @@ impl Object {
     pub(crate) fn decode(_: Held, bytes: &[u8]) -> Result<Self> {
         // SAFETY: pointer and length are a slice's; gives a new reference or null.
         unsafe {
-            Self::own(ffi::PyUnicode_DecodeFSDefaultAndSize(
-                bytes.as_ptr().cast(),
-                signed(bytes.len()),
-            ))
+            Self::own(ffi::PyUnicode_DecodeFSDefaultAndSize(bytes.as_ptr().cast(), signed(bytes.len())))
         }
     }
 
     pub(crate) fn bytes(_: Held, bytes: &[u8]) -> Result<Self> {
         // SAFETY: pointer and length are a slice's; gives a new reference or null.
-        unsafe {
-            Self::own(ffi::PyBytes_FromStringAndSize(
-                bytes.as_ptr().cast(),
-                signed(bytes.len()),
-            ))
-        }
+        unsafe { Self::own(ffi::PyBytes_FromStringAndSize(bytes.as_ptr().cast(), signed(bytes.len()))) }
     }
 
     pub(crate) fn list(_: Held, items: impl IntoIterator<Item = Result<Self>>) -> Result<Self> {
@@ -244,10 +236,8 @@ impl Object {
             return Err(Raised);
         }
         // SAFETY: the text belongs to the living string and is as long as said.
-        Ok(
-            unsafe { std::slice::from_raw_parts(text.cast::<u8>(), usize::try_from(length).unwrap_or(0)) }
-                .to_vec(),
-        )
+        Ok(unsafe { std::slice::from_raw_parts(text.cast::<u8>(), usize::try_from(length).unwrap_or(0)) }
+            .to_vec())
     }
 
     /// The items of a list, as they are now.

@@ -31,17 +31,13 @@ impl Interpreter for Python {
         if let Some(objection) = self.environment.objection(request.environment) {
             return Ending::Refused(objection);
         }
-        let status = self
-            .begin(request)
-            .and_then(|safe_path| self.run_program(request, script, safe_path));
+        let status = self.begin(request).and_then(|safe_path| self.run_program(request, script, safe_path));
         let status = status.unwrap_or_else(|Raised| finish::report(self.held));
         finish::finish(self, status)
     }
 
     fn library(&self) -> Vec<PathBuf> {
-        let path = object::sys(self.held, c"path")
-            .map(|path| path.items())
-            .unwrap_or_default();
+        let path = object::sys(self.held, c"path").map(|path| path.items()).unwrap_or_default();
         let prefixes = [c"prefix", c"base_prefix", c"exec_prefix"].into_iter();
         let prefixes = prefixes.filter_map(|name| object::sys(self.held, name));
         path.into_iter()
@@ -91,9 +87,7 @@ impl Python {
         let main = self.new_main()?;
         let put_first = |path: &Object| {
             let search = object::sys(held, c"path").ok_or(Raised)?;
-            search
-                .method(c"insert", &[&Object::integer(held, 0)?, path])
-                .map(|_| ())
+            search.method(c"insert", &[&Object::integer(held, 0)?, path]).map(|_| ())
         };
         if let Program::Script { path } = request.program {
             let script = script.ok_or(Raised)?;
@@ -162,13 +156,7 @@ impl Python {
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
         {
             let quoted = name.method(c"__repr__", &[])?;
-            let line = [
-                NAME,
-                b": ",
-                &quoted.encode()?,
-                b" is a directory, cannot continue\n",
-            ]
-            .concat();
+            let line = [NAME, b": ", &quoted.encode()?, b" is a directory, cannot continue\n"].concat();
             object::complain(held, &line);
             return Ok(1);
         }
@@ -176,27 +164,13 @@ impl Python {
         main.set_item(c"__file__", &name)?;
         main.set_item(c"__cached__", &Object::none(held))?;
         let compiled = is_compiled(script.as_fd(), filename);
-        let class = if compiled {
-            &self.pristine.sourceless_loader
-        } else {
-            &self.pristine.source_loader
-        };
-        main.set_item(
-            c"__loader__",
-            &class.call(&[&Object::decode(held, b"__main__")?, &name])?,
-        )?;
+        let class = if compiled { &self.pristine.sourceless_loader } else { &self.pristine.source_loader };
+        main.set_item(c"__loader__", &class.call(&[&Object::decode(held, b"__main__")?, &name])?)?;
         let result = if compiled {
-            let code = self
-                .pyc_code
-                .call(&[&name])
-                .inspect_err(|&Raised| finish::drop_traceback());
+            let code = self.pyc_code.call(&[&name]).inspect_err(|&Raised| finish::drop_traceback());
             // SAFETY: a code object and two dictionaries; gives a new reference or null.
             code.and_then(|code| unsafe {
-                Object::own(ffi::PyEval_EvalCode(
-                    code.pointer(),
-                    main.pointer(),
-                    main.pointer(),
-                ))
+                Object::own(ffi::PyEval_EvalCode(code.pointer(), main.pointer(), main.pointer()))
             })
         } else {
             run_stream(open_stream(script)?, filename, main, true)
@@ -217,10 +191,7 @@ impl Python {
     fn run_command(&self, text: &[u8], main: &Object) -> Result<i32> {
         let text = Object::decode(self.held, &[text, b"\n"].concat())?;
         let Ok(source) = text.encode() else {
-            object::complain(
-                self.held,
-                b"Unable to decode the command from the command line:\n",
-            );
+            object::complain(self.held, b"Unable to decode the command from the command line:\n");
             return Err(Raised);
         };
         let source = CString::new(source).map_err(|_| Raised)?;
@@ -242,10 +213,7 @@ impl Python {
     fn run_module(&self, name: &[u8], set_argv0: bool) -> Result<i32> {
         let name = Object::decode(self.held, name)?;
         finish::note_interrupt(self.held, false);
-        let result = self
-            .pristine
-            .run_as_main
-            .call(&[&name, &Object::boolean(self.held, set_argv0)]);
+        let result = self.pristine.run_as_main.call(&[&name, &Object::boolean(self.held, set_argv0)]);
         if result.is_err() && finish::is_interrupt(self.held) {
             finish::note_interrupt(self.held, true);
         }
@@ -262,20 +230,13 @@ fn argument_lists<'a>(request: &'a Request<'a>) -> (Vec<&'a [u8]>, Vec<&'a [u8]>
         Program::Stdin { dash: true } => (b"-", vec![b"-"]),
         Program::Stdin { dash: false } => (b"", Vec::new()),
     };
-    let arguments = std::iter::once(first)
-        .chain(request.arguments.iter().copied())
-        .collect();
-    let original = std::iter::once(NAME)
-        .chain(how)
-        .chain(request.arguments.iter().copied())
-        .collect();
+    let arguments = std::iter::once(first).chain(request.arguments.iter().copied()).collect();
+    let original = std::iter::once(NAME).chain(how).chain(request.arguments.iter().copied()).collect();
     (arguments, original)
 }
 
 fn current_directory() -> Vec<u8> {
-    rustix::process::getcwd(Vec::new())
-        .map(CString::into_bytes)
-        .unwrap_or_default()
+    rustix::process::getcwd(Vec::new()).map(CString::into_bytes).unwrap_or_default()
 }
 
 /// `config_run_filename_abspath`: not normalised.
@@ -337,10 +298,7 @@ fn make_pending_calls() -> Result<()> {
 }
 
 fn compiler_flags(flags: c_int) -> ffi::PyCompilerFlags {
-    ffi::PyCompilerFlags {
-        cf_flags: flags,
-        cf_feature_version: PY_MINOR_VERSION,
-    }
+    ffi::PyCompilerFlags { cf_flags: flags, cf_feature_version: PY_MINOR_VERSION }
 }
 
 fn open_stream(script: OwnedFd) -> Result<*mut libc::FILE> {

@@ -6,8 +6,10 @@
 //! are always allowed it remembers that and runs neither.
 //!
 //! Rollback's own calls are among the allowed: it scans and protects memory through descriptors that it opened before
-//! (`ioctl`), maps, copies (`preadv`), compares descriptors (`kcmp`), signals its own threads (`tgkill`), lowers limits
-//! (`prlimit64`) and starts a helper in the same memory (`clone`).
+//! (`ioctl`), maps, copies (`preadv`), signals its own threads (`tgkill`), lowers limits (`prlimit64`), and starts
+//! helpers that hold its files and memory (`clone`), with which it compares (`kcmp`) and from which it fetches
+//! (`pidfd_getfd`, `process_vm_readv`). The last two reach no other process than the worker's children: Landlock and the
+//! process id namespace see to that.
 
 use std::collections::BTreeMap;
 
@@ -25,16 +27,8 @@ pub(super) fn restrict(sandbox: &Sandbox, walls: Walls) -> Result<(), SandboxErr
     // The second filter has its say on what the first lets through, its own installation included.
     let known = ORDINARY.iter().chain(LEGACY).chain(UNWANTED);
     let known: Rules = known.map(|&call| (call, Vec::new())).collect();
-    install(
-        known,
-        SeccompAction::Errno(errno(libc::ENOSYS)),
-        SeccompAction::Allow,
-    )?;
-    install(
-        unwanted(sandbox, walls)?,
-        SeccompAction::Allow,
-        SeccompAction::Errno(errno(libc::EPERM)),
-    )
+    install(known, SeccompAction::Errno(errno(libc::ENOSYS)), SeccompAction::Allow)?;
+    install(unwanted(sandbox, walls)?, SeccompAction::Allow, SeccompAction::Errno(errno(libc::EPERM)))
 }
 
 fn errno(number: i32) -> u32 {
@@ -43,13 +37,10 @@ fn errno(number: i32) -> u32 {
 
 fn install(rules: Rules, otherwise: SeccompAction, on_match: SeccompAction) -> Result<(), SandboxError> {
     let failed = |error: &dyn std::error::Error| SandboxError::Seccomp(error.to_string());
-    let arch = std::env::consts::ARCH
-        .try_into()
-        .map_err(|error: seccompiler::BackendError| failed(&error))?;
+    let arch =
+        std::env::consts::ARCH.try_into().map_err(|error: seccompiler::BackendError| failed(&error))?;
     let filter = SeccompFilter::new(rules, otherwise, on_match, arch).map_err(|error| failed(&error))?;
-    let program: BpfProgram = filter
-        .try_into()
-        .map_err(|error: seccompiler::BackendError| failed(&error))?;
+    let program: BpfProgram = filter.try_into().map_err(|error: seccompiler::BackendError| failed(&error))?;
     seccompiler::apply_filter(&program).map_err(|error| failed(&error))
 }
 
@@ -61,12 +52,7 @@ fn unwanted(sandbox: &Sandbox, walls: Walls) -> Result<Rules, SandboxError> {
     }
     if !walls.namespaces {
         // With read-only mounts the kernel refuses these where it should; Landlock does not know them.
-        rules.extend(
-            ATTRIBUTES
-                .iter()
-                .chain(LEGACY_ATTRIBUTES)
-                .map(|&call| (call, Vec::new())),
-        );
+        rules.extend(ATTRIBUTES.iter().chain(LEGACY_ATTRIBUTES).map(|&call| (call, Vec::new())));
     }
     let mut when = |call, argument, width, comparison, value| -> Result<(), SandboxError> {
         let condition = SeccompCondition::new(argument, width, comparison, value)
@@ -82,13 +68,7 @@ fn unwanted(sandbox: &Sandbox, walls: Walls) -> Result<Rules, SandboxError> {
     // Another process' limits.
     when(libc::SYS_prlimit64, 0, Width::Dword, Is::Ne, 0)?;
     for option in [libc::PR_SET_SECCOMP, libc::PR_SET_MM] {
-        when(
-            libc::SYS_prctl,
-            0,
-            Width::Dword,
-            Is::Eq,
-            u64::from(option.unsigned_abs()),
-        )?;
+        when(libc::SYS_prctl, 0, Width::Dword, Is::Eq, u64::from(option.unsigned_abs()))?;
     }
     // Typing into the user's terminal.
     for request in [libc::TIOCSTI, libc::TIOCLINUX] {
@@ -222,6 +202,7 @@ const ORDINARY: &[i64] = &[
     libc::SYS_openat,
     libc::SYS_openat2,
     libc::SYS_personality,
+    libc::SYS_pidfd_getfd,
     libc::SYS_pidfd_open,
     libc::SYS_pidfd_send_signal,
     libc::SYS_pipe2,
@@ -234,6 +215,7 @@ const ORDINARY: &[i64] = &[
     libc::SYS_preadv,
     libc::SYS_preadv2,
     libc::SYS_prlimit64,
+    libc::SYS_process_vm_readv,
     libc::SYS_pselect6,
     libc::SYS_pwrite64,
     libc::SYS_pwritev,
@@ -407,10 +389,8 @@ const UNWANTED: &[i64] = &[
     libc::SYS_open_by_handle_at,
     libc::SYS_open_tree,
     libc::SYS_perf_event_open,
-    libc::SYS_pidfd_getfd,
     libc::SYS_pivot_root,
     libc::SYS_process_madvise,
-    libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
     libc::SYS_ptrace,
     libc::SYS_quotactl,

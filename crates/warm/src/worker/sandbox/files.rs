@@ -54,14 +54,7 @@ const SYSTEM: [&str; 33] = [
 ];
 
 /// Devices that harm nobody.
-const DEVICES: [&str; 6] = [
-    "/dev/null",
-    "/dev/zero",
-    "/dev/full",
-    "/dev/random",
-    "/dev/urandom",
-    "/dev/tty",
-];
+const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
 
 /// What of `/proc` may be read where other processes' entries stand there too: of the worker's children not even their
 /// own.
@@ -89,25 +82,12 @@ pub(super) fn restrict(sandbox: &Sandbox, walls: Walls, library: &[PathBuf]) -> 
         ruleset = ruleset.handle_access(AccessNet::from_all(NEWEST))?;
     }
     let mut rules = ruleset.create()?;
-    let proc: &[&str] = if walls.namespaces {
-        &["/proc"]
-    } else {
-        &PROC_COMMON
-    };
-    for path in SYSTEM
-        .iter()
-        .chain(proc)
-        .map(Path::new)
-        .chain(library.iter().map(PathBuf::as_path))
-    {
+    let proc: &[&str] = if walls.namespaces { &["/proc"] } else { &PROC_COMMON };
+    for path in SYSTEM.iter().chain(proc).map(Path::new).chain(library.iter().map(PathBuf::as_path)) {
         rules = allow_if_there(rules, path, read)?;
     }
     for path in DEVICES {
-        rules = allow_if_there(
-            rules,
-            Path::new(path),
-            read | AccessFs::WriteFile | AccessFs::IoctlDev,
-        )?;
+        rules = allow_if_there(rules, Path::new(path), read | AccessFs::WriteFile | AccessFs::IoctlDev)?;
     }
     for path in &sandbox.read {
         rules = allow(rules, path, read)?;
@@ -127,10 +107,7 @@ fn allow(
     path: &Path,
     access: BitFlags<AccessFs>,
 ) -> Result<RulesetCreated, SandboxError> {
-    let opened = PathFd::new(path).map_err(|source| SandboxError::Path {
-        path: path.to_owned(),
-        source,
-    })?;
+    let opened = PathFd::new(path).map_err(|source| SandboxError::Path { path: path.to_owned(), source })?;
     add(rules, path, opened, access)
 }
 
@@ -152,10 +129,6 @@ fn add(
     access: BitFlags<AccessFs>,
 ) -> Result<RulesetCreated, SandboxError> {
     // Rights that make sense for directories only are refused for files.
-    let access = if path.is_dir() {
-        access
-    } else {
-        access & AccessFs::from_file(NEWEST)
-    };
+    let access = if path.is_dir() { access } else { access & AccessFs::from_file(NEWEST) };
     Ok(rules.add_rule(PathBeneath::new(opened, access))?)
 }

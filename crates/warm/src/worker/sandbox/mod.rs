@@ -2,9 +2,9 @@
 //!
 //! | wall | what it keeps a script from | needs |
 //! |---|---|---|
-//! | [`namespaces`] | seeing or signalling other processes; changing any file outside the given paths, modes and owners included; the network | the right to make them, or user namespaces |
-//! | [`files`] (Landlock) | opening files outside the given paths; signalling processes outside the worker, connecting to abstract sockets | Landlock, Linux 5.13 |
-//! | [`calls`] (seccomp) | tracing, keys, BPF, performance events, mounting, `io_uring` and whatever else no script needs | seccomp |
+//! | namespaces | seeing or signalling other processes; changing any file outside the given paths, modes and owners included; the network | the right to make them, or user namespaces |
+//! | Landlock | opening files outside the given paths; signalling processes outside the worker, connecting to abstract sockets | Landlock, Linux 5.13 |
+//! | seccomp | tracing, keys, BPF, performance events, mounting, `io_uring` and whatever else no script needs | seccomp |
 //! | no privileges | `setuid` programs, capabilities | nothing |
 //!
 //! The first is put up when the worker starts, and does without where it is not permitted, since the others do most
@@ -66,10 +66,7 @@ pub enum SandboxError {
 }
 
 fn io_error<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> SandboxError {
-    move |source| SandboxError::Io {
-        operation,
-        source: source.into(),
-    }
+    move |source| SandboxError::Io { operation, source: source.into() }
 }
 
 /// Puts up the walls that cannot be taken down again; `library` are the directories that the interpreter needs.
@@ -92,10 +89,6 @@ fn drop_privileges() -> Result<(), SandboxError> {
         libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     }
     let none = rustix::thread::CapabilitySet::empty();
-    let none = rustix::thread::CapabilitySets {
-        effective: none,
-        permitted: none,
-        inheritable: none,
-    };
+    let none = rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
     rustix::thread::set_capabilities(None, none).map_err(io_error("capset"))
 }

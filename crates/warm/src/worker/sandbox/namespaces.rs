@@ -49,9 +49,7 @@ pub fn nest(sandbox: &Sandbox) -> Result<Walls, SandboxError> {
         }
     }
     die_with_parent().map_err(io_error("PR_SET_PDEATHSIG"))?;
-    let walls = Walls {
-        namespaces: rearrange_mounts(sandbox)?,
-    };
+    let walls = Walls { namespaces: rearrange_mounts(sandbox)? };
     // SAFETY: as above.
     match unsafe { libc::fork() } {
         -1 => Err(io_error("fork")(io::Error::last_os_error())),
@@ -150,12 +148,7 @@ fn rearrange_mounts(sandbox: &Sandbox) -> Result<bool, SandboxError> {
         for path in &sandbox.write {
             set_read_only(path, false)?;
         }
-        mount(
-            "proc",
-            "/proc",
-            "proc",
-            libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC,
-        )
+        mount("proc", "/proc", "proc", libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC)
     };
     for path in &sandbox.write {
         fs::metadata(path).map_err(io_error("a path of --write"))?;
@@ -181,15 +174,7 @@ fn mount(
 ) -> io::Result<()> {
     let (source, target, kind) = (c_path(source)?, c_path(target)?, c_path(kind)?);
     // SAFETY: three C strings; no data.
-    match unsafe {
-        libc::mount(
-            source.as_ptr(),
-            target.as_ptr(),
-            kind.as_ptr(),
-            flags,
-            std::ptr::null(),
-        )
-    } {
+    match unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, std::ptr::null()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -203,12 +188,7 @@ fn set_read_only(path: impl AsRef<Path>, read_only: bool) -> io::Result<()> {
     } else {
         (0, libc::MOUNT_ATTR_RDONLY)
     };
-    let attributes = libc::mount_attr {
-        attr_set,
-        attr_clr,
-        propagation: 0,
-        userns_fd: 0,
-    };
+    let attributes = libc::mount_attr { attr_set, attr_clr, propagation: 0, userns_fd: 0 };
     // SAFETY: a C string, and a structure with its size.
     let status = unsafe {
         libc::syscall(
@@ -220,9 +200,5 @@ fn set_read_only(path: impl AsRef<Path>, read_only: bool) -> io::Result<()> {
             size_of::<libc::mount_attr>(),
         )
     };
-    if status == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
