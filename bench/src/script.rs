@@ -54,9 +54,17 @@ pub struct Outcome {
 /// # Errors
 /// As [`Runner::run`], and where the input cannot be opened.
 pub fn run(runner: &mut dyn Runner, script: &Script) -> Result<Outcome> {
+    timed(runner, script).map(|(outcome, _)| outcome)
+}
+
+/// Like [`run`]; also gives how long the run took.
+///
+/// # Errors
+/// As [`run`].
+pub fn timed(runner: &mut dyn Runner, script: &Script) -> Result<(Outcome, Duration)> {
     let mut desk = Desk::new(script)?;
-    let (status, _) = desk.run(runner, script)?;
-    Ok(Outcome { status, output: desk.output()?, errors: desk.errors()? })
+    let (status, latency) = desk.run(runner, script)?;
+    Ok((Outcome { status, output: desk.output()?, errors: desk.errors()? }, latency))
 }
 
 /// A runner as a contender: its work is the name of a script, and each run must end as it should.
