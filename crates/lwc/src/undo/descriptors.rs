@@ -194,7 +194,13 @@ impl Descriptors {
         let mut outcome = Ok(());
         let keeper = keepers.get(self.keeper);
         for &fd in &keepers.own {
-            if keeper.is_some_and(|keeper| keeper.holds(fd) != Ok(true)) {
+            let there = match keeper.map(|keeper| keeper.holds(fd)) {
+                Some(Ok(same)) => same,
+                Some(Err(error)) if error.errno == Errno::BADF => false,
+                // Nobody to ask.
+                _ => identity(fd).is_some(),
+            };
+            if !there {
                 outcome = bring_back(fd, keeper);
             }
         }
