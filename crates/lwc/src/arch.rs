@@ -12,6 +12,10 @@ compile_error!("orrery-lwc: only x86_64 has its registers and stacks described s
 
 use core::ffi::c_void;
 
+/// What `end` says when the body is to run once more, in the state that it found at first. No snapshot can be resumed
+/// with this value.
+pub(crate) const AGAIN: i32 = i32::MIN;
+
 /// The meeting point of the assembly and the engine. It lies in the arena, out of reach of any rollback.
 #[repr(C)]
 #[derive(Debug)]

@@ -17,9 +17,10 @@ use orrery_memory::{Arena, HeapVec, PAGE, PageRange};
 use orrery_sys::signals::{self, AlternateStack, Mask};
 use orrery_sys::timers::{self, PosixTimers, TimerId};
 
-use crate::arch::{self, Crossing};
+use crate::arch::{self, AGAIN, Crossing};
 use crate::control::{self, CONTROL_SIGNAL};
 use crate::error::{Error, Leftover, Result};
+use crate::lazy_free::LazyFree;
 use crate::undo::attributes::Attributes;
 use crate::undo::children::{Children, Family, Nursery};
 use crate::undo::descriptors::{Descriptors, Keepers};
@@ -136,7 +137,10 @@ pub(crate) struct Engine {
     /// 1 once an ending was claimed.
     claimed: AtomicU32,
     ending: UnsafeCell<Ending>,
+    /// How the round before this one ended.
+    last: UnsafeCell<Option<Ending>>,
     words: safe_point::Words,
+    lazy_free: LazyFree,
     /// Where threads have their restartable-sequence areas.
     rseq: [AtomicUsize; MOST_THREADS],
     inner: UnsafeCell<Inner>,
@@ -158,6 +162,9 @@ struct Inner {
     timer: Option<TimerId>,
     limits: Limits,
     data_limit: u64,
+    /// Whether the body runs again when it ended, and the dispositions that it then finds.
+    repeats: bool,
+    running_signals: Signals,
     /// Where the C caller's snapshot goes, or comes from.
     wanted: usize,
     value: i32,
@@ -248,6 +255,13 @@ pub(crate) fn leave_rseq_alone() {
     }
 }
 
+/// Notes that a closure gave memory back for the taking. Async-signal-safe.
+pub(crate) fn note_lazy_free(start: usize, length: usize) {
+    if let Some(engine) = current().filter(|engine| engine.is_in(Phase::Running)) {
+        engine.lazy_free.note(start, length);
+    }
+}
+
 /// Makes the engine of this process, or finds it. `children` counts when it is made.
 pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static Engine> {
     if let Some(engine) = current() {
@@ -272,7 +286,9 @@ pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static 
         phase: AtomicU32::new(Phase::Idle as u32),
         claimed: AtomicU32::new(0),
         ending: UnsafeCell::new(Ending::Returned),
+        last: UnsafeCell::new(None),
         words: safe_point::Words::default(),
+        lazy_free: LazyFree::new(),
         rseq: [const { AtomicUsize::new(0) }; MOST_THREADS],
         inner: UnsafeCell::new(Inner {
             crossing: Crossing {
@@ -296,6 +312,8 @@ pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static 
             timer: timers::create(CONTROL_SIGNAL, thread, 0).ok(),
             limits: Limits::default(),
             data_limit: 0,
+            repeats: false,
+            running_signals: Signals::NONE,
             wanted: 0,
             value: 0,
             error: None,
@@ -386,12 +404,14 @@ impl Engine {
         unsafe { arch::finish(crossing) }
     }
 
-    /// Runs `body` with `argument` and undoes what it did.
+    /// Runs `body` with `argument` and undoes what it did. With `repeats` it does so again and again, until
+    /// [`stop_repeating`] was called or something cannot be undone.
     pub(crate) fn run(
         &'static self,
         body: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
         limits: Limits,
+        repeats: bool,
     ) -> Result<Ending> {
         self.for_owner()?;
         if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
@@ -399,14 +419,18 @@ impl Engine {
         }
         let inner = self.inner();
         inner.limits = limits;
+        inner.repeats = repeats;
         inner.error = None;
         inner.crossing.begin = begin_run;
         inner.crossing.body = body;
         inner.crossing.argument = argument;
         inner.crossing.end = end_run;
         self.claimed.store(0, Ordering::Release);
-        // SAFETY: nobody writes before a closure runs.
-        unsafe { *self.ending.get() = Ending::Returned };
+        // SAFETY: nobody reads or writes these before a closure runs.
+        unsafe {
+            *self.ending.get() = Ending::Returned;
+            *self.last.get() = None;
+        }
         let crossing = &raw mut inner.crossing;
         // SAFETY: the crossing lies in the arena, which restoring leaves alone, and its functions abort rather than unwind.
         unsafe { arch::run_crossing(crossing) };
@@ -501,6 +525,19 @@ impl Engine {
     }
 }
 
+/// How the closure ended when it ran last; for a closure that repeats.
+pub(crate) fn last_ending() -> Option<Ending> {
+    // SAFETY: written by the owner's thread at the end of a run, and asked for by the closure on the same thread.
+    current().and_then(|engine| unsafe { *engine.last.get() })
+}
+
+/// The running closure is not to run again.
+pub(crate) fn stop_repeating() {
+    if let Some(engine) = current().filter(|engine| engine.is_owner()) {
+        engine.inner().repeats = false;
+    }
+}
+
 /// Takes note that the closure panicked; it is about to return.
 pub(crate) fn note_panic() {
     if let Some(engine) = current() {
@@ -567,7 +604,8 @@ unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
     }
 }
 
-/// Ends a run, on the engine's stack: everything is put back to what [`begin_run`] saw.
+/// Ends a run, on the engine's stack: everything is put back to what [`begin_run`] saw, or, if the closure repeats, to what
+/// the closure saw.
 unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
     signals::block_all();
@@ -579,7 +617,18 @@ unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
     if inner.hit_memory_limit(*ending) {
         *ending = Ending::MemoryLimit;
     }
-    inner.error = inner.put_back(None).map(Error::NotUndone);
+    inner.error = inner.put_back(engine, None).map(Error::NotUndone);
+    if inner.repeats && inner.error.is_none() {
+        // SAFETY: the closure, which reads it, does not run.
+        unsafe { *engine.last.get() = Some(*ending) };
+        *ending = Ending::Returned;
+        engine.claimed.store(0, Ordering::Release);
+        inner.limit_memory();
+        engine.enter(Phase::Running);
+        inner.arm();
+        signals::set_mask(inner.process.mask & !signals::mask_of(&[CONTROL_SIGNAL]));
+        return AGAIN;
+    }
     safe_point::release();
     let mask = inner.process.mask;
     engine.enter(Phase::Idle);
@@ -607,7 +656,7 @@ unsafe extern "C" fn end_resume(_: *mut Crossing) -> i32 {
     engine.enter(Phase::Busy);
     let inner = engine.inner();
     let place = inner.wanted;
-    inner.error = inner.put_back(Some(place)).map(Error::NotUndone);
+    inner.error = inner.put_back(engine, Some(place)).map(Error::NotUndone);
     let (stack_pointer, mask) = inner.snapshots[place]
         .as_ref()
         .map_or((0, 0), |snapshot| (snapshot.stack_pointer, snapshot.process.mask));
@@ -627,11 +676,7 @@ impl Inner {
         // Last, since the sleepers that hold files and memory are children that are to stay.
         self.process.family.capture(&self.sources.nursery)?;
         // From here on nothing fails that matters, so that a refused run has changed nothing.
-        if let Some(bytes) = self.limits.memory {
-            let data = self.space.statm().read()?.data * PAGE;
-            self.data_limit = (data as u64).saturating_add(bytes);
-            Attributes::set_data_limit(self.data_limit);
-        }
+        self.limit_memory();
         let stack =
             AlternateStack { base: self.alternate_stack.start, flags: 0, size: self.alternate_stack.len() };
         // SAFETY: the stack is the engine's own and used for nothing else; the engine is set up.
@@ -639,7 +684,19 @@ impl Inner {
             signals::set_alternate_stack(&stack)?;
             control::install()?;
         }
+        if self.repeats {
+            self.running_signals.capture();
+        }
         Ok(())
+    }
+
+    /// Bounds what the closure may allocate.
+    fn limit_memory(&mut self) {
+        if let Some(bytes) = self.limits.memory {
+            let data = self.space.statm().read().map_or(0, |sizes| sizes.data * PAGE);
+            self.data_limit = (data as u64).saturating_add(bytes);
+            Attributes::set_data_limit(self.data_limit);
+        }
     }
 
     fn note_rseq(&mut self, engine: &Engine) -> Result<()> {
@@ -702,8 +759,10 @@ impl Inner {
     ///
     /// Threads first, since they could interfere with all else; then children; then limits, which the rest may need; the
     /// descriptors before memory, because the engine's own are among them.
-    fn put_back(&mut self, place: Option<usize>) -> Option<Leftover> {
-        let Self { threads, process, snapshots, sources, space, last_restore, .. } = self;
+    fn put_back(&mut self, engine: &Engine, place: Option<usize>) -> Option<Leftover> {
+        let Self {
+            threads, process, snapshots, sources, space, last_restore, repeats, running_signals, ..
+        } = self;
         let mut leftover = None;
         let mut note = |result: core::result::Result<(), Leftover>| {
             if let Err(found) = result {
@@ -721,13 +780,17 @@ impl Inner {
             // Memory cannot be put back under a thread that runs.
             die(&Error::NotUndone(thread));
         }
+        if let Err(error) = engine.lazy_free.take(|range| space.doubt(range)) {
+            die(&Error::Memory(error));
+        }
         // SAFETY: we are on the engine's stack, signals are blocked, other threads are parked or gone; the program's thread
         // is here, and goes on where the restored state left.
         match unsafe { space.restore(snapshot.map(|snapshot| snapshot.memory)) } {
             Ok(restored) => *last_restore = restored,
             Err(error) => die(&Error::Memory(error)),
         }
-        note(state.signals.restore());
+        let signals = if *repeats && place.is_none() { &*running_signals } else { &state.signals };
+        note(signals.restore());
         note(state.timers.restore(sources.timers.as_ref()));
         state.pending.restore();
         leftover

@@ -46,12 +46,12 @@ unsafe extern "C" fn prepare(id: *mut u32) -> *mut Crossing {
     }
 }
 
-/// Goes back to snapshot `id`, whose [`snapshot`] then returns `value`, which must not be 0. It returns only if that
+/// Goes back to snapshot `id`, whose [`snapshot`] then returns `value`, neither 0 nor `i32::MIN`. It returns only if that
 /// cannot be.
 pub fn resume(id: u32, value: i32) -> Error {
     let missing = Error::Memory(orrery_memory::Error::NoSnapshot { number: id });
-    if value == 0 {
-        return Error::System(orrery_sys::Error::new("lw_resume with value 0", 0, Errno::INVAL));
+    if value == 0 || value == arch::AGAIN {
+        return Error::System(orrery_sys::Error::new("lw_resume with value 0 or INT_MIN", 0, Errno::INVAL));
     }
     match (engine::existing(), place(id)) {
         (Ok(engine), Some(place)) => engine.resume(place, value),

@@ -18,7 +18,7 @@
 use core::arch::naked_asm;
 use core::mem::offset_of;
 
-use super::Crossing;
+use super::{AGAIN, Crossing};
 
 /// Pushes what a caller relies on; `rsp` is then 16-byte aligned.
 macro_rules! save {
@@ -86,6 +86,7 @@ pub(crate) unsafe extern "C" fn run_crossing(crossing: *mut Crossing) -> i32 {
 }
 
 /// Ends the body of a crossing from anywhere on its thread, be it a signal handler on another stack: goes on with `end`.
+/// Where that says [`AGAIN`], the body runs once more.
 ///
 /// # Safety
 /// The crossing's `stack_pointer` is, or `end` makes it, that of a state that was saved on this thread.
@@ -98,10 +99,24 @@ pub(crate) unsafe extern "C" fn finish(crossing: *mut Crossing) -> ! {
         "xor ebp, ebp",
         "call [rdi + {end}]",
         "mov rsp, [rbx + {stack_pointer}]",
+        "cmp eax, {again}",
+        "jne 2f",
+        "ldmxcsr [rsp]",
+        "fninit",
+        "fldcw [rsp + 4]",
+        "mov rdi, [rbx + {argument}]",
+        "call [rbx + {body}]",
+        "mov rdi, rbx",
+        "jmp {finish}",
+        "2:",
         continue_state!(),
         stack_pointer = const offset_of!(Crossing, stack_pointer),
         engine_stack = const offset_of!(Crossing, engine_stack),
         end = const offset_of!(Crossing, end),
+        argument = const offset_of!(Crossing, argument),
+        body = const offset_of!(Crossing, body),
+        again = const AGAIN,
+        finish = sym finish,
     )
 }
 

@@ -194,7 +194,12 @@ impl Descriptors {
         let mut outcome = Ok(());
         let keeper = keepers.get(self.keeper);
         for &fd in &keepers.own {
-            if keeper.is_some_and(|keeper| keeper.holds(fd) != Ok(true)) {
+            let there = match keeper.map(|keeper| keeper.holds(fd)) {
+                Some(Ok(same)) => same,
+                // Closed, or nobody to ask.
+                _ => identity(fd).is_some(),
+            };
+            if !there {
                 outcome = bring_back(fd, keeper);
             }
         }
@@ -211,14 +216,10 @@ impl File {
     fn restore(&self, keeper: Option<&Keeper>) -> core::result::Result<(), Leftover> {
         let file = self;
         let lost = Leftover::Descriptor(file.fd);
-        let same = match keeper {
-            Some(keeper) => match keeper.holds(file.fd) {
-                Ok(same) => same,
-                Err(error) if error.errno == Errno::BADF => false,
-                // The keeper was killed: go by what shows.
-                Err(_) => identity(file.fd) == Some(file.identity),
-            },
-            None => identity(file.fd) == Some(file.identity),
+        let same = match keeper.map(|keeper| keeper.holds(file.fd)) {
+            Some(Ok(same)) => same,
+            // Closed, or the keeper is dead, or there is none: go by what shows.
+            _ => identity(file.fd) == Some(file.identity),
         };
         if !same {
             bring_back(file.fd, keeper)?;
