@@ -39,6 +39,7 @@ mod sitting;
 mod work;
 mod worker;
 
+pub mod examples;
 pub mod footprint;
 pub mod machine;
 pub mod ours;

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Binds the calling thread, and what it starts from now on, to one CPU
@@ -13,10 +14,23 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// # Errors
 /// Where this process may not run on `cpu`.
 pub fn pin(cpu: usize) -> Result<()> {
+    pin_thread(None, cpu)
+}
+
+/// Binds a process of one thread to one CPU.
+///
+/// # Errors
+/// Where it may not run on `cpu`, or there is no such process.
+pub fn pin_process(pid: u32, cpu: usize) -> Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pin_thread(Some(pid.context("a process without an id")?), cpu)
+}
+
+fn pin_thread(thread: Option<Pid>, cpu: usize) -> Result<()> {
     ensure!(cpu < CpuSet::MAX_CPU, "cannot pin to CPU {cpu}: CPUs are numbered below {}", CpuSet::MAX_CPU);
     let mut set = CpuSet::new();
     set.set(cpu);
-    sched_setaffinity(None, &set)
+    sched_setaffinity(thread, &set)
         .with_context(|| format!("pinning to CPU {cpu}; choose another with --pin, or --pin none"))
 }
 

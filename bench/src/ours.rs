@@ -2,13 +2,19 @@
 
 mod first;
 mod memory;
+mod python_process;
+mod run;
 mod scan;
 mod tracked;
+mod warm;
 
 pub use first::FirstCapture;
 pub use memory::RestoredMemory;
+pub use python_process::{InPython, orrery_bench_fork, orrery_bench_run};
+pub use run::WholeRun;
 pub use scan::CleanScan;
 pub use tracked::TrackedPages;
+pub use warm::Warm;
 
 use orrery_memory::space::{Config, Space};
 use orrery_memory::tracker::Choice;

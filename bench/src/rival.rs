@@ -10,7 +10,7 @@ mod python_fork_server;
 pub use cold_python::{ColdPython, PYTHON};
 pub use copy_on_write::CopyOnWrite;
 pub use dontneed::DontNeed;
-pub use fork::ForkExitWait;
+pub use fork::{ForkExitWait, fork_exit_wait};
 pub use fork_server::ForkServer;
 pub use python_fork_server::PythonForkServer;
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{Read, Seek};
+use std::io::{self, Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -45,6 +45,8 @@ pub struct Outcome {
     pub status: i32,
     /// What it wrote to standard output.
     pub output: Vec<u8>,
+    /// What it wrote to standard error.
+    pub errors: Vec<u8>,
 }
 
 /// Runs `script` once and keeps what it wrote.
@@ -52,9 +54,17 @@ pub struct Outcome {
 /// # Errors
 /// As [`Runner::run`], and where the input cannot be opened.
 pub fn run(runner: &mut dyn Runner, script: &Script) -> Result<Outcome> {
+    timed(runner, script).map(|(outcome, _)| outcome)
+}
+
+/// Like [`run`]; also gives how long the run took.
+///
+/// # Errors
+/// As [`run`].
+pub fn timed(runner: &mut dyn Runner, script: &Script) -> Result<(Outcome, Duration)> {
     let mut desk = Desk::new(script)?;
-    let (status, _) = desk.run(runner, script)?;
-    Ok(Outcome { status, output: desk.output()? })
+    let (status, latency) = desk.run(runner, script)?;
+    Ok((Outcome { status, output: desk.output()?, errors: desk.errors()? }, latency))
 }
 
 /// A runner as a contender: its work is the name of a script, and each run must end as it should.
@@ -82,7 +92,7 @@ impl<R: Runner> Contender for Scripts<R> {
                 status == due.status,
                 "{work} ended with status {status}, not {}: {}",
                 due.status,
-                desk.errors()?
+                String::from_utf8_lossy(&desk.errors()?)
             );
         }
         if iterations > 0 {
@@ -123,20 +133,17 @@ impl Desk {
     }
 
     fn output(&mut self) -> Result<Vec<u8>> {
-        let mut text = Vec::new();
-        self.output
-            .rewind()
-            .and_then(|()| self.output.read_to_end(&mut text))
-            .context("reading the output")?;
-        Ok(text)
+        content(&mut self.output).context("reading the output")
     }
 
-    fn errors(&mut self) -> Result<String> {
-        let mut text = Vec::new();
-        self.errors
-            .rewind()
-            .and_then(|()| self.errors.read_to_end(&mut text))
-            .context("reading the errors")?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
+    fn errors(&mut self) -> Result<Vec<u8>> {
+        content(&mut self.errors).context("reading the errors")
     }
+}
+
+fn content(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut text)?;
+    Ok(text)
 }

@@ -44,6 +44,14 @@ impl Worker {
         Self::launch(command)
     }
 
+    /// Starts another program, which must answer as [`serve`] does, and waits until it is ready.
+    ///
+    /// # Errors
+    /// Where it cannot be started, or [`Skipped`] where it says so.
+    pub fn of_program(command: Command) -> Result<Self> {
+        Self::launch(command)
+    }
+
     fn launch(mut command: Command) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().with_context(|| format!("starting {command:?}"))?;
@@ -54,6 +62,11 @@ impl Worker {
             "ready" => Ok(worker),
             other => bail!("the worker began with {other:?} where \"ready\" was due"),
         }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
     }
 
     /// Reads one answer; turns `skipped` and `failed` into errors.

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use orrery_bench::footprint::{Backing, Footprint, PAGE};
-use orrery_bench::ours::{CleanScan, FirstCapture, RestoredMemory, TrackedPages};
+use orrery_bench::ours::{CleanScan, FirstCapture, InPython, RestoredMemory, TrackedPages, WholeRun};
 use orrery_bench::rival::{CopyOnWrite, DontNeed, ForkExitWait, ForkServer};
 use orrery_bench::{
     Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Unit, Work, Worker, machine, serve,
@@ -21,6 +21,12 @@ const FOOTPRINTS: [usize; 5] = [16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB, 4096 
 const DIRTY_PAGES: [u32; 5] = [0, 1, 100, 1_000, 10_000];
 /// The footprint in which pages are also read: what a rollback unmaps, reading maps again.
 const READ_FOOTPRINT: (usize, Backing) = (64 * MIB, Backing::Small);
+/// The processes of which everything is rolled back, and how many pages are written there.
+const RUNS: [(usize, Backing, &[u32]); 3] = [
+    (64 * MIB, Backing::Small, &[0, 1, 100, 1_000]),
+    (64 * MIB, Backing::Huge, &[0, 100]),
+    (4096 * MIB, Backing::Huge, &[0, 1]),
+];
 const READ_WORKS: [Work; 2] = [Work { dirty: 1, read: 1_000 }, Work { dirty: 100, read: 1_000 }];
 
 /// Rollback beside its rivals
@@ -43,6 +49,7 @@ enum Role {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mechanism {
     Ours,
+    Run,
     Fork,
     ForkServer,
     DontNeed,
@@ -52,11 +59,12 @@ enum Mechanism {
     First(First),
 }
 
-use Mechanism::{CopyOnWrite as Cow, DontNeed as Drop, Fork, ForkServer as Server, Ours, Scan, Tracked};
+use Mechanism::{CopyOnWrite as Cow, DontNeed as Drop, Fork, ForkServer as Server, Ours, Run, Scan, Tracked};
 
 /// All mechanisms, as tables name them and as a contender is told.
-const NAMES: [(Mechanism, &str); 12] = [
+const NAMES: [(Mechanism, &str); 13] = [
     (Ours, "memory restored"),
+    (Run, "whole run"),
     (Fork, "fork + exit + wait"),
     (Server, "fork server + pipe"),
     (Drop, "MADV_DONTNEED"),
@@ -84,6 +92,7 @@ impl Mechanism {
         let footprint = move || Footprint::anonymous(bytes, backing);
         Ok(match self {
             Self::Ours => Box::new(RestoredMemory::new(footprint()?)?),
+            Self::Run => Box::new(WholeRun::new(footprint()?)?),
             Self::Fork => Box::new(ForkExitWait::new(footprint()?)),
             Self::ForkServer => Box::new(ForkServer::start(footprint)?),
             Self::DontNeed => Box::new(DontNeed::new(bytes, backing)?),
@@ -100,7 +109,7 @@ impl Mechanism {
             Self::Fork | Self::ForkServer | Self::DontNeed | Self::CopyOnWrite => bytes,
             Self::First(First::Fork) => bytes,
             // Copies the footprint, or may.
-            Self::Ours | Self::Tracked(_) | Self::Scan(_) | Self::First(_) => 2 * bytes,
+            Self::Ours | Self::Run | Self::Tracked(_) | Self::Scan(_) | Self::First(_) => 2 * bytes,
         }
     }
 }
@@ -161,6 +170,10 @@ fn main() -> Result<ExitCode> {
             bench.group(rollbacks(Field { bytes, backing, pin })?);
         }
     }
+    for (bytes, backing, dirty) in RUNS {
+        bench.group(runs(Field { bytes, backing, pin }, dirty)?);
+    }
+    bench.group(runs_in_python(pin));
     for backing in [Backing::Small, Backing::Huge] {
         let field = Field { bytes: 64 * MIB, backing, pin };
         bench.group(first_writes(field)?);
@@ -190,6 +203,35 @@ fn rollbacks(field: Field) -> Result<Group> {
         }
     }
     Ok(group)
+}
+
+/// The same, of the whole process and not of its memory alone.
+fn runs(field: Field, dirty: &[u32]) -> Result<Group> {
+    let name = format!("run/{}", field.name());
+    let mut group = field.group(&name, Run, &[Fork, Server])?;
+    for &dirty in dirty {
+        let work = Work { dirty, read: 0 };
+        let case = Case::new(work.to_string())
+            .quantity(format!("{name}/{}", in_words(work)), Quantity::Mean(Unit::Microseconds));
+        group = group.case(case.quick((field.bytes, field.backing) == READ_FOOTPRINT));
+    }
+    Ok(group)
+}
+
+/// A closure that does nothing, in a Python interpreter.
+fn runs_in_python(pin: Pin) -> Group {
+    let name = "run/python 64MiB";
+    let entry = |mechanism: Mechanism, what: InPython| {
+        Entry::new(mechanism.name(), move || {
+            let started = what.start();
+            if let (Ok(worker), Pin::Cpu(cpu)) = (&started, pin) {
+                machine::pin_process(worker.pid(), cpu)?;
+            }
+            started
+        })
+    };
+    let case = Case::new("nothing").quantity(format!("{name}/0 pages"), Quantity::Mean(Unit::Microseconds));
+    Group::new(name, entry(Run, InPython::Run)).against(entry(Fork, InPython::Fork)).case(case.quick(true))
 }
 
 /// The cases that SPECIFICATION.md promises something about, and few others.

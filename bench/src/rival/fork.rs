@@ -27,15 +27,23 @@ impl Contender for ForkExitWait {
         let start = Instant::now();
         for _ in 0..iterations {
             let footprint = &mut self.footprint;
-            wait_for(in_child(|| {
+            fork_exit_wait(|| {
                 footprint.perform(work);
                 true
-            })?)?;
+            })?;
         }
         let elapsed = start.elapsed();
         self.footprint.check_pristine(work)?;
         Ok(Sample { iterations, elapsed, latencies: Vec::new() })
     }
+}
+
+/// Runs `work` in a forked child and waits for its end. As for what it may do, see `in_child`: nothing that takes a lock.
+///
+/// # Errors
+/// Where there is no child to be had, or it did not end with status 0, which it does where `work` returns true.
+pub fn fork_exit_wait(work: impl FnOnce() -> bool) -> Result<()> {
+    wait_for(in_child(work)?)
 }
 
 /// Runs `work` in a forked child, which ends with status 0 where it returns true; gives the child's process

@@ -1,6 +1,7 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod warm;
 
 use std::io;
 use std::process::ExitCode;
@@ -18,11 +19,13 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Warm(warm::Arguments),
 }
 
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Warm(arguments) => warm::run(arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

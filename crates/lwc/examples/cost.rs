@@ -10,8 +10,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut rollback = Rollback::builder().build()?;
     rollback.run(|| {})?;
     println!("{:?}, {mebibytes} MiB", rollback.mechanisms()?);
-    for pages in [0, 1, 100, 1000] {
-        let mut times: Vec<f64> = (0..500)
+    let cases = std::env::args().nth(2).map_or(Ok(vec![0, 1, 100, 1000]), |n| n.parse().map(|n| vec![n]))?;
+    for pages in cases {
+        let mut times: Vec<f64> = (0..5000)
             .map(|_| {
                 let begun = Instant::now();
                 let outcome = rollback.run(|| {

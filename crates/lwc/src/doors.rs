@@ -1,40 +1,64 @@
-//! The door through which a closure would leave the process.
+//! Doors: functions of the C library that the engine has to stand in, because no symbol of ours would come in between.
 //!
-//! `exit`, `quick_exit` and `_exit` all end in the C library's `_exit`, which the library itself calls directly, so that
-//! no symbol of ours comes in between. Its first bytes are replaced by a jump to [`through_exit`], once, when the engine is
-//! set up. While no closure runs, in forked children and on kernels or policies that forbid the change, leaving works as
-//! ever. A program that makes the system call itself leaves too: nothing short of filtering every call would stop it.
+//! - `_exit`, in which `exit` and `quick_exit` end as well: a closure would leave the process through it.
+//! - `madvise`, for one kind of advice that leaves no trace ([`crate::lazy_free`]).
+//!
+//! Their first bytes are replaced by a jump, once, when the engine is set up. While no closure runs, in forked children
+//! and where a policy forbids the change, they work as ever. A program that makes these system calls itself does not pass
+//! here: nothing short of filtering every call would stop it. It then leaves the process, or may find memory that it marked
+//! and the rollback did not rewrite gone under memory pressure.
 
-use core::ffi::c_void;
+use core::ffi::{CStr, c_int, c_void};
 
-use orrery_sys::{PAGE, PageRange};
+use orrery_sys::PageRange;
 use rustix::mm::{MprotectFlags, mprotect};
 use syscalls::{Sysno, syscall};
 
 use crate::arch::jump_code;
 use crate::engine::{self, Ending};
 
-/// Puts a jump to [`through_exit`] at the start of `_exit`.
+/// Puts the jumps in place.
 ///
 /// # Errors
 /// The C library's text may not be changed here: an exit then ends the process.
 pub(crate) fn install() -> rustix::io::Result<()> {
+    replace(c"_exit", through_exit as *const () as usize)?;
+    replace(c"madvise", through_madvise as *const () as usize)
+}
+
+/// Makes the C library's `name` jump to `target`.
+fn replace(name: &CStr, target: usize) -> rustix::io::Result<()> {
     // SAFETY: a look-up by name.
-    let exit = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_exit".as_ptr()) };
-    if exit.is_null() {
+    let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    if function.is_null() {
         return Err(rustix::io::Errno::NOENT);
     }
-    let code = jump_code(through_exit as *const () as usize);
-    let pages = PageRange::covering(exit.addr(), code.len());
+    let code = jump_code(target);
+    let pages = PageRange::covering(function.addr(), code.len());
     let start = core::ptr::with_exposed_provenance_mut::<c_void>(pages.start);
-    debug_assert!(pages.len() <= 2 * PAGE);
     // SAFETY: the pages are the C library's text. The function is not running (we are, and the process has one thread or
-    // threads that do not exit), no other function begins within its first bytes (its smallest form takes 16), and the
-    // new code ends in a jump.
+    // threads that are elsewhere), no other function begins within its first bytes (system-call wrappers are aligned to
+    // 16), and the new code ends in a jump.
     unsafe {
         mprotect(start, pages.len(), MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC)?;
-        core::ptr::copy_nonoverlapping(code.as_ptr(), exit.cast::<u8>(), code.len());
+        core::ptr::copy_nonoverlapping(code.as_ptr(), function.cast::<u8>(), code.len());
         mprotect(start, pages.len(), MprotectFlags::READ | MprotectFlags::EXEC)
+    }
+}
+
+/// What `madvise` is now.
+extern "C" fn through_madvise(address: usize, length: usize, advice: c_int) -> c_int {
+    if advice == libc::MADV_FREE {
+        engine::note_lazy_free(address, length);
+    }
+    // SAFETY: the caller's own request, with the caller's own consequences.
+    match unsafe { syscall!(Sysno::madvise, address, length, advice) } {
+        Ok(_) => 0,
+        Err(errno) => {
+            // SAFETY: the calling thread's errno.
+            unsafe { *libc::__errno_location() = errno.into_raw() };
+            -1
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use allocator_api2::alloc::Allocator;
@@ -17,9 +18,10 @@ use orrery_memory::{Arena, HeapVec, PAGE, PageRange};
 use orrery_sys::signals::{self, AlternateStack, Mask};
 use orrery_sys::timers::{self, PosixTimers, TimerId};
 
-use crate::arch::{self, Crossing};
+use crate::arch::{self, AGAIN, Crossing};
 use crate::control::{self, CONTROL_SIGNAL};
 use crate::error::{Error, Leftover, Result};
+use crate::lazy_free::LazyFree;
 use crate::undo::attributes::Attributes;
 use crate::undo::children::{Children, Family, Nursery};
 use crate::undo::descriptors::{Descriptors, Keepers};
@@ -98,8 +100,14 @@ impl ProcessState {
         self.pending.capture();
         self.signals.capture();
         self.timers.capture(sources.timers.as_ref())?;
-        self.attributes.capture()?;
-        self.descriptors.capture(&mut sources.keepers)
+        self.attributes.capture(&mut sources.keepers)?;
+        self.descriptors.capture(&mut sources.keepers, self.attributes.directory())
+    }
+
+    /// Lets go of everything outside of the arena.
+    fn clear(&mut self, sources: &mut Sources) {
+        self.descriptors.clear(&mut sources.keepers);
+        self.attributes.clear(&mut sources.keepers);
     }
 }
 
@@ -111,9 +119,10 @@ struct Sources {
     timers: Option<PosixTimers>,
 }
 
-/// A snapshot of the C interface.
+/// A snapshot of the C interface. Its name holds its place (lower half) and its serial number (upper half).
 #[derive(Debug)]
 struct Snapshot {
+    serial: u32,
     memory: SnapshotId,
     stack_pointer: usize,
     process: ProcessState,
@@ -136,7 +145,10 @@ pub(crate) struct Engine {
     /// 1 once an ending was claimed.
     claimed: AtomicU32,
     ending: UnsafeCell<Ending>,
+    /// How the round before this one ended.
+    last: UnsafeCell<Option<Ending>>,
     words: safe_point::Words,
+    lazy_free: LazyFree,
     /// Where threads have their restartable-sequence areas.
     rseq: [AtomicUsize; MOST_THREADS],
     inner: UnsafeCell<Inner>,
@@ -158,8 +170,15 @@ struct Inner {
     timer: Option<TimerId>,
     limits: Limits,
     data_limit: u64,
+    /// Whether the body runs again when it ended, and the dispositions that it then finds.
+    repeats: bool,
+    running_signals: Signals,
+    /// The serial number of the latest snapshot, from 1; no two have the same, so that a stale name is known as such.
+    serial: u32,
     /// Where the C caller's snapshot goes, or comes from.
     wanted: usize,
+    /// The C caller's variable for the name, and what was in it before.
+    name: (*mut MaybeUninit<u64>, MaybeUninit<u64>),
     value: i32,
     error: Option<Error>,
     last_restore: orrery_memory::space::Restored,
@@ -248,6 +267,13 @@ pub(crate) fn leave_rseq_alone() {
     }
 }
 
+/// Notes that a closure gave memory back for the taking. Async-signal-safe.
+pub(crate) fn note_lazy_free(start: usize, length: usize) {
+    if let Some(engine) = current().filter(|engine| engine.is_in(Phase::Running)) {
+        engine.lazy_free.note(start, length);
+    }
+}
+
 /// Makes the engine of this process, or finds it. `children` counts when it is made.
 pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static Engine> {
     if let Some(engine) = current() {
@@ -272,12 +298,15 @@ pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static 
         phase: AtomicU32::new(Phase::Idle as u32),
         claimed: AtomicU32::new(0),
         ending: UnsafeCell::new(Ending::Returned),
+        last: UnsafeCell::new(None),
         words: safe_point::Words::default(),
+        lazy_free: LazyFree::new(),
         rseq: [const { AtomicUsize::new(0) }; MOST_THREADS],
         inner: UnsafeCell::new(Inner {
             crossing: Crossing {
                 stack_pointer: 0,
                 engine_stack: stack.end,
+                mask: 0,
                 begin: unset,
                 body: nothing,
                 argument: core::ptr::null_mut(),
@@ -296,7 +325,15 @@ pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static 
             timer: timers::create(CONTROL_SIGNAL, thread, 0).ok(),
             limits: Limits::default(),
             data_limit: 0,
+            repeats: false,
+            running_signals: Signals::NONE,
+            // A child goes on where its parent was, so that the parent's names mean nothing here.
+            // SAFETY: as in `current`; what there is, is the parent's, and nobody writes it here.
+            serial: unsafe {
+                ENGINE.load(Ordering::Acquire).as_ref().map_or(0, |old| (*old.inner.get()).serial)
+            },
             wanted: 0,
+            name: (core::ptr::null_mut(), MaybeUninit::uninit()),
             value: 0,
             error: None,
             last_restore: orrery_memory::space::Restored::default(),
@@ -386,12 +423,14 @@ impl Engine {
         unsafe { arch::finish(crossing) }
     }
 
-    /// Runs `body` with `argument` and undoes what it did.
+    /// Runs `body` with `argument` and undoes what it did. With `repeats` it does so again and again, until
+    /// [`stop_repeating`] was called or something cannot be undone.
     pub(crate) fn run(
         &'static self,
         body: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
         limits: Limits,
+        repeats: bool,
     ) -> Result<Ending> {
         self.for_owner()?;
         if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
@@ -399,14 +438,18 @@ impl Engine {
         }
         let inner = self.inner();
         inner.limits = limits;
+        inner.repeats = repeats;
         inner.error = None;
         inner.crossing.begin = begin_run;
         inner.crossing.body = body;
         inner.crossing.argument = argument;
         inner.crossing.end = end_run;
         self.claimed.store(0, Ordering::Release);
-        // SAFETY: nobody writes before a closure runs.
-        unsafe { *self.ending.get() = Ending::Returned };
+        // SAFETY: nobody reads or writes these before a closure runs.
+        unsafe {
+            *self.ending.get() = Ending::Returned;
+            *self.last.get() = None;
+        }
         let crossing = &raw mut inner.crossing;
         // SAFETY: the crossing lies in the arena, which restoring leaves alone, and its functions abort rather than unwind.
         unsafe { arch::run_crossing(crossing) };
@@ -447,57 +490,83 @@ impl Engine {
         Ok((inner.space.tracker_name(), inner.space.watches_layout()))
     }
 
-    /// Prepares a snapshot of the C interface: its number is fixed before memory is captured, because the caller's
-    /// variable that receives it is part of that memory.
-    pub(crate) fn prepare_snapshot(&'static self) -> Result<(usize, *mut Crossing)> {
+    /// Prepares a snapshot of the C interface: its name is stored in `name` before memory is captured, because the
+    /// caller's variable that receives it is part of that memory. Signals are blocked; `mask` was the mask before.
+    ///
+    /// # Safety
+    /// `name` is valid for reads and writes until the snapshot is taken.
+    pub(crate) unsafe fn prepare_snapshot(
+        &'static self,
+        name: *mut MaybeUninit<u64>,
+        mask: Mask,
+    ) -> Result<*mut Crossing> {
         let inner = self.for_owner()?.inner();
         if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
             return Err(Error::SignalHandler);
         }
+        let no_room =
+            || orrery_memory::Error::Memory { bytes: size_of::<Snapshot>(), errno: rustix::io::Errno::NOMEM };
         let place = match inner.snapshots.iter().position(Option::is_none) {
             Some(free) => free,
             None => {
-                inner.snapshots.try_reserve(1).map_err(|_| orrery_memory::Error::Memory {
-                    bytes: size_of::<Snapshot>(),
-                    errno: rustix::io::Errno::NOMEM,
-                })?;
+                inner.snapshots.try_reserve(1).map_err(|_| no_room())?;
                 inner.snapshots.push(None);
                 inner.snapshots.len() - 1
             }
         };
+        let low = u32::try_from(place).map_err(|_| no_room())?;
+        inner.serial = inner.serial.checked_add(1).unwrap_or(1);
         inner.wanted = place;
         inner.error = None;
         inner.crossing.begin = begin_snapshot;
-        Ok((place, &raw mut inner.crossing))
+        inner.crossing.mask = mask;
+        // SAFETY: the caller's promise.
+        unsafe {
+            inner.name = (name, name.read());
+            name.write(MaybeUninit::new(u64::from(inner.serial) << 32 | u64::from(low)));
+        }
+        Ok(&raw mut inner.crossing)
     }
 
-    /// Goes back to snapshot `place`, whose `snapshot_crossing` returns `value`. It returns only if that cannot be.
-    pub(crate) fn resume(&'static self, place: usize, value: i32) -> Error {
-        let missing = Error::Memory(orrery_memory::Error::NoSnapshot { number: number(place) });
+    /// Goes back to snapshot `id`, whose `snapshot_crossing` returns `value`. It returns only if that cannot be. Signals
+    /// are blocked.
+    pub(crate) fn resume(&'static self, id: u64, value: i32) -> Error {
         let inner = match self.for_owner() {
             Ok(engine) => engine.inner(),
             Err(error) => return error,
         };
-        if !matches!(inner.snapshots.get(place), Some(Some(_))) {
-            return missing;
-        }
+        let Some(place) = inner.place_of(id) else {
+            return Error::NoSnapshot { id };
+        };
         inner.wanted = place;
         inner.value = value;
         inner.error = None;
         inner.crossing.end = end_resume;
-        signals::block_all();
         let crossing = &raw mut inner.crossing;
         // SAFETY: `end_resume` makes the stack pointer that of the snapshot, which was taken on this thread.
         unsafe { arch::finish(crossing) }
     }
 
-    /// Forgets snapshot `place`.
-    pub(crate) fn discard(&'static self, place: usize) -> Result<()> {
+    /// Forgets snapshot `id`.
+    pub(crate) fn discard(&'static self, id: u64) -> Result<()> {
         let inner = self.for_owner()?.inner();
-        let missing = Error::Memory(orrery_memory::Error::NoSnapshot { number: number(place) });
-        let mut snapshot = inner.snapshots.get_mut(place).and_then(Option::take).ok_or(missing)?;
-        snapshot.process.descriptors.clear(&mut inner.sources.keepers);
+        let place = inner.place_of(id).ok_or(Error::NoSnapshot { id })?;
+        let mut snapshot = inner.snapshots[place].take().ok_or(Error::NoSnapshot { id })?;
+        snapshot.process.clear(&mut inner.sources);
         Ok(inner.space.discard(snapshot.memory)?)
+    }
+}
+
+/// How the closure ended when it ran last; for a closure that repeats.
+pub(crate) fn last_ending() -> Option<Ending> {
+    // SAFETY: written by the owner's thread at the end of a run, and asked for by the closure on the same thread.
+    current().and_then(|engine| unsafe { *engine.last.get() })
+}
+
+/// The running closure is not to run again.
+pub(crate) fn stop_repeating() {
+    if let Some(engine) = current().filter(|engine| engine.is_owner()) {
+        engine.inner().repeats = false;
     }
 }
 
@@ -513,29 +582,18 @@ pub(crate) fn set_up_default() -> Result<&'static Engine> {
     set_up(Config::default(), Children::default())
 }
 
-/// The engine, if it was set up.
-pub(crate) fn existing() -> Result<&'static Engine> {
+/// The engine that may have snapshot `id`, if one was set up.
+pub(crate) fn existing(id: u64) -> Result<&'static Engine> {
     // SAFETY: as in `current`.
     match unsafe { ENGINE.load(Ordering::Acquire).as_ref() } {
         Some(engine) => engine.for_owner(),
-        None => Err(orrery_memory::Error::NoSnapshot { number: 0 }.into()),
-    }
-}
-
-/// Remembers why a snapshot was refused before it began.
-pub(crate) fn remember_refusal(error: Error) {
-    if let Some(engine) = current().filter(|engine| engine.is_owner() && engine.is_in(Phase::Idle)) {
-        engine.inner().error = Some(error);
+        None => Err(Error::NoSnapshot { id }),
     }
 }
 
 /// What the last operation of the C interface could not do.
 pub(crate) fn last_error() -> Option<Error> {
     current().filter(|engine| engine.is_owner()).and_then(|engine| engine.inner().error)
-}
-
-fn number(place: usize) -> u32 {
-    u32::try_from(place).unwrap_or(u32::MAX)
 }
 
 /// The engine behind a crossing that is under way.
@@ -554,20 +612,21 @@ unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
         Ok(()) => {
             engine.enter(Phase::Running);
             inner.arm();
-            signals::set_mask(mask & !signals::mask_of(&[CONTROL_SIGNAL]));
+            inner.crossing.mask = mask & !signals::mask_of(&[CONTROL_SIGNAL]);
             0
         }
         Err(error) => {
             inner.error = Some(error);
             safe_point::release();
             engine.enter(Phase::Idle);
-            signals::set_mask(mask);
+            inner.crossing.mask = mask;
             1
         }
     }
 }
 
-/// Ends a run, on the engine's stack: everything is put back to what [`begin_run`] saw.
+/// Ends a run, on the engine's stack: everything is put back to what [`begin_run`] saw, or, if the closure repeats, to what
+/// the closure saw.
 unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
     signals::block_all();
@@ -579,25 +638,36 @@ unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
     if inner.hit_memory_limit(*ending) {
         *ending = Ending::MemoryLimit;
     }
-    inner.error = inner.put_back(None).map(Error::NotUndone);
+    inner.error = inner.put_back(engine, None).map(Error::NotUndone);
+    if inner.repeats && inner.error.is_none() {
+        // SAFETY: the closure, which reads it, does not run.
+        unsafe { *engine.last.get() = Some(*ending) };
+        *ending = Ending::Returned;
+        engine.claimed.store(0, Ordering::Release);
+        inner.limit_memory();
+        engine.enter(Phase::Running);
+        inner.arm();
+        inner.crossing.mask = inner.process.mask & !signals::mask_of(&[CONTROL_SIGNAL]);
+        return AGAIN;
+    }
     safe_point::release();
-    let mask = inner.process.mask;
+    inner.crossing.mask = inner.process.mask;
     engine.enter(Phase::Idle);
-    signals::set_mask(mask);
     0
 }
 
 /// Takes a snapshot of the C interface, on the engine's stack.
 unsafe extern "C" fn begin_snapshot(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
-    let mask = signals::block_all();
     engine.enter(Phase::Busy);
     let inner = engine.inner();
-    let outcome = inner.take_snapshot(engine, mask);
-    inner.error = outcome.err();
-    safe_point::release();
+    inner.error = inner.take_snapshot(engine).err();
+    if inner.error.is_some() {
+        let (name, before) = inner.name;
+        // SAFETY: the caller of `prepare_snapshot` waits for us.
+        unsafe { name.write(before) };
+    }
     engine.enter(Phase::Idle);
-    signals::set_mask(mask);
     if inner.error.is_some() { -1 } else { 0 }
 }
 
@@ -607,13 +677,13 @@ unsafe extern "C" fn end_resume(_: *mut Crossing) -> i32 {
     engine.enter(Phase::Busy);
     let inner = engine.inner();
     let place = inner.wanted;
-    inner.error = inner.put_back(Some(place)).map(Error::NotUndone);
+    inner.error = inner.put_back(engine, Some(place)).map(Error::NotUndone);
     let (stack_pointer, mask) = inner.snapshots[place]
         .as_ref()
         .map_or((0, 0), |snapshot| (snapshot.stack_pointer, snapshot.process.mask));
     inner.crossing.stack_pointer = stack_pointer;
+    inner.crossing.mask = mask;
     engine.enter(Phase::Idle);
-    signals::set_mask(mask);
     inner.value
 }
 
@@ -627,11 +697,7 @@ impl Inner {
         // Last, since the sleepers that hold files and memory are children that are to stay.
         self.process.family.capture(&self.sources.nursery)?;
         // From here on nothing fails that matters, so that a refused run has changed nothing.
-        if let Some(bytes) = self.limits.memory {
-            let data = self.space.statm().read()?.data * PAGE;
-            self.data_limit = (data as u64).saturating_add(bytes);
-            Attributes::set_data_limit(self.data_limit);
-        }
+        self.limit_memory();
         let stack =
             AlternateStack { base: self.alternate_stack.start, flags: 0, size: self.alternate_stack.len() };
         // SAFETY: the stack is the engine's own and used for nothing else; the engine is set up.
@@ -639,7 +705,19 @@ impl Inner {
             signals::set_alternate_stack(&stack)?;
             control::install()?;
         }
+        if self.repeats {
+            self.running_signals.capture();
+        }
         Ok(())
+    }
+
+    /// Bounds what the closure may allocate.
+    fn limit_memory(&mut self) {
+        if let Some(bytes) = self.limits.memory {
+            let data = self.space.statm().read().map_or(0, |sizes| sizes.data * PAGE);
+            self.data_limit = (data as u64).saturating_add(bytes);
+            Attributes::set_data_limit(self.data_limit);
+        }
     }
 
     fn note_rseq(&mut self, engine: &Engine) -> Result<()> {
@@ -676,44 +754,63 @@ impl Inner {
         died && used >= self.data_limit - bytes / 16
     }
 
-    fn take_snapshot(&mut self, engine: &Engine, mask: Mask) -> Result<()> {
-        self.threads.capture()?;
+    /// The place of the snapshot with that name.
+    fn place_of(&self, id: u64) -> Option<usize> {
+        let place = usize::try_from(id & u64::from(u32::MAX)).ok()?;
+        let snapshot = self.snapshots.get(place)?.as_ref()?;
+        (u64::from(snapshot.serial) == id >> 32).then_some(place)
+    }
+
+    fn take_snapshot(&mut self, engine: &Engine) -> Result<()> {
+        self.threads.capture_alone()?;
         self.note_rseq(engine)?;
         let mut process = ProcessState::new(engine.arena);
-        let captured = process.capture(mask, &mut self.sources);
-        // SAFETY: as in `begin_run`.
-        let memory = captured
-            .and_then(|()| unsafe { self.space.snapshot() }.map_err(Error::from))
-            .and_then(|memory| process.family.capture(&self.sources.nursery).map(|()| memory));
-        match memory {
+        match self.capture_snapshot(&mut process) {
             Ok(memory) => {
-                let stack_pointer = self.crossing.stack_pointer;
-                self.snapshots[self.wanted] = Some(Snapshot { memory, stack_pointer, process });
+                let (serial, stack_pointer) = (self.serial, self.crossing.stack_pointer);
+                self.snapshots[self.wanted] = Some(Snapshot { serial, memory, stack_pointer, process });
                 Ok(())
             }
             Err(error) => {
-                process.descriptors.clear(&mut self.sources.keepers);
+                process.clear(&mut self.sources);
                 Err(error)
             }
         }
+    }
+
+    fn capture_snapshot(&mut self, process: &mut ProcessState) -> Result<SnapshotId> {
+        process.capture(self.crossing.mask, &mut self.sources)?;
+        // SAFETY: as in `begin_run`.
+        let memory = unsafe { self.space.snapshot()? };
+        if let Err(error) = process.family.capture(&self.sources.nursery) {
+            self.space.discard(memory)?;
+            return Err(error);
+        }
+        Ok(memory)
     }
 
     /// Puts everything back to the beginning of the run, or to snapshot `place`; returns what could not be undone.
     ///
     /// Threads first, since they could interfere with all else; then children; then limits, which the rest may need; the
     /// descriptors before memory, because the engine's own are among them.
-    fn put_back(&mut self, place: Option<usize>) -> Option<Leftover> {
-        let Self { threads, process, snapshots, sources, space, last_restore, .. } = self;
+    fn put_back(&mut self, engine: &Engine, place: Option<usize>) -> Option<Leftover> {
+        if place.is_some() {
+            // Snapshots are taken when there is no other thread.
+            self.threads.forget_parked();
+        }
+        let Self {
+            threads, process, snapshots, sources, space, last_restore, repeats, running_signals, ..
+        } = self;
         let mut leftover = None;
         let mut note = |result: core::result::Result<(), Leftover>| {
             if let Err(found) = result {
                 leftover.get_or_insert(found);
             }
         };
-        let threads_ended = threads.restore();
         let snapshot = place.and_then(|at| snapshots[at].as_ref());
         let state = snapshot.map_or(&*process, |snapshot| &snapshot.process);
-        note(state.family.restore(&sources.nursery));
+        let threads_ended = threads.restore();
+        note(state.family.restore(&sources.nursery, |pid| sources.keepers.owns(pid)));
         note(state.attributes.restore_limits());
         note(state.descriptors.restore(&sources.keepers));
         note(state.attributes.restore());
@@ -721,13 +818,17 @@ impl Inner {
             // Memory cannot be put back under a thread that runs.
             die(&Error::NotUndone(thread));
         }
+        if let Err(error) = engine.lazy_free.take(|range| space.doubt(range)) {
+            die(&Error::Memory(error));
+        }
         // SAFETY: we are on the engine's stack, signals are blocked, other threads are parked or gone; the program's thread
         // is here, and goes on where the restored state left.
         match unsafe { space.restore(snapshot.map(|snapshot| snapshot.memory)) } {
             Ok(restored) => *last_restore = restored,
             Err(error) => die(&Error::Memory(error)),
         }
-        note(state.signals.restore());
+        let signals = if *repeats && place.is_none() { &*running_signals } else { &state.signals };
+        note(signals.restore());
         note(state.timers.restore(sources.timers.as_ref()));
         state.pending.restore();
         leftover

@@ -9,6 +9,7 @@ mod doors;
 mod engine;
 mod error;
 mod kept;
+mod lazy_free;
 mod rseq;
 mod safe_point;
 mod undo;

@@ -122,6 +122,16 @@ cases![
     no_descriptors_is_an_error,
     a_large_process_is_held,
     hidden_images_work,
+    scattered_pages_come_back,
+    freed_pages_come_back,
+    swapped_pages_come_back,
+    merged_pages_come_back,
+    a_killed_keeper_is_survived,
+    a_killed_holder_is_fatal,
+    without_userfaultfd_it_compares,
+    without_perf_it_reads_the_layout,
+    rounds_begin_alike,
+    rounds_end_in_every_way,
     runs_leave_nothing_behind,
 ];
 
@@ -1079,6 +1089,303 @@ fn hidden_images_work() {
         rollback.run(|| heap.fill(2)).unwrap();
         assert!(heap.iter().all(|&byte| byte == 1));
     }
+}
+
+fn scattered_pages_come_back() {
+    let length = 64 << 20;
+    let memory = map(length);
+    unsafe { memory.write_bytes(1, length) };
+    let mut rollback = rollback();
+    for step in [8192, 12288, 4096] {
+        rollback
+            .run(|| {
+                for at in (0..length).step_by(step) {
+                    unsafe { memory.add(at).write(2) };
+                }
+            })
+            .unwrap();
+        assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
+    }
+}
+
+/// Puts this process into a control group of its own whose memory can be squeezed, or says why not.
+fn squeeze(bytes: u64) -> Result<impl Drop, String> {
+    struct Group(std::path::PathBuf);
+    impl Drop for Group {
+        fn drop(&mut self) {
+            let _ =
+                std::fs::write(self.0.parent().unwrap().join("cgroup.procs"), std::process::id().to_string());
+            let _ = std::fs::remove_dir(&self.0);
+        }
+    }
+    let group = std::path::PathBuf::from(format!("/sys/fs/cgroup/memory/orrery-test-{}", std::process::id()));
+    std::fs::create_dir(&group).map_err(|error| format!("no control group: {error}"))?;
+    let made = Group(group.clone());
+    let write = |file: &str, text: String| {
+        std::fs::write(group.join(file), text).map_err(|error| format!("{file}: {error}"))
+    };
+    write("cgroup.procs", std::process::id().to_string())?;
+    write("memory.limit_in_bytes", bytes.to_string())?;
+    Ok(made)
+}
+
+fn freed_pages_come_back() {
+    let length = 32 << 20;
+    let memory = map(length);
+    unsafe { memory.write_bytes(1, length) };
+    let mut rollback = rollback();
+    rollback.run(|| assert_eq!(unsafe { libc::madvise(memory.cast(), length, libc::MADV_FREE) }, 0)).unwrap();
+    // Pages that are still marked would be taken now.
+    match squeeze(256 << 20) {
+        Ok(_group) => {
+            let pressure = map(400 << 20);
+            for at in (0..400 << 20).step_by(4096) {
+                unsafe {
+                    pressure.add(at).write(1);
+                    if at % (64 << 20) == 0 && at > 0 {
+                        libc::madvise(pressure.add(at - (64 << 20)).cast(), 64 << 20, libc::MADV_DONTNEED);
+                    }
+                }
+            }
+        }
+        Err(reason) => println!("SKIPPED pressure: {reason}"),
+    }
+    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+    let marked = rollup.lines().find_map(|line| line.strip_prefix("LazyFree:")).unwrap().trim().to_owned();
+    assert_eq!(marked, "0 kB");
+    assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
+    assert_eq!(rollback.run(|| {}), Ok(Outcome::Returned));
+    assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
+}
+
+fn swapped_pages_come_back() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("swap");
+    let made = Command::new("sh")
+        .arg("-c")
+        .arg(format!(
+            "dd if=/dev/zero of={0} bs=1M count=48 && chmod 600 {0} && mkswap {0} && swapon {0}",
+            path.display()
+        ))
+        .output()
+        .unwrap();
+    if !made.status.success() {
+        println!("SKIPPED: no swap: {}", String::from_utf8_lossy(&made.stderr));
+        return;
+    }
+    let length = 24 << 20;
+    let memory = map(length);
+    unsafe { memory.write_bytes(1, length) };
+    let mut rollback = rollback();
+    let out = |from: usize, length: usize| unsafe {
+        libc::madvise(memory.add(from).cast(), length, libc::MADV_PAGEOUT)
+    };
+    rollback.run(|| {}).unwrap();
+    // Clean pages go out and come back as they were; dirty ones go out dirty and are put back all the same.
+    out(0, 8 << 20);
+    let run = rollback.run(|| {
+        unsafe { memory.add(4 << 20).write_bytes(2, 12 << 20) };
+        out(4 << 20, 12 << 20);
+        out(20 << 20, 2 << 20);
+    });
+    let swapped = std::fs::read_to_string("/proc/swaps").unwrap();
+    let same = unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1);
+    let again = rollback.run(|| {});
+    let _ = Command::new("swapoff").arg(&path).status();
+    println!("{swapped}");
+    assert_eq!((run, same, again), (Ok(Outcome::Returned), true, Ok(Outcome::Returned)));
+}
+
+fn merged_pages_come_back() {
+    let Ok(before) = std::fs::read_to_string("/sys/kernel/mm/ksm/run") else {
+        println!("SKIPPED: no KSM here");
+        return;
+    };
+    let ksm = |file: &str, text: &str| std::fs::write(format!("/sys/kernel/mm/ksm/{file}"), text);
+    let pages_before = std::fs::read_to_string("/sys/kernel/mm/ksm/pages_to_scan").unwrap();
+    if ksm("pages_to_scan", "20000").and_then(|()| ksm("run", "1")).is_err() {
+        println!("SKIPPED: KSM may not be switched on");
+        return;
+    }
+    let length = 8 << 20;
+    let memory = map(length);
+    unsafe {
+        memory.write_bytes(1, length);
+        libc::madvise(memory.cast(), length, libc::MADV_MERGEABLE);
+    }
+    let mut rollback = rollback();
+    for _ in 0..10 {
+        rollback
+            .run(|| {
+                std::thread::sleep(Duration::from_millis(60));
+                unsafe { memory.add(1 << 20).write_bytes(2, 1 << 20) };
+            })
+            .unwrap();
+        assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
+    }
+    println!("merged: {}", std::fs::read_to_string("/sys/kernel/mm/ksm/pages_sharing").unwrap());
+    let _ = ksm("run", before.trim()).and_then(|()| ksm("pages_to_scan", pages_before.trim()));
+}
+
+/// Kills every sleeper of this process: what a hostile closure might do.
+fn kill_sleepers() {
+    let me = std::process::id();
+    for entry in std::fs::read_to_string(format!("/proc/self/task/{me}/children")).unwrap().split_whitespace()
+    {
+        let pid: i32 = entry.parse().unwrap();
+        unsafe {
+            libc::kill(pid, libc::SIGKILL);
+            // Until it is dead, but leaving its body.
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let how = libc::WEXITED | libc::WNOWAIT | libc::__WALL;
+            libc::waitid(libc::P_PID, pid.unsigned_abs(), &raw mut info, how);
+        }
+    }
+}
+
+fn a_killed_keeper_is_survived() {
+    let mut rollback = rollback();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    rollback.run(|| {}).unwrap();
+    let before = open_descriptors();
+    assert_eq!(rollback.run(kill_sleepers), Ok(Outcome::Returned));
+    assert_eq!(open_descriptors(), before);
+    // A file that only the keeper knew is lost, which is said; the next run has a new keeper.
+    let lost = rollback.run(|| {
+        kill_sleepers();
+        unsafe { libc::close(file.as_raw_fd()) };
+    });
+    assert_eq!(lost, Err(Error::NotUndone(Leftover::Descriptor(file.as_raw_fd()))));
+    std::mem::forget(file);
+    assert_eq!(rollback.run(|| drop(std::fs::File::open("/dev/zero"))), Ok(Outcome::Returned));
+}
+
+fn a_killed_holder_is_fatal() {
+    if std::env::var("ORRERY_TRACKER").as_deref() == Ok("compare") {
+        println!("SKIPPED: nothing is held when contents are compared");
+        return;
+    }
+    let length = 64 << 20;
+    let memory = map(length);
+    unsafe { memory.write_bytes(1, length) };
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        unsafe { libc::dup2(libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY), 2) };
+        let _ = rollback().run(|| {
+            kill_sleepers();
+            unsafe { memory.write(2) };
+        });
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    assert_eq!(libc::WEXITSTATUS(status), orrery_lwc::rollback::EXIT_BROKEN);
+}
+
+/// Makes system call `number` fail with EPERM in this process from now on.
+fn forbid(number: i64) {
+    let statement =
+        |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
+    let number = u32::try_from(number).unwrap();
+    let mut program = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, number),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs()),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+    }
+}
+
+fn without_userfaultfd_it_compares() {
+    unsafe { std::env::remove_var("ORRERY_TRACKER") };
+    forbid(libc::SYS_userfaultfd);
+    let mut rollback = rollback();
+    assert_eq!(rollback.mechanisms(), Ok(("compare", false)));
+    let mut heap = vec![1_u8; 1_000_000];
+    rollback.run(|| heap.fill(2)).unwrap();
+    assert!(heap.iter().all(|&byte| byte == 1));
+    let by_name = Rollback::builder().tracker(orrery_memory::tracker::Choice::WpAsync);
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let error = by_name.build().map(drop).unwrap_err();
+        unsafe { libc::_exit(i32::from(error.to_string().contains("tracker wp_async does not work here"))) };
+    }
+    let mut status = 0;
+    unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    assert_eq!(libc::WEXITSTATUS(status), 1);
+}
+
+fn without_perf_it_reads_the_layout() {
+    forbid(libc::SYS_perf_event_open);
+    let mut rollback = rollback();
+    assert!(!rollback.mechanisms().unwrap().1);
+    let memory = map(1 << 20);
+    for _ in 0..3 {
+        rollback
+            .run(|| unsafe {
+                map(1 << 20).write(1);
+                libc::mprotect(memory.cast(), 4096, libc::PROT_NONE);
+            })
+            .unwrap();
+        unsafe { memory.write(1) };
+    }
+}
+
+fn rounds_begin_alike() {
+    let rounds = KeptBuffer::with_capacity(10_000).unwrap();
+    let mut heap = vec![0_u32; 100_000];
+    let mut local = 0;
+    let descriptors = open_descriptors().len();
+    let outcome = rollback().repeat(|last| {
+        rounds.push(&[1]).unwrap();
+        assert!(heap.iter().all(|&number| number == 0) && local == 0);
+        assert_eq!(last.is_none(), rounds.bytes().len() == 1);
+        heap.fill(7);
+        local += 1;
+        std::mem::forget(std::fs::File::open("/dev/null").unwrap());
+        unsafe { libc::signal(libc::SIGSEGV, libc::SIG_IGN) };
+        std::env::set_current_dir("/").unwrap();
+        if rounds.bytes().len() == 1000 {
+            std::ops::ControlFlow::Break(())
+        } else {
+            std::ops::ControlFlow::Continue(())
+        }
+    });
+    assert_eq!((outcome, rounds.bytes().len(), local), (Ok(Outcome::Returned), 1000, 0));
+    assert!(open_descriptors().len() <= descriptors + 12, "those of the engine");
+}
+
+fn rounds_end_in_every_way() {
+    let story = KeptBuffer::with_capacity(10_000).unwrap();
+    let count = KeptBuffer::with_capacity(100).unwrap();
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut rollback = Rollback::builder().time_limit(Duration::from_millis(20)).build().unwrap();
+    let outcome = rollback.repeat(|last| {
+        tell(&story, &format!("{last:?} "));
+        count.push(&[1]).unwrap();
+        match count.bytes().len() {
+            1 => std::process::exit(3),
+            2 => unsafe { std::ptr::null_mut::<u8>().write_volatile(1) },
+            3 => panic!("round three"),
+            4 => loop {
+                std::thread::sleep(Duration::from_secs(1));
+            },
+            5 => abandon(5),
+            6 => std::process::abort(),
+            _ => return std::ops::ControlFlow::Break(()),
+        }
+        std::ops::ControlFlow::Continue(())
+    });
+    assert_eq!(outcome, Ok(Outcome::Returned));
+    let expected = "None Some(Exited(3)) Some(Signaled { signal: 11, address: 0 }) Some(Panicked) Some(TimedOut) \
+                    Some(Abandoned(5)) Some(Signaled { signal: 6, address: 0 }) ";
+    assert_eq!(std::str::from_utf8(story.bytes()).unwrap(), expected);
+    // Nothing of the engine is left in the process' dispositions.
+    assert_eq!(orrery_sys::signals::action(orrery_lwc::CONTROL_SIGNAL).unwrap().handler, libc::SIG_DFL);
 }
 
 /// What piles up if a rollback forgets something.

@@ -161,6 +161,8 @@ pub struct Space {
     zeroed: usize,
     written: Ranges,
     lost: Ranges,
+    /// Ranges that the next restore takes for written.
+    doubted: Ranges,
     work: Ranges,
     tracked: HeapVec<Tracked>,
     /// Gaps that no tracked mapping is next to.
@@ -225,6 +227,7 @@ impl Space {
             zeroed: 0,
             written: Ranges::new(arena),
             lost: Ranges::new(arena),
+            doubted: Ranges::new(arena),
             work: Ranges::new(arena),
             tracked: arena.vec(),
             voids: Ranges::new(arena),
@@ -300,6 +303,15 @@ impl Space {
             self.live.insert(at, (address, length));
         }
         Ok(())
+    }
+
+    /// Makes the next restore write all pages of `range`, changed or not. It is for `madvise(MADV_FREE)`: a page so marked
+    /// looks as it did until the kernel takes it away, and only a write revokes the mark.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn doubt(&mut self, range: PageRange) -> Result<()> {
+        self.doubted.push(range)
     }
 
     /// Brings the base up to date with memory as it is now, and returns how many pages were taken up.
@@ -435,6 +447,7 @@ impl Space {
             self.rebase(at)?;
         }
         self.tracker.get().settle(&self.work)?;
+        self.doubted.clear();
         self.zeroed += done.cleared;
         if self.zeroed > ZEROED_MOST {
             self.drop_untouched()?;
@@ -640,9 +653,9 @@ impl Space {
 
     /// Joins what was written, what was lost, and what differs between base and target.
     fn gather(&mut self, target: Option<usize>) -> Result<()> {
-        let Self { work, written, lost, base, snapshots, .. } = self;
+        let Self { work, written, lost, doubted, base, snapshots, .. } = self;
         work.clear();
-        for range in written.iter().chain(lost.iter()) {
+        for range in written.iter().chain(lost.iter()).chain(doubted.iter()) {
             work.push(*range)?;
         }
         if let Some(state) = target.and_then(|at| snapshots[at].as_ref()) {

@@ -118,7 +118,7 @@ impl WpAsync {
         Ok(tried.map_err(unavailable)?.runs > 0)
     }
 
-    /// Writes to a protected page and sees it reported.
+    /// Writes to a protected page and sees it reported, then drops it and sees that.
     fn try_on(&self, page: PageRange) -> orrery_sys::Result<()> {
         let mut runs = [Run::default()];
         let mut reported = || self.pagemap.scan(page, Query::WRITTEN, ScanFlags::CHECK_WP_ASYNC, &mut runs);
@@ -129,10 +129,18 @@ impl WpAsync {
         let before = reported()?.runs;
         // SAFETY: as above.
         unsafe { byte.write_volatile(2) };
-        if (before, reported()?.runs) == (0, 1) {
+        let written = reported()?.runs;
+        self.pagemap.scan(page, Query::WRITTEN, ScanFlags::WP_MATCHING, &mut [])?;
+        // SAFETY: as above.
+        let dropped = unsafe { rustix::mm::madvise(byte.cast(), PAGE, rustix::mm::Advice::LinuxDontNeed) };
+        if (before, written, dropped.map(|()| reported().map(|found| found.runs))) == (0, 1, Ok(Ok(1))) {
             Ok(())
         } else {
-            Err(orrery_sys::Error::new("PAGEMAP_SCAN of a written page", page.start, Errno::NOSYS))
+            Err(orrery_sys::Error::new(
+                "PAGEMAP_SCAN of a written and a dropped page",
+                page.start,
+                Errno::NOSYS,
+            ))
         }
     }
 
