@@ -39,7 +39,9 @@ const FLUSH_FAILED: u8 = 120;
 /// Ends the program that left with `status`.
 pub(crate) fn finish(python: &Python, status: i32) -> Ending {
     let held = python.held;
-    join_threads(held);
+    if has_threads(python) {
+        join_threads(held);
+    }
     if python.pristine.run_exit_functions.call(&[]).is_err() {
         object::unraisable(None);
     }
@@ -129,6 +131,30 @@ pub(crate) fn drop_traceback() {
         drop(Object::own(traceback));
         ffi::PyErr_Restore(class, value, std::ptr::null_mut());
     }
+}
+
+/// Whether there may be something for `threading` to do: threads that it knows, or functions that want to be called when
+/// they end. Where there is nothing, not even its function is called, which would write to many pages.
+fn has_threads(python: &Python) -> bool {
+    let Some(threading) = &python.pristine.threading else { return true };
+    threading.namespace.peek(python.held, c"_shutdown") != threading.shutdown.pointer()
+        || threading.sizes != sizes(python.held, &threading.namespace)
+}
+
+/// How many threads, locks of threads and functions for the end `threading` knows.
+pub(crate) fn sizes(held: Held, threading: &Object) -> [isize; 3] {
+    let peek = |name| threading.peek(held, name);
+    // SAFETY: borrowed from a living dictionary and looked at before anything changes it; a function gives -1 and an
+    // exception for what is not of its kind.
+    let sizes = unsafe {
+        [
+            ffi::PyDict_Size(peek(c"_active")),
+            ffi::PySet_Size(peek(c"_shutdown_locks")),
+            ffi::PyList_Size(peek(c"_threading_atexits")),
+        ]
+    };
+    object::clear();
+    sizes
 }
 
 /// `wait_for_thread_shutdown`.
