@@ -40,7 +40,7 @@ def _reseeders():
     """Generators of random numbers that were seeded by an import would repeat themselves in every request."""
     random = sys.modules.get("random")
     if random is not None:
-        # What Random.seed does, without its Python code.
+        # What Random.seed does, without its Python code; as many bits as the kernel's generator has.
         yield random._random.Random.seed.__get__(random._inst)
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

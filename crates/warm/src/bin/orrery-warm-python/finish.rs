@@ -13,7 +13,7 @@ use pyo3_ffi as ffi;
 
 use crate::cpython::{
     _Py_HandleSystemExit, _Py_UnhandledKeyboardInterrupt, _PyModule_Clear, orrery_warm_begin_finalizing,
-    orrery_warm_use_modules,
+    orrery_warm_has_finalizers, orrery_warm_use_modules,
 };
 use crate::interpreter::Python;
 use crate::object::{self, Held, Object, Raised};
@@ -50,12 +50,19 @@ pub(crate) fn finish(python: &Python, status: i32) -> Ending {
     let flushed = flush_standard_streams(held);
     // SAFETY: a signal number and an action that need nothing else.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
-    // SAFETY: the lock is held. Does nothing where the script has switched the collector off.
-    unsafe { ffi::PyGC_Collect() };
-    clear_modules(python);
-    close_files(python);
-    // In python3 it is the streams' own destruction that writes what came last, and nobody hears of its failure.
-    flush_quietly(held);
+    // SAFETY: the lock is held.
+    if unsafe { orrery_warm_has_finalizers() } == 0 {
+        // Nobody is there to see in which order things go.
+        drop_modules(python);
+        collect();
+    } else {
+        // SAFETY: the lock is held. Does nothing where the script has switched the collector off.
+        unsafe { ffi::PyGC_Collect() };
+        clear_modules(python);
+        close_files(python);
+        // In python3 it is the streams' own destruction that writes what came last, and nobody hears of its failure.
+        flush_quietly(held);
+    }
     // SAFETY: null means all streams of the C library.
     unsafe { libc::fflush(std::ptr::null_mut()) };
     // SAFETY: a variable of CPython's, which only this thread uses.
@@ -194,6 +201,19 @@ fn flush_standard_streams(held: Held) -> bool {
 fn forget(_: Raised) -> bool {
     object::clear();
     false
+}
+
+/// Lets go of the modules that this request brought in, and of what they hold.
+fn drop_modules(python: &Python) {
+    // SAFETY: the dictionary of modules lives as long as the interpreter.
+    let Some(modules) = (unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }) else { return };
+    for (name, module) in modules.entries_not_in(&python.pristine.modules) {
+        drop(module);
+        // SAFETY: living objects.
+        if unsafe { ffi::PyDict_DelItem(modules.pointer(), name.pointer()) } == -1 {
+            object::clear();
+        }
+    }
 }
 
 /// `finalize_modules`, for the modules that this request brought in.
