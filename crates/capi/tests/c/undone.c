@@ -35,7 +35,11 @@ int main(void) {
         (volatile int *)mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(stays != MAP_FAILED && shared != MAP_FAILED);
     memset(stays, 's', 4 * 4096);
+    /* The first call allocates a little, which may be what makes the heap. */
+    free(malloc(1));
     void *program_break = sbrk(0);
+    int lowest = dup(0);
+    CHECK(lowest >= 0 && close(lowest) == 0);
     lw_snapshot_t start;
     int got = lw_snapshot(&start);
     CHECK(got >= 0);
@@ -43,7 +47,8 @@ int main(void) {
 
     CHECK(lseek(file, 0, SEEK_CUR) == 3);
     CHECK(fcntl(file, F_GETFD) == 0 && !(fcntl(ends[0], F_GETFL) & O_NONBLOCK));
-    CHECK(dup(0) == pair[1] + 1 && close(pair[1] + 1) == 0);
+    /* The library keeps out of the way of the next open(2). */
+    CHECK(dup(0) == lowest && close(lowest) == 0);
     CHECK(write(ends[1], "x", 1) == 1 && read(ends[0], &byte, 1) == 1 && byte == 'x');
     CHECK(write(pair[0], "y", 1) == 1 && read(pair[1], &byte, 1) == 1 && byte == 'y');
     CHECK(getcwd(there, sizeof there) && strcmp(here, there) == 0);
