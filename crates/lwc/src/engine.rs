@@ -738,8 +738,10 @@ impl Inner {
     /// descriptors before memory, because the engine's own are among them.
     fn put_back(&mut self, place: Option<usize>) -> Option<Leftover> {
         if place.is_some() {
-            // Snapshots are taken when there is no other thread.
+            // Snapshots are taken when there is no other thread, and the program may have handled the signal itself.
             self.threads.forget_parked();
+            // SAFETY: the engine is at work, and the snapshot has the disposition that comes back.
+            let _ = unsafe { control::install_control() };
         }
         let Self { threads, process, snapshots, sources, space, last_restore, .. } = self;
         let mut leftover = None;

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -36,7 +37,8 @@ int main(void) {
     CHECK(stays != MAP_FAILED && shared != MAP_FAILED);
     memset(stays, 's', 4 * 4096);
     /* The first call allocates a little, which may be what makes the heap. */
-    free(malloc(1));
+    char *volatile prime = (char *)malloc(1);
+    free(prime);
     void *program_break = sbrk(0);
     int lowest = dup(0);
     CHECK(lowest >= 0 && close(lowest) == 0);
@@ -102,8 +104,11 @@ int main(void) {
     CHECK(setitimer(ITIMER_VIRTUAL, &timer, NULL) == 0);
     pid_t child = fork();
     CHECK(child >= 0);
-    if (child == 0)
+    if (child == 0) {
+        /* Should this test fail. */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         forever(NULL);
+    }
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, forever, NULL) == 0);
     lw_resume(start, got + 1);
