@@ -85,7 +85,8 @@ impl Threads {
     pub(crate) fn restore(&self) -> core::result::Result<(), Leftover> {
         let mut stubborn = 0;
         for round in 0..ROUNDS {
-            if self.directory.count().unwrap_or(1) <= 1 + self.parked.len() {
+            // Who cannot count does not know that they are gone.
+            if self.directory.count().is_ok_and(|count| count <= 1 + self.parked.len()) {
                 return Ok(());
             }
             let _ = self.directory.for_each(|thread| {
