@@ -167,7 +167,9 @@ fn forget(_: Raised) -> bool {
 fn clear_modules(python: &Python) {
     let held = python.held;
     let none = Object::none(held);
-    unraisable_if(python.pristine.builtins.set_item(c"_", &none));
+    if python.pristine.builtins.item(c"_").is_some() {
+        unraisable_if(python.pristine.builtins.set_item(c"_", &none));
+    }
     for name in SYS_CLEARED {
         unraisable_if(object::set_sys(held, name, &none));
     }
@@ -180,16 +182,7 @@ fn clear_modules(python: &Python) {
         ));
     }
     let survivors = remove_modules(python, &none);
-    // `finalize_restore_builtins`.
-    // SAFETY: two living dictionaries.
-    unsafe {
-        ffi::PyDict_Clear(python.pristine.builtins.pointer());
-        if ffi::PyDict_Update(python.pristine.builtins.pointer(), python.pristine.builtins_copy.pointer())
-            == -1
-        {
-            object::clear();
-        }
-    }
+    restore_builtins(python);
     collect();
     for survivor in survivors.iter().rev() {
         // SAFETY: a weak reference, whose target is borrowed and made our own before anything can destroy it.
@@ -200,6 +193,22 @@ fn clear_modules(python: &Python) {
         }
     }
     collect();
+}
+
+/// `finalize_restore_builtins`, for those that changed.
+fn restore_builtins(python: &Python) {
+    let pristine = &python.pristine;
+    let changed = pristine.builtins.entries_not_in(&pristine.builtins_known);
+    if changed.is_empty() && pristine.builtins.length() == pristine.builtins_known.len() {
+        return;
+    }
+    // SAFETY: two living dictionaries.
+    unsafe {
+        ffi::PyDict_Clear(pristine.builtins.pointer());
+        if ffi::PyDict_Update(pristine.builtins.pointer(), pristine.builtins_copy.pointer()) == -1 {
+            object::clear();
+        }
+    }
 }
 
 /// `finalize_remove_modules`: takes all modules out of `sys.modules`, one by one in the order of the dictionary, so

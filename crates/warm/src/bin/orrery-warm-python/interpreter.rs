@@ -11,6 +11,7 @@ use pyo3_ffi as ffi;
 
 use crate::environment::{LEFT_TO_REQUESTS, Settled};
 use crate::object::{self, Held, Object, Raised, Result};
+use crate::streams::Shelf;
 
 const BOOTSTRAP: &str = concat!(include_str!("bootstrap.py"), "\0");
 
@@ -19,18 +20,30 @@ const BOOTSTRAP: &str = concat!(include_str!("bootstrap.py"), "\0");
 pub(crate) struct Python {
     pub(crate) held: Held,
     pub(crate) environment: Settled,
-    pub(crate) begin: Object,
-    pub(crate) pyc_code: Object,
-    pub(crate) reseeders: Object,
+    pub(crate) shelf: Shelf,
+    pub(crate) unusual: Unusual,
+    pub(crate) reseeders: Vec<Object>,
     pub(crate) pristine: Pristine,
     pub(crate) openssl: Option<OpenSsl>,
+}
+
+/// Functions of the bootstrap for what few requests want.
+#[derive(Debug)]
+pub(crate) struct Unusual {
+    pub(crate) ignore: Object,
+    pub(crate) search_first: Object,
+    pub(crate) warn: Object,
+    pub(crate) pyc_code: Object,
 }
 
 /// Objects of the pristine interpreter that a script may replace, and that its end needs.
 #[derive(Debug)]
 pub(crate) struct Pristine {
+    pub(crate) builtins_module: Object,
     pub(crate) builtins: Object,
     pub(crate) builtins_copy: Object,
+    /// Addresses of the names and values of the builtins.
+    pub(crate) builtins_known: HashSet<(usize, usize)>,
     pub(crate) builtin_importer: Object,
     pub(crate) source_loader: Object,
     pub(crate) sourceless_loader: Object,
@@ -109,23 +122,35 @@ impl Python {
         }
         let names = settings.imports.iter().map(|name| Object::decode(held, name.as_bytes()));
         let names = Object::list(held, names)?;
-        let reseeders = function(c"prepare")?.call(&[&names])?;
+        let reseeders = function(c"prepare")?.call(&[&names])?.items();
         object::set_sys(held, c"path", &base_path)?;
 
-        let (begin, pyc_code) = (function(c"begin")?, function(c"pyc_code")?);
-        let pristine = pristine.remember_modules(held)?;
+        let made = function(c"prefabricate")?.call(&[])?;
+        let shelf = Shelf::new(&made, function(c"open_streams")?)?;
+        let unusual = Unusual {
+            ignore: function(c"ignore")?,
+            search_first: function(c"search_first")?,
+            warn: function(c"warn")?,
+            pyc_code: function(c"pyc_code")?,
+        };
+        let pristine = pristine.remember(held)?;
         let openssl = OpenSsl::find();
-        Ok(Self { held, environment, begin, pyc_code, reseeders, pristine, openssl })
+        function(c"settle")?.call(&[])?;
+        crate::pools::top_up();
+        Ok(Self { held, environment, shelf, unusual, reseeders, pristine, openssl })
     }
 }
 
 impl Pristine {
     fn gather(held: Held, builtins: &Object) -> Result<Self> {
+        let builtins_module = builtins.clone();
         let builtins = builtins.attribute(c"__dict__")?;
         let io = Object::import(held, c"_io")?;
         let external = Object::import(held, c"_frozen_importlib_external")?;
         Ok(Self {
+            builtins_module,
             builtins_copy: builtins.method(c"copy", &[])?,
+            builtins_known: HashSet::new(),
             builtins,
             builtin_importer: Object::import(held, c"_frozen_importlib")?.attribute(c"BuiltinImporter")?,
             source_loader: external.attribute(c"SourceFileLoader")?,
@@ -148,7 +173,7 @@ impl Pristine {
         })
     }
 
-    fn remember_modules(mut self, held: Held) -> Result<Self> {
+    fn remember(mut self, held: Held) -> Result<Self> {
         // SAFETY: the dictionary of modules lives as long as the interpreter.
         let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) };
         self.modules_half_gone = modules.as_ref().ok_or(Raised)?.method(c"copy", &[])?;
@@ -156,11 +181,13 @@ impl Pristine {
             self.modules_half_gone.method(c"__setitem__", &[name, &Object::none(held)])?;
         }
         let main = modules.as_ref().and_then(|modules| modules.item(c"__main__"));
+        let addresses = |(name, value): (Object, Object)| (name.pointer().addr(), value.pointer().addr());
+        self.builtins_known = self.builtins.entries().into_iter().map(addresses).collect();
         let entries = modules.iter().flat_map(Object::entries);
         // The entry of `__main__` is replaced in every request.
         self.modules = entries
             .filter(|(_, module)| !main.as_ref().is_some_and(|main| main.is(module)))
-            .map(|(name, module)| (name.pointer().addr(), module.pointer().addr()))
+            .map(addresses)
             .collect();
         Ok(self)
     }

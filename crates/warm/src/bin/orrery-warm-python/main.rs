@@ -5,7 +5,9 @@ mod environment;
 mod finish;
 mod interpreter;
 mod object;
+mod pools;
 mod request;
+mod streams;
 
 use std::fs::File;
 use std::io::Read;

@@ -227,6 +227,32 @@ impl Object {
         entries
     }
 
+    /// The items of a tuple.
+    pub(crate) fn parts(&self) -> Result<Vec<Self>> {
+        // SAFETY: a living object; -1 and an exception for what is no tuple.
+        let length = unsafe { ffi::PyTuple_Size(self.pointer()) };
+        if length == -1 {
+            return Err(Raised);
+        }
+        // SAFETY: gives a borrowed reference to a living item, or null.
+        let part = |index| unsafe { Self::borrow(ffi::PyTuple_GetItem(self.pointer(), index)) }.ok_or(Raised);
+        (0..length).map(part).collect()
+    }
+
+    /// An integer's value.
+    pub(crate) fn number(&self) -> Result<i64> {
+        // SAFETY: a living object.
+        let value = unsafe { ffi::PyLong_AsLongLong(self.pointer()) };
+        // SAFETY: the lock is held wherever an object is at hand.
+        if value == -1 && unsafe { !ffi::PyErr_Occurred().is_null() } { Err(Raised) } else { Ok(value) }
+    }
+
+    /// Inserts an item at the beginning of a list.
+    pub(crate) fn prepend(&self, item: &Self) -> Result<()> {
+        // SAFETY: living objects; -1 and an exception if the first is no list.
+        check(unsafe { ffi::PyList_Insert(self.pointer(), 0, item.pointer()) })
+    }
+
     /// A string's text in UTF-8.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let mut length = 0;
@@ -238,6 +264,12 @@ impl Object {
         // SAFETY: the text belongs to the living string and is as long as said.
         Ok(unsafe { std::slice::from_raw_parts(text.cast::<u8>(), usize::try_from(length).unwrap_or(0)) }
             .to_vec())
+    }
+
+    /// How many entries a dictionary has.
+    pub(crate) fn length(&self) -> usize {
+        // SAFETY: a living object; -1 for what is no dictionary.
+        usize::try_from(unsafe { ffi::PyDict_Size(self.pointer()) }).unwrap_or(0)
     }
 
     /// The items of a list, as they are now.

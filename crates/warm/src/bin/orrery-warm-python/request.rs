@@ -62,22 +62,34 @@ impl Python {
         if let Some(openssl) = self.openssl {
             openssl.reseed();
         }
+        for reseed in &self.reseeders {
+            reseed.call(&[])?;
+        }
         let decoded =
-            |parts: Vec<&[u8]>| Object::list(held, parts.into_iter().map(|part| Object::decode(held, part)));
+            |parts: &[&[u8]]| Object::list(held, parts.iter().map(|part| Object::decode(held, part)));
         let (arguments, original) = argument_lists(request);
+        object::set_sys(held, c"argv", &decoded(&arguments)?)?;
+        object::set_sys(held, c"orig_argv", &decoded(&original)?)?;
         let options = &request.options;
-        let ignored = (1..=64_u64).filter(|number| request.ignored_signals & (1 << (number - 1)) != 0);
-        self.begin.call(&[
-            &self.reseeders,
-            &decoded(arguments)?,
-            &decoded(original)?,
-            &Object::integer(held, request.streams.into())?,
-            &Object::decode(held, wishes.errors.as_bytes())?,
-            &Object::boolean(held, options.unbuffered),
-            &Object::boolean(held, options.dont_write_bytecode),
-            &decoded(options.warnings.clone())?,
-            &Object::list(held, ignored.map(|number| Object::integer(held, number)))?,
-        ])?;
+        if options.dont_write_bytecode || wishes.no_bytecode {
+            object::set_sys(held, c"dont_write_bytecode", &Object::boolean(held, true))?;
+        }
+        if let Some(directory) = wishes.cache {
+            object::set_sys(held, c"pycache_prefix", &Object::decode(held, directory)?)?;
+        }
+        if let Some(directories) = wishes.search {
+            self.unusual.search_first.call(&[&Object::decode(held, directories)?])?;
+        }
+        if request.ignored_signals != 0 {
+            let ignored = (1..=64_u64).filter(|number| request.ignored_signals & (1 << (number - 1)) != 0);
+            let ignored = Object::list(held, ignored.map(|number| Object::integer(held, number)))?;
+            self.unusual.ignore.call(&[&ignored])?;
+        }
+        if wishes.warnings.is_some() || !options.warnings.is_empty() {
+            let variable = Object::decode(held, wishes.warnings.unwrap_or_default())?;
+            self.unusual.warn.call(&[&variable, &decoded(&options.warnings)?])?;
+        }
+        self.shelf.open(held, request.streams, &wishes, options.unbuffered || wishes.unbuffered)?;
         Ok(options.safe_path || wishes.safe_path)
     }
 
@@ -85,10 +97,7 @@ impl Python {
     fn run_program(&self, request: &Request<'_>, script: Option<OwnedFd>, safe_path: bool) -> Result<i32> {
         let held = self.held;
         let main = self.new_main()?;
-        let put_first = |path: &Object| {
-            let search = object::sys(held, c"path").ok_or(Raised)?;
-            search.method(c"insert", &[&Object::integer(held, 0)?, path]).map(|_| ())
-        };
+        let put_first = |path: &Object| object::sys(held, c"path").ok_or(Raised)?.prepend(path);
         if let Program::Script { path } = request.program {
             let script = script.ok_or(Raised)?;
             let filename = absolute(path);
@@ -124,7 +133,7 @@ impl Python {
         let main = unsafe { Object::own(ffi::PyModule_NewObject(name.pointer()))? };
         let dict = main.attribute(c"__dict__")?;
         dict.set_item(c"__annotations__", &Object::dict(held)?)?;
-        dict.set_item(c"__builtins__", &Object::import(held, c"builtins")?)?;
+        dict.set_item(c"__builtins__", &self.pristine.builtins_module)?;
         dict.set_item(c"__loader__", &self.pristine.builtin_importer)?;
         // SAFETY: the dictionary of modules lives as long as the interpreter.
         let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }.ok_or(Raised)?;
@@ -167,7 +176,7 @@ impl Python {
         let class = if compiled { &self.pristine.sourceless_loader } else { &self.pristine.source_loader };
         main.set_item(c"__loader__", &class.call(&[&Object::decode(held, b"__main__")?, &name])?)?;
         let result = if compiled {
-            let code = self.pyc_code.call(&[&name]).inspect_err(|&Raised| finish::drop_traceback());
+            let code = self.unusual.pyc_code.call(&[&name]).inspect_err(|&Raised| finish::drop_traceback());
             // SAFETY: a code object and two dictionaries; gives a new reference or null.
             code.and_then(|code| unsafe {
                 Object::own(ffi::PyEval_EvalCode(code.pointer(), main.pointer(), main.pointer()))
