@@ -114,7 +114,8 @@ pub fn hostile(scratch: &Path) -> Result<Vec<Hostile>> {
         if path.extension().is_some_and(|extension| extension == "py") && !name.starts_with('_') {
             let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
             let expected = text.strip_prefix("# expect: ").and_then(|rest| rest.lines().next());
-            let expected = expected.with_context(|| format!("{name} does not say what to expect"))?.to_owned();
+            let expected =
+                expected.with_context(|| format!("{name} does not say what to expect"))?.to_owned();
             let may_kill_worker = text.lines().nth(1).is_some_and(|line| line.starts_with("# worker: "));
             all.push(Hostile { name, script: alone(path, scratch), expected, may_kill_worker });
         }

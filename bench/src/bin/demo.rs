@@ -87,7 +87,10 @@ fn show() -> Result<Vec<String>> {
     println!("\n{}", table_of_ways(&ran));
     let compared: usize = ran.iter().map(|ran| ran.compared).sum();
     let differed = ran.iter().map(|ran| ran.compared - ran.equal).sum::<usize>();
-    println!("\nSame results: {} of {compared} runs gave the bytes and the status of python3", compared - differed);
+    println!(
+        "\nSame results: {} of {compared} runs gave the bytes and the status of python3",
+        compared - differed
+    );
     println!("{}", isolation.told());
     Ok(complaints)
 }
@@ -203,7 +206,11 @@ fn run_hostile(
             isolation.honest += 1;
         } else {
             let errors = String::from_utf8_lossy(&outcome.errors);
-            complaints.push(format!("{}: status {} where {expected} was due: {errors}", hostile(), outcome.status));
+            complaints.push(format!(
+                "{}: status {} where {expected} was due: {errors}",
+                hostile(),
+                outcome.status
+            ));
         }
         go_on()?;
         let exact = look(warm, false)?;
@@ -211,7 +218,11 @@ fn run_hostile(
         let now = warm.wait_until_ready()?;
         let replaced = now != workers;
         if replaced && !may_kill_worker {
-            complaints.push(format!("{}: the worker did not survive it; it said: {}", hostile(), warm.said()));
+            complaints.push(format!(
+                "{}: the worker did not survive it; it said: {}",
+                hostile(),
+                warm.said()
+            ));
         }
         let (after, was) = if replaced { (look(warm, true)?, &portable) } else { (exact, &before) };
         isolation.probes += 1;
@@ -279,7 +290,8 @@ fn table_of_ways(all: &[Ran]) -> Table {
     table.set_header(["all scripts", "p50 ms", "p99 ms", "requests/s", "x cold python3"]);
     let mean = |way: usize| {
         // Every script counts the same, however often it was run.
-        let means = all.iter().map(|ran| ran.latencies[way].iter().sum::<f64>() / ran.latencies[way].len() as f64);
+        let means =
+            all.iter().map(|ran| ran.latencies[way].iter().sum::<f64>() / ran.latencies[way].len() as f64);
         means.sum::<f64>() / all.len() as f64
     };
     for (place, (way, _)) in WAYS.iter().enumerate() {

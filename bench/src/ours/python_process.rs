@@ -36,13 +36,12 @@ impl InPython {
             library.display()
         );
         let mut command = Command::new(PYTHON);
-        command
-            .arg(machine::source_root().join("bench/scripts/python_process.py"))
-            .arg(library)
-            .arg(match self {
+        command.arg(machine::source_root().join("bench/scripts/python_process.py")).arg(library).arg(
+            match self {
                 Self::Run => "run",
                 Self::Fork => "fork",
-            });
+            },
+        );
         Worker::of_program(command)
     }
 }

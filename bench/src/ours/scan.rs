@@ -42,7 +42,8 @@ impl CleanScan {
         }
         let mut tracker = AnyTracker::new(arena, choice).map_err(absent)?;
         let access = Access::READ | Access::WRITE;
-        let tracked = Tracked { range, access, of_file: false, has_images: true, joined: false, around: range };
+        let tracked =
+            Tracked { range, access, of_file: false, has_images: true, joined: false, around: range };
         tracker.get().arrange(&[tracked], &[])?;
         tracker.get().settle(&[range])?;
         Ok(Self { tracker, pages, images, written: Ranges::new(arena), _footprint: footprint })
