@@ -1,7 +1,7 @@
-// What a faithful end of a script needs and CPython's public interface does not offer: to say that the interpreter is
-// finalizing, upon which daemon threads end themselves instead of taking the interpreter lock again, and
-// sys.is_finalizing() is true for destructors; and to take all modules away without touching each. Needs the internal
-// headers, hence C.
+// What a faithful end of a script needs and CPython's public interface does not offer: to say that the
+// interpreter is finalizing, upon which daemon threads end themselves instead of taking the interpreter lock
+// again, and sys.is_finalizing() is true for destructors; and to take all modules away without touching each.
+// Needs the internal headers, hence C.
 
 #define Py_BUILD_CORE_MODULE 1
 #include <Python.h>
@@ -19,8 +19,8 @@ void orrery_warm_begin_finalizing(void) {
     _PyThreadState_DeleteExcept(&_PyRuntime, tstate);
 }
 
-// Makes modules, a borrowed dictionary that lives as long as the interpreter, what import statements look into.
-// Neither the old nor the new dictionary changes its reference count.
+// Makes modules, a borrowed dictionary that lives as long as the interpreter, what import statements look
+// into. Neither the old nor the new dictionary changes its reference count.
 void orrery_warm_use_modules(PyObject *modules) {
     PyInterpreterState *interp = PyInterpreterState_Get();
     interp->modules = modules;
