@@ -1,1 +1,7 @@
 //! liborrery: the C interface to Orrery.
+//!
+//! One file per header of `include/orrery/`, which documents the functions. Programs link `liborrery.so` or
+//! `liborrery.a`; Rust programs use the crates beneath.
+
+mod error;
+pub mod lwc;

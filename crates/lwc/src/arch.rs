@@ -12,6 +12,8 @@ compile_error!("orrery-lwc: only x86_64 has its registers and stacks described s
 
 use core::ffi::c_void;
 
+use orrery_sys::signals::Mask;
+
 /// What `end` says when the body is to run once more, in the state that it found at first. No snapshot can be resumed
 /// with this value.
 pub(crate) const AGAIN: i32 = i32::MIN;
@@ -25,6 +27,8 @@ pub(crate) struct Crossing {
     pub(crate) stack_pointer: usize,
     /// The top of the engine's stack.
     pub(crate) engine_stack: usize,
+    /// The signal mask that is set on leaving the engine's stack, where no handler may run.
+    pub(crate) mask: Mask,
     /// Runs on the engine's stack before the body; anything but 0 is returned at once, without running it.
     pub(crate) begin: unsafe extern "C" fn(*mut Crossing) -> i32,
     /// Runs on the caller's stack.

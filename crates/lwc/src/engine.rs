@@ -9,6 +9,7 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use allocator_api2::alloc::Allocator;
@@ -99,8 +100,14 @@ impl ProcessState {
         self.pending.capture();
         self.signals.capture();
         self.timers.capture(sources.timers.as_ref())?;
-        self.attributes.capture()?;
-        self.descriptors.capture(&mut sources.keepers)
+        self.attributes.capture(&mut sources.keepers)?;
+        self.descriptors.capture(&mut sources.keepers, self.attributes.directory())
+    }
+
+    /// Lets go of everything outside of the arena.
+    fn clear(&mut self, sources: &mut Sources) {
+        self.descriptors.clear(&mut sources.keepers);
+        self.attributes.clear(&mut sources.keepers);
     }
 }
 
@@ -112,9 +119,10 @@ struct Sources {
     timers: Option<PosixTimers>,
 }
 
-/// A snapshot of the C interface.
+/// A snapshot of the C interface. Its name holds its place (lower half) and its serial number (upper half).
 #[derive(Debug)]
 struct Snapshot {
+    serial: u32,
     memory: SnapshotId,
     stack_pointer: usize,
     process: ProcessState,
@@ -165,8 +173,12 @@ struct Inner {
     /// Whether the body runs again when it ended, and the dispositions that it then finds.
     repeats: bool,
     running_signals: Signals,
+    /// The serial number of the latest snapshot, from 1; no two have the same, so that a stale name is known as such.
+    serial: u32,
     /// Where the C caller's snapshot goes, or comes from.
     wanted: usize,
+    /// The C caller's variable for the name, and what was in it before.
+    name: (*mut MaybeUninit<u64>, MaybeUninit<u64>),
     value: i32,
     error: Option<Error>,
     last_restore: orrery_memory::space::Restored,
@@ -294,6 +306,7 @@ pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static 
             crossing: Crossing {
                 stack_pointer: 0,
                 engine_stack: stack.end,
+                mask: 0,
                 begin: unset,
                 body: nothing,
                 argument: core::ptr::null_mut(),
@@ -314,7 +327,13 @@ pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static 
             data_limit: 0,
             repeats: false,
             running_signals: Signals::NONE,
+            // A child goes on where its parent was, so that the parent's names mean nothing here.
+            // SAFETY: as in `current`; what there is, is the parent's, and nobody writes it here.
+            serial: unsafe {
+                ENGINE.load(Ordering::Acquire).as_ref().map_or(0, |old| (*old.inner.get()).serial)
+            },
             wanted: 0,
+            name: (core::ptr::null_mut(), MaybeUninit::uninit()),
             value: 0,
             error: None,
             last_restore: orrery_memory::space::Restored::default(),
@@ -471,56 +490,69 @@ impl Engine {
         Ok((inner.space.tracker_name(), inner.space.watches_layout()))
     }
 
-    /// Prepares a snapshot of the C interface: its number is fixed before memory is captured, because the caller's
-    /// variable that receives it is part of that memory.
-    pub(crate) fn prepare_snapshot(&'static self) -> Result<(usize, *mut Crossing)> {
+    /// Prepares a snapshot of the C interface: its name is stored in `name` before memory is captured, because the
+    /// caller's variable that receives it is part of that memory. Signals are blocked; `mask` was the mask before.
+    ///
+    /// # Safety
+    /// `name` is valid for reads and writes until the snapshot is taken.
+    pub(crate) unsafe fn prepare_snapshot(
+        &'static self,
+        name: *mut MaybeUninit<u64>,
+        mask: Mask,
+    ) -> Result<*mut Crossing> {
         let inner = self.for_owner()?.inner();
         if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
             return Err(Error::SignalHandler);
         }
+        let no_room =
+            || orrery_memory::Error::Memory { bytes: size_of::<Snapshot>(), errno: rustix::io::Errno::NOMEM };
         let place = match inner.snapshots.iter().position(Option::is_none) {
             Some(free) => free,
             None => {
-                inner.snapshots.try_reserve(1).map_err(|_| orrery_memory::Error::Memory {
-                    bytes: size_of::<Snapshot>(),
-                    errno: rustix::io::Errno::NOMEM,
-                })?;
+                inner.snapshots.try_reserve(1).map_err(|_| no_room())?;
                 inner.snapshots.push(None);
                 inner.snapshots.len() - 1
             }
         };
+        let low = u32::try_from(place).map_err(|_| no_room())?;
+        inner.serial = inner.serial.checked_add(1).unwrap_or(1);
         inner.wanted = place;
         inner.error = None;
         inner.crossing.begin = begin_snapshot;
-        Ok((place, &raw mut inner.crossing))
+        inner.crossing.mask = mask;
+        // SAFETY: the caller's promise.
+        unsafe {
+            inner.name = (name, name.read());
+            name.write(MaybeUninit::new(u64::from(inner.serial) << 32 | u64::from(low)));
+        }
+        Ok(&raw mut inner.crossing)
     }
 
-    /// Goes back to snapshot `place`, whose `snapshot_crossing` returns `value`. It returns only if that cannot be.
-    pub(crate) fn resume(&'static self, place: usize, value: i32) -> Error {
-        let missing = Error::Memory(orrery_memory::Error::NoSnapshot { number: number(place) });
+    /// Goes back to snapshot `id`, whose `snapshot_crossing` returns `value`. It returns only if that cannot be. Signals
+    /// are blocked.
+    pub(crate) fn resume(&'static self, id: u64, value: i32) -> Error {
         let inner = match self.for_owner() {
             Ok(engine) => engine.inner(),
             Err(error) => return error,
         };
-        if !matches!(inner.snapshots.get(place), Some(Some(_))) {
-            return missing;
-        }
+        let Some(place) = inner.place_of(id) else {
+            return Error::NoSnapshot { id };
+        };
         inner.wanted = place;
         inner.value = value;
         inner.error = None;
         inner.crossing.end = end_resume;
-        signals::block_all();
         let crossing = &raw mut inner.crossing;
         // SAFETY: `end_resume` makes the stack pointer that of the snapshot, which was taken on this thread.
         unsafe { arch::finish(crossing) }
     }
 
-    /// Forgets snapshot `place`.
-    pub(crate) fn discard(&'static self, place: usize) -> Result<()> {
+    /// Forgets snapshot `id`.
+    pub(crate) fn discard(&'static self, id: u64) -> Result<()> {
         let inner = self.for_owner()?.inner();
-        let missing = Error::Memory(orrery_memory::Error::NoSnapshot { number: number(place) });
-        let mut snapshot = inner.snapshots.get_mut(place).and_then(Option::take).ok_or(missing)?;
-        snapshot.process.descriptors.clear(&mut inner.sources.keepers);
+        let place = inner.place_of(id).ok_or(Error::NoSnapshot { id })?;
+        let mut snapshot = inner.snapshots[place].take().ok_or(Error::NoSnapshot { id })?;
+        snapshot.process.clear(&mut inner.sources);
         Ok(inner.space.discard(snapshot.memory)?)
     }
 }
@@ -550,29 +582,18 @@ pub(crate) fn set_up_default() -> Result<&'static Engine> {
     set_up(Config::default(), Children::default())
 }
 
-/// The engine, if it was set up.
-pub(crate) fn existing() -> Result<&'static Engine> {
+/// The engine that may have snapshot `id`, if one was set up.
+pub(crate) fn existing(id: u64) -> Result<&'static Engine> {
     // SAFETY: as in `current`.
     match unsafe { ENGINE.load(Ordering::Acquire).as_ref() } {
         Some(engine) => engine.for_owner(),
-        None => Err(orrery_memory::Error::NoSnapshot { number: 0 }.into()),
-    }
-}
-
-/// Remembers why a snapshot was refused before it began.
-pub(crate) fn remember_refusal(error: Error) {
-    if let Some(engine) = current().filter(|engine| engine.is_owner() && engine.is_in(Phase::Idle)) {
-        engine.inner().error = Some(error);
+        None => Err(Error::NoSnapshot { id }),
     }
 }
 
 /// What the last operation of the C interface could not do.
 pub(crate) fn last_error() -> Option<Error> {
     current().filter(|engine| engine.is_owner()).and_then(|engine| engine.inner().error)
-}
-
-fn number(place: usize) -> u32 {
-    u32::try_from(place).unwrap_or(u32::MAX)
 }
 
 /// The engine behind a crossing that is under way.
@@ -591,14 +612,14 @@ unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
         Ok(()) => {
             engine.enter(Phase::Running);
             inner.arm();
-            signals::set_mask(mask & !signals::mask_of(&[CONTROL_SIGNAL]));
+            inner.crossing.mask = mask & !signals::mask_of(&[CONTROL_SIGNAL]);
             0
         }
         Err(error) => {
             inner.error = Some(error);
             safe_point::release();
             engine.enter(Phase::Idle);
-            signals::set_mask(mask);
+            inner.crossing.mask = mask;
             1
         }
     }
@@ -626,27 +647,27 @@ unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
         inner.limit_memory();
         engine.enter(Phase::Running);
         inner.arm();
-        signals::set_mask(inner.process.mask & !signals::mask_of(&[CONTROL_SIGNAL]));
+        inner.crossing.mask = inner.process.mask & !signals::mask_of(&[CONTROL_SIGNAL]);
         return AGAIN;
     }
     safe_point::release();
-    let mask = inner.process.mask;
+    inner.crossing.mask = inner.process.mask;
     engine.enter(Phase::Idle);
-    signals::set_mask(mask);
     0
 }
 
 /// Takes a snapshot of the C interface, on the engine's stack.
 unsafe extern "C" fn begin_snapshot(_: *mut Crossing) -> i32 {
     let engine = engine_at_work();
-    let mask = signals::block_all();
     engine.enter(Phase::Busy);
     let inner = engine.inner();
-    let outcome = inner.take_snapshot(engine, mask);
-    inner.error = outcome.err();
-    safe_point::release();
+    inner.error = inner.take_snapshot(engine).err();
+    if inner.error.is_some() {
+        let (name, before) = inner.name;
+        // SAFETY: the caller of `prepare_snapshot` waits for us.
+        unsafe { name.write(before) };
+    }
     engine.enter(Phase::Idle);
-    signals::set_mask(mask);
     if inner.error.is_some() { -1 } else { 0 }
 }
 
@@ -661,8 +682,8 @@ unsafe extern "C" fn end_resume(_: *mut Crossing) -> i32 {
         .as_ref()
         .map_or((0, 0), |snapshot| (snapshot.stack_pointer, snapshot.process.mask));
     inner.crossing.stack_pointer = stack_pointer;
+    inner.crossing.mask = mask;
     engine.enter(Phase::Idle);
-    signals::set_mask(mask);
     inner.value
 }
 
@@ -733,26 +754,39 @@ impl Inner {
         died && used >= self.data_limit - bytes / 16
     }
 
-    fn take_snapshot(&mut self, engine: &Engine, mask: Mask) -> Result<()> {
-        self.threads.capture()?;
+    /// The place of the snapshot with that name.
+    fn place_of(&self, id: u64) -> Option<usize> {
+        let place = usize::try_from(id & u64::from(u32::MAX)).ok()?;
+        let snapshot = self.snapshots.get(place)?.as_ref()?;
+        (u64::from(snapshot.serial) == id >> 32).then_some(place)
+    }
+
+    fn take_snapshot(&mut self, engine: &Engine) -> Result<()> {
+        self.threads.capture_alone()?;
         self.note_rseq(engine)?;
         let mut process = ProcessState::new(engine.arena);
-        let captured = process.capture(mask, &mut self.sources);
-        // SAFETY: as in `begin_run`.
-        let memory = captured
-            .and_then(|()| unsafe { self.space.snapshot() }.map_err(Error::from))
-            .and_then(|memory| process.family.capture(&self.sources.nursery).map(|()| memory));
-        match memory {
+        match self.capture_snapshot(&mut process) {
             Ok(memory) => {
-                let stack_pointer = self.crossing.stack_pointer;
-                self.snapshots[self.wanted] = Some(Snapshot { memory, stack_pointer, process });
+                let (serial, stack_pointer) = (self.serial, self.crossing.stack_pointer);
+                self.snapshots[self.wanted] = Some(Snapshot { serial, memory, stack_pointer, process });
                 Ok(())
             }
             Err(error) => {
-                process.descriptors.clear(&mut self.sources.keepers);
+                process.clear(&mut self.sources);
                 Err(error)
             }
         }
+    }
+
+    fn capture_snapshot(&mut self, process: &mut ProcessState) -> Result<SnapshotId> {
+        process.capture(self.crossing.mask, &mut self.sources)?;
+        // SAFETY: as in `begin_run`.
+        let memory = unsafe { self.space.snapshot()? };
+        if let Err(error) = process.family.capture(&self.sources.nursery) {
+            self.space.discard(memory)?;
+            return Err(error);
+        }
+        Ok(memory)
     }
 
     /// Puts everything back to the beginning of the run, or to snapshot `place`; returns what could not be undone.
@@ -760,6 +794,10 @@ impl Inner {
     /// Threads first, since they could interfere with all else; then children; then limits, which the rest may need; the
     /// descriptors before memory, because the engine's own are among them.
     fn put_back(&mut self, engine: &Engine, place: Option<usize>) -> Option<Leftover> {
+        if place.is_some() {
+            // Snapshots are taken when there is no other thread.
+            self.threads.forget_parked();
+        }
         let Self {
             threads, process, snapshots, sources, space, last_restore, repeats, running_signals, ..
         } = self;
@@ -769,10 +807,10 @@ impl Inner {
                 leftover.get_or_insert(found);
             }
         };
-        let threads_ended = threads.restore();
         let snapshot = place.and_then(|at| snapshots[at].as_ref());
         let state = snapshot.map_or(&*process, |snapshot| &snapshot.process);
-        note(state.family.restore(&sources.nursery));
+        let threads_ended = threads.restore();
+        note(state.family.restore(&sources.nursery, |pid| sources.keepers.owns(pid)));
         note(state.attributes.restore_limits());
         note(state.descriptors.restore(&sources.keepers));
         note(state.attributes.restore());

@@ -43,6 +43,24 @@ pub enum Error {
         /// How many of them wait at a safe point.
         parked: usize,
     },
+    /// Other threads run, and what is to be resumed later cannot wait for them: they would go on with stacks of another time.
+    #[error("{others} other threads run: a snapshot that is resumed later needs a process with one thread")]
+    NotAlone {
+        /// Threads beside the calling one.
+        others: usize,
+    },
+    /// The snapshot is not there.
+    #[error("there is no snapshot {id:#x}: it was discarded, or never taken in this process")]
+    NoSnapshot {
+        /// Its name.
+        id: u64,
+    },
+    /// A value that a resume cannot return.
+    #[error("a resume cannot return {value}, which says something else: use any value but 0 and -1")]
+    Value {
+        /// What was given.
+        value: i32,
+    },
     /// The processor's shadow stack is on: stacks cannot be put back.
     #[error(
         "this process runs with a shadow stack, whose contents cannot be put back: start it with \

@@ -4,15 +4,22 @@
 //! that took the snapshot may have returned long since. A Rust program must not call it: the compiler does not expect
 //! calls to return twice. Rust has [`crate::rollback`].
 
+use core::cell::Cell;
+
 use orrery_memory::PageRange;
-use rustix::io::Errno;
+use orrery_sys::signals::{self, Mask};
 
 use crate::arch::{self, Crossing};
 use crate::engine;
 use crate::error::{Error, Result};
 use crate::rollback::{Builder, aligned, stack_address};
 
-/// Takes a snapshot, stores its number through `id`, and returns 0; each [`resume`] of it returns here again with its
+thread_local! {
+    /// Why this thread's last snapshot was refused before it began.
+    static REFUSAL: Cell<Option<Error>> = const { Cell::new(None) };
+}
+
+/// Takes a snapshot, stores its name through `id`, and returns 0; each [`resume`] of it returns here again with its
 /// value. -1 is an error, and [`last_error`] tells which.
 ///
 /// # Safety
@@ -20,7 +27,7 @@ use crate::rollback::{Builder, aligned, stack_address};
 /// `returns_twice`).
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
-pub unsafe extern "C" fn snapshot(id: *mut u32) -> i32 {
+pub unsafe extern "C" fn snapshot(id: *mut u64) -> i32 {
     core::arch::naked_asm!(
         "lea rsi, [rip + {prepare}]",
         "jmp {crossing}",
@@ -29,44 +36,46 @@ pub unsafe extern "C" fn snapshot(id: *mut u32) -> i32 {
     )
 }
 
-/// Numbers the snapshot and says where to cross, or refuses with null.
-unsafe extern "C" fn prepare(id: *mut u32) -> *mut Crossing {
-    let prepared = engine::set_up_default().and_then(engine::Engine::prepare_snapshot);
+/// Names the snapshot and says where to cross, or refuses with null.
+unsafe extern "C" fn prepare(id: *mut u64) -> *mut Crossing {
+    REFUSAL.set(None);
+    let quiet = Quiet::begin();
+    // SAFETY: the caller's pointer.
+    let prepared = engine::set_up_default()
+        .and_then(|engine| unsafe { engine.prepare_snapshot(id.cast(), quiet.mask()) });
     match prepared {
-        Ok((place, crossing)) => {
-            // Numbers begin at 1, so that 0 never names a snapshot.
-            // SAFETY: the caller's pointer.
-            unsafe { id.write(u32::try_from(place + 1).unwrap_or(0)) };
+        Ok(crossing) => {
+            // The crossing ends it.
+            core::mem::forget(quiet);
             crossing
         }
         Err(error) => {
-            engine::remember_refusal(error);
+            REFUSAL.set(Some(error));
             core::ptr::null_mut()
         }
     }
 }
 
-/// Goes back to snapshot `id`, whose [`snapshot`] then returns `value`, neither 0 nor `i32::MIN`. It returns only if that
-/// cannot be.
-pub fn resume(id: u32, value: i32) -> Error {
-    let missing = Error::Memory(orrery_memory::Error::NoSnapshot { number: id });
-    if value == 0 || value == arch::AGAIN {
-        return Error::System(orrery_sys::Error::new("lw_resume with value 0 or INT_MIN", 0, Errno::INVAL));
+/// Goes back to snapshot `id`, whose [`snapshot`] then returns `value`, which must be none of 0, -1 and
+/// `i32::MIN`: those have a meaning of their own. It returns only if that cannot be.
+pub fn resume(id: u64, value: i32) -> Error {
+    if matches!(value, 0 | -1 | arch::AGAIN) {
+        return Error::Value { value };
     }
-    match (engine::existing(), place(id)) {
-        (Ok(engine), Some(place)) => engine.resume(place, value),
-        (Ok(_), None) => missing,
-        (Err(error), _) => error,
+    let _quiet = Quiet::begin();
+    match engine::existing(id) {
+        Ok(engine) => engine.resume(id, value),
+        Err(error) => error,
     }
 }
 
 /// Forgets snapshot `id`.
 ///
 /// # Errors
-/// [`Error::Memory`] where there is none, and those of a wrong place to call from.
-pub fn discard(id: u32) -> Result<()> {
-    let missing = Error::Memory(orrery_memory::Error::NoSnapshot { number: id });
-    engine::existing()?.discard(place(id).ok_or(missing)?)
+/// [`Error::NoSnapshot`], and those of a wrong place to call from.
+pub fn discard(id: u64) -> Result<()> {
+    let _quiet = Quiet::begin();
+    engine::existing(id)?.discard(id)
 }
 
 /// Leaves `length` bytes at `start` alone in every snapshot and rollback from now on.
@@ -75,12 +84,13 @@ pub fn discard(id: u32) -> Result<()> {
 /// [`Error::Memory`] where the range is unaligned, holds the stack or is not mapped throughout.
 pub fn keep(start: usize, length: usize) -> Result<()> {
     let range: PageRange = aligned(start, length)?;
+    let _quiet = Quiet::begin();
     engine::set_up_default()?.keep(range, stack_address())
 }
 
 /// What the last snapshot or resume could not do or undo.
 pub fn last_error() -> Option<Error> {
-    engine::last_error()
+    REFUSAL.get().or_else(engine::last_error)
 }
 
 /// Sets up the engine with other settings than the default ones; it must come before the first snapshot.
@@ -91,6 +101,22 @@ pub fn configure(settings: Builder) -> Result<()> {
     settings.build().map(|_| ())
 }
 
-fn place(id: u32) -> Option<usize> {
-    (id as usize).checked_sub(1)
+/// While it lives, no signal is handled: a handler may call what it interrupts.
+struct Quiet(Mask);
+
+impl Quiet {
+    fn begin() -> Self {
+        Self(signals::block_all())
+    }
+
+    /// The mask before.
+    fn mask(&self) -> Mask {
+        self.0
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        signals::set_mask(self.0);
+    }
 }

@@ -35,6 +35,22 @@ macro_rules! save {
     };
 }
 
+/// Leaves the engine's stack for `stack_pointer` of the crossing in `rbx`, and sets its `mask`: not before, lest a handler
+/// run on the engine's stack. Keeps `eax`.
+macro_rules! leave_engine {
+    () => {
+        "mov rsp, [rbx + {stack_pointer}]
+         mov r12d, eax
+         mov edi, 2 /* SIG_SETMASK */
+         lea rsi, [rbx + {mask}]
+         xor edx, edx
+         mov r10d, 8
+         mov eax, 14 /* rt_sigprocmask */
+         syscall
+         mov eax, r12d"
+    };
+}
+
 /// Continues the state whose stack pointer is in `rsp`: its call returns `eax`.
 macro_rules! continue_state {
     () => {
@@ -67,7 +83,7 @@ pub(crate) unsafe extern "C" fn run_crossing(crossing: *mut Crossing) -> i32 {
         "mov rsp, [rdi + {engine_stack}]",
         "xor ebp, ebp",
         "call [rdi + {begin}]",
-        "mov rsp, [rbx + {stack_pointer}]",
+        leave_engine!(),
         "test eax, eax",
         "jnz 2f",
         "mov rdi, [rbx + {argument}]",
@@ -77,6 +93,7 @@ pub(crate) unsafe extern "C" fn run_crossing(crossing: *mut Crossing) -> i32 {
         "2:",
         continue_state!(),
         stack_pointer = const offset_of!(Crossing, stack_pointer),
+        mask = const offset_of!(Crossing, mask),
         engine_stack = const offset_of!(Crossing, engine_stack),
         begin = const offset_of!(Crossing, begin),
         argument = const offset_of!(Crossing, argument),
@@ -98,12 +115,13 @@ pub(crate) unsafe extern "C" fn finish(crossing: *mut Crossing) -> ! {
         "mov rsp, [rdi + {engine_stack}]",
         "xor ebp, ebp",
         "call [rdi + {end}]",
-        "mov rsp, [rbx + {stack_pointer}]",
+        leave_engine!(),
         "cmp eax, {again}",
         "jne 2f",
-        "ldmxcsr [rsp]",
         "fninit",
         "fldcw [rsp + 4]",
+        "ldmxcsr [rsp]",
+        "cld",
         "mov rdi, [rbx + {argument}]",
         "call [rbx + {body}]",
         "mov rdi, rbx",
@@ -111,6 +129,7 @@ pub(crate) unsafe extern "C" fn finish(crossing: *mut Crossing) -> ! {
         "2:",
         continue_state!(),
         stack_pointer = const offset_of!(Crossing, stack_pointer),
+        mask = const offset_of!(Crossing, mask),
         engine_stack = const offset_of!(Crossing, engine_stack),
         end = const offset_of!(Crossing, end),
         argument = const offset_of!(Crossing, argument),
@@ -127,8 +146,8 @@ pub(crate) unsafe extern "C" fn finish(crossing: *mut Crossing) -> ! {
 /// For callers that expect it to return more than once, which Rust code never does.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn snapshot_crossing(
-    id: *mut u32,
-    prepare: unsafe extern "C" fn(*mut u32) -> *mut Crossing,
+    id: *mut u64,
+    prepare: unsafe extern "C" fn(*mut u64) -> *mut Crossing,
 ) -> i32 {
     naked_asm!(
         "sub rsp, 8",
@@ -143,12 +162,13 @@ pub(crate) unsafe extern "C" fn snapshot_crossing(
         "mov rsp, [rdi + {engine_stack}]",
         "xor ebp, ebp",
         "call [rdi + {begin}]",
-        "mov rsp, [rbx + {stack_pointer}]",
+        leave_engine!(),
         continue_state!(),
         "2:",
         "mov eax, -1",
         "ret",
         stack_pointer = const offset_of!(Crossing, stack_pointer),
+        mask = const offset_of!(Crossing, mask),
         engine_stack = const offset_of!(Crossing, engine_stack),
         begin = const offset_of!(Crossing, begin),
     )

@@ -1,6 +1,6 @@
 //! The small things: working directory, umask, resource limits, and what prctl(2) and the scheduler know of us.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 
 use orrery_sys::descriptors::raise;
 use rustix::fs::{CWD, Mode, OFlags};
@@ -8,6 +8,7 @@ use rustix::process::{DumpableBehavior, Signal};
 use syscalls::{Sysno, syscall};
 
 use crate::error::{Error, Leftover, Result};
+use crate::undo::descriptors::{Keepers, borrow};
 
 /// `RLIMIT_*` are numbered from 0 to this, exclusively.
 const LIMITS: usize = 16;
@@ -34,7 +35,7 @@ const ATTRIBUTES: [Attribute; 5] = [
 /// Small state of the process.
 #[derive(Debug)]
 pub(crate) struct Attributes {
-    directory: Option<(OwnedFd, Identity)>,
+    directory: Option<Directory>,
     umask: Mode,
     limits: [Limit; LIMITS],
     numbers: [u64; ATTRIBUTES.len()],
@@ -43,6 +44,14 @@ pub(crate) struct Attributes {
 
 /// Which directory it is.
 type Identity = (u64, u64);
+
+/// The working directory, held open. A program that closes what is not its own takes the descriptor away, so the number
+/// is not owned as surely as an `OwnedFd` is.
+#[derive(Debug)]
+struct Directory {
+    fd: i32,
+    identity: Identity,
+}
 
 impl Attributes {
     pub(crate) fn new() -> Self {
@@ -55,13 +64,25 @@ impl Attributes {
         }
     }
 
-    pub(crate) fn capture(&mut self) -> Result<()> {
+    pub(crate) fn capture(&mut self, keepers: &mut Keepers) -> Result<()> {
         let here = current_directory();
-        if here.is_none() || self.directory.as_ref().map(|(_, identity)| *identity) != here {
-            self.directory = match here {
-                Some(identity) => Some((open_directory()?, identity)),
-                None => None,
-            };
+        if here.is_none() || self.directory.as_ref().map(|directory| directory.identity) != here {
+            self.clear(keepers);
+            if let Some(identity) = here {
+                // Snapshots share it, or each would need a keeper of its own.
+                let fd = match keepers.directory(identity) {
+                    Some(fd) => {
+                        keepers.hold(fd)?;
+                        fd
+                    }
+                    None => {
+                        let fd = open_directory()?;
+                        keepers.hold(fd.as_raw_fd())?;
+                        fd.into_raw_fd()
+                    }
+                };
+                self.directory = Some(Directory { fd, identity });
+            }
         }
         self.umask = rustix::process::umask(Mode::empty());
         rustix::process::umask(self.umask);
@@ -71,6 +92,25 @@ impl Attributes {
         self.numbers = ATTRIBUTES.map(|attribute| (attribute.get)());
         self.name = thread_name();
         Ok(())
+    }
+
+    /// Lets go of the working directory.
+    pub(crate) fn clear(&mut self, keepers: &mut Keepers) {
+        if let Some(directory) = self.directory.take() {
+            let last = keepers.unhold(directory.fd);
+            let fd = borrow(directory.fd);
+            let found = rustix::fs::fstat(fd).map(|found| (found.st_dev, found.st_ino));
+            // It may have been closed, and the number be somebody else's.
+            if last && found == Ok(directory.identity) {
+                // SAFETY: we opened it for our own use.
+                unsafe { rustix::io::close(directory.fd) };
+            }
+        }
+    }
+
+    /// The descriptor that holds the working directory.
+    pub(crate) fn directory(&self) -> Option<i32> {
+        self.directory.as_ref().map(|directory| directory.fd)
     }
 
     /// Puts limits back, which everything else may need.
@@ -85,10 +125,10 @@ impl Attributes {
 
     pub(crate) fn restore(&self) -> core::result::Result<(), Leftover> {
         rustix::process::umask(self.umask);
-        if let Some((directory, identity)) = &self.directory
-            && current_directory() != Some(*identity)
+        if let Some(directory) = &self.directory
+            && current_directory() != Some(directory.identity)
         {
-            rustix::process::fchdir(directory).map_err(|_| Leftover::Directory)?;
+            rustix::process::fchdir(borrow(directory.fd)).map_err(|_| Leftover::Directory)?;
         }
         for (attribute, wanted) in ATTRIBUTES.iter().zip(self.numbers) {
             if (attribute.get)() != wanted && !(attribute.set)(wanted) {

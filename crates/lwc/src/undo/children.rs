@@ -48,13 +48,17 @@ impl Family {
         Ok(())
     }
 
-    /// Kills and reaps every child that was not there.
-    pub(crate) fn restore(&self, nursery: &Nursery) -> core::result::Result<(), Leftover> {
+    /// Kills and reaps every child that was not there, except those for which `spare` says so.
+    pub(crate) fn restore(
+        &self,
+        nursery: &Nursery,
+        spare: impl Fn(i32) -> bool,
+    ) -> core::result::Result<(), Leftover> {
         let Some(list) = &nursery.list else { return Ok(()) };
         for _ in 0..GENERATIONS {
             let mut found = None;
             let listed = list.for_each(|pid| {
-                if !self.known.contains(&pid) {
+                if !self.known.contains(&pid) && !spare(pid) {
                     found = Some(pid);
                 }
             });

@@ -44,11 +44,20 @@ pub(crate) struct Keepers {
     exempt: HeapVec<i32>,
     /// The engine's own descriptors, sorted: the program leaves them alone, a closure may not.
     own: HeapVec<i32>,
+    /// Descriptors that states hold for themselves, sorted; a number is in it once for each holder.
+    held: HeapVec<i32>,
 }
 
 impl Keepers {
     pub(crate) fn new(arena: &'static Arena) -> Self {
-        Self { keepers: arena.vec(), latest: None, allowed: true, exempt: arena.vec(), own: arena.vec() }
+        Self {
+            keepers: arena.vec(),
+            latest: None,
+            allowed: true,
+            exempt: arena.vec(),
+            own: arena.vec(),
+            held: arena.vec(),
+        }
     }
 
     /// Takes `fds` for the engine's own.
@@ -69,6 +78,34 @@ impl Keepers {
             self.exempt.insert(at, fd);
         }
         Ok(())
+    }
+
+    /// A held descriptor of the directory with that device and inode.
+    pub(crate) fn directory(&self, directory: (u64, u64)) -> Option<i32> {
+        self.held
+            .iter()
+            .copied()
+            .find(|&fd| identity(fd).map(|(device, inode, _)| (device, inode)) == Some(directory))
+    }
+
+    /// Notes that a state holds `fd` for itself: states that do not, neither remember nor close it.
+    pub(crate) fn hold(&mut self, fd: i32) -> Result<()> {
+        self.held.try_reserve(1).map_err(|_| out_of_memory())?;
+        self.held.insert(self.held.partition_point(|&held| held < fd), fd);
+        Ok(())
+    }
+
+    /// The state lets go of it; returns whether nobody holds it any more.
+    pub(crate) fn unhold(&mut self, fd: i32) -> bool {
+        if let Ok(at) = self.held.binary_search(&fd) {
+            self.held.remove(at);
+        }
+        self.held.binary_search(&fd).is_err()
+    }
+
+    /// Whether process `pid` is a keeper.
+    pub(crate) fn owns(&self, pid: i32) -> bool {
+        self.keepers.iter().flatten().any(|(keeper, _)| keeper.pid().as_raw_pid() == pid)
     }
 
     fn get(&self, at: Option<usize>) -> Option<&Keeper> {
@@ -144,14 +181,16 @@ impl Descriptors {
         self.files.clear();
     }
 
-    pub(crate) fn capture(&mut self, keepers: &mut Keepers) -> Result<()> {
+    /// `held` is a descriptor that this state holds for itself.
+    pub(crate) fn capture(&mut self, keepers: &mut Keepers, held: Option<i32>) -> Result<()> {
         let mut count = 0;
         let Self { files, .. } = self;
         let mut room = Ok(());
         let outputs = [1, 2].map(identity);
         process::for_each_descriptor(|fd| {
-            let others = [&keepers.exempt, &keepers.own];
-            if others.iter().any(|list| list.binary_search(&fd).is_ok()) || room.is_err() {
+            let others = [&keepers.exempt, &keepers.own, &keepers.held];
+            let left_alone = others.iter().any(|list| list.binary_search(&fd).is_ok()) && held != Some(fd);
+            if left_alone || room.is_err() {
                 return;
             }
             // A number that is closed while the list is read is not there.
@@ -178,7 +217,7 @@ impl Descriptors {
     /// Puts the table back.
     pub(crate) fn restore(&self, keepers: &Keepers) -> core::result::Result<(), Leftover> {
         let mut next = 0;
-        let lists = [&keepers.exempt, &keepers.own];
+        let lists = [&keepers.exempt, &keepers.own, &keepers.held];
         // The lowest number from `next` on that stays.
         let first_of = |list: &[i32], next: i32| list.get(list.partition_point(|&fd| fd < next)).copied();
         loop {
@@ -283,7 +322,7 @@ fn bring_back(fd: i32, keeper: Option<&Keeper>) -> core::result::Result<(), Left
     duplicated.map(|_| ()).map_err(|_| lost)
 }
 
-fn borrow(fd: i32) -> BorrowedFd<'static> {
+pub(crate) fn borrow(fd: i32) -> BorrowedFd<'static> {
     // SAFETY: the number is only used for system calls, for which a closed one is an error and nothing worse.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }

@@ -56,6 +56,20 @@ impl Threads {
         Ok(())
     }
 
+    /// Makes sure that there is no other thread.
+    pub(crate) fn capture_alone(&mut self) -> Result<()> {
+        self.forget_parked();
+        match self.directory.count()?.saturating_sub(1) {
+            0 => Ok(()),
+            others => Err(Error::NotAlone { others }),
+        }
+    }
+
+    /// Takes no thread for a parked one.
+    pub(crate) fn forget_parked(&mut self) {
+        self.parked.clear();
+    }
+
     /// Ends every thread that was not there.
     pub(crate) fn restore(&self) -> core::result::Result<(), Leftover> {
         let mut stubborn = 0;

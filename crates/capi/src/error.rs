@@ -1,0 +1,87 @@
+//! Errors as C has them: -1, a number in errno, and a text on request.
+
+use core::cell::{Cell, RefCell};
+use core::ffi::{c_char, c_int};
+use core::fmt::{self, Write};
+
+use orrery_lwc::Error;
+use orrery_memory::Error as MemoryError;
+
+/// Room for the longest message.
+const ROOM: usize = 512;
+
+thread_local! {
+    static LAST: Cell<Option<Error>> = const { Cell::new(None) };
+    static TEXT: RefCell<Text> = const { RefCell::new(Text { bytes: [0; ROOM], length: 0 }) };
+}
+
+/// A C string of bounded length; what does not fit is cut off.
+struct Text {
+    bytes: [u8; ROOM],
+    length: usize,
+}
+
+impl Write for Text {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        // The last byte stays 0.
+        let fits = text.len().min(ROOM - 1 - self.length);
+        self.bytes[self.length..self.length + fits].copy_from_slice(&text.as_bytes()[..fits]);
+        self.length += fits;
+        Ok(())
+    }
+}
+
+/// Notes the error for `lw_error`, sets errno, and returns -1.
+pub(crate) fn fail(error: Error) -> c_int {
+    LAST.set(Some(error));
+    // SAFETY: the C library's errno of this thread.
+    unsafe { *libc::__errno_location() = number(&error) };
+    -1
+}
+
+/// Forgets what was noted.
+pub(crate) fn forget() {
+    LAST.set(None);
+}
+
+/// The text of the last failure of this thread, else of `otherwise`; null where there is neither.
+pub(crate) fn text(otherwise: Option<Error>) -> *const c_char {
+    let Some(error) = LAST.get().or(otherwise) else {
+        return core::ptr::null();
+    };
+    TEXT.with_borrow_mut(|text| {
+        text.bytes = [0; ROOM];
+        text.length = 0;
+        // It never fails: what does not fit is cut off.
+        let _ = write!(text, "{error}");
+        text.bytes.as_ptr().cast()
+    })
+}
+
+/// The errno of an error, as the headers document it.
+fn number(error: &Error) -> c_int {
+    match error {
+        Error::Nested => libc::EBUSY,
+        Error::WrongThread { .. } => libc::EPERM,
+        Error::OtherProcess { .. } => libc::ECHILD,
+        Error::SignalHandler | Error::ShadowStack => libc::ENOTSUP,
+        Error::NotAlone { .. } | Error::Threads { .. } => libc::EAGAIN,
+        Error::NoSnapshot { .. } => libc::ENOENT,
+        Error::Value { .. } => libc::EINVAL,
+        Error::System(error) => error.errno.raw_os_error(),
+        Error::Memory(error) => memory_number(error),
+        _ => libc::EIO,
+    }
+}
+
+fn memory_number(error: &MemoryError) -> c_int {
+    match error {
+        MemoryError::System(error) | MemoryError::Tracker { cause: error, .. } => error.errno.raw_os_error(),
+        MemoryError::AddressSpace { .. } | MemoryError::Memory { .. } => libc::ENOMEM,
+        MemoryError::Store { .. } => libc::ENOSPC,
+        MemoryError::TrackerName | MemoryError::Keep { .. } => libc::EINVAL,
+        MemoryError::NoSnapshot { .. } => libc::ENOENT,
+        MemoryError::PageSize { .. } => libc::ENOTSUP,
+        _ => libc::EIO,
+    }
+}
