@@ -69,6 +69,7 @@ impl InPlace {
         page: &StatusPage,
         interpreter: &dyn Interpreter,
     ) -> Result<Finished, WorkerError> {
+        link::forget_arrivals();
         let inode = link::inode(connection.as_raw_fd());
         let (limits, walls) = (self.limits, self.walls);
         let patience = limits.time.unwrap_or(SLOWEST_CLIENT);

@@ -118,8 +118,8 @@ impl Settled {
         use std::os::unix::ffi::OsStringExt;
         let value = |name: &str| std::env::var_os(name).map(OsStringExt::into_vec);
         let values = SETTLED_AT_START.iter().filter_map(|name| Some((*name, value(name)?))).collect();
-        let dict = Object::import(held, c"posix")?.attribute(c"environ")?;
-        let tzset = Object::import(held, c"time")?.attribute(c"tzset")?;
+        let dict = Object::import(held, c"posix")?.attribute(held, c"environ")?;
+        let tzset = Object::import(held, c"time")?.attribute(held, c"tzset")?;
         Ok(Self { values, time_zone: value("TZ"), dict, tzset, current: RefCell::default() })
     }
 

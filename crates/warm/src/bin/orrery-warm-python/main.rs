@@ -3,6 +3,7 @@
 mod cpython;
 mod environment;
 mod finish;
+mod heap;
 mod interpreter;
 mod object;
 mod pools;
@@ -49,6 +50,7 @@ fn run() -> anyhow::Result<()> {
     };
     forget_signals();
     let python = interpreter::Python::start(&config.interpreter)?;
+    python.settle();
     worker::serve(&listener, &page, &config, walls, &python)?;
     Ok(())
 }

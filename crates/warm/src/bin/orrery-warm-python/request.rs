@@ -96,7 +96,7 @@ impl Python {
     /// `pymain_run_python`.
     fn run_program(&self, request: &Request<'_>, script: Option<OwnedFd>, safe_path: bool) -> Result<i32> {
         let held = self.held;
-        let main = self.new_main()?;
+        let main = self.main()?;
         let put_first = |path: &Object| object::sys(held, c"path").ok_or(Raised)?.prepend(path);
         if let Program::Script { path } = request.program {
             let script = script.ok_or(Raised)?;
@@ -125,22 +125,6 @@ impl Python {
         }
     }
 
-    /// `add_main_module`: a new module, as the garbage collector does not look into the pristine one.
-    fn new_main(&self) -> Result<Object> {
-        let held = self.held;
-        let name = Object::decode(held, b"__main__")?;
-        // SAFETY: living objects; gives a new reference or null.
-        let main = unsafe { Object::own(ffi::PyModule_NewObject(name.pointer()))? };
-        let dict = main.attribute(c"__dict__")?;
-        dict.set_item(c"__annotations__", &Object::dict(held)?)?;
-        dict.set_item(c"__builtins__", &self.pristine.builtins_module)?;
-        dict.set_item(c"__loader__", &self.pristine.builtin_importer)?;
-        // SAFETY: the dictionary of modules lives as long as the interpreter.
-        let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }.ok_or(Raised)?;
-        modules.set_item(c"__main__", &main)?;
-        Ok(dict)
-    }
-
     /// `pymain_get_importer`: whether the script is a directory or archive with a `__main__` in it. Asks the import
     /// system, which is slow, only where the answer may be yes.
     fn is_importable(&self, script: BorrowedFd<'_>, name: &Object) -> Result<bool> {
@@ -164,17 +148,17 @@ impl Python {
         if rustix::fs::fstat(&script)
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
         {
-            let quoted = name.method(c"__repr__", &[])?;
+            let quoted = name.method(held, c"__repr__", &[])?;
             let line = [NAME, b": ", &quoted.encode()?, b" is a directory, cannot continue\n"].concat();
             object::complain(held, &line);
             return Ok(1);
         }
         make_pending_calls()?;
-        main.set_item(c"__file__", &name)?;
-        main.set_item(c"__cached__", &Object::none(held))?;
+        main.set_item(held, c"__file__", &name)?;
+        main.set_item(held, c"__cached__", &Object::none(held))?;
         let compiled = is_compiled(script.as_fd(), filename);
         let class = if compiled { &self.pristine.sourceless_loader } else { &self.pristine.source_loader };
-        main.set_item(c"__loader__", &class.call(&[&Object::decode(held, b"__main__")?, &name])?)?;
+        main.set_item(held, c"__loader__", &class.call(&[&Object::decode(held, b"__main__")?, &name])?)?;
         let result = if compiled {
             let code = self.unusual.pyc_code.call(&[&name]).inspect_err(|&Raised| finish::drop_traceback());
             // SAFETY: a code object and two dictionaries; gives a new reference or null.
@@ -189,11 +173,12 @@ impl Python {
 
     /// `pymain_run_stdin`.
     fn run_stdin(&self, main: &Object) -> Result<i32> {
+        let held = self.held;
         make_pending_calls()?;
-        main.set_item(c"__file__", &Object::decode(self.held, b"<stdin>")?)?;
-        main.set_item(c"__cached__", &Object::none(self.held))?;
+        main.set_item(held, c"__file__", &Object::decode(held, b"<stdin>")?)?;
+        main.set_item(held, c"__cached__", &Object::none(held))?;
         let result = run_stream(c_stdin(), b"<stdin>", main, false);
-        Ok(conclude_file(self.held, result.map(drop), main))
+        Ok(conclude_file(held, result.map(drop), main))
     }
 
     /// `pymain_run_command`.
@@ -358,7 +343,7 @@ fn conclude_file(held: Held, result: Result<()>, main: &Object) -> i32 {
         return status;
     }
     let status = conclude(held, result);
-    main.remove_item(c"__file__");
-    main.remove_item(c"__cached__");
+    main.remove_item(held, c"__file__");
+    main.remove_item(held, c"__cached__");
     status
 }
