@@ -260,15 +260,31 @@ fn io_error(operation: &'static str) -> impl FnOnce(rustix::io::Errno) -> Error 
 /// # Errors
 /// [`Error::TooLong`] beyond [`LONGEST_BODY`].
 pub fn encode<T: Serialize>(body: &T) -> Result<Vec<u8>, Error> {
-    let mut frame = vec![0; HEADER];
-    frame = postcard::to_extend(body, frame)?;
+    let mut frame = postcard::to_extend(body, vec![0; HEADER])?;
+    write_header(&mut frame)?;
+    Ok(frame)
+}
+
+/// Like [`encode`], into a buffer; gives the part of it that is the frame.
+///
+/// # Errors
+/// As for `encode`; [`Error::Malformed`] where the buffer is too small.
+pub fn encode_into<'a, T: Serialize>(body: &T, buffer: &'a mut [u8]) -> Result<&'a [u8], Error> {
+    let room = buffer.get_mut(HEADER..).ok_or(postcard::Error::SerializeBufferFull)?;
+    let length = HEADER + postcard::to_slice(body, room)?.len();
+    write_header(&mut buffer[..length])?;
+    Ok(&buffer[..length])
+}
+
+/// Writes the header of a frame whose body is in place.
+fn write_header(frame: &mut [u8]) -> Result<(), Error> {
     let length = frame.len() - HEADER;
     let wire_length = u32::try_from(length).ok().filter(|_| length <= LONGEST_BODY);
     let wire_length = wire_length.ok_or(Error::TooLong { length })?;
     frame[..4].copy_from_slice(&MAGIC);
     frame[4..6].copy_from_slice(&VERSION.to_le_bytes());
     frame[8..12].copy_from_slice(&wire_length.to_le_bytes());
-    Ok(frame)
+    Ok(())
 }
 
 /// Sends a frame made by [`encode`], with `descriptors` on its first byte.

@@ -158,16 +158,20 @@ impl StatusPage {
     /// Worker: the running request ended like this, though it is not answered yet.
     pub fn note(&self, outcome: &Outcome) {
         let layout = self.layout();
-        let Ok(encoded) = postcard::to_stdvec(outcome) else {
-            return;
-        };
-        // A reason too long to note is none that a script was run for.
-        if let (true, Ok(length)) = (encoded.len() <= MOST_NOTE, u64::try_from(encoded.len())) {
-            for (place, byte) in layout.note.iter().zip(encoded) {
-                place.store(byte, Ordering::Relaxed);
+        let mut buffer = [0; MOST_NOTE];
+        let encoded = match postcard::to_slice(outcome, &mut buffer) {
+            Ok(encoded) => encoded,
+            Err(_) => {
+                match postcard::to_slice(&Outcome::Refused("for a long reason".to_owned()), &mut buffer) {
+                    Ok(encoded) => encoded,
+                    Err(_) => return,
+                }
             }
-            layout.note_length.store(length, Ordering::Release);
+        };
+        for (place, byte) in layout.note.iter().zip(&*encoded) {
+            place.store(*byte, Ordering::Relaxed);
         }
+        layout.note_length.store(encoded.len() as u64, Ordering::Release);
     }
 
     /// How the running request ended, if that was noted.
@@ -175,9 +179,11 @@ impl StatusPage {
     pub fn noted(&self) -> Option<Outcome> {
         let layout = self.layout();
         let length = usize::try_from(layout.note_length.load(Ordering::Acquire)).ok()?;
-        let bytes: Vec<u8> =
-            layout.note.get(..length)?.iter().map(|byte| byte.load(Ordering::Relaxed)).collect();
-        if bytes.is_empty() { None } else { postcard::from_bytes(&bytes).ok() }
+        let mut bytes = [0_u8; MOST_NOTE];
+        for (byte, place) in bytes.iter_mut().zip(layout.note.get(..length)?) {
+            *byte = place.load(Ordering::Relaxed);
+        }
+        if length == 0 { None } else { postcard::from_bytes(&bytes[..length]).ok() }
     }
 
     /// Master: what the page says now.

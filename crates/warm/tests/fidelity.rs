@@ -83,6 +83,9 @@ const ENDINGS: &[&[u8]] = &[
     b"import warnings\nwarnings.warn('careful')\n",
     b"import os; print('unflushed'); os._exit(3)",
     b"import os; print('parent'); os.fork() and os.wait()",
+    b"import os, sys\npid = os.fork()\nif pid: print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\nsys.exit(3 if pid else 4)",
+    b"import os, sys\npid = os.fork()\nif pid: print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)\nelse: raise KeyboardInterrupt",
+    b"import os, sys, atexit\natexit.register(print, 'handler')\nif not os.fork(): sys.exit('child')\nos.wait()\nsys.exit(5)",
 ];
 
 const LAST_ACTS: &[&[u8]] = &[

@@ -3,40 +3,41 @@
 //! Some of it can be set back. The rest (privileges given up, filters installed, another root) cannot, and a worker
 //! that has changed so is replaced.
 
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 
-/// The attributes, as numbers to compare.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+/// The attributes, as numbers to compare. No heap: what is written between requests has to be captured anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Attributes {
     users: [u32; 3],
     groups: [u32; 3],
-    others: Vec<u32>,
+    others: [u32; MOST_GROUPS],
     capabilities: [u32; 6],
     session: i32,
     process_group: i32,
     scheduler: (i32, i32),
-    processors: Vec<u8>,
+    processors: [u8; 128],
     io_priority: i64,
     subreaper: i32,
     forsworn: [i32; 4],
     root: (u64, u64),
-    namespaces: Vec<(u64, u64)>,
+    namespaces: [(u64, u64); NAMESPACES.len()],
 }
+
+/// Supplementary groups that are compared; whoever is in more is told apart by the first ones.
+const MOST_GROUPS: usize = 64;
 
 const PR_GET_SECUREBITS: i32 = 27;
 /// Kinds of namespaces that a privileged process can leave without a trace elsewhere.
-const NAMESPACES: [&std::ffi::CStr; 7] = [
-    c"/proc/self/ns/cgroup",
-    c"/proc/self/ns/ipc",
-    c"/proc/self/ns/mnt",
-    c"/proc/self/ns/net",
-    c"/proc/self/ns/pid_for_children",
-    c"/proc/self/ns/time_for_children",
-    c"/proc/self/ns/uts",
-];
+const NAMESPACES: [&CStr; 7] =
+    [c"cgroup", c"ipc", c"mnt", c"net", c"pid_for_children", c"time_for_children", c"uts"];
 
 impl Attributes {
-    pub(super) fn capture() -> Self {
+    /// What the process is now; `directory` is `/proc/self/ns`.
+    pub(super) fn capture(directory: &OwnedFd) -> Self {
         let capabilities = capabilities();
         // Without privilege (effective capabilities) none of these can be left but together with the user namespace,
         // and then user ids change, too.
@@ -68,8 +69,12 @@ impl Attributes {
                     libc::prctl(PR_GET_SECUREBITS, 0, 0, 0, 0),
                     libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0),
                 ],
-                root: identity(c"/"),
-                namespaces: if privileged { NAMESPACES.map(identity).to_vec() } else { Vec::new() },
+                root: identity(rustix::fs::CWD, c"/"),
+                namespaces: if privileged {
+                    NAMESPACES.map(|name| identity(directory, name))
+                } else {
+                    Default::default()
+                },
             }
         }
     }
@@ -78,16 +83,16 @@ impl Attributes {
     ///
     /// # Errors
     /// What cannot be set back.
-    pub(super) fn restore(&self) -> Result<(), String> {
+    pub(super) fn restore(&self, directory: &OwnedFd) -> Result<(), String> {
         // Whether memory to come is to be locked (mlockall(2)) cannot be asked, but it can be said.
         // SAFETY: plain system call.
         unsafe { libc::munlockall() };
-        let now = Self::capture();
+        let now = Self::capture(directory);
         if now == *self {
             return Ok(());
         }
         self.set_back(&now);
-        let after = Self::capture();
+        let after = Self::capture(directory);
         let differences = [
             ("users", after.users != self.users),
             ("groups", after.groups != self.groups || after.others != self.others),
@@ -151,23 +156,30 @@ fn capabilities() -> [u32; 6] {
     data
 }
 
-fn supplementary_groups() -> Vec<u32> {
-    let mut groups = [0_u32; 64];
+fn supplementary_groups() -> [u32; MOST_GROUPS] {
+    let mut groups = [0_u32; MOST_GROUPS];
+    // SAFETY: pointer and length are an array's. With more groups than fit the array stays as it is, every time.
+    unsafe { libc::getgroups(64, groups.as_mut_ptr()) };
+    groups
+}
+
+/// The mask of processors; with more than 1,024 of them, zeros every time.
+fn processors() -> [u8; 128] {
+    let mut mask = [0_u8; 128];
     // SAFETY: pointer and length are an array's.
-    let count = unsafe { libc::getgroups(64, groups.as_mut_ptr()) };
-    // More than fit is an error, and -1 the same every time.
-    groups[..usize::try_from(count).unwrap_or(0)].to_vec()
+    unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, mask.len(), mask.as_mut_ptr()) };
+    mask
 }
 
-fn processors() -> Vec<u8> {
-    let mut mask = [0_u8; 1024];
-    // SAFETY: pointer and length are an array's; the call answers how much of it it filled.
-    let filled = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, mask.len(), mask.as_mut_ptr()) };
-    mask[..usize::try_from(filled).unwrap_or(0)].to_vec()
+fn identity(directory: impl AsFd, path: &CStr) -> (u64, u64) {
+    rustix::fs::statat(directory, path, AtFlags::empty()).map_or((0, 0), |found| (found.st_dev, found.st_ino))
 }
 
-fn identity(path: &std::ffi::CStr) -> (u64, u64) {
-    rustix::fs::stat(path).map_or((0, 0), |found| (found.st_dev, found.st_ino))
+/// Opens the directory for [`Attributes::capture`].
+pub(super) fn open_namespaces() -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(c"/proc/self/ns", flags, Mode::empty())?;
+    rustix::io::fcntl_dupfd_cloexec(&directory, crate::descriptors::first_own())
 }
 
 #[cfg(test)]
@@ -181,17 +193,19 @@ mod tests {
         // makes usable after fork.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let before = Attributes::capture();
-            let unchanged = before.restore().is_ok();
+            let directory = open_namespaces().unwrap();
+            let before = Attributes::capture(&directory);
+            let unchanged = before.restore(&directory).is_ok();
             // SAFETY: plain system calls.
             let (restored, refused) = unsafe {
-                let mut one = vec![0; before.processors.len()];
+                let mut one = [0; 128];
                 one[0] = 1;
                 libc::syscall(libc::SYS_sched_setaffinity, 0, one.len(), one.as_ptr());
                 libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1);
-                let restored = before.restore().is_ok() && Attributes::capture() == before;
+                let restored =
+                    before.restore(&directory).is_ok() && Attributes::capture(&directory) == before;
                 libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-                (restored, before.restore())
+                (restored, before.restore(&directory))
             };
             let named = refused.is_err_and(|message| message.contains("filter"));
             // SAFETY: ends the child.

@@ -89,6 +89,18 @@ pub(super) fn close() {
     DESCRIPTOR.store(-1, Ordering::Relaxed);
 }
 
+/// Forgets arrivals of connections that are over.
+pub(super) fn forget_arrivals() {
+    let mut set = MaybeUninit::uninit();
+    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the set is initialised before it is used; no information is asked for.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), ARRIVAL);
+        while libc::sigtimedwait(set.as_ptr(), std::ptr::null_mut(), &raw const at_once) > 0 {}
+    }
+}
+
 /// Whether `connection` is still the socket that it was at [`open`]: a script may have put something else there.
 pub(super) fn is_intact(connection: &OwnedFd, inode_before: u64) -> bool {
     inode(connection.as_raw_fd()) == inode_before

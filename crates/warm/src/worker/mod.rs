@@ -126,7 +126,8 @@ pub fn serve(
                     std::mem::forget(connection);
                     return Err(WorkerError::Spoiled("the script closed its client's connection".to_owned()));
                 }
-                if let Some(reason) = finished.spoiled {
+                drop(connection);
+                if let Some(reason) = finished.spoiled.or_else(|| place.restore_attributes()) {
                     return Err(WorkerError::Spoiled(reason));
                 }
             }
@@ -172,8 +173,12 @@ fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, WorkerError> {
 
 fn answer(connection: &OwnedFd, outcome: Outcome, begun: Instant) {
     let micros = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-    if let Ok(frame) = protocol::encode(&Answer { outcome, micros }) {
-        // A client that has gone, or does not read, gets no answer; nobody else must suffer for it.
-        let _ = protocol::send(connection.as_fd(), &frame, &[]);
-    }
+    let answer = Answer { outcome, micros };
+    let mut buffer = [0; 2048];
+    // A client that has gone, or does not read, gets no answer; nobody else must suffer for it.
+    let _ = match protocol::encode_into(&answer, &mut buffer) {
+        Ok(frame) => protocol::send(connection.as_fd(), frame, &[]),
+        // Only the reason of a refusal can be so long.
+        Err(_) => protocol::encode(&answer).and_then(|frame| protocol::send(connection.as_fd(), &frame, &[])),
+    };
 }

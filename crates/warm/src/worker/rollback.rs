@@ -14,7 +14,7 @@ use std::time::Duration;
 use orrery_lwc::Error;
 use orrery_lwc::rollback::{self, Children, Rollback};
 
-use super::attributes::Attributes;
+use super::attributes::{self, Attributes};
 use super::link::{self, Reason};
 use super::sandbox::Walls;
 use super::{Ending, Interpreter, SLOWEST_CLIENT, WorkerError, io_error, stage};
@@ -28,7 +28,12 @@ pub(super) struct InPlace {
     rollback: Rollback,
     limits: Limits,
     walls: Walls,
-    attributes: Attributes,
+    /// What the process is between requests.
+    attributes: Option<Attributes>,
+    /// Where the namespaces are seen.
+    namespaces: OwnedFd,
+    /// The worker's own standard streams.
+    streams: [OwnedFd; 3],
 }
 
 /// What became of a request.
@@ -51,14 +56,21 @@ impl InPlace {
         rollback.set_memory_limit(limits.memory);
         rollback.exempt_descriptor(connection).map_err(failed)?;
         link::prepare().map_err(io_error("sigaction"))?;
-        Ok(Self { rollback, limits, walls, attributes: Attributes::default() })
+        Ok(Self {
+            rollback,
+            limits,
+            walls,
+            attributes: None,
+            namespaces: attributes::open_namespaces().map_err(io_error("/proc/self/ns"))?,
+            streams: stage::own_streams().map_err(io_error("fcntl"))?,
+        })
     }
 
     /// Makes the first capture, which is dear, and notes what the process is. Call when it is what it is going to be,
     /// and before there is a connection, which the engine's copy of the file table would hold open.
     pub(super) fn settle(&mut self) -> Result<(), WorkerError> {
         self.rollback.run(|| {}).map_err(WorkerError::Rollback)?;
-        self.attributes = Attributes::capture();
+        self.attributes = Some(Attributes::capture(&self.namespaces));
         Ok(())
     }
 
@@ -69,12 +81,19 @@ impl InPlace {
         page: &StatusPage,
         interpreter: &dyn Interpreter,
     ) -> Result<Finished, WorkerError> {
+        link::forget_arrivals();
         let inode = link::inode(connection.as_raw_fd());
-        let (limits, walls) = (self.limits, self.walls);
+        let (limits, walls, streams) = (self.limits, self.walls, &self.streams);
         let patience = limits.time.unwrap_or(SLOWEST_CLIENT);
+        let worker = rustix::process::getpid();
         let result = self.rollback.run(|| {
             let ending = attend(connection, page, walls, patience, interpreter);
+            if rustix::process::getpid() != worker {
+                // A child that the script forked has come to the script's end, too.
+                end_child(ending);
+            }
             link::close();
+            stage::leave(streams);
             page.note(&outcome_of(ending));
         });
         let (outcome, spoiled) = match result {
@@ -86,8 +105,12 @@ impl InPlace {
             }
             Err(error) => return Err(WorkerError::Rollback(error)),
         };
-        let spoiled = spoiled.or_else(|| self.attributes.restore().err());
         Ok(Finished { outcome, can_answer: link::is_intact(connection, inode), spoiled })
+    }
+
+    /// Sets back what rollback does not; gives what cannot be set back. Call when the client has its answer.
+    pub(super) fn restore_attributes(&self) -> Option<String> {
+        self.attributes.as_ref()?.restore(&self.namespaces).err()
     }
 
     fn told(&self, outcome: rollback::Outcome, page: &StatusPage) -> Outcome {
@@ -146,6 +169,17 @@ fn attend(
         return Ending::Refused(format!("listening on the connection: {error}"));
     }
     interpreter.run(&request, script)
+}
+
+/// Ends a child of the script's as it would have ended at home.
+fn end_child(ending: Ending) -> ! {
+    match ending {
+        // SAFETY: ends the process; nothing here wants to be cleaned up but what the interpreter has cleaned up.
+        Ending::Exit(status) => unsafe { libc::_exit(status.into()) },
+        Ending::Signal(signal) => crate::ending::die_by(signal),
+        // SAFETY: as above. Requests are refused before a script could fork.
+        Ending::Refused(_) => unsafe { libc::_exit(1) },
+    }
 }
 
 fn outcome_of(ending: Ending) -> Outcome {

@@ -1,7 +1,7 @@
 //! Makes the process look like the client's before the program begins.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::fs::Mode;
@@ -69,4 +69,20 @@ fn put_stream(number: u32, passed: Option<OwnedFd>) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Copies of the descriptors 0 to 2 that the worker has between requests.
+pub(super) fn own_streams() -> io::Result<[OwnedFd; 3]> {
+    let copy = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, crate::descriptors::first_own());
+    let [stdin, stdout, stderr] = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
+    Ok([copy(stdin)?, copy(stdout)?, copy(stderr)?])
+}
+
+/// Gives the descriptors 0 to 2 back to the worker. Rollback would do that, too, but has to fetch them from afar.
+pub(super) fn leave(streams: &[OwnedFd; 3]) {
+    let [stdin, stdout, stderr] = streams;
+    // What fails here, rollback mends.
+    let _ = rustix::stdio::dup2_stdin(stdin);
+    let _ = rustix::stdio::dup2_stdout(stdout);
+    let _ = rustix::stdio::dup2_stderr(stderr);
 }

@@ -1,7 +1,8 @@
 """The part of a warm worker that is easier said in Python.
 
-`prepare` runs once, before the first request: everything it leaves behind is in every request's starting state.
-`begin` runs at the start of each request, before the script, and is gone from the stack when the script starts.
+`prepare` runs once, before the first request: everything it leaves behind is in every request's starting state. The rest
+runs at the start of a request, before the script, and only where a request wants something out of the ordinary: Python
+code writes to memory when it runs (reference counts, inline caches), and every page written has to be put back.
 Nothing here runs after the script has started: a script may have replaced any builtin by then.
 """
 
@@ -19,7 +20,7 @@ def _threads():
 
 
 def prepare(names):
-    """Imports the modules, tells which of them started threads, and freezes all objects; gives the reseeders."""
+    """Imports the modules and tells which of them started threads; gives the reseeders."""
     for name in names:
         before = _threads()
         __import__(name)
@@ -28,17 +29,17 @@ def prepare(names):
                 f"importing {name!r} started a thread, which a warm interpreter cannot take back between requests "
                 f"(for a numerical library, set OPENBLAS_NUM_THREADS=1 or OMP_NUM_THREADS=1 for the server)"
             )
-    reseeders = list(_reseeders())
-    gc.collect()
-    gc.freeze()
-    return reseeders
+    # The first compilation of a process sets the compiler up.
+    compile("print()", "<orrery>", "exec")
+    return list(_reseeders())
 
 
 def _reseeders():
     """Generators of random numbers that were seeded by an import would repeat themselves in every request."""
     random = sys.modules.get("random")
     if random is not None:
-        yield random._inst.seed
+        # What Random.seed does, without its Python code.
+        yield random._random.Random.seed.__get__(random._inst)
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         yield numpy_random.seed
@@ -47,85 +48,88 @@ def _reseeders():
         yield lambda: setattr(process.current_process(), "authkey", os.urandom(32))
 
 
-def begin(reseeders, arguments, original, streams, errors, unbuffered, no_bytecode, warning_options, ignored):
-    """Makes the interpreter look as if it had just been started for this client."""
-    for reseed in reseeders:
-        reseed()
-    for number in ignored:
-        _ignore(number)
-    environment = os.environ
-    sys.argv = arguments
-    sys.orig_argv = original
-    if no_bytecode or _flag(environment.get("PYTHONDONTWRITEBYTECODE")):
-        sys.dont_write_bytecode = True
-    prefix = environment.get("PYTHONPYCACHEPREFIX")
-    if prefix:
-        sys.pycache_prefix = prefix
-    search = environment.get("PYTHONPATH")
-    if search:
-        _put_first(search.split(":"))
-    options = environment.get("PYTHONWARNINGS")
-    if options:
-        warning_options = options.split(",") + warning_options
-    if warning_options:
-        sys.warnoptions = warning_options
-        warnings._processoptions(warning_options)
-    unbuffered = unbuffered or _flag(environment.get("PYTHONUNBUFFERED"))
-    _open_streams(streams, *_encoding(environment, errors), unbuffered)
+def prefabricate():
+    """Standard streams as requests will want them: by whether they can seek and by error handler, three each.
+
+    With each pair of keys comes the block size that the streams' buffers were made for.
+    """
+    saved = [os.dup(number) for number in range(3)]
+    reader, writer = os.pipe()
+    file = os.memfd_create("orrery-prefabricated")
+    shelf = []
+    for seekable, ends in ((False, (reader, writer, writer)), (True, (file, file, file))):
+        for number in range(3):
+            os.dup2(ends[number], number)
+        for errors in ("surrogateescape", "strict"):
+            streams = [_stream(number, 7, "utf-8", errors, False) for number in range(3)]
+            shelf.append((seekable, errors, streams[0].buffer.raw._blksize, streams))
+    for number in range(3):
+        os.dup2(saved[number], number)
+    for number in (*saved, reader, writer, file):
+        os.close(number)
+    return shelf
 
 
-def _flag(value):
-    """A variable that is on by whatever it says, but for nothing and 0."""
-    try:
-        return bool(value) and int(value) != 0
-    except ValueError:
-        return True
+def settle():
+    """Leaves nothing that a request would have to clean away, and hides all there is from the collector."""
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, name, None)
+        setattr(sys, f"__{name}__", None)
+    # The very dictionary that os.environ wraps.
+    os.environ._data.clear()
+    gc.collect()
+    gc.freeze()
 
 
-def _ignore(number):
+def ignore(numbers):
     """What the client ignores, as `nohup` or a shell's `&` arrange it, its script ignores."""
-    try:
-        _signal.signal(number, _signal.SIG_IGN)
-    except (OSError, ValueError):
-        pass
+    for number in numbers:
+        try:
+            _signal.signal(number, _signal.SIG_IGN)
+        except (OSError, ValueError):
+            pass
 
 
-def _put_first(directories):
+def search_first(directories):
     """PYTHONPATH, as `site` leaves it: absolute, and every directory once."""
     path = []
-    for directory in [os.path.abspath(directory) for directory in directories] + sys.path:
+    for directory in [os.path.abspath(directory) for directory in directories.split(":")] + sys.path:
         if directory not in path:
             path.append(directory)
     sys.path[:] = path
 
 
-def _encoding(environment, errors):
+def warn(from_environment, from_options):
+    """PYTHONWARNINGS and -W."""
+    options = (from_environment.split(",") if from_environment else []) + from_options
+    sys.warnoptions = options
+    warnings._processoptions(options)
+
+
+def open_streams(present, choice, errors, unbuffered):
+    """Opens the standard streams that are `present`; `choice` is PYTHONIOENCODING."""
     encoding = "utf-8"
-    choice = environment.get("PYTHONIOENCODING")
-    if choice:
-        named, _, handler = choice.partition(":")
-        if named:
-            encoding, errors = codecs.lookup(named).name, "strict"
-        if handler:
-            errors = handler
-    return encoding, errors
+    named, _, handler = choice.partition(":")
+    if named:
+        encoding, errors = codecs.lookup(named).name, "strict"
+    if handler:
+        errors = handler
+    return [_stream(number, present, encoding, errors, unbuffered) for number in range(3)]
 
 
-def _open_streams(present, encoding, errors, unbuffered):
+def _stream(number, present, encoding, errors, unbuffered):
     """What `create_stdio` in CPython's pylifecycle.c does."""
-    sys.stdin = sys.__stdin__ = _stream(0, "<stdin>", present, encoding, errors, False)
-    sys.stdout = sys.__stdout__ = _stream(1, "<stdout>", present, encoding, errors, unbuffered)
-    sys.stderr = sys.__stderr__ = _stream(2, "<stderr>", present, encoding, "backslashreplace", unbuffered)
-
-
-def _stream(number, name, present, encoding, errors, unbuffered):
     if not present & 1 << number:
         return None
     mode = "w" if number else "r"
-    buffer = io.open(number, mode + "b", 0 if unbuffered else -1, None, None, None, False)
-    raw = buffer if unbuffered else buffer.raw
-    raw.name = name
+    # Input is always buffered.
+    bare = unbuffered and number > 0
+    buffer = io.open(number, mode + "b", 0 if bare else -1, None, None, None, False)
+    raw = buffer if bare else buffer.raw
+    raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
     line_buffering = not unbuffered and (number == 2 or raw.isatty())
+    if number == 2:
+        errors = "backslashreplace"
     stream = io.TextIOWrapper(buffer, encoding, errors, "\n", line_buffering, unbuffered)
     stream.mode = mode
     return stream

@@ -56,12 +56,57 @@ pub(crate) struct Settled {
     current: RefCell<(Vec<u8>, Vec<*mut c_char>)>,
 }
 
-/// What a request's environment asks for.
+/// What a request's environment asks of the interpreter.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Wishes {
+pub(crate) struct Wishes<'a> {
     /// Error handler of standard input and output.
     pub(crate) errors: &'static str,
     pub(crate) safe_path: bool,
+    pub(crate) no_bytecode: bool,
+    pub(crate) unbuffered: bool,
+    /// `PYTHONPYCACHEPREFIX`.
+    pub(crate) cache: Option<&'a [u8]>,
+    /// `PYTHONPATH`.
+    pub(crate) search: Option<&'a [u8]>,
+    /// `PYTHONWARNINGS`.
+    pub(crate) warnings: Option<&'a [u8]>,
+    /// `PYTHONIOENCODING`.
+    pub(crate) encoding: Option<&'a [u8]>,
+}
+
+impl<'a> Wishes<'a> {
+    fn read(block: &'a [u8], errors: &'static str) -> Self {
+        let mut wishes = Self {
+            errors,
+            safe_path: false,
+            no_bytecode: false,
+            unbuffered: false,
+            cache: None,
+            search: None,
+            warnings: None,
+            encoding: None,
+        };
+        for (name, value) in
+            pairs(block).filter(|(name, value)| name.starts_with(b"PYTHON") && !value.is_empty())
+        {
+            match name {
+                b"PYTHONSAFEPATH" => wishes.safe_path = true,
+                b"PYTHONDONTWRITEBYTECODE" => wishes.no_bytecode = is_on(value),
+                b"PYTHONUNBUFFERED" => wishes.unbuffered = is_on(value),
+                b"PYTHONPYCACHEPREFIX" => wishes.cache = Some(value),
+                b"PYTHONPATH" => wishes.search = Some(value),
+                b"PYTHONWARNINGS" => wishes.warnings = Some(value),
+                b"PYTHONIOENCODING" => wishes.encoding = Some(value),
+                _ => {}
+            }
+        }
+        wishes
+    }
+}
+
+/// Flags among the variables are on by whatever they say, but for nothing and 0 (`_Py_get_env_flag`).
+fn is_on(value: &[u8]) -> bool {
+    std::str::from_utf8(value).ok().and_then(|text| text.trim().parse::<i64>().ok()) != Some(0)
 }
 
 unsafe extern "C" {
@@ -73,8 +118,8 @@ impl Settled {
         use std::os::unix::ffi::OsStringExt;
         let value = |name: &str| std::env::var_os(name).map(OsStringExt::into_vec);
         let values = SETTLED_AT_START.iter().filter_map(|name| Some((*name, value(name)?))).collect();
-        let dict = Object::import(held, c"posix")?.attribute(c"environ")?;
-        let tzset = Object::import(held, c"time")?.attribute(c"tzset")?;
+        let dict = Object::import(held, c"posix")?.attribute(held, c"environ")?;
+        let tzset = Object::import(held, c"time")?.attribute(held, c"tzset")?;
         Ok(Self { values, time_zone: value("TZ"), dict, tzset, current: RefCell::default() })
     }
 
@@ -94,7 +139,7 @@ impl Settled {
     }
 
     /// Makes `block`, zero-terminated `NAME=value` strings, the environment of this process.
-    pub(crate) fn apply(&self, held: Held, block: &[u8]) -> Result<Wishes> {
+    pub(crate) fn apply<'a>(&self, held: Held, block: &'a [u8]) -> Result<Wishes<'a>> {
         let mut strings = block.to_vec();
         let locale = Locale::of(&strings).settle();
         if locale == Locale::CoercedC {
@@ -103,13 +148,12 @@ impl Settled {
         let utf8_mode = value_of(&strings, b"PYTHONUTF8") == Some(b"1");
         self.fill_dict(held, &strings)?;
         let time_zone = value_of(&strings, b"TZ").map(<[u8]>::to_vec);
-        let safe_path = value_of(&strings, b"PYTHONSAFEPATH").is_some_and(|value| !value.is_empty());
         self.install(strings);
         let errors = if locale == Locale::Other && !utf8_mode { "strict" } else { "surrogateescape" };
         if time_zone != self.time_zone {
             self.tzset.call(&[])?;
         }
-        Ok(Wishes { errors, safe_path })
+        Ok(Wishes::read(block, errors))
     }
 
     fn fill_dict(&self, held: Held, strings: &[u8]) -> Result<()> {

@@ -65,6 +65,14 @@ pub(crate) fn finish(python: &Python, status: i32) -> Ending {
     Ending::Exit(if flushed { status } else { FLUSH_FAILED })
 }
 
+/// Does what every end does and can be done more than once.
+pub(crate) fn rehearse(python: &Python) {
+    flush_quietly(python.held);
+    flush_standard_streams(python.held);
+    restore_builtins(python);
+    collect();
+}
+
 /// Reports the exception that is set, which nobody caught: gives the exit status.
 pub(crate) fn report(held: Held) -> i32 {
     if let Some(status) = system_exit() {
@@ -103,7 +111,7 @@ pub(crate) fn flush_quietly(held: Held) {
     // SAFETY: the pointers are to live locals, which take over the references and give them back below.
     unsafe { ffi::PyErr_Fetch(&raw mut class, &raw mut value, &raw mut traceback) };
     for name in [c"stderr", c"stdout"] {
-        if object::sys(held, name).is_some_and(|stream| stream.method(c"flush", &[]).is_err()) {
+        if object::sys(held, name).is_some_and(|stream| stream.method(held, c"flush", &[]).is_err()) {
             object::clear();
         }
     }
@@ -125,11 +133,10 @@ pub(crate) fn drop_traceback() {
 
 /// `wait_for_thread_shutdown`.
 fn join_threads(held: Held) {
-    let _ = held;
     // SAFETY: the dictionary of modules lives as long as the interpreter.
     let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) };
-    if let Some(threading) = modules.and_then(|modules| modules.item(c"threading"))
-        && threading.method(c"_shutdown", &[]).is_err()
+    if let Some(threading) = modules.and_then(|modules| modules.item(held, c"threading"))
+        && threading.method(held, c"_shutdown", &[]).is_err()
     {
         object::unraisable(Some(&threading));
     }
@@ -138,19 +145,19 @@ fn join_threads(held: Held) {
 /// `flush_std_files`.
 fn flush_standard_streams(held: Held) -> bool {
     let open = |name| {
-        object::sys(held, name)
-            .filter(|stream| !stream.is_none())
-            .filter(|stream| !stream.attribute(c"closed").map_or_else(forget, |closed| closed.is_true()))
+        object::sys(held, name).filter(|stream| !stream.is_none()).filter(|stream| {
+            !stream.attribute(held, c"closed").map_or_else(forget, |closed| closed.is_true())
+        })
     };
     let mut flushed = true;
     if let Some(stdout) = open(c"stdout")
-        && stdout.method(c"flush", &[]).is_err()
+        && stdout.method(held, c"flush", &[]).is_err()
     {
         object::unraisable(Some(&stdout));
         flushed = false;
     }
     if let Some(stderr) = open(c"stderr")
-        && stderr.method(c"flush", &[]).is_err()
+        && stderr.method(held, c"flush", &[]).is_err()
     {
         object::clear();
         flushed = false;
@@ -167,29 +174,23 @@ fn forget(_: Raised) -> bool {
 fn clear_modules(python: &Python) {
     let held = python.held;
     let none = Object::none(held);
-    unraisable_if(python.pristine.builtins.set_item(c"_", &none));
+    if python.pristine.builtins.item(held, c"_").is_some() {
+        unraisable_if(python.pristine.builtins.set_item(held, c"_", &none));
+    }
     for name in SYS_CLEARED {
-        unraisable_if(object::set_sys(held, name, &none));
+        if object::sys(held, name).is_some_and(|value| !value.is_none()) {
+            unraisable_if(object::set_sys(held, name, &none));
+        }
     }
     for (name, original) in [(c"stdin", c"__stdin__"), (c"stdout", c"__stdout__"), (c"stderr", c"__stderr__")]
     {
-        unraisable_if(object::set_sys(
-            held,
-            name,
-            &object::sys(held, original).unwrap_or_else(|| none.clone()),
-        ));
-    }
-    let survivors = remove_modules(python, &none);
-    // `finalize_restore_builtins`.
-    // SAFETY: two living dictionaries.
-    unsafe {
-        ffi::PyDict_Clear(python.pristine.builtins.pointer());
-        if ffi::PyDict_Update(python.pristine.builtins.pointer(), python.pristine.builtins_copy.pointer())
-            == -1
-        {
-            object::clear();
+        let original = object::sys(held, original).unwrap_or_else(|| none.clone());
+        if !object::sys(held, name).is_some_and(|stream| stream.is(&original)) {
+            unraisable_if(object::set_sys(held, name, &original));
         }
     }
+    let survivors = remove_modules(python, &none);
+    restore_builtins(python);
     collect();
     for survivor in survivors.iter().rev() {
         // SAFETY: a weak reference, whose target is borrowed and made our own before anything can destroy it.
@@ -200,6 +201,22 @@ fn clear_modules(python: &Python) {
         }
     }
     collect();
+}
+
+/// `finalize_restore_builtins`, for those that changed.
+fn restore_builtins(python: &Python) {
+    let pristine = &python.pristine;
+    let changed = pristine.builtins.entries_not_in(&pristine.builtins_known);
+    if changed.is_empty() && pristine.builtins.length() == pristine.builtins_known.len() {
+        return;
+    }
+    // SAFETY: two living dictionaries.
+    unsafe {
+        ffi::PyDict_Clear(pristine.builtins.pointer());
+        if ffi::PyDict_Update(pristine.builtins.pointer(), pristine.builtins_copy.pointer()) == -1 {
+            object::clear();
+        }
+    }
 }
 
 /// `finalize_remove_modules`: takes all modules out of `sys.modules`, one by one in the order of the dictionary, so
@@ -264,14 +281,14 @@ fn remove_modules(python: &Python, none: &Object) -> Vec<Object> {
 /// Flushes and closes the files that are still open: text before the buffers beneath, and raw files not at all, as
 /// they hold nothing back.
 fn close_files(python: &Python) {
-    let pristine = &python.pristine;
+    let (pristine, held) = (&python.pristine, python.held);
     let Ok(objects) = pristine.get_objects.call(&[]) else {
         return object::clear();
     };
     let standard: Vec<Object> = [c"__stdin__", c"__stdout__", c"__stderr__"]
         .into_iter()
-        .filter_map(|name| object::sys(python.held, name))
-        .flat_map(|stream| [stream.attribute(c"buffer").ok(), Some(stream)])
+        .filter_map(|name| object::sys(held, name))
+        .flat_map(|stream| [stream.attribute(held, c"buffer").ok(), Some(stream)])
         .flatten()
         .collect();
     object::clear();
@@ -286,7 +303,7 @@ fn close_files(python: &Python) {
     let (buffers, texts): (Vec<_>, Vec<_>) =
         files.iter().partition(|file| file.has_type_below(&pristine.buffered_base));
     for file in texts.into_iter().chain(buffers) {
-        if file.method(c"close", &[]).is_err() {
+        if file.method(held, c"close", &[]).is_err() {
             object::clear();
         }
     }

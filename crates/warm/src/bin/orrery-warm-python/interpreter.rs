@@ -11,6 +11,7 @@ use pyo3_ffi as ffi;
 
 use crate::environment::{LEFT_TO_REQUESTS, Settled};
 use crate::object::{self, Held, Object, Raised, Result};
+use crate::streams::Shelf;
 
 const BOOTSTRAP: &str = concat!(include_str!("bootstrap.py"), "\0");
 
@@ -19,18 +20,30 @@ const BOOTSTRAP: &str = concat!(include_str!("bootstrap.py"), "\0");
 pub(crate) struct Python {
     pub(crate) held: Held,
     pub(crate) environment: Settled,
-    pub(crate) begin: Object,
-    pub(crate) pyc_code: Object,
-    pub(crate) reseeders: Object,
+    pub(crate) shelf: Shelf,
+    pub(crate) unusual: Unusual,
+    pub(crate) reseeders: Vec<Object>,
     pub(crate) pristine: Pristine,
     pub(crate) openssl: Option<OpenSsl>,
+}
+
+/// Functions of the bootstrap for what few requests want.
+#[derive(Debug)]
+pub(crate) struct Unusual {
+    pub(crate) ignore: Object,
+    pub(crate) search_first: Object,
+    pub(crate) warn: Object,
+    pub(crate) pyc_code: Object,
 }
 
 /// Objects of the pristine interpreter that a script may replace, and that its end needs.
 #[derive(Debug)]
 pub(crate) struct Pristine {
+    pub(crate) builtins_module: Object,
     pub(crate) builtins: Object,
     pub(crate) builtins_copy: Object,
+    /// Addresses of the names and values of the builtins.
+    pub(crate) builtins_known: HashSet<(usize, usize)>,
     pub(crate) builtin_importer: Object,
     pub(crate) source_loader: Object,
     pub(crate) sourceless_loader: Object,
@@ -65,7 +78,8 @@ impl Python {
         }
         initialize(&CString::new(settings.executable.as_os_str().as_bytes())?)?;
         // SAFETY: initializing gave this thread the lock, and nothing here ever gives it away.
-        let held = unsafe { Held::new() };
+        let held =
+            unsafe { Held::new() }.map_err(|Raised| anyhow::anyhow!("the interpreter has no sys module"))?;
         // SAFETY: the lock is held.
         if unsafe { crate::cpython::orrery_warm_runtime_fits() } == 0 {
             bail!(
@@ -85,8 +99,8 @@ impl Python {
     fn warm(held: Held, settings: &config::Interpreter, paths: &[std::path::PathBuf]) -> Result<Self> {
         let bootstrap = Object::dict(held)?;
         let builtins = Object::import(held, c"builtins")?;
-        bootstrap.set_item(c"__builtins__", &builtins)?;
-        bootstrap.set_item(c"__name__", &Object::decode(held, b"<orrery>")?)?;
+        bootstrap.set_item(held, c"__builtins__", &builtins)?;
+        bootstrap.set_item(held, c"__name__", &Object::decode(held, b"<orrery>")?)?;
         // SAFETY: the source is terminated; the code runs in the dictionary just made.
         unsafe {
             let code = Object::own(ffi::Py_CompileString(
@@ -96,71 +110,137 @@ impl Python {
             ))?;
             Object::own(ffi::PyEval_EvalCode(code.pointer(), bootstrap.pointer(), bootstrap.pointer()))?;
         }
-        let function = |name| bootstrap.item(name).ok_or(Raised);
+        let function = |name| bootstrap.item(held, name).ok_or(Raised);
         let environment = Settled::new(held)?;
         let pristine = Pristine::gather(held, &builtins)?;
 
         // The server's PYTHONPATH serves the imports; requests bring their own.
         let path = object::sys(held, c"path").ok_or(Raised)?;
-        let base_path = path.method(c"copy", &[])?;
+        let base_path = path.method(held, c"copy", &[])?;
         for directory in paths.iter().rev() {
             let directory = Object::decode(held, directory.as_os_str().as_bytes())?;
-            path.method(c"insert", &[&Object::integer(held, 0)?, &directory])?;
+            path.method(held, c"insert", &[&Object::integer(held, 0)?, &directory])?;
         }
         let names = settings.imports.iter().map(|name| Object::decode(held, name.as_bytes()));
         let names = Object::list(held, names)?;
-        let reseeders = function(c"prepare")?.call(&[&names])?;
+        let reseeders = function(c"prepare")?.call(&[&names])?.items();
         object::set_sys(held, c"path", &base_path)?;
 
-        let (begin, pyc_code) = (function(c"begin")?, function(c"pyc_code")?);
-        let pristine = pristine.remember_modules(held)?;
+        let made = function(c"prefabricate")?.call(&[])?;
+        let shelf = Shelf::new(&made, function(c"open_streams")?)?;
+        let unusual = Unusual {
+            ignore: function(c"ignore")?,
+            search_first: function(c"search_first")?,
+            warn: function(c"warn")?,
+            pyc_code: function(c"pyc_code")?,
+        };
+        let pristine = pristine.remember(held)?;
         let openssl = OpenSsl::find();
-        Ok(Self { held, environment, begin, pyc_code, reseeders, pristine, openssl })
+        let python = Self { held, environment, shelf, unusual, reseeders, pristine, openssl };
+        python.rehearse()?;
+        function(c"settle")?.call(&[])?;
+        // After the collector was told to look at nothing, since it is to look at this.
+        new_main(held, &python.pristine)?;
+        Ok(python)
     }
+
+    /// The dictionary of `__main__`, which nothing else refers to but its module: at a program's end both go.
+    pub(crate) fn main(&self) -> Result<Object> {
+        // SAFETY: the dictionary of modules lives as long as the interpreter.
+        let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }.ok_or(Raised)?;
+        modules.item(self.held, c"__main__").ok_or(Raised)?.attribute(self.held, c"__dict__")
+    }
+
+    /// Does what every request does, as far as it can be done more than once, so that what CPython makes or remembers
+    /// at the first time is there.
+    fn rehearse(&self) -> Result<()> {
+        for _ in 0..3 {
+            let main = self.main()?;
+            // SAFETY: a C string and two dictionaries; gives a new reference or null.
+            unsafe {
+                let (source, main) = (c"pass\n".as_ptr(), main.pointer());
+                Object::own(ffi::PyRun_StringFlags(
+                    source,
+                    ffi::Py_file_input,
+                    main,
+                    main,
+                    std::ptr::null_mut(),
+                ))?;
+            }
+            crate::finish::rehearse(self);
+        }
+        Ok(())
+    }
+
+    /// The last preparation, when everything else is done and dropped: lets what requests make lie close together.
+    pub(crate) fn settle(&self) {
+        crate::pools::top_up();
+        crate::heap::fill_holes();
+    }
+}
+
+/// `add_main_module`.
+fn new_main(held: Held, pristine: &Pristine) -> Result<()> {
+    let name = Object::decode(held, b"__main__")?;
+    // SAFETY: living objects; gives a new reference or null.
+    let main = unsafe { Object::own(ffi::PyModule_NewObject(name.pointer()))? };
+    let dict = main.attribute(held, c"__dict__")?;
+    dict.set_item(held, c"__annotations__", &Object::dict(held)?)?;
+    dict.set_item(held, c"__builtins__", &pristine.builtins_module)?;
+    dict.set_item(held, c"__loader__", &pristine.builtin_importer)?;
+    // SAFETY: the dictionary of modules lives as long as the interpreter.
+    let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }.ok_or(Raised)?;
+    modules.set_item(held, c"__main__", &main)
 }
 
 impl Pristine {
     fn gather(held: Held, builtins: &Object) -> Result<Self> {
-        let builtins = builtins.attribute(c"__dict__")?;
+        let builtins_module = builtins.clone();
+        let builtins = builtins.attribute(held, c"__dict__")?;
         let io = Object::import(held, c"_io")?;
         let external = Object::import(held, c"_frozen_importlib_external")?;
         Ok(Self {
-            builtins_copy: builtins.method(c"copy", &[])?,
+            builtins_module,
+            builtins_copy: builtins.method(held, c"copy", &[])?,
+            builtins_known: HashSet::new(),
             builtins,
-            builtin_importer: Object::import(held, c"_frozen_importlib")?.attribute(c"BuiltinImporter")?,
-            source_loader: external.attribute(c"SourceFileLoader")?,
-            sourceless_loader: external.attribute(c"SourcelessFileLoader")?,
-            run_as_main: Object::import(held, c"runpy")?.attribute(c"_run_module_as_main")?,
-            run_exit_functions: Object::import(held, c"atexit")?.attribute(c"_run_exitfuncs")?,
-            get_objects: Object::import(held, c"gc")?.attribute(c"get_objects")?,
-            io_base: io.attribute(c"_IOBase")?,
-            buffered_base: io.attribute(c"_BufferedIOBase")?,
-            raw_base: io.attribute(c"_RawIOBase")?,
+            builtin_importer: Object::import(held, c"_frozen_importlib")?
+                .attribute(held, c"BuiltinImporter")?,
+            source_loader: external.attribute(held, c"SourceFileLoader")?,
+            sourceless_loader: external.attribute(held, c"SourcelessFileLoader")?,
+            run_as_main: Object::import(held, c"runpy")?.attribute(held, c"_run_module_as_main")?,
+            run_exit_functions: Object::import(held, c"atexit")?.attribute(held, c"_run_exitfuncs")?,
+            get_objects: Object::import(held, c"gc")?.attribute(held, c"get_objects")?,
+            io_base: io.attribute(held, c"_IOBase")?,
+            buffered_base: io.attribute(held, c"_BufferedIOBase")?,
+            raw_base: io.attribute(held, c"_RawIOBase")?,
             modules: HashSet::new(),
             modules_half_gone: Object::dict(held)?,
             modules_before_main: {
                 // SAFETY: the dictionary of modules lives as long as the interpreter.
                 let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }.ok_or(Raised)?;
-                let main = modules.item(c"__main__").ok_or(Raised)?;
+                let main = modules.item(held, c"__main__").ok_or(Raised)?;
                 let before = modules.entries().into_iter().take_while(|(_, module)| !module.is(&main));
                 before.map(|(name, _)| name).collect()
             },
         })
     }
 
-    fn remember_modules(mut self, held: Held) -> Result<Self> {
+    fn remember(mut self, held: Held) -> Result<Self> {
         // SAFETY: the dictionary of modules lives as long as the interpreter.
         let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) };
-        self.modules_half_gone = modules.as_ref().ok_or(Raised)?.method(c"copy", &[])?;
+        self.modules_half_gone = modules.as_ref().ok_or(Raised)?.method(held, c"copy", &[])?;
         for name in &self.modules_before_main {
-            self.modules_half_gone.method(c"__setitem__", &[name, &Object::none(held)])?;
+            self.modules_half_gone.method(held, c"__setitem__", &[name, &Object::none(held)])?;
         }
-        let main = modules.as_ref().and_then(|modules| modules.item(c"__main__"));
+        let main = modules.as_ref().and_then(|modules| modules.item(held, c"__main__"));
+        let addresses = |(name, value): (Object, Object)| (name.pointer().addr(), value.pointer().addr());
+        self.builtins_known = self.builtins.entries().into_iter().map(addresses).collect();
         let entries = modules.iter().flat_map(Object::entries);
         // The entry of `__main__` is replaced in every request.
         self.modules = entries
             .filter(|(_, module)| !main.as_ref().is_some_and(|main| main.is(module)))
-            .map(|(name, module)| (name.pointer().addr(), module.pointer().addr()))
+            .map(addresses)
             .collect();
         Ok(self)
     }

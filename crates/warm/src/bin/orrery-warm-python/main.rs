@@ -1,11 +1,19 @@
 //! A worker process: CPython kept warm. Started by `orrery warm serve`, never by hand.
+//!
+//! The only program here that links libpython. [`interpreter`] starts and warms it; for each request [`request`] does
+//! what `python3` does between start and end, [`finish`] what it does at the end. [`environment`] and [`streams`] are
+//! parts of a request's beginning; [`pools`] and [`heap`] see to it that a request writes to few pages, since every one
+//! has to be put back. [`object`] makes CPython's C interface safe, [`cpython`] declares what is missing from it.
 
 mod cpython;
 mod environment;
 mod finish;
+mod heap;
 mod interpreter;
 mod object;
+mod pools;
 mod request;
+mod streams;
 
 use std::fs::File;
 use std::io::Read;
@@ -47,6 +55,7 @@ fn run() -> anyhow::Result<()> {
     };
     forget_signals();
     let python = interpreter::Python::start(&config.interpreter)?;
+    python.settle();
     worker::serve(&listener, &page, &config, walls, &python)?;
     Ok(())
 }

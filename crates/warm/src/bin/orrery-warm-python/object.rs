@@ -12,16 +12,83 @@ use std::ptr::NonNull;
 
 use pyo3_ffi as ffi;
 
-/// Proof that this thread holds the interpreter lock.
+/// Proof that this thread holds the interpreter lock, and what is needed everywhere besides.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Held(PhantomData<*mut ()>);
+pub(crate) struct Held {
+    words: &'static Words,
+    not_send: PhantomData<*mut ()>,
+}
+
+/// Strings and a dictionary that are looked up again and again. To make a string for every look-up would write to memory,
+/// and every page that a request writes to has to be put back.
+#[derive(Debug)]
+struct Words {
+    sys: Object,
+    strings: Vec<(&'static CStr, Object)>,
+}
+
+/// The words.
+const WORDS: [&CStr; 34] = [
+    c"_",
+    c"__annotations__",
+    c"__builtins__",
+    c"__cached__",
+    c"__dict__",
+    c"__file__",
+    c"__loader__",
+    c"__main__",
+    c"__stderr__",
+    c"__stdin__",
+    c"__stdout__",
+    c"_shutdown",
+    c"argv",
+    c"buffer",
+    c"close",
+    c"closed",
+    c"excepthook",
+    c"flush",
+    c"last_traceback",
+    c"last_type",
+    c"last_value",
+    c"meta_path",
+    c"modules",
+    c"orig_argv",
+    c"path",
+    c"path_hooks",
+    c"path_importer_cache",
+    c"ps1",
+    c"ps2",
+    c"stderr",
+    c"stdin",
+    c"stdout",
+    c"threading",
+    c"__interactivehook__",
+];
 
 impl Held {
     /// # Safety
     /// The calling thread holds the interpreter lock, and keeps it whenever Rust code of this program runs.
-    pub(crate) unsafe fn new() -> Self {
-        Self(PhantomData)
+    pub(crate) unsafe fn new() -> Result<Self> {
+        // SAFETY: the lock is held, by the caller's promise; gives a borrowed reference or null.
+        let sys = unsafe { Object::borrow(ffi::PyImport_AddModule(c"sys".as_ptr())) }.ok_or(Raised)?;
+        // SAFETY: a module, whose dictionary is borrowed.
+        let sys = unsafe { Object::borrow(ffi::PyModule_GetDict(sys.pointer())) }.ok_or(Raised)?;
+        let strings = WORDS.iter().map(|&word| Ok((word, intern(word)?))).collect::<Result<_>>()?;
+        Ok(Self { words: Box::leak(Box::new(Words { sys, strings })), not_send: PhantomData })
     }
+
+    /// A word as a string object. One that is not in the table is made, for good.
+    fn word(self, name: &CStr) -> Result<&'static Object> {
+        match self.words.strings.iter().find(|(known, _)| *known == name) {
+            Some((_, object)) => Ok(object),
+            None => Ok(Box::leak(Box::new(intern(name)?))),
+        }
+    }
+}
+
+fn intern(word: &CStr) -> Result<Object> {
+    // SAFETY: a C string; gives a new reference or null. Called where the lock is held.
+    unsafe { Object::own(ffi::PyUnicode_InternFromString(word.as_ptr())) }
 }
 
 /// A Python exception is set in the thread state.
@@ -125,27 +192,31 @@ impl Object {
         unsafe { Self::own(ffi::PyImport_ImportModule(name.as_ptr())) }
     }
 
-    pub(crate) fn attribute(&self, name: &CStr) -> Result<Self> {
-        // SAFETY: `name` is a C string; gives a new reference or null.
-        unsafe { Self::own(ffi::PyObject_GetAttrString(self.pointer(), name.as_ptr())) }
+    pub(crate) fn attribute(&self, held: Held, name: &CStr) -> Result<Self> {
+        // SAFETY: living objects; gives a new reference or null.
+        unsafe { Self::own(ffi::PyObject_GetAttr(self.pointer(), held.word(name)?.pointer())) }
     }
 
     /// The value under `key`, if there is one and `self` is a dictionary.
-    pub(crate) fn item(&self, key: &CStr) -> Option<Self> {
-        // SAFETY: `key` is a C string; gives a borrowed reference or null, and clears any exception.
-        unsafe { Self::borrow(ffi::PyDict_GetItemString(self.pointer(), key.as_ptr())) }
+    pub(crate) fn item(&self, held: Held, key: &CStr) -> Option<Self> {
+        let key = held.word(key).ok()?;
+        // SAFETY: living objects; gives a borrowed reference or null, and leaves no exception.
+        unsafe { Self::borrow(ffi::PyDict_GetItem(self.pointer(), key.pointer())) }
     }
 
     /// Sets an item of a dictionary.
-    pub(crate) fn set_item(&self, key: &CStr, value: &Self) -> Result<()> {
-        // SAFETY: `key` is a C string, `value` a living object.
-        check(unsafe { ffi::PyDict_SetItemString(self.pointer(), key.as_ptr(), value.pointer()) })
+    pub(crate) fn set_item(&self, held: Held, key: &CStr, value: &Self) -> Result<()> {
+        // SAFETY: living objects.
+        check(unsafe { ffi::PyDict_SetItem(self.pointer(), held.word(key)?.pointer(), value.pointer()) })
     }
 
     /// Removes an item of a dictionary, if it is there.
-    pub(crate) fn remove_item(&self, key: &CStr) {
-        // SAFETY: `key` is a C string.
-        if unsafe { ffi::PyDict_DelItemString(self.pointer(), key.as_ptr()) } == -1 {
+    pub(crate) fn remove_item(&self, held: Held, key: &CStr) {
+        // SAFETY: living objects.
+        let removed = held
+            .word(key)
+            .is_ok_and(|key| unsafe { ffi::PyDict_DelItem(self.pointer(), key.pointer()) } == 0);
+        if !removed {
             clear();
         }
     }
@@ -163,8 +234,8 @@ impl Object {
         }
     }
 
-    pub(crate) fn method(&self, name: &CStr, arguments: &[&Self]) -> Result<Self> {
-        self.attribute(name)?.call(arguments)
+    pub(crate) fn method(&self, held: Held, name: &CStr, arguments: &[&Self]) -> Result<Self> {
+        self.attribute(held, name)?.call(arguments)
     }
 
     pub(crate) fn is(&self, other: &Self) -> bool {
@@ -227,6 +298,32 @@ impl Object {
         entries
     }
 
+    /// The items of a tuple.
+    pub(crate) fn parts(&self) -> Result<Vec<Self>> {
+        // SAFETY: a living object; -1 and an exception for what is no tuple.
+        let length = unsafe { ffi::PyTuple_Size(self.pointer()) };
+        if length == -1 {
+            return Err(Raised);
+        }
+        // SAFETY: gives a borrowed reference to a living item, or null.
+        let part = |index| unsafe { Self::borrow(ffi::PyTuple_GetItem(self.pointer(), index)) }.ok_or(Raised);
+        (0..length).map(part).collect()
+    }
+
+    /// An integer's value.
+    pub(crate) fn number(&self) -> Result<i64> {
+        // SAFETY: a living object.
+        let value = unsafe { ffi::PyLong_AsLongLong(self.pointer()) };
+        // SAFETY: the lock is held wherever an object is at hand.
+        if value == -1 && unsafe { !ffi::PyErr_Occurred().is_null() } { Err(Raised) } else { Ok(value) }
+    }
+
+    /// Inserts an item at the beginning of a list.
+    pub(crate) fn prepend(&self, item: &Self) -> Result<()> {
+        // SAFETY: living objects; -1 and an exception if the first is no list.
+        check(unsafe { ffi::PyList_Insert(self.pointer(), 0, item.pointer()) })
+    }
+
     /// A string's text in UTF-8.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let mut length = 0;
@@ -238,6 +335,12 @@ impl Object {
         // SAFETY: the text belongs to the living string and is as long as said.
         Ok(unsafe { std::slice::from_raw_parts(text.cast::<u8>(), usize::try_from(length).unwrap_or(0)) }
             .to_vec())
+    }
+
+    /// How many entries a dictionary has.
+    pub(crate) fn length(&self) -> usize {
+        // SAFETY: a living object; -1 for what is no dictionary.
+        usize::try_from(unsafe { ffi::PyDict_Size(self.pointer()) }).unwrap_or(0)
     }
 
     /// The items of a list, as they are now.
@@ -275,16 +378,14 @@ pub(crate) fn unraisable(context: Option<&Object>) {
     unsafe { ffi::PyErr_WriteUnraisable(context) }
 }
 
-/// An attribute of `sys`, borrowed as C code does it: without running Python code.
-pub(crate) fn sys(_: Held, name: &CStr) -> Option<Object> {
-    // SAFETY: `name` is a C string; gives a borrowed reference or null.
-    unsafe { Object::borrow(ffi::PySys_GetObject(name.as_ptr())) }
+/// An attribute of `sys`, as C code gets it: without running Python code.
+pub(crate) fn sys(held: Held, name: &CStr) -> Option<Object> {
+    held.words.sys.item(held, name)
 }
 
 /// Sets an attribute of `sys`.
-pub(crate) fn set_sys(_: Held, name: &CStr, value: &Object) -> Result<()> {
-    // SAFETY: `name` is a C string, `value` a living object.
-    check(unsafe { ffi::PySys_SetObject(name.as_ptr(), value.pointer()) })
+pub(crate) fn set_sys(held: Held, name: &CStr, value: &Object) -> Result<()> {
+    held.words.sys.set_item(held, name, value)
 }
 
 /// Writes a line to `sys.stderr`, as far as that goes.

@@ -62,33 +62,42 @@ impl Python {
         if let Some(openssl) = self.openssl {
             openssl.reseed();
         }
+        for reseed in &self.reseeders {
+            reseed.call(&[])?;
+        }
         let decoded =
-            |parts: Vec<&[u8]>| Object::list(held, parts.into_iter().map(|part| Object::decode(held, part)));
+            |parts: &[&[u8]]| Object::list(held, parts.iter().map(|part| Object::decode(held, part)));
         let (arguments, original) = argument_lists(request);
+        object::set_sys(held, c"argv", &decoded(&arguments)?)?;
+        object::set_sys(held, c"orig_argv", &decoded(&original)?)?;
         let options = &request.options;
-        let ignored = (1..=64_u64).filter(|number| request.ignored_signals & (1 << (number - 1)) != 0);
-        self.begin.call(&[
-            &self.reseeders,
-            &decoded(arguments)?,
-            &decoded(original)?,
-            &Object::integer(held, request.streams.into())?,
-            &Object::decode(held, wishes.errors.as_bytes())?,
-            &Object::boolean(held, options.unbuffered),
-            &Object::boolean(held, options.dont_write_bytecode),
-            &decoded(options.warnings.clone())?,
-            &Object::list(held, ignored.map(|number| Object::integer(held, number)))?,
-        ])?;
+        if options.dont_write_bytecode || wishes.no_bytecode {
+            object::set_sys(held, c"dont_write_bytecode", &Object::boolean(held, true))?;
+        }
+        if let Some(directory) = wishes.cache {
+            object::set_sys(held, c"pycache_prefix", &Object::decode(held, directory)?)?;
+        }
+        if let Some(directories) = wishes.search {
+            self.unusual.search_first.call(&[&Object::decode(held, directories)?])?;
+        }
+        if request.ignored_signals != 0 {
+            let ignored = (1..=64_u64).filter(|number| request.ignored_signals & (1 << (number - 1)) != 0);
+            let ignored = Object::list(held, ignored.map(|number| Object::integer(held, number)))?;
+            self.unusual.ignore.call(&[&ignored])?;
+        }
+        if wishes.warnings.is_some() || !options.warnings.is_empty() {
+            let variable = Object::decode(held, wishes.warnings.unwrap_or_default())?;
+            self.unusual.warn.call(&[&variable, &decoded(&options.warnings)?])?;
+        }
+        self.shelf.open(held, request.streams, &wishes, options.unbuffered || wishes.unbuffered)?;
         Ok(options.safe_path || wishes.safe_path)
     }
 
     /// `pymain_run_python`.
     fn run_program(&self, request: &Request<'_>, script: Option<OwnedFd>, safe_path: bool) -> Result<i32> {
         let held = self.held;
-        let main = self.new_main()?;
-        let put_first = |path: &Object| {
-            let search = object::sys(held, c"path").ok_or(Raised)?;
-            search.method(c"insert", &[&Object::integer(held, 0)?, path]).map(|_| ())
-        };
+        let main = self.main()?;
+        let put_first = |path: &Object| object::sys(held, c"path").ok_or(Raised)?.prepend(path);
         if let Program::Script { path } = request.program {
             let script = script.ok_or(Raised)?;
             let filename = absolute(path);
@@ -116,22 +125,6 @@ impl Python {
         }
     }
 
-    /// `add_main_module`: a new module, as the garbage collector does not look into the pristine one.
-    fn new_main(&self) -> Result<Object> {
-        let held = self.held;
-        let name = Object::decode(held, b"__main__")?;
-        // SAFETY: living objects; gives a new reference or null.
-        let main = unsafe { Object::own(ffi::PyModule_NewObject(name.pointer()))? };
-        let dict = main.attribute(c"__dict__")?;
-        dict.set_item(c"__annotations__", &Object::dict(held)?)?;
-        dict.set_item(c"__builtins__", &Object::import(held, c"builtins")?)?;
-        dict.set_item(c"__loader__", &self.pristine.builtin_importer)?;
-        // SAFETY: the dictionary of modules lives as long as the interpreter.
-        let modules = unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }.ok_or(Raised)?;
-        modules.set_item(c"__main__", &main)?;
-        Ok(dict)
-    }
-
     /// `pymain_get_importer`: whether the script is a directory or archive with a `__main__` in it. Asks the import
     /// system, which is slow, only where the answer may be yes.
     fn is_importable(&self, script: BorrowedFd<'_>, name: &Object) -> Result<bool> {
@@ -155,19 +148,19 @@ impl Python {
         if rustix::fs::fstat(&script)
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
         {
-            let quoted = name.method(c"__repr__", &[])?;
+            let quoted = name.method(held, c"__repr__", &[])?;
             let line = [NAME, b": ", &quoted.encode()?, b" is a directory, cannot continue\n"].concat();
             object::complain(held, &line);
             return Ok(1);
         }
         make_pending_calls()?;
-        main.set_item(c"__file__", &name)?;
-        main.set_item(c"__cached__", &Object::none(held))?;
+        main.set_item(held, c"__file__", &name)?;
+        main.set_item(held, c"__cached__", &Object::none(held))?;
         let compiled = is_compiled(script.as_fd(), filename);
         let class = if compiled { &self.pristine.sourceless_loader } else { &self.pristine.source_loader };
-        main.set_item(c"__loader__", &class.call(&[&Object::decode(held, b"__main__")?, &name])?)?;
+        main.set_item(held, c"__loader__", &class.call(&[&Object::decode(held, b"__main__")?, &name])?)?;
         let result = if compiled {
-            let code = self.pyc_code.call(&[&name]).inspect_err(|&Raised| finish::drop_traceback());
+            let code = self.unusual.pyc_code.call(&[&name]).inspect_err(|&Raised| finish::drop_traceback());
             // SAFETY: a code object and two dictionaries; gives a new reference or null.
             code.and_then(|code| unsafe {
                 Object::own(ffi::PyEval_EvalCode(code.pointer(), main.pointer(), main.pointer()))
@@ -180,11 +173,12 @@ impl Python {
 
     /// `pymain_run_stdin`.
     fn run_stdin(&self, main: &Object) -> Result<i32> {
+        let held = self.held;
         make_pending_calls()?;
-        main.set_item(c"__file__", &Object::decode(self.held, b"<stdin>")?)?;
-        main.set_item(c"__cached__", &Object::none(self.held))?;
+        main.set_item(held, c"__file__", &Object::decode(held, b"<stdin>")?)?;
+        main.set_item(held, c"__cached__", &Object::none(held))?;
         let result = run_stream(c_stdin(), b"<stdin>", main, false);
-        Ok(conclude_file(self.held, result.map(drop), main))
+        Ok(conclude_file(held, result.map(drop), main))
     }
 
     /// `pymain_run_command`.
@@ -349,7 +343,7 @@ fn conclude_file(held: Held, result: Result<()>, main: &Object) -> i32 {
         return status;
     }
     let status = conclude(held, result);
-    main.remove_item(c"__file__");
-    main.remove_item(c"__cached__");
+    main.remove_item(held, c"__file__");
+    main.remove_item(held, c"__cached__");
     status
 }
