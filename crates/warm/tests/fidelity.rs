@@ -361,7 +361,12 @@ fn what_the_client_ignores_the_script_ignores() {
 #[test]
 fn random_numbers_differ_from_request_to_request() {
     for way in ways() {
-        let server = Server::start(way, &["--import", common::IMPORTS, "--timeout", "30s"]);
+        // A module that has drawn from every generator before the first request.
+        let scratch = tempfile::tempdir().unwrap();
+        let drawn = "import random, ssl, uuid, tempfile\nssl.RAND_bytes(8), random.random(), uuid.uuid4(), tempfile.mktemp()\n";
+        fs::write(scratch.path().join("drawn.py"), drawn).unwrap();
+        let path = [("PYTHONPATH", scratch.path().to_str().unwrap())];
+        let server = Server::start_with(way, &["--import", "drawn", "--timeout", "30s"], &path);
         let script = "import random, ssl, secrets, uuid, tempfile, os; ssl.RAND_bytes(1); print(random.random(), \
                       ssl.RAND_bytes(8).hex(), secrets.token_hex(8), uuid.uuid4(), os.path.basename(tempfile.mktemp()))";
         let all: Vec<String> = (0..5)

@@ -61,6 +61,8 @@ impl Member {
         let parent = rustix::process::getpid().as_raw_nonzero().get();
         let mut command = Command::new(program);
         command.args(inherited.map(|fd| fd.to_string())).arg(parent.to_string());
+        // Functions that are bound at their first call would be bound anew in every request.
+        command.env("LD_BIND_NOW", "1");
         command.stdin(Stdio::null()).stdout(Stdio::null());
         // SAFETY: the closure calls only async-signal-safe functions and does not allocate.
         unsafe { command.pre_exec(move || prepare_child(&inherited)) };

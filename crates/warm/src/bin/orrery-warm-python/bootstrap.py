@@ -29,8 +29,10 @@ def prepare(names):
                 f"importing {name!r} started a thread, which a warm interpreter cannot take back between requests "
                 f"(for a numerical library, set OPENBLAS_NUM_THREADS=1 or OMP_NUM_THREADS=1 for the server)"
             )
-    # The first compilation of a process sets the compiler up.
-    compile("print()", "<orrery>", "exec")
+    tempfile = sys.modules.get("tempfile")
+    if tempfile is not None:
+        # The generator of names is made anew when it is missing.
+        tempfile._name_sequence = None
     return list(_reseeders())
 
 
@@ -38,7 +40,7 @@ def _reseeders():
     """Generators of random numbers that were seeded by an import would repeat themselves in every request."""
     random = sys.modules.get("random")
     if random is not None:
-        # What Random.seed does, without its Python code.
+        # What Random.seed does, without its Python code; as many bits as the kernel's generator has.
         yield random._random.Random.seed.__get__(random._inst)
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -49,9 +51,8 @@ def _reseeders():
 
 
 def prefabricate():
-    """Standard streams as requests will want them: by whether they can seek and by error handler, three each.
-
-    With each pair of keys comes the block size that the streams' buffers were made for.
+    """Standard streams as requests will want them: by whether they can seek, by error handler and by whether output is
+    unbuffered, three each. With the keys comes the block size that the streams' buffers were made for.
     """
     saved = [os.dup(number) for number in range(3)]
     reader, writer = os.pipe()
@@ -61,8 +62,9 @@ def prefabricate():
         for number in range(3):
             os.dup2(ends[number], number)
         for errors in ("surrogateescape", "strict"):
-            streams = [_stream(number, 7, "utf-8", errors, False) for number in range(3)]
-            shelf.append((seekable, errors, streams[0].buffer.raw._blksize, streams))
+            for unbuffered in (False, True):
+                streams = [_stream(number, 7, "utf-8", errors, unbuffered) for number in range(3)]
+                shelf.append((seekable, errors, unbuffered, streams[0].buffer.raw._blksize, streams))
     for number in range(3):
         os.dup2(saved[number], number)
     for number in (*saved, reader, writer, file):

@@ -33,5 +33,8 @@ unsafe extern "C" {
     pub(crate) fn orrery_warm_use_modules(modules: *mut PyObject);
 
     /// See `runtime.c`.
+    pub(crate) fn orrery_warm_has_finalizers() -> c_int;
+
+    /// See `runtime.c`.
     pub(crate) fn orrery_warm_runtime_fits() -> c_int;
 }

@@ -13,7 +13,7 @@ use pyo3_ffi as ffi;
 
 use crate::cpython::{
     _Py_HandleSystemExit, _Py_UnhandledKeyboardInterrupt, _PyModule_Clear, orrery_warm_begin_finalizing,
-    orrery_warm_use_modules,
+    orrery_warm_has_finalizers, orrery_warm_use_modules,
 };
 use crate::interpreter::Python;
 use crate::object::{self, Held, Object, Raised};
@@ -39,7 +39,9 @@ const FLUSH_FAILED: u8 = 120;
 /// Ends the program that left with `status`.
 pub(crate) fn finish(python: &Python, status: i32) -> Ending {
     let held = python.held;
-    join_threads(held);
+    if has_threads(python) {
+        join_threads(held);
+    }
     if python.pristine.run_exit_functions.call(&[]).is_err() {
         object::unraisable(None);
     }
@@ -48,12 +50,19 @@ pub(crate) fn finish(python: &Python, status: i32) -> Ending {
     let flushed = flush_standard_streams(held);
     // SAFETY: a signal number and an action that need nothing else.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
-    // SAFETY: the lock is held. Does nothing where the script has switched the collector off.
-    unsafe { ffi::PyGC_Collect() };
-    clear_modules(python);
-    close_files(python);
-    // In python3 it is the streams' own destruction that writes what came last, and nobody hears of its failure.
-    flush_quietly(held);
+    // SAFETY: the lock is held.
+    if unsafe { orrery_warm_has_finalizers() } == 0 {
+        // Nobody is there to see in which order things go.
+        drop_modules(python);
+        collect();
+    } else {
+        // SAFETY: the lock is held. Does nothing where the script has switched the collector off.
+        unsafe { ffi::PyGC_Collect() };
+        clear_modules(python);
+        close_files(python);
+        // In python3 it is the streams' own destruction that writes what came last, and nobody hears of its failure.
+        flush_quietly(held);
+    }
     // SAFETY: null means all streams of the C library.
     unsafe { libc::fflush(std::ptr::null_mut()) };
     // SAFETY: a variable of CPython's, which only this thread uses.
@@ -131,6 +140,30 @@ pub(crate) fn drop_traceback() {
     }
 }
 
+/// Whether there may be something for `threading` to do: threads that it knows, or functions that want to be called when
+/// they end. Where there is nothing, not even its function is called, which would write to many pages.
+fn has_threads(python: &Python) -> bool {
+    let Some(threading) = &python.pristine.threading else { return true };
+    threading.namespace.peek(python.held, c"_shutdown") != threading.shutdown.pointer()
+        || threading.sizes != sizes(python.held, &threading.namespace)
+}
+
+/// How many threads, locks of threads and functions for the end `threading` knows.
+pub(crate) fn sizes(held: Held, threading: &Object) -> [isize; 3] {
+    let peek = |name| threading.peek(held, name);
+    // SAFETY: borrowed from a living dictionary and looked at before anything changes it; a function gives -1 and an
+    // exception for what is not of its kind.
+    let sizes = unsafe {
+        [
+            ffi::PyDict_Size(peek(c"_active")),
+            ffi::PySet_Size(peek(c"_shutdown_locks")),
+            ffi::PyList_Size(peek(c"_threading_atexits")),
+        ]
+    };
+    object::clear();
+    sizes
+}
+
 /// `wait_for_thread_shutdown`.
 fn join_threads(held: Held) {
     // SAFETY: the dictionary of modules lives as long as the interpreter.
@@ -168,6 +201,19 @@ fn flush_standard_streams(held: Held) -> bool {
 fn forget(_: Raised) -> bool {
     object::clear();
     false
+}
+
+/// Lets go of the modules that this request brought in, and of what they hold.
+fn drop_modules(python: &Python) {
+    // SAFETY: the dictionary of modules lives as long as the interpreter.
+    let Some(modules) = (unsafe { Object::borrow(ffi::PyImport_GetModuleDict()) }) else { return };
+    for (name, module) in modules.entries_not_in(&python.pristine.modules) {
+        drop(module);
+        // SAFETY: living objects.
+        if unsafe { ffi::PyDict_DelItem(modules.pointer(), name.pointer()) } == -1 {
+            object::clear();
+        }
+    }
 }
 
 /// `finalize_modules`, for the modules that this request brought in.

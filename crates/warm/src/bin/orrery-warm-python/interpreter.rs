@@ -1,5 +1,6 @@
 //! The interpreter: how it is started and warmed, and what is remembered of its pristine state.
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, c_char};
 use std::mem::MaybeUninit;
@@ -14,6 +15,7 @@ use crate::object::{self, Held, Object, Raised, Result};
 use crate::streams::Shelf;
 
 const BOOTSTRAP: &str = concat!(include_str!("bootstrap.py"), "\0");
+const REHEARSAL: &str = concat!(include_str!("rehearsal.py"), "\nrehearse(__import__('io'))\n\0");
 
 /// A warm CPython.
 #[derive(Debug)]
@@ -24,7 +26,8 @@ pub(crate) struct Python {
     pub(crate) unusual: Unusual,
     pub(crate) reseeders: Vec<Object>,
     pub(crate) pristine: Pristine,
-    pub(crate) openssl: Option<OpenSsl>,
+    /// A `SourceFileLoader` for the one script of a request; making one runs Python code.
+    loader: RefCell<Option<Object>>,
 }
 
 /// Functions of the bootstrap for what few requests want.
@@ -45,8 +48,12 @@ pub(crate) struct Pristine {
     /// Addresses of the names and values of the builtins.
     pub(crate) builtins_known: HashSet<(usize, usize)>,
     pub(crate) builtin_importer: Object,
-    pub(crate) source_loader: Object,
+    source_loader: Object,
     pub(crate) sourceless_loader: Object,
+    /// The first two bytes of compiled scripts.
+    pub(crate) magic: u16,
+    /// `threading` as it was imported, if it was.
+    pub(crate) threading: Option<Threading>,
     pub(crate) run_as_main: Object,
     pub(crate) run_exit_functions: Object,
     pub(crate) get_objects: Object,
@@ -60,10 +67,6 @@ pub(crate) struct Pristine {
     /// Names of the modules that a program's end takes away before `__main__`.
     modules_before_main: Vec<Object>,
 }
-
-/// `RAND_add` of the system's OpenSSL, where something loaded it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OpenSsl(unsafe extern "C" fn(*const libc::c_void, libc::c_int, f64));
 
 impl Python {
     /// Starts the interpreter and imports the modules. Call once, on the only thread.
@@ -135,13 +138,23 @@ impl Python {
             pyc_code: function(c"pyc_code")?,
         };
         let pristine = pristine.remember(held)?;
-        let openssl = OpenSsl::find();
-        let python = Self { held, environment, shelf, unusual, reseeders, pristine, openssl };
+        crate::openssl::use_the_kernels_numbers();
+        let python =
+            Self { held, environment, shelf, unusual, reseeders, pristine, loader: RefCell::new(None) };
         python.rehearse()?;
         function(c"settle")?.call(&[])?;
-        // After the collector was told to look at nothing, since it is to look at this.
+        // After the collector was told to look at nothing, since it is to look at these.
         new_main(held, &python.pristine)?;
-        Ok(python)
+        let name = Object::decode(held, b"__main__")?;
+        let loader = python.pristine.source_loader.call(&[&name, &name])?;
+        Ok(Self { loader: RefCell::new(Some(loader)), ..python })
+    }
+
+    /// A loader for the script `filename`, as `__main__.__loader__`.
+    pub(crate) fn loader(&self, filename: &Object) -> Result<Object> {
+        let loader = self.loader.take().ok_or(Raised)?;
+        loader.set_attribute(self.held, c"path", filename)?;
+        Ok(loader)
     }
 
     /// The dictionary of `__main__`, which nothing else refers to but its module: at a program's end both go.
@@ -155,18 +168,20 @@ impl Python {
     /// at the first time is there.
     fn rehearse(&self) -> Result<()> {
         for _ in 0..3 {
-            let main = self.main()?;
-            // SAFETY: a C string and two dictionaries; gives a new reference or null.
+            let stage = Object::dict(self.held)?;
+            stage.set_item(self.held, c"__builtins__", &self.pristine.builtins_module)?;
+            let (source, stage) = (REHEARSAL.as_ptr().cast::<c_char>(), stage.pointer());
+            // SAFETY: the source is terminated; it runs in the dictionary just made. Gives a new reference or null.
             unsafe {
-                let (source, main) = (c"pass\n".as_ptr(), main.pointer());
                 Object::own(ffi::PyRun_StringFlags(
                     source,
                     ffi::Py_file_input,
-                    main,
-                    main,
+                    stage,
+                    stage,
                     std::ptr::null_mut(),
                 ))?;
             }
+            self.main()?;
             crate::finish::rehearse(self);
         }
         Ok(())
@@ -193,6 +208,15 @@ fn new_main(held: Held, pristine: &Pristine) -> Result<()> {
     modules.set_item(held, c"__main__", &main)
 }
 
+/// What tells whether a program has threads to wait for.
+#[derive(Debug)]
+pub(crate) struct Threading {
+    pub(crate) namespace: Object,
+    pub(crate) shutdown: Object,
+    /// See `finish::sizes`.
+    pub(crate) sizes: [isize; 3],
+}
+
 impl Pristine {
     fn gather(held: Held, builtins: &Object) -> Result<Self> {
         let builtins_module = builtins.clone();
@@ -208,6 +232,9 @@ impl Pristine {
                 .attribute(held, c"BuiltinImporter")?,
             source_loader: external.attribute(held, c"SourceFileLoader")?,
             sourceless_loader: external.attribute(held, c"SourcelessFileLoader")?,
+            // SAFETY: the lock is held.
+            magic: u16::try_from(unsafe { ffi::PyImport_GetMagicNumber() } & 0xffff).unwrap_or(0),
+            threading: None,
             run_as_main: Object::import(held, c"runpy")?.attribute(held, c"_run_module_as_main")?,
             run_exit_functions: Object::import(held, c"atexit")?.attribute(held, c"_run_exitfuncs")?,
             get_objects: Object::import(held, c"gc")?.attribute(held, c"get_objects")?,
@@ -234,6 +261,15 @@ impl Pristine {
             self.modules_half_gone.method(held, c"__setitem__", &[name, &Object::none(held)])?;
         }
         let main = modules.as_ref().and_then(|modules| modules.item(held, c"__main__"));
+        if let Some(threading) = modules.as_ref().and_then(|modules| modules.item(held, c"threading")) {
+            let namespace = threading.attribute(held, c"__dict__")?;
+            let shutdown = namespace.item(held, c"_shutdown").ok_or(Raised)?;
+            let sizes = crate::finish::sizes(held, &namespace);
+            // Functions for the end that an import registered are to be called.
+            if sizes[2] == 0 {
+                self.threading = Some(Threading { namespace, shutdown, sizes });
+            }
+        }
         let addresses = |(name, value): (Object, Object)| (name.pointer().addr(), value.pointer().addr());
         self.builtins_known = self.builtins.entries().into_iter().map(addresses).collect();
         let entries = modules.iter().flat_map(Object::entries);
@@ -243,36 +279,6 @@ impl Pristine {
             .map(addresses)
             .collect();
         Ok(self)
-    }
-}
-
-impl OpenSsl {
-    fn find() -> Option<Self> {
-        // SAFETY: with RTLD_NOLOAD nothing new is loaded; the names are C strings. The handle is kept for ever, so
-        // that the function stays where it is.
-        unsafe {
-            let library = libc::dlopen(c"libcrypto.so.3".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
-            if library.is_null() {
-                return None;
-            }
-            let function = libc::dlsym(library, c"RAND_add".as_ptr());
-            if function.is_null() {
-                return None;
-            }
-            // SAFETY: `void RAND_add(const void *buf, int num, double randomness)`, unchanged since OpenSSL 1.0.
-            Some(Self(std::mem::transmute::<
-                *mut libc::c_void,
-                unsafe extern "C" fn(*const libc::c_void, libc::c_int, f64),
-            >(function)))
-        }
-    }
-
-    /// Stirs fresh bytes into the generator, whose state is otherwise the same in every request.
-    pub(crate) fn reseed(self) {
-        if let Ok(fresh) = orrery_warm::protocol::RequestId::random() {
-            // SAFETY: pointer and length are an array's.
-            unsafe { (self.0)(fresh.0.as_ptr().cast(), 16, 0.0) };
-        }
     }
 }
 

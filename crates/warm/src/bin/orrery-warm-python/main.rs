@@ -11,6 +11,7 @@ mod finish;
 mod heap;
 mod interpreter;
 mod object;
+mod openssl;
 mod pools;
 mod request;
 mod streams;

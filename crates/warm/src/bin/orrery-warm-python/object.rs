@@ -28,7 +28,7 @@ struct Words {
 }
 
 /// The words.
-const WORDS: [&CStr; 34] = [
+const WORDS: [&CStr; 37] = [
     c"_",
     c"__annotations__",
     c"__builtins__",
@@ -40,7 +40,10 @@ const WORDS: [&CStr; 34] = [
     c"__stderr__",
     c"__stdin__",
     c"__stdout__",
+    c"_active",
     c"_shutdown",
+    c"_shutdown_locks",
+    c"_threading_atexits",
     c"argv",
     c"buffer",
     c"close",
@@ -195,6 +198,18 @@ impl Object {
     pub(crate) fn attribute(&self, held: Held, name: &CStr) -> Result<Self> {
         // SAFETY: living objects; gives a new reference or null.
         unsafe { Self::own(ffi::PyObject_GetAttr(self.pointer(), held.word(name)?.pointer())) }
+    }
+
+    pub(crate) fn set_attribute(&self, held: Held, name: &CStr, value: &Self) -> Result<()> {
+        // SAFETY: living objects.
+        check(unsafe { ffi::PyObject_SetAttr(self.pointer(), held.word(name)?.pointer(), value.pointer()) })
+    }
+
+    /// The value under `key` of a dictionary, untouched: null if there is none.
+    pub(crate) fn peek(&self, held: Held, key: &CStr) -> *mut ffi::PyObject {
+        // SAFETY: living objects; gives a borrowed reference or null, and leaves no exception.
+        held.word(key)
+            .map_or(std::ptr::null_mut(), |key| unsafe { ffi::PyDict_GetItem(self.pointer(), key.pointer()) })
     }
 
     /// The value under `key`, if there is one and `self` is a dictionary.

@@ -59,9 +59,6 @@ impl Python {
     fn begin(&self, request: &Request<'_>) -> Result<bool> {
         let held = self.held;
         let wishes = self.environment.apply(held, request.environment)?;
-        if let Some(openssl) = self.openssl {
-            openssl.reseed();
-        }
         for reseed in &self.reseeders {
             reseed.call(&[])?;
         }
@@ -156,9 +153,14 @@ impl Python {
         make_pending_calls()?;
         main.set_item(held, c"__file__", &name)?;
         main.set_item(held, c"__cached__", &Object::none(held))?;
-        let compiled = is_compiled(script.as_fd(), filename);
-        let class = if compiled { &self.pristine.sourceless_loader } else { &self.pristine.source_loader };
-        main.set_item(held, c"__loader__", &class.call(&[&Object::decode(held, b"__main__")?, &name])?)?;
+        let compiled = is_compiled(script.as_fd(), filename, self.pristine.magic);
+        let loader = if compiled {
+            self.pristine.sourceless_loader.call(&[&Object::decode(held, b"__main__")?, &name])?
+        } else {
+            self.loader(&name)?
+        };
+        main.set_item(held, c"__loader__", &loader)?;
+        drop(loader);
         let result = if compiled {
             let code = self.unusual.pyc_code.call(&[&name]).inspect_err(|&Raised| finish::drop_traceback());
             // SAFETY: a code object and two dictionaries; gives a new reference or null.
@@ -276,14 +278,10 @@ fn may_be_importable(script: BorrowedFd<'_>) -> bool {
 }
 
 /// `maybe_pyc_file`.
-fn is_compiled(script: BorrowedFd<'_>, filename: &[u8]) -> bool {
-    if filename.ends_with(b".pyc") {
-        return true;
-    }
+fn is_compiled(script: BorrowedFd<'_>, filename: &[u8], expected: u16) -> bool {
     let mut magic = [0; 2];
-    // SAFETY: no preconditions.
-    let expected = unsafe { ffi::PyImport_GetMagicNumber() } & 0xffff;
-    rustix::io::pread(script, &mut magic, 0) == Ok(2) && i64::from(u16::from_le_bytes(magic)) == expected
+    filename.ends_with(b".pyc")
+        || rustix::io::pread(script, &mut magic, 0) == Ok(2) && u16::from_le_bytes(magic) == expected
 }
 
 fn make_pending_calls() -> Result<()> {

@@ -29,6 +29,33 @@ void orrery_warm_use_modules(PyObject *modules) {
     }
 }
 
+static int type_has_finalizer(PyTypeObject *type) { return type->tp_finalize != NULL || type->tp_del != NULL; }
+
+// Of a class, too, because instances without a dictionary may not be known to the collector.
+static int has_finalizer(PyObject *object) {
+    return type_has_finalizer(Py_TYPE(object)) ||
+           (PyType_Check(object) && type_has_finalizer((PyTypeObject *)object)) ||
+           (PyWeakref_Check(object) && ((PyWeakReference *)object)->wr_callback != NULL);
+}
+
+// Whether destroying the objects that the program has made might run Python code or close a file: a destructor, the
+// callback of a weak reference, a generator that is to be ended, a callback of the collector. Writes to nothing.
+int orrery_warm_has_finalizers(void) {
+    struct _gc_runtime_state *gc = &PyInterpreterState_Get()->gc;
+    if (gc->callbacks != NULL && PyList_GET_SIZE(gc->callbacks) > 0) {
+        return 1;
+    }
+    for (int generation = 0; generation < NUM_GENERATIONS; generation++) {
+        PyGC_Head *head = &gc->generations[generation].head;
+        for (PyGC_Head *at = _PyGCHead_NEXT(head); at != head; at = _PyGCHead_NEXT(at)) {
+            if (has_finalizer((PyObject *)(at + 1))) {
+                return 1;
+            }
+        }
+    }
+    return 0;
+}
+
 // Whether the layout that this file was compiled for is the layout of the library that is loaded.
 int orrery_warm_runtime_fits(void) {
     if (_PyRuntimeState_GetFinalizing(&_PyRuntime) != NULL || _Py_IsFinalizing()) {

@@ -18,6 +18,7 @@ use crate::object::{self, Held, Object, Raised, Result};
 struct Prefabricated {
     seekable: bool,
     errors: Vec<u8>,
+    unbuffered: bool,
     block_size: i64,
     /// Input, output and error.
     streams: Vec<Object>,
@@ -38,11 +39,12 @@ impl Shelf {
     /// Takes over what the bootstrap's `prefabricate` made.
     pub(crate) fn new(made: &Object, make: Object) -> Result<Self> {
         let sets = made.items().into_iter().map(|set| {
-            let [seekable, errors, block_size, streams] =
-                <[Object; 4]>::try_from(set.parts()?).map_err(|_| Raised)?;
+            let [seekable, errors, unbuffered, block_size, streams] =
+                <[Object; 5]>::try_from(set.parts()?).map_err(|_| Raised)?;
             Ok(Prefabricated {
                 seekable: seekable.is_true(),
                 errors: errors.encode()?,
+                unbuffered: unbuffered.is_true(),
                 block_size: block_size.number()?,
                 streams: streams.items(),
             })
@@ -53,10 +55,10 @@ impl Shelf {
     /// Sets `sys.stdin` and its like, for the descriptors that are `present`.
     pub(crate) fn open(&self, held: Held, present: u8, wishes: &Wishes<'_>, unbuffered: bool) -> Result<()> {
         let mut chosen: [Option<Object>; 3] = [None, None, None];
-        if !unbuffered && wishes.encoding.is_none() {
+        if wishes.encoding.is_none() {
             for (number, place) in chosen.iter_mut().enumerate() {
                 if present & (1 << number) != 0 {
-                    *place = self.find(number, wishes.errors);
+                    *place = self.find(number, wishes.errors, unbuffered);
                 }
             }
         }
@@ -85,7 +87,7 @@ impl Shelf {
     }
 
     /// The stream for descriptor `number`, if there is one that fits.
-    fn find(&self, number: usize, errors: &str) -> Option<Object> {
+    fn find(&self, number: usize, errors: &str, unbuffered: bool) -> Option<Object> {
         let fd = i32::try_from(number).ok()?;
         // SAFETY: one of the standard descriptors, which nothing in this program closes while a request begins.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -100,7 +102,10 @@ impl Shelf {
             Err(_) => false,
         };
         let fits = |set: &&Prefabricated| {
-            set.seekable == seekable && set.errors == errors.as_bytes() && set.block_size == stat.st_blksize
+            set.seekable == seekable
+                && set.unbuffered == unbuffered
+                && set.errors == errors.as_bytes()
+                && set.block_size == stat.st_blksize
         };
         self.sets.iter().find(fits)?.streams.get(number).cloned()
     }
