@@ -219,7 +219,12 @@ impl Descriptors {
         let keeper = keepers.get(self.keeper);
         let mut in_place = true;
         for &fd in &keepers.own {
-            if keeper.is_some_and(|keeper| keeper.holds(fd) != Ok(true)) {
+            let there = match keeper.map(|keeper| keeper.holds(fd)) {
+                Some(Ok(same)) => same,
+                // Closed, or nobody to ask.
+                _ => identity(fd).is_some(),
+            };
+            if !there {
                 in_place = false;
                 bring_back(fd, keeper)?;
             }
