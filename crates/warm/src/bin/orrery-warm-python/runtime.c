@@ -29,7 +29,9 @@ void orrery_warm_use_modules(PyObject *modules) {
     }
 }
 
-static int type_has_finalizer(PyTypeObject *type) { return type->tp_finalize != NULL || type->tp_del != NULL; }
+static int type_has_finalizer(PyTypeObject *type) {
+    return type->tp_finalize != NULL || type->tp_del != NULL;
+}
 
 // Of a class, too, because instances without a dictionary may not be known to the collector.
 static int has_finalizer(PyObject *object) {
@@ -38,8 +40,9 @@ static int has_finalizer(PyObject *object) {
            (PyWeakref_Check(object) && ((PyWeakReference *)object)->wr_callback != NULL);
 }
 
-// Whether destroying the objects that the program has made might run Python code or close a file: a destructor, the
-// callback of a weak reference, a generator that is to be ended, a callback of the collector. Writes to nothing.
+// Whether destroying the objects that the program has made might run Python code or close a file: a
+// destructor, the callback of a weak reference, a generator that is to be ended, a callback of the collector.
+// Writes to nothing.
 int orrery_warm_has_finalizers(void) {
     struct _gc_runtime_state *gc = &PyInterpreterState_Get()->gc;
     if (gc->callbacks != NULL && PyList_GET_SIZE(gc->callbacks) > 0) {
