@@ -7,6 +7,9 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 # Every program in bench/src/bin measures something, except these two.
 BENCHES := $(sort $(filter-out demo promises,$(basename $(notdir $(wildcard bench/src/bin/*.rs)))))
 
+# Names the program that runs each test program, here one that ends it should it hang.
+ONE_TEST := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER
+
 MDBOOK_VERSION := 0.5.4
 MDBOOK := $(TARGET)/tools/bin/mdbook
 
@@ -23,10 +26,13 @@ bootstrap: ## install what is missing to build Orrery
 
 run: bootstrap ## build everything, then show the main job at work
 	$(CARGO) build --release --locked --workspace
-	$(CARGO) run --release --locked -p orrery-bench --bin demo
+	@$(TARGET)/release/demo
 
 test: check ## formatting, lints, documentation without warnings, all tests
-	$(CARGO) test --workspace --locked
+	@# The C library and the programs that tests start, which no test would have built.
+	$(CARGO) build --workspace --locked
+	$(ONE_TEST)='timeout --foreground --kill-after=10 15m' \
+	    scripts/bounded 35m $(CARGO) test --workspace --locked
 
 check: bootstrap ## the part of `make test` that runs no test
 	$(CARGO) fmt --all --check
@@ -48,7 +54,7 @@ bench-known:
 	fi
 
 bench-build: bootstrap
-	$(CARGO) build --release --locked -p orrery-bench -p orrery-cli
+	$(CARGO) build --release --locked -p orrery-bench -p orrery-cli -p orrery-warm
 
 promises: bench-build ## hold SPECIFICATION.md's numbers against fresh measurements
 	QUICK='$(QUICK)' $(TARGET)/release/promises $(if $(WRITE),--write)
@@ -59,8 +65,11 @@ docs: bootstrap ## the book (docs/book) and the interfaces' reference (target/do
 	    $(CARGO) install --locked --root $(TARGET)/tools mdbook@$(MDBOOK_VERSION)
 	$(MDBOOK) build docs
 
-soak: bootstrap ## the long tests: leaks and rare orders of events
-	$(CARGO) test --workspace --release --locked -- --ignored --nocapture --test-threads=1 soak_
+soak: bootstrap ## the long tests, leaks and rare orders of events: RUNS=1000000 rollbacks, CASES=5000 random programs
+	ORRERY_RUNS=$(or $(RUNS),1000000) scripts/bounded 60m \
+	    $(CARGO) test --release --locked -p orrery-lwc --test rollback -- runs_leave_nothing_behind
+	ORRERY_CASES=$(or $(CASES),5000) scripts/bounded 60m \
+	    $(CARGO) test --release --locked -p orrery-memory --test space_model
 
 fmt: bootstrap ## give all sources their shape
 	$(CARGO) fmt --all

@@ -11,7 +11,7 @@ mod warm;
 pub use first::FirstCapture;
 pub use memory::RestoredMemory;
 pub use python_process::{InPython, orrery_bench_fork, orrery_bench_run};
-pub use run::WholeRun;
+pub use run::{Captures, WholeRun};
 pub use scan::CleanScan;
 pub use tracked::TrackedPages;
 pub use warm::Warm;

@@ -213,6 +213,8 @@ fn run_hostile(
             ));
         }
         go_on()?;
+        let exact = look(warm, false)?;
+        // Asked afterwards: a worker that must end does so after its last answer.
         let now = warm.wait_until_ready()?;
         let replaced = now != workers;
         if replaced && !may_kill_worker {
@@ -222,8 +224,7 @@ fn run_hostile(
                 warm.said()
             ));
         }
-        let (after, was) =
-            if replaced { (look(warm, true)?, &portable) } else { (look(warm, false)?, &before) };
+        let (after, was) = if replaced { (look(warm, true)?, &portable) } else { (exact, &before) };
         isolation.probes += 1;
         let changed: Vec<_> = after.iter().filter(|(what, value)| was.get(*what) != Some(value)).collect();
         if changed.is_empty() && after.len() == was.len() {

@@ -8,7 +8,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use orrery_bench::footprint::{Backing, Footprint, PAGE};
-use orrery_bench::ours::{CleanScan, FirstCapture, InPython, RestoredMemory, TrackedPages, WholeRun};
+use orrery_bench::ours::{
+    Captures, CleanScan, FirstCapture, InPython, RestoredMemory, TrackedPages, WholeRun,
+};
 use orrery_bench::rival::{CopyOnWrite, DontNeed, ForkExitWait, ForkServer};
 use orrery_bench::{
     Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Unit, Work, Worker, machine, serve,
@@ -50,6 +52,7 @@ enum Role {
 enum Mechanism {
     Ours,
     Run,
+    Repeat,
     Fork,
     ForkServer,
     DontNeed,
@@ -59,12 +62,15 @@ enum Mechanism {
     First(First),
 }
 
-use Mechanism::{CopyOnWrite as Cow, DontNeed as Drop, Fork, ForkServer as Server, Ours, Run, Scan, Tracked};
+use Mechanism::{
+    CopyOnWrite as Cow, DontNeed as Drop, Fork, ForkServer as Server, Ours, Repeat, Run, Scan, Tracked,
+};
 
 /// All mechanisms, as tables name them and as a contender is told.
-const NAMES: [(Mechanism, &str); 13] = [
+const NAMES: [(Mechanism, &str); 14] = [
     (Ours, "memory restored"),
     (Run, "whole run"),
+    (Repeat, "whole run, repeated"),
     (Fork, "fork + exit + wait"),
     (Server, "fork server + pipe"),
     (Drop, "MADV_DONTNEED"),
@@ -92,7 +98,8 @@ impl Mechanism {
         let footprint = move || Footprint::anonymous(bytes, backing);
         Ok(match self {
             Self::Ours => Box::new(RestoredMemory::new(footprint()?)?),
-            Self::Run => Box::new(WholeRun::new(footprint()?)?),
+            Self::Run => Box::new(WholeRun::new(footprint()?, Captures::Each)?),
+            Self::Repeat => Box::new(WholeRun::new(footprint()?, Captures::Once)?),
             Self::Fork => Box::new(ForkExitWait::new(footprint()?)),
             Self::ForkServer => Box::new(ForkServer::start(footprint)?),
             Self::DontNeed => Box::new(DontNeed::new(bytes, backing)?),
@@ -109,7 +116,9 @@ impl Mechanism {
             Self::Fork | Self::ForkServer | Self::DontNeed | Self::CopyOnWrite => bytes,
             Self::First(First::Fork) => bytes,
             // Copies the footprint, or may.
-            Self::Ours | Self::Run | Self::Tracked(_) | Self::Scan(_) | Self::First(_) => 2 * bytes,
+            Self::Ours | Self::Run | Self::Repeat | Self::Tracked(_) | Self::Scan(_) | Self::First(_) => {
+                2 * bytes
+            }
         }
     }
 }
@@ -171,7 +180,9 @@ fn main() -> Result<ExitCode> {
         }
     }
     for (bytes, backing, dirty) in RUNS {
-        bench.group(runs(Field { bytes, backing, pin }, dirty)?);
+        for (name, ours) in [("run", Run), ("repeat", Repeat)] {
+            bench.group(runs(Field { bytes, backing, pin }, name, ours, dirty)?);
+        }
     }
     bench.group(runs_in_python(pin));
     for backing in [Backing::Small, Backing::Huge] {
@@ -206,14 +217,15 @@ fn rollbacks(field: Field) -> Result<Group> {
 }
 
 /// The same, of the whole process and not of its memory alone.
-fn runs(field: Field, dirty: &[u32]) -> Result<Group> {
-    let name = format!("run/{}", field.name());
-    let mut group = field.group(&name, Run, &[Fork, Server])?;
+fn runs(field: Field, name: &str, ours: Mechanism, dirty: &[u32]) -> Result<Group> {
+    let name = format!("{name}/{}", field.name());
+    let mut group = field.group(&name, ours, &[Fork, Server])?;
     for &dirty in dirty {
         let work = Work { dirty, read: 0 };
         let case = Case::new(work.to_string())
             .quantity(format!("{name}/{}", in_words(work)), Quantity::Mean(Unit::Microseconds));
-        group = group.case(case.quick((field.bytes, field.backing) == READ_FOOTPRINT));
+        let quick = (field.bytes, field.backing) == READ_FOOTPRINT && (ours == Run || dirty == 0);
+        group = group.case(case.quick(quick));
     }
     Ok(group)
 }

@@ -31,7 +31,19 @@ pub(crate) unsafe fn install() -> orrery_sys::Result<()> {
         // SAFETY: the handler is async-signal-safe.
         unsafe { signals::set_action(signal, &action)? };
     }
-    // SAFETY: as above.
+    // SAFETY: the caller's promise.
+    unsafe { install_control() }
+}
+
+/// Installs the handler of the control signal alone, without which that signal would end the process.
+///
+/// # Errors
+/// As for [`install`].
+///
+/// # Safety
+/// The engine is initialised, and the disposition before was captured.
+pub(crate) unsafe fn install_control() -> orrery_sys::Result<()> {
+    // SAFETY: the handler is async-signal-safe.
     unsafe { signals::set_action(CONTROL_SIGNAL, &action(on_control as *const () as usize, Mask::MAX)) }
 }
 

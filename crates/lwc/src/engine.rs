@@ -791,12 +791,14 @@ impl Inner {
 
     /// Puts everything back to the beginning of the run, or to snapshot `place`; returns what could not be undone.
     ///
-    /// Threads first, since they could interfere with all else; then children; then limits, which the rest may need; the
-    /// descriptors before memory, because the engine's own are among them.
+    /// The engine's own descriptors first, without which it sees neither threads nor children; then threads, since they
+    /// could interfere with all else; then children; then limits, which the rest may need.
     fn put_back(&mut self, engine: &Engine, place: Option<usize>) -> Option<Leftover> {
         if place.is_some() {
-            // Snapshots are taken when there is no other thread.
+            // Snapshots are taken when there is no other thread, and the program may have handled the signal itself.
             self.threads.forget_parked();
+            // SAFETY: the engine is at work, and the snapshot has the disposition that comes back.
+            let _ = unsafe { control::install_control() };
         }
         let Self {
             threads, process, snapshots, sources, space, last_restore, repeats, running_signals, ..
@@ -809,7 +811,15 @@ impl Inner {
         };
         let snapshot = place.and_then(|at| snapshots[at].as_ref());
         let state = snapshot.map_or(&*process, |snapshot| &snapshot.process);
-        let threads_ended = threads.restore();
+        let mut own = state.descriptors.restore_own(&sources.keepers);
+        let mut threads_ended = threads.restore();
+        if own != Ok(true) {
+            // Threads may have undone that as long as they ran, and limits may stand in the way.
+            note(state.attributes.restore_limits());
+            own = state.descriptors.restore_own(&sources.keepers);
+            threads_ended = threads.restore();
+        }
+        note(own.map(|_| ()));
         note(state.family.restore(&sources.nursery, |pid| sources.keepers.owns(pid)));
         note(state.attributes.restore_limits());
         note(state.descriptors.restore(&sources.keepers));

@@ -56,7 +56,9 @@ pub enum Error {
         id: u64,
     },
     /// A value that a resume cannot return.
-    #[error("a resume cannot return {value}, which says something else: use any value but 0 and -1")]
+    #[error(
+        "a resume cannot return {value}, which says something else: use any value but 0, -1 and i32::MIN"
+    )]
     Value {
         /// What was given.
         value: i32,

@@ -42,14 +42,15 @@ pub fn safe_point() {
     words.parked.fetch_sub(1, Ordering::AcqRel);
 }
 
-/// Asks all threads to park, and returns how many of `others` did within a second.
-pub(crate) fn gather(others: usize) -> usize {
+/// Asks all threads to park, and returns how many did within a second. `others` counts those that should: it is asked each
+/// time, for a thread that was joined may still be on its way out.
+pub(crate) fn gather(others: impl Fn() -> usize) -> usize {
     let Some(words) = engine::safe_point_words() else {
         return 0;
     };
     words.wanted.store(1, Ordering::Release);
     for _ in 0..ROUNDS {
-        if words.parked.load(Ordering::Acquire) as usize >= others {
+        if words.parked.load(Ordering::Acquire) as usize >= others() {
             break;
         }
         let nap = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 };

@@ -104,6 +104,7 @@ impl Images {
     /// [`Error::Store`] where no memfd can be made, [`Error::Memory`], [`Error::AddressSpace`].
     pub fn new(arena: &'static Arena, visibility: Visibility) -> Result<Self> {
         let file = memfd_create("orrery-images", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map(orrery_sys::descriptors::raise)
             .map_err(|errno| Error::Store { bytes: 0, errno })?;
         let scratch = arena.stack(PAGE)?;
         let mut index = arena.vec();

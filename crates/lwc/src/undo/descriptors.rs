@@ -214,7 +214,25 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Puts the table back.
+    /// Puts the engine's own descriptors back, without which it is blind; returns whether all were in place.
+    pub(crate) fn restore_own(&self, keepers: &Keepers) -> core::result::Result<bool, Leftover> {
+        let keeper = keepers.get(self.keeper);
+        let mut in_place = true;
+        for &fd in &keepers.own {
+            let there = match keeper.map(|keeper| keeper.holds(fd)) {
+                Some(Ok(same)) => same,
+                // Closed, or nobody to ask.
+                _ => identity(fd).is_some(),
+            };
+            if !there {
+                in_place = false;
+                bring_back(fd, keeper)?;
+            }
+        }
+        Ok(in_place)
+    }
+
+    /// Puts the table of the program back.
     pub(crate) fn restore(&self, keepers: &Keepers) -> core::result::Result<(), Leftover> {
         let mut next = 0;
         let lists = [&keepers.exempt, &keepers.own, &keepers.held];
@@ -232,16 +250,6 @@ impl Descriptors {
         close_range(next, i32::MAX);
         let mut outcome = Ok(());
         let keeper = keepers.get(self.keeper);
-        for &fd in &keepers.own {
-            let there = match keeper.map(|keeper| keeper.holds(fd)) {
-                Some(Ok(same)) => same,
-                // Closed, or nobody to ask.
-                _ => identity(fd).is_some(),
-            };
-            if !there {
-                outcome = bring_back(fd, keeper);
-            }
-        }
         for file in self.files.iter().filter(|file| keepers.exempt.binary_search(&file.fd).is_err()) {
             if let Err(leftover) = file.restore(keeper) {
                 outcome = Err(leftover);

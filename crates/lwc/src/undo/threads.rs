@@ -12,6 +12,8 @@ use crate::safe_point;
 
 /// How long a thread gets to end, in rounds of 50 us.
 const ROUNDS: usize = 20_000;
+/// How long a thread that is said to have ended gets to be gone, in the same rounds: some 50 ms.
+const LEAVING_ROUNDS: usize = 1_000;
 
 /// The threads of the process.
 #[derive(Debug)]
@@ -36,11 +38,11 @@ impl Threads {
     /// Waits until every other thread is parked, and remembers which they are.
     pub(crate) fn capture(&mut self) -> Result<()> {
         self.parked.clear();
-        let others = self.directory.count()?.saturating_sub(1);
-        if others == 0 {
+        if self.others()? == 0 {
             return Ok(());
         }
-        let parked = safe_point::gather(others);
+        let parked = safe_point::gather(|| self.others().unwrap_or(usize::MAX));
+        let others = self.others()?;
         if parked < others {
             safe_point::release();
             return Err(Error::Threads { running: others, parked });
@@ -59,10 +61,19 @@ impl Threads {
     /// Makes sure that there is no other thread.
     pub(crate) fn capture_alone(&mut self) -> Result<()> {
         self.forget_parked();
-        match self.directory.count()?.saturating_sub(1) {
-            0 => Ok(()),
-            others => Err(Error::NotAlone { others }),
+        for round in 0..LEAVING_ROUNDS {
+            if self.others()? == 0 {
+                return Ok(());
+            }
+            // One that was joined may still be on its way out.
+            pause_in(round);
         }
+        Err(Error::NotAlone { others: self.others()? })
+    }
+
+    /// How many threads there are beside the engine's.
+    fn others(&self) -> Result<usize> {
+        Ok(self.directory.count()?.saturating_sub(1))
     }
 
     /// Takes no thread for a parked one.
@@ -74,7 +85,8 @@ impl Threads {
     pub(crate) fn restore(&self) -> core::result::Result<(), Leftover> {
         let mut stubborn = 0;
         for round in 0..ROUNDS {
-            if self.directory.count().unwrap_or(1) <= 1 + self.parked.len() {
+            // Who cannot count does not know that they are gone.
+            if self.directory.count().is_ok_and(|count| count <= 1 + self.parked.len()) {
                 return Ok(());
             }
             let _ = self.directory.for_each(|thread| {
@@ -85,13 +97,17 @@ impl Threads {
                     }
                 }
             });
-            let nap = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 };
-            if round > 10 {
-                let _ = rustix::thread::nanosleep(&nap);
-            } else {
-                rustix::thread::sched_yield();
-            }
+            pause_in(round);
         }
         Err(Leftover::Thread(stubborn))
+    }
+}
+
+/// Lets others run: for the first rounds only if they are ready, then for 50 us.
+fn pause_in(round: usize) {
+    if round > 10 {
+        let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 0, tv_nsec: 50_000 });
+    } else {
+        rustix::thread::sched_yield();
     }
 }
