@@ -74,7 +74,7 @@ report = {
     "descriptors": sorted((int(number), link(number)) for number in os.listdir("/proc/self/fd") if link(number)),
     "status": {name: value.split() for name, value in status.items() if name in KEPT and name != "SigQ"},
     "handlers": [str(signal.getsignal(number)).split(" at ")[0] for number in sorted(signal.valid_signals())],
-    "limits": [resource.getrlimit(number) for number in range(16)],
+    "limits": [resource.getrlimit(number) for number in range(16) if number != resource.RLIMIT_DATA],
     "timers": [signal.getitimer(number) for number in range(3)],
     "posix timers": len(re.findall("^ID", read("/proc/self/timers"), re.MULTILINE)),
     "children": [len(read(f"/proc/self/task/{task}/children").split()) for task in os.listdir("/proc/self/task")],
@@ -106,6 +106,8 @@ if "--portable" not in sys.argv:
         "mappings": digest(mappings()),
         "heap": [line.split()[0] for line in read("/proc/self/maps").splitlines() if line.endswith("[heap]")],
         "private memory": status["VmData"],
+        # What the server allows, on top of what the worker has.
+        "limit of private memory": resource.getrlimit(resource.RLIMIT_DATA),
         "locked": status.get("VmLck"),
     }
 for name, value in report.items():

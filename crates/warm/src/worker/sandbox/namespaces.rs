@@ -43,9 +43,9 @@ pub fn nest(sandbox: &Sandbox) -> Result<Walls, SandboxError> {
     match unsafe { libc::fork() } {
         -1 => return Err(io_error("fork")(io::Error::last_os_error())),
         0 => drop(reader),
-        _ => {
+        init => {
             drop(writer);
-            be_outer(reader);
+            be_outer(init, reader);
         }
     }
     die_with_parent().map_err(io_error("PR_SET_PDEATHSIG"))?;
@@ -91,15 +91,20 @@ fn unshare(sandbox: &Sandbox) -> Result<bool, SandboxError> {
     Ok(true)
 }
 
-/// Waits for init's report and ends like the worker.
-fn be_outer(mut report: io::PipeReader) -> ! {
+/// Waits for init's report and ends like the worker; without a report, like init.
+fn be_outer(init: libc::pid_t, mut report: io::PipeReader) -> ! {
     rename(c"orrery-outer");
-    let mut status = [0; 4];
-    // Without a report, init was killed, and the worker with it.
-    let status = match report.read_exact(&mut status) {
-        Ok(()) => i32::from_ne_bytes(status),
-        Err(_) => libc::SIGKILL,
-    };
+    let mut bytes = [0; 4];
+    let mut status = libc::SIGKILL;
+    if report.read_exact(&mut bytes).is_ok() {
+        status = i32::from_ne_bytes(bytes);
+    } else {
+        // Init could not set things up, which it says itself, or was killed.
+        // SAFETY: the pointer is to a live local.
+        while unsafe { libc::waitpid(init, &raw mut status, 0) } == -1
+            && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+        {}
+    }
     if libc::WIFSIGNALED(status) {
         crate::ending::die_by(libc::WTERMSIG(status));
     }
