@@ -10,7 +10,7 @@
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use allocator_api2::alloc::Allocator;
 use orrery_memory::space::{Config, SnapshotId, Space, Statistics};
@@ -279,6 +279,48 @@ pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static 
     if let Some(engine) = current() {
         return engine.for_owner();
     }
+    let claim = Claim::take()?;
+    let engine = make(config, children)?;
+    claim.keep();
+    Ok(engine)
+}
+
+/// The right to make this process' engine, given to one of its threads and back when dropped.
+struct Claim;
+
+/// Whose claim it is: its process in the upper half, its thread in the lower.
+static CLAIM: AtomicU64 = AtomicU64::new(0);
+
+impl Claim {
+    fn take() -> Result<Self> {
+        let process = u64::from(rustix::process::getpid().as_raw_pid().unsigned_abs());
+        let thread = u64::from(rustix::thread::gettid().as_raw_pid().unsigned_abs());
+        // A claim inherited from a parent is void.
+        let taken = CLAIM.fetch_update(Ordering::AcqRel, Ordering::Acquire, |claim| {
+            (claim >> 32 != process).then_some(process << 32 | thread)
+        });
+        match taken {
+            Ok(_) => Ok(Self),
+            Err(claim) if claim & u64::from(u32::MAX) == thread => Err(Error::Nested),
+            Err(claim) => {
+                let id = |id: u64| i32::try_from(id & u64::from(u32::MAX)).unwrap_or(0);
+                Err(Error::WrongThread { owner: id(claim), caller: id(thread) })
+            }
+        }
+    }
+
+    fn keep(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        CLAIM.store(0, Ordering::Release);
+    }
+}
+
+fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
     if rseq::shadow_stack_is_on() {
         return Err(Error::ShadowStack);
     }

@@ -1,6 +1,6 @@
 //! Running a closure and undoing what it did.
 //!
-//! ```
+//! ```standalone_crate
 //! use orrery_lwc::rollback::{KeptBuffer, Outcome, Rollback};
 //!
 //! let mut rollback = Rollback::builder().build()?;
@@ -192,7 +192,7 @@ impl Rollback {
     /// State is captured once, so a round costs about half of a [`Rollback::run`]: this is for servers, whose closure waits
     /// for a request and answers it.
     ///
-    /// ```
+    /// ```standalone_crate
     /// # use std::ops::ControlFlow;
     /// # use orrery_lwc::rollback::{KeptBuffer, Outcome, Rollback};
     /// let rounds = KeptBuffer::with_capacity(100)?;

@@ -71,6 +71,7 @@ macro_rules! cases {
 
 cases![
     memory_comes_back,
+    one_of_racing_threads_gets_the_engine,
     what_the_program_does_between_runs_stays,
     a_panic_ends_a_run,
     exit_ends_a_run,
@@ -956,6 +957,26 @@ fn nesting_is_refused() {
     });
     assert_eq!(outcome, Ok(Outcome::Returned));
     assert_eq!(kept.bytes(), Error::Nested.to_string().as_bytes());
+}
+
+fn one_of_racing_threads_gets_the_engine() {
+    let start = std::sync::Barrier::new(4);
+    let built: u32 = std::thread::scope(|scope| {
+        let racers: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    start.wait();
+                    match Rollback::builder().build() {
+                        Ok(_) => 1,
+                        Err(Error::WrongThread { .. }) => 0,
+                        Err(error) => panic!("{error}"),
+                    }
+                })
+            })
+            .collect();
+        racers.into_iter().map(|racer| racer.join().unwrap()).sum()
+    });
+    assert_eq!(built, 1);
 }
 
 fn another_thread_is_refused() {
