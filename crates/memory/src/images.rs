@@ -197,6 +197,19 @@ impl Images {
         Ok(())
     }
 
+    /// Whether the page at `address`, which must be readable, is known to hold `image` already. Of hidden images nothing
+    /// is known.
+    pub fn holds(&self, image: Image, address: usize) -> bool {
+        let known = match self.visibility {
+            _ if image == Image::ZERO => &ZEROS,
+            // SAFETY: the image lies in a mapped segment.
+            Visibility::Mapped => unsafe { &*self.mapped(image.slot()).cast::<Page>() },
+            Visibility::Hidden => return false,
+        };
+        // SAFETY: the page can be read, and nobody writes it meanwhile: that is for `load`'s callers to see to, too.
+        known == unsafe { &*core::ptr::with_exposed_provenance::<Page>(address) }
+    }
+
     /// The bytes of `image` (not [`Image::UNTOUCHED`] or [`Image::HELD`]).
     ///
     /// # Errors

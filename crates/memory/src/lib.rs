@@ -2,6 +2,7 @@
 
 mod arena;
 mod error;
+mod hot;
 pub mod images;
 pub mod layout;
 pub mod pages;

@@ -34,6 +34,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MprotectFlags, madvise, mprotect, munmap};
 
 use crate::arena::{Arena, HeapVec};
+use crate::hot::Hot;
 use crate::images::{Image, Images, Page, Visibility};
 use crate::layout::{Backing, Change, Layout, Mapping};
 use crate::pages::PageMap;
@@ -164,6 +165,7 @@ pub struct Space {
     /// Ranges that the next restore takes for written.
     doubted: Ranges,
     work: Ranges,
+    hot: Hot,
     tracked: HeapVec<Tracked>,
     /// Gaps that no tracked mapping is next to.
     voids: Ranges,
@@ -229,6 +231,7 @@ impl Space {
             lost: Ranges::new(arena),
             doubted: Ranges::new(arena),
             work: Ranges::new(arena),
+            hot: Hot::new(arena),
             tracked: arena.vec(),
             voids: Ranges::new(arena),
             text: arena.stack(16 * PAGE)?,
@@ -353,7 +356,8 @@ impl Space {
             // A mapping of a file that has its first images is scanned in another way from now on.
             self.rearrange()?;
         }
-        self.tracker.get().settle(&self.work)?;
+        self.hot.clear();
+        self.tracker.get().settle(&self.work, &[])?;
         self.captured = true;
         self.base_is = None;
         self.note_layout()?;
@@ -445,8 +449,10 @@ impl Space {
         }
         if let Some(at) = target {
             self.rebase(at)?;
+            self.hot.clear();
         }
-        self.tracker.get().settle(&self.work)?;
+        let (cold, spared) = self.hot.learn(&self.work)?;
+        self.tracker.get().settle(cold, spared)?;
         self.doubted.clear();
         self.zeroed += done.cleared;
         if self.zeroed > ZEROED_MOST {
@@ -804,6 +810,10 @@ impl Space {
 
     /// Copies `image` to the page at `address`, around bytes that are the kernel's.
     fn load(&self, image: Image, address: usize) -> Result<()> {
+        if self.hot.contains(address) && self.images.holds(image, address) {
+            self.hot.note_idle();
+            return Ok(());
+        }
         let page = address..address + PAGE;
         let in_page = |&&(start, length): &&(usize, usize)| start < page.end && page.start < start + length;
         if !self.live.iter().any(|live| in_page(&live)) {
@@ -899,7 +909,7 @@ impl Space {
                 }
                 Ok(())
             })?;
-            self.tracker.get().settle(&self.written)?;
+            self.tracker.get().settle(&self.written, &self.hot)?;
         }
         Ok(())
     }
