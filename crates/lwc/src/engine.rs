@@ -128,6 +128,17 @@ struct Snapshot {
     process: ProcessState,
 }
 
+/// How often a closure runs, and from when on limits apply to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// Once, limited from the beginning.
+    Once,
+    /// Until [`stop_repeating`] was called or something cannot be undone, limited from the beginning of each round.
+    Repeat,
+    /// Likewise, limited in each round from [`apply_limits`] on.
+    Serve,
+}
+
 /// What a caller wants of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
@@ -172,6 +183,8 @@ struct Inner {
     data_limit: u64,
     /// Whether the body runs again when it ended, and the dispositions that it then finds.
     repeats: bool,
+    /// Whether limits apply from the beginning of a round, or from [`apply_limits`] on.
+    limits_at_once: bool,
     running_signals: Signals,
     /// The serial number of the latest snapshot, from 1; no two have the same, so that a stale name is known as such.
     serial: u32,
@@ -368,6 +381,7 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
             limits: Limits::default(),
             data_limit: 0,
             repeats: false,
+            limits_at_once: true,
             running_signals: Signals::NONE,
             // A child goes on where its parent was, so that the parent's names mean nothing here.
             // SAFETY: as in `current`; what there is, is the parent's, and nobody writes it here.
@@ -465,14 +479,13 @@ impl Engine {
         unsafe { arch::finish(crossing) }
     }
 
-    /// Runs `body` with `argument` and undoes what it did. With `repeats` it does so again and again, until
-    /// [`stop_repeating`] was called or something cannot be undone.
+    /// Runs `body` with `argument` and undoes what it did, once or again and again.
     pub(crate) fn run(
         &'static self,
         body: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
         limits: Limits,
-        repeats: bool,
+        course: Course,
     ) -> Result<Ending> {
         self.for_owner()?;
         if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
@@ -480,7 +493,8 @@ impl Engine {
         }
         let inner = self.inner();
         inner.limits = limits;
-        inner.repeats = repeats;
+        inner.repeats = course != Course::Once;
+        inner.limits_at_once = course != Course::Serve;
         inner.error = None;
         inner.crossing.begin = begin_run;
         inner.crossing.body = body;
@@ -612,6 +626,15 @@ pub(crate) fn stop_repeating() {
     }
 }
 
+/// From now on the limits apply to the running closure.
+pub(crate) fn apply_limits() {
+    if let Some(engine) = current().filter(|engine| engine.is_owner() && engine.is_in(Phase::Running)) {
+        let inner = engine.inner();
+        inner.limit_memory();
+        inner.arm();
+    }
+}
+
 /// Takes note that the closure panicked; it is about to return.
 pub(crate) fn note_panic() {
     if let Some(engine) = current() {
@@ -653,7 +676,9 @@ unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
     match inner.begin_run(engine, mask) {
         Ok(()) => {
             engine.enter(Phase::Running);
-            inner.arm();
+            if inner.limits_at_once {
+                inner.arm();
+            }
             inner.crossing.mask = mask & !signals::mask_of(&[CONTROL_SIGNAL]);
             0
         }
@@ -686,9 +711,11 @@ unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
         unsafe { *engine.last.get() = Some(*ending) };
         *ending = Ending::Returned;
         engine.claimed.store(0, Ordering::Release);
-        inner.limit_memory();
+        inner.limit_memory_at_once();
         engine.enter(Phase::Running);
-        inner.arm();
+        if inner.limits_at_once {
+            inner.arm();
+        }
         inner.crossing.mask = inner.process.mask & !signals::mask_of(&[CONTROL_SIGNAL]);
         return AGAIN;
     }
@@ -739,7 +766,7 @@ impl Inner {
         // Last, since the sleepers that hold files and memory are children that are to stay.
         self.process.family.capture(&self.sources.nursery)?;
         // From here on nothing fails that matters, so that a refused run has changed nothing.
-        self.limit_memory();
+        self.limit_memory_at_once();
         let stack =
             AlternateStack { base: self.alternate_stack.start, flags: 0, size: self.alternate_stack.len() };
         // SAFETY: the stack is the engine's own and used for nothing else; the engine is set up.
@@ -751,6 +778,13 @@ impl Inner {
             self.running_signals.capture();
         }
         Ok(())
+    }
+
+    fn limit_memory_at_once(&mut self) {
+        self.data_limit = u64::MAX;
+        if self.limits_at_once {
+            self.limit_memory();
+        }
     }
 
     /// Bounds what the closure may allocate.

@@ -71,6 +71,7 @@ macro_rules! cases {
 
 cases![
     memory_comes_back,
+    limits_apply_to_work_alone,
     one_of_racing_threads_gets_the_engine,
     what_the_program_does_between_runs_stays,
     a_panic_ends_a_run,
@@ -957,6 +958,40 @@ fn nesting_is_refused() {
     });
     assert_eq!(outcome, Ok(Outcome::Returned));
     assert_eq!(kept.bytes(), Error::Nested.to_string().as_bytes());
+}
+
+fn limits_apply_to_work_alone() {
+    let outcomes = KeptBuffer::with_capacity(4096).unwrap();
+    let mut rollback = rollback();
+    rollback.set_memory_limit(Some(16 << 20));
+    rollback.set_time_limit(Some(Duration::from_millis(100)));
+    let last = rollback.serve(
+        |last| {
+            if let Some(last) = last {
+                tell(&outcomes, &format!("{last:?} "));
+            }
+            drop(std::hint::black_box(vec![1_u8; 64 << 20]));
+            std::thread::sleep(Duration::from_millis(150));
+            match outcomes.bytes().iter().filter(|&&byte| byte == b' ').count() {
+                3 => std::ops::ControlFlow::Break(()),
+                round => std::ops::ControlFlow::Continue(round),
+            }
+        },
+        |round| match round {
+            0 => drop(std::hint::black_box(vec![1_u8; 1 << 20])),
+            1 => {
+                let mut pieces = Vec::with_capacity(1000);
+                loop {
+                    pieces.push(vec![1_u8; 100 << 10]);
+                }
+            }
+            _ => loop {
+                std::hint::spin_loop();
+            },
+        },
+    );
+    assert_eq!(last, Ok(Outcome::Returned));
+    assert_eq!(outcomes.bytes(), b"Returned MemoryLimit TimedOut ");
 }
 
 fn one_of_racing_threads_gets_the_engine() {
