@@ -228,7 +228,8 @@ impl Footprint {
     fn chosen(&self, count: u32, moving: bool) -> impl Iterator<Item = usize> + use<> {
         let pages = self.pages();
         let count = usize::try_from(count).unwrap_or(pages).min(pages);
-        let round = if moving { usize::try_from(self.generation).unwrap_or(0) } else { 0 };
+        // Eight sets in turn, so that soon all of them have been written once.
+        let round = if moving { usize::try_from(self.generation % 8).unwrap_or(0) } else { 0 };
         (0..count).map(move |place| place * pages / count + round % (pages / count))
     }
 
