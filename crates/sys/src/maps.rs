@@ -357,7 +357,7 @@ mod tests {
                     Ok(())
                 })
                 .unwrap();
-                assert_eq!(asked, [line.clone()]);
+                assert_eq!(asked, std::slice::from_ref(line));
             }
         }
         maps.for_each_in(PageRange::new(0, 0x1000), &mut buffer, |line| panic!("{line:?}")).unwrap();
