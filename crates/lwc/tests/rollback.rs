@@ -122,6 +122,7 @@ cases![
     a_full_buffer_says_so,
     no_address_space_is_an_error,
     no_descriptors_is_an_error,
+    a_full_store_is_an_error,
     a_large_process_is_held,
     hidden_images_work,
     scattered_pages_come_back,
@@ -1103,6 +1104,28 @@ fn no_address_space_is_an_error() {
     let limit = libc::rlimit { rlim_cur: 8 << 30, rlim_max: libc::RLIM_INFINITY };
     unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
     assert_eq!(rollback().run(|| {}), Ok(Outcome::Returned));
+}
+
+fn a_full_store_is_an_error() {
+    let mut rollback = rollback();
+    rollback.run(|| {}).unwrap();
+    // The images' file may not grow any more.
+    let limit = |bytes| {
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+    };
+    limit(4096);
+    let mut pages = vec![0_u64; 64 << 17];
+    for (page, first) in pages.iter_mut().step_by(512).enumerate() {
+        *first = page as u64 + 1;
+    }
+    let mut ran = false;
+    let error = rollback.run(|| ran = true).unwrap_err();
+    assert!(matches!(error, Error::Memory(orrery_memory::Error::Store { .. })), "{error:?}");
+    assert!(!ran && pages[512 * 77] == 78, "it has changed nothing");
+    limit(libc::RLIM_INFINITY);
+    rollback.run(|| pages.fill(0)).unwrap();
+    assert!(pages.iter().step_by(512).enumerate().all(|(page, first)| *first == page as u64 + 1));
 }
 
 fn no_descriptors_is_an_error() {
