@@ -9,6 +9,7 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::gate::{Face, Gate};
 use crate::shared::SharedMemory;
@@ -87,6 +88,22 @@ impl Channel {
         // SAFETY: main's end is not used here any more, as the caller promises.
         unsafe { self.main.forbid_writing()? };
         Ok(self.side(&self.domain, &self.main))
+    }
+
+    /// The gate as main sees it, for threads of main that wait while another has main's end.
+    pub fn main_gate(&self) -> Gate<'_> {
+        // SAFETY: both blocks begin with a face, zeroed, and live as long as `self`; all fields are atomics.
+        unsafe { Gate::new(self.main.start().cast::<Face>().as_ref(), self.domain.start().cast::<Face>().as_ref()) }
+    }
+
+    /// How many slots there are, each way: a power of two. Message `number` uses slot `number % slots`.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// The descriptors behind the channel; a domain that closes what it inherited need not keep them.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.main.as_fd(), self.domain.as_fd()]
     }
 
     /// The mark in the domain's face, for its watcher.
@@ -219,6 +236,22 @@ impl Side {
         // SAFETY: `len` was checked against the slot and against `into`.
         unsafe { NonNull::from(into).cast::<u8>().copy_from_nonoverlapping(slot.add(HEADER), len) };
         Ok(Some(len))
+    }
+
+    /// The bytes of message `number` that this side sent and the other has not taken yet; nothing otherwise.
+    pub fn waiting_message(&self, number: u32) -> &[u8] {
+        let waiting = self.waiting().unwrap_or(0);
+        let age = self.sent.wrapping_sub(number);
+        if age == 0 || age > waiting {
+            return &[];
+        }
+        let slot = self.slot_of(self.mine, number);
+        // SAFETY: the slot lies in our own block, which only we write, and not through `&self`; the length is bounded by
+        // the slot's size.
+        unsafe {
+            let len = usize::try_from(slot.cast::<u64>().read()).unwrap_or(0).min(self.slot - HEADER);
+            core::slice::from_raw_parts(slot.add(HEADER).as_ptr(), len)
+        }
     }
 
     /// Gives the next message's slot back to the sender.

@@ -193,6 +193,14 @@ impl<'a> Gate<'a> {
         woken
     }
 
+    /// Whether the kernel has marked the partner's death; `None` where nothing would be marked.
+    pub fn is_marked_dead(&self) -> Option<bool> {
+        match self.theirs.mark.load(Ordering::SeqCst) {
+            0 => None,
+            mark => Some(mark & OWNER_DIED != 0),
+        }
+    }
+
     /// Wakes this side's own sleepers, so that they look again.
     pub fn stir(&self) {
         let _ = futex::wake(&self.theirs.bell, futex::Flags::empty(), u32::MAX >> 1);

@@ -34,6 +34,6 @@ pub use restart::{Backoff, Decision, History, Restart};
 pub use scheduling::{Class, Scheduling};
 pub use settle::{Descriptors, Signals};
 pub use shared::SharedMemory;
-pub use spawn::{Body, Domain, Reaper, Settings};
+pub use spawn::{Body, Domain, ForkBy, Reaper, Settings};
 pub use statistics::{Statistics, StatisticsPage};
 pub use time::Moment;

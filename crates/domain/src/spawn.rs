@@ -19,6 +19,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use orrery_sys::{descriptors, signals};
 use rustix::io::Errno;
@@ -74,6 +75,10 @@ pub struct Settings {
 /// What a domain runs: called in the new process, which ends when it returns.
 pub type Body = Box<dyn Fn() + Send + Sync>;
 
+/// Forks: is given libc's fork(2) and calls it once, around it whatever has to be. Returns what that returned, or -1
+/// with errno set.
+pub type ForkBy<'a> = &'a dyn Fn(&dyn Fn() -> i32) -> i32;
+
 /// The shared page of a birth.
 #[repr(C)]
 struct Cradle {
@@ -111,7 +116,7 @@ pub struct Domain {
     // In a domain the watcher runs on the plan, so it is never freed there: see `Drop`.
     plan: core::mem::ManuallyDrop<Box<Plan>>,
     spare: Option<Process>,
-    process: Process,
+    process: Arc<Process>,
     reap: bool,
     creator: Creator,
     _main: OwnedFd,
@@ -127,6 +132,23 @@ impl Domain {
     /// `channel` outlives the domain. `body` runs in a forked child of a process that may have other threads: it must
     /// not wait for locks that they may have held (std's and libc's allocators are safe).
     pub unsafe fn start(settings: &Settings, channel: &Channel, body: Body) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::start_by(settings, channel, body, &|fork| fork()) }
+    }
+
+    /// Like [`Domain::start`], for those who have something to do around the fork.
+    ///
+    /// # Errors
+    /// Those of [`Domain::start`].
+    ///
+    /// # Safety
+    /// As for [`Domain::start`]; and what `by` does in the child before it returns is async-signal-safe.
+    pub unsafe fn start_by(
+        settings: &Settings,
+        channel: &Channel,
+        body: Body,
+        by: ForkBy<'_>,
+    ) -> Result<Self> {
         let bounds = settings.limits.prepare(&settings.name)?;
         let scheduling = settings.scheduling.prepare(bounds.nice())?;
         let main = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
@@ -148,7 +170,7 @@ impl Domain {
         let plan = Box::new(Plan { settlement, cradle, watcher, spare_watcher, body });
         let reap = settings.restartable || settings.reaper == Reaper::Library;
         let (spare, process) = if settings.restartable {
-            let spare = fork(&plan, Role::Spare)?;
+            let spare = fork(&plan, Role::Spare, by)?;
             let spare = Process::hold(spare, true)?;
             let process = order(&plan, &spare, &settings.name).and_then(|pid| deliver(&plan, pid, true));
             match process {
@@ -159,14 +181,14 @@ impl Domain {
                 }
             }
         } else {
-            let pid = fork(&plan, Role::Instance)?;
+            let pid = fork(&plan, Role::Instance, by)?;
             (None, deliver(&plan, pid, reap)?)
         };
         Ok(Self {
             name: settings.name.clone(),
             plan: core::mem::ManuallyDrop::new(plan),
             spare,
-            process,
+            process: Arc::new(process),
             reap,
             creator: Creator::here(),
             _main: main,
@@ -174,7 +196,7 @@ impl Domain {
     }
 
     /// The process that is the domain now.
-    pub fn process(&self) -> &Process {
+    pub fn process(&self) -> &Arc<Process> {
         &self.process
     }
 
@@ -192,7 +214,7 @@ impl Domain {
         self.process.kill();
         let Some(spare) = &self.spare else { return Err(Error::SpareGone { name: self.name.clone() }) };
         let pid = order(&self.plan, spare, &self.name)?;
-        self.process = deliver(&self.plan, pid, self.reap)?;
+        self.process = Arc::new(deliver(&self.plan, pid, self.reap)?);
         Ok(())
     }
 
@@ -242,13 +264,13 @@ enum Role {
 }
 
 /// Forks through libc; the child never returns from here.
-fn fork(plan: &Plan, role: Role) -> Result<Pid> {
+fn fork(plan: &Plan, role: Role, by: ForkBy<'_>) -> Result<Pid> {
     let cradle = plan.cradle();
     cradle.go.store(0, Ordering::SeqCst);
     cradle.settled.store(0, Ordering::SeqCst);
     let mask = signals::block_all();
     // SAFETY: the child runs async-signal-safe code only, up to the body, for which the caller of `start` vouches.
-    let pid = unsafe { libc::fork() };
+    let pid = by(&|| unsafe { libc::fork() });
     if pid == 0 {
         forked::enter();
         match role {
