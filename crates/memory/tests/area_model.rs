@@ -25,6 +25,9 @@ const RANGES: usize = 4;
 type Call = [u64; 2 + 2 * RANGES];
 
 fn bytes_at(address: u64, len: u64) -> &'static [u8] {
+    if len == 0 {
+        return &[];
+    }
     // SAFETY: both sides only name areas, which stay mapped while a call is under way.
     unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance(address as usize), len as usize) }
 }
@@ -52,7 +55,9 @@ fn companion(mirror: &Mirror, mut line: &UnixStream) -> i32 {
                 seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let at = range[0] + seed % range[1];
                 // SAFETY: as in `bytes_at`; the pages are this process' own copies.
-                unsafe { core::ptr::with_exposed_provenance_mut::<u8>(at as usize).write_volatile(seed as u8) };
+                unsafe {
+                    core::ptr::with_exposed_provenance_mut::<u8>(at as usize).write_volatile(seed as u8)
+                };
             }
         }
         if line.write_all(&answer).is_err() {
@@ -116,8 +121,17 @@ impl Watcher {
         let Some((delta, call, seen)) = self.queue.pop_front() else { return };
         self.line.write_all(&call.map(u64::to_le_bytes).concat()).unwrap();
         let mut answer = [0_u8; 8 * RANGES];
-        self.line.read_exact(&mut answer).unwrap();
-        assert_eq!(answer, *seen.map(u64::to_le_bytes).concat(), "the companion saw something else than main had");
+        if let Err(error) = self.line.read_exact(&mut answer) {
+            let mut status = 0;
+            // SAFETY: a wait for our own child.
+            unsafe { libc::waitpid(self.child, &raw mut status, 0) };
+            panic!("the companion ended with status {status:#x}: {error}");
+        }
+        assert_eq!(
+            answer,
+            *seen.map(u64::to_le_bytes).concat(),
+            "the companion saw something else than main had"
+        );
         self.mirror.release(delta);
     }
 
@@ -274,7 +288,10 @@ impl World {
                     let at = at % there & !(PAGE - 1);
                     let len = len.next_multiple_of(PAGE).min(there - at);
                     // SAFETY: whole pages inside the area.
-                    assert_eq!(unsafe { libc::madvise(start.as_ptr().add(at).cast(), len, libc::MADV_DONTNEED) }, 0);
+                    assert_eq!(
+                        unsafe { libc::madvise(start.as_ptr().add(at).cast(), len, libc::MADV_DONTNEED) },
+                        0
+                    );
                 }
             }
             Op::SetUsed { area, bytes } => {
@@ -291,14 +308,22 @@ impl World {
                     .filter_map(|(index, area)| (areas >> index & 1 == 1).then_some(area))
                     .collect();
                 let count = self.watchers.len();
-                self.watchers[watcher % count].call(&chosen, queued, areas as u64 * 31 + u64::from(self.stamp));
+                self.watchers[watcher % count].call(
+                    &chosen,
+                    queued,
+                    areas as u64 * 31 + u64::from(self.stamp),
+                );
             }
             Op::Step { watcher } => self.watcher(watcher).step(),
             Op::Cancel { watcher } => self.watcher(watcher).cancel_last(),
             Op::Restart { watcher } => self.watcher(watcher).restart(),
             Op::Replace { area, elsewhere } => {
                 // Queued calls name the old area; its pages stay in the mirrors until a new one takes the place.
-                self.watchers.iter_mut().for_each(|watcher| while !watcher.queue.is_empty() { watcher.step() });
+                self.watchers.iter_mut().for_each(|watcher| {
+                    while !watcher.queue.is_empty() {
+                        watcher.step()
+                    }
+                });
                 let mut options = AreaOptions::default();
                 options.capacity = CAPACITY;
                 options.mode = self.modes[area % 2];
@@ -332,7 +357,11 @@ fn run(modes: [Mode; 2]) {
         .run(&prop::collection::vec(op(), 1..120), |ops| {
             let mut world = World::new(modes);
             ops.into_iter().for_each(|op| world.work(op));
-            world.watchers.iter_mut().for_each(|watcher| while !watcher.queue.is_empty() { watcher.step() });
+            world.watchers.iter_mut().for_each(|watcher| {
+                while !watcher.queue.is_empty() {
+                    watcher.step()
+                }
+            });
             Ok(())
         })
         .unwrap();
@@ -346,7 +375,11 @@ fn under(tracker: &str, test: &str) {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&done.stdout);
-    assert!(done.status.success() && said.contains("1 passed"), "{said}\n{}", String::from_utf8_lossy(&done.stderr));
+    assert!(
+        done.status.success() && said.contains("1 passed"),
+        "{said}\n{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
 }
 
 #[test]
