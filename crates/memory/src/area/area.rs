@@ -380,7 +380,7 @@ impl Inner {
                 capacity: self.range.len(),
             },
         )?;
-        Ok(least.max(has + (has / 4).clamp(STEP, LEAP)).min(self.range.len()))
+        Ok(least.max(has + (has / 4 & !(PAGE - 1)).clamp(STEP, LEAP)).min(self.range.len()))
     }
 
     /// Gives the heap memory for one more block of `layout`.
