@@ -93,7 +93,17 @@ impl Channel {
     /// The gate as main sees it, for threads of main that wait while another has main's end.
     pub fn main_gate(&self) -> Gate<'_> {
         // SAFETY: both blocks begin with a face, zeroed, and live as long as `self`; all fields are atomics.
-        unsafe { Gate::new(self.main.start().cast::<Face>().as_ref(), self.domain.start().cast::<Face>().as_ref()) }
+        unsafe {
+            Gate::new(self.main.start().cast::<Face>().as_ref(), self.domain.start().cast::<Face>().as_ref())
+        }
+    }
+
+    /// The gate as the domain sees it.
+    pub fn domain_gate(&self) -> Gate<'_> {
+        // SAFETY: as in `main_gate`.
+        unsafe {
+            Gate::new(self.domain.start().cast::<Face>().as_ref(), self.main.start().cast::<Face>().as_ref())
+        }
     }
 
     /// How many slots there are, each way: a power of two. Message `number` uses slot `number % slots`.

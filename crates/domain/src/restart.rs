@@ -35,7 +35,7 @@ impl Default for Backoff {
         Self {
             first: Duration::from_millis(10),
             longest: Duration::from_secs(5),
-            limit: None,
+            limit: Some(10),
             healthy_after: Duration::from_secs(10),
         }
     }

@@ -101,6 +101,11 @@ impl StatisticsPage {
         Ok(page)
     }
 
+    /// A copy of the numbers.
+    pub fn read(&self) -> Statistics {
+        Statistics::of_words(&core::array::from_fn(|index| self.word(index).load(Ordering::Relaxed)))
+    }
+
     fn word(&self, index: usize) -> &AtomicU64 {
         debug_assert!(index < WORDS);
         // SAFETY: the page is mapped for as long as `self` and holds `WORDS` aligned words, used as atomics only.
