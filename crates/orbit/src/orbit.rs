@@ -367,8 +367,11 @@ impl Shared {
 
     /// Moves the orbit to the caller's CPU or lets it go, as placement has it: one system call, and only for a change.
     fn place(&self, state: &mut State, sync: bool) {
+        let gate = self.channel.main_gate();
         let pin = match self.placement {
             Placement::Caller => true,
+            // While it is awake on another CPU it is looking at the bell there, and nothing is faster than that.
+            Placement::Auto if sync && gate.partner_cpu().is_some_and(|cpu| cpu != current_cpu()) => return,
             Placement::Auto => sync,
             Placement::Cpu(_) | Placement::Anywhere => return,
         };
@@ -387,6 +390,9 @@ impl Shared {
         };
         if rustix::thread::sched_setaffinity(Some(domain.process().pid()), &set).is_ok() {
             state.place.pinned = wanted;
+            if let Some(cpu) = wanted {
+                gate.moved_partner(cpu);
+            }
         }
     }
 }
