@@ -291,10 +291,9 @@ impl World {
                     let at = (at % there) & !(PAGE - 1);
                     let len = len.next_multiple_of(PAGE).min(there - at);
                     // SAFETY: whole pages inside the area.
-                    assert_eq!(
-                        unsafe { libc::madvise(start.as_ptr().add(at).cast(), len, libc::MADV_DONTNEED) },
-                        0
-                    );
+                    let dropped =
+                        unsafe { libc::madvise(start.as_ptr().add(at).cast(), len, libc::MADV_DONTNEED) };
+                    assert_eq!(dropped, 0);
                 }
             }
             Op::SetUsed { area, bytes } => {
