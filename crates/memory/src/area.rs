@@ -45,6 +45,7 @@
 #[expect(clippy::module_inception, reason = "an area is one of the things in here")]
 mod area;
 mod arena;
+mod copier;
 mod delta;
 mod error;
 mod file;

@@ -2,7 +2,7 @@
 
 use core::any::Any;
 use core::cell::Cell;
-use core::ffi::{c_long, c_void};
+use core::ffi::{c_long, c_ulong, c_void};
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -114,6 +114,19 @@ impl Builder {
     #[must_use]
     pub unsafe fn c_entry(mut self, entry: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_long) -> Self {
         self.entry = Entry::Function(Function::C(entry));
+        self
+    }
+
+    /// Like [`Builder::c_entry`], for a function that takes the store first.
+    ///
+    /// # Safety
+    /// There is a function of this type.
+    #[must_use]
+    pub unsafe fn store_first_entry(
+        mut self,
+        entry: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_ulong,
+    ) -> Self {
+        self.entry = Entry::Function(Function::StoreFirst(entry));
         self
     }
 
@@ -244,7 +257,8 @@ impl Builder {
         }
         let code = Code::of_this_process().map_err(orrery_domain::Error::from)?;
         let has_entry = !matches!(self.entry, Entry::None);
-        if let Entry::Function(function @ Function::C(_)) = &self.entry
+        if let Entry::Function(function) = &self.entry
+            && function.is_foreign()
             && !code.contains(function.address())
         {
             return Err(Error::NoFunction { address: function.address() });

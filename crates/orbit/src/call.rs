@@ -1,6 +1,6 @@
 //! A call in the making.
 
-use core::ffi::{c_long, c_void};
+use core::ffi::{c_long, c_ulong, c_void};
 use core::time::Duration;
 
 use orrery_memory::area::Area;
@@ -68,6 +68,19 @@ impl<'a> Call<'a> {
         function: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_long,
     ) -> Self {
         self.function = Some(Function::C(function));
+        self
+    }
+
+    /// Like [`Call::c_function`], for a function that takes the store first.
+    ///
+    /// # Safety
+    /// There is a function of this type.
+    #[must_use]
+    pub unsafe fn store_first_function(
+        mut self,
+        function: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_ulong,
+    ) -> Self {
+        self.function = Some(Function::StoreFirst(function));
         self
     }
 

@@ -224,7 +224,8 @@ impl Shared {
         }
         let mut state = self.room_for(call)?;
         let state = &mut *state;
-        if let Some(function @ Function::C(_)) = call.function
+        if let Some(function) = call.function
+            && function.is_foreign()
             && !state.permissions.code.contains(function.address())
         {
             return Err(Error::NoFunction { address: function.address() });

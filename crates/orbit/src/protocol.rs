@@ -2,7 +2,7 @@
 //!
 //! Plain bytes in native order; the reader checks every field.
 
-use core::ffi::{c_long, c_void};
+use core::ffi::{c_long, c_ulong, c_void};
 
 /// The most bytes of arguments that fit a call.
 pub const ARGUMENTS: usize = 1024;
@@ -15,13 +15,21 @@ pub enum Function {
     Rust(fn(&mut crate::Task<'_>) -> i64),
     /// A C function of arguments and store.
     C(unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_long),
+    /// A C function of store and arguments, as programs for the authors' library have them.
+    StoreFirst(unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_ulong),
 }
 
 impl Function {
+    /// Whether its address comes from outside and has to be checked.
+    pub(crate) fn is_foreign(self) -> bool {
+        !matches!(self, Self::Rust(_))
+    }
+
     pub(crate) fn address(self) -> usize {
         match self {
             Self::Rust(function) => function as usize,
             Self::C(function) => function as usize,
+            Self::StoreFirst(function) => function as usize,
         }
     }
 
@@ -29,6 +37,7 @@ impl Function {
         match self {
             Self::Rust(_) => 1,
             Self::C(_) => 2,
+            Self::StoreFirst(_) => 3,
         }
     }
 }
@@ -87,6 +96,12 @@ impl Request {
             // SAFETY: as above.
             2 => Some(Function::C(unsafe {
                 core::mem::transmute::<*const (), unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_long>(
+                    address,
+                )
+            })),
+            // SAFETY: as above.
+            3 => Some(Function::StoreFirst(unsafe {
+                core::mem::transmute::<*const (), unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_ulong>(
                     address,
                 )
             })),

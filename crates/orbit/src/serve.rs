@@ -153,14 +153,12 @@ impl Program {
         };
         match function {
             Function::Rust(function) => function(&mut Task { call: request.call, arguments, store }),
-            Function::C(function) => {
-                let store = match store {
-                    Store::C(pointer) => *pointer,
-                    Store::Rust(_) => core::ptr::null_mut(),
-                };
-                // SAFETY: main checked that the address is code of the program; the caller of main's function vouched for
-                // its type.
-                unsafe { function(arguments.as_mut_ptr().cast(), store) }
+            // SAFETY: main checked that the address is code of the program; the caller of main's function vouched for
+            // its type.
+            Function::C(function) => unsafe { function(arguments.as_mut_ptr().cast(), store.pointer()) },
+            Function::StoreFirst(function) => {
+                // SAFETY: as above.
+                unsafe { function(store.pointer(), arguments.as_mut_ptr().cast()) }.cast_signed()
             }
         }
     }

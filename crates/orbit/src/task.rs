@@ -35,6 +35,16 @@ pub(crate) enum Store {
     C(*mut c_void),
 }
 
+impl Store {
+    /// As a C function gets it.
+    pub(crate) fn pointer(&self) -> *mut c_void {
+        match self {
+            Self::C(pointer) => *pointer,
+            Self::Rust(_) => core::ptr::null_mut(),
+        }
+    }
+}
+
 impl Task<'_> {
     /// The call's number, as its future has it.
     pub fn call(&self) -> u64 {

@@ -302,6 +302,10 @@ impl Inner {
         self.range
     }
 
+    pub(super) fn mode(&self) -> Mode {
+        self.mode
+    }
+
     pub(super) fn home(&self) -> PageRange {
         self.home
     }
@@ -380,7 +384,7 @@ impl Inner {
                 capacity: self.range.len(),
             },
         )?;
-        Ok(least.max(has + (has / 4 & !(PAGE - 1)).clamp(STEP, LEAP)).min(self.range.len()))
+        Ok(least.max(has + (has / 4 / PAGE * PAGE).clamp(STEP, LEAP)).min(self.range.len()))
     }
 
     /// Gives the heap memory for one more block of `layout`.
@@ -470,7 +474,12 @@ impl Drop for Inner {
         if in_orbit() {
             return;
         }
-        self.watch.lock().watcher = None;
+        let Watch { watcher, mirrors } =
+            core::mem::replace(&mut *self.watch.lock(), Watch { watcher: None, mirrors: Vec::new() });
+        if watcher.as_ref().is_some_and(Watcher::is_of_this_process) {
+            mirrors.iter().for_each(|marks| marks.end(self.home));
+        }
+        drop(watcher);
         if self.range == self.home {
             // Where even this fails the addresses stay in use; nothing else is lost.
             if arena::empty(self.home).is_err() {

@@ -7,13 +7,15 @@
 //! Frame 0 is the *board*: what an orbit has to know beyond the pages of its calls, namely which areas lie outside of
 //! the arena.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::vec::Vec;
 
 use orrery_sys::PAGE;
 use rustix::io::Errno;
 
 use super::Error;
+use super::copier::{Copier, Job};
 use super::file::PageFile;
 
 /// One run of pages: `count` pages from `page` of the mirror on get the frames from `frame` on, or become zeros.
@@ -27,6 +29,20 @@ pub(super) struct Entry {
 
 /// No frame: the pages become zeros.
 pub(super) const ZEROS: u32 = 0;
+/// No frame and no pages: process `page` is copying, and sets `count` to 1 when it is done.
+pub(super) const WAIT: u32 = u32::MAX;
+
+impl Entry {
+    /// The frames and pages that it stands for, if any.
+    fn has_frames(&self) -> bool {
+        self.frame != ZEROS && self.frame != WAIT
+    }
+
+    /// Where in the file of frames the `count` of the first entry of `list` is.
+    pub(super) fn sign_of(list: DeltaRef) -> u64 {
+        (list.list as usize * PAGE + core::mem::offset_of!(Self, count)) as u64
+    }
+}
 
 /// Entries per frame of a list.
 const PER_FRAME: usize = PAGE / size_of::<Entry>();
@@ -44,6 +60,8 @@ pub struct Delta {
     pub(super) pages: usize,
     /// Whether it was captured, and not delivered at once.
     pub(super) queued: bool,
+    /// Who copies the rest.
+    pub(super) copier: Option<Copier>,
 }
 
 impl Delta {
@@ -81,13 +99,14 @@ impl DeltaRef {
     }
 
     /// From the number that [`DeltaRef::to_bits`] gave.
+    #[expect(clippy::cast_possible_truncation, reason = "each half is taken")]
     pub fn from_bits(bits: u64) -> Self {
-        Self { list: (bits >> 32) as u32, entries: (bits & u64::from(u32::MAX)) as u32 }
+        Self { list: (bits >> 32) as u32, entries: bits as u32 }
     }
 
     /// How many frames its list takes.
     pub(super) fn frames(self) -> u32 {
-        (self.entries as usize).div_ceil(PER_FRAME) as u32
+        short((self.entries as usize).div_ceil(PER_FRAME))
     }
 
     /// Reads entry `index` of the list whose file is mapped at `frames`.
@@ -126,7 +145,7 @@ impl Frames {
     /// The board in frame 0.
     pub(super) fn board(&self) -> &Board {
         // SAFETY: the first frame stays mapped with the file, and the board is made of atomic numbers.
-        unsafe { &*self.file.at(0).cast::<Board>() }
+        unsafe { &*self.file.at(0).cast::<c_void>().cast::<Board>() }
     }
 
     /// Takes a run of at most `count` frames: its first and its length.
@@ -203,17 +222,54 @@ impl Frames {
         let mut done = 0;
         while done < count {
             let fresh = self.top;
-            let (frame, taken) = self.take((count - done) as u32)?;
+            let (frame, taken) = self.take(short(count - done))?;
             let (at, from) = (frame as usize, address + done * PAGE);
             // SAFETY: the caller's promise. Frames below the old top have been written before.
             if let Err(error) = unsafe { self.file.put(at, from, taken as usize, frame < fresh) } {
                 self.give(frame, taken);
                 return Err(error);
             }
-            list.push(Entry { page: (page + done) as u32, count: taken, frame });
+            list.push(Entry { page: short(page + done), count: taken, frame });
             done += taken as usize;
         }
         Ok(())
+    }
+
+    /// Takes frames for `count` pages from `address` on, which somebody else fills, and lists them.
+    pub(super) fn reserve(
+        &mut self,
+        page: usize,
+        address: usize,
+        count: usize,
+        list: &mut Vec<Entry>,
+        jobs: &mut Vec<Job>,
+    ) -> Result<(), Error> {
+        let mut done = 0;
+        while done < count {
+            let (frame, taken) = self.take(short(count - done))?;
+            let page = short(page + done);
+            list.push(Entry { page, count: taken, frame });
+            jobs.push(Job { address: address + done * PAGE, page, to: frame, count: taken });
+            done += taken as usize;
+        }
+        Ok(())
+    }
+
+    /// Tells the orbit which process to wait for.
+    pub(super) fn name_copier(&self, list: DeltaRef, pid: u32) {
+        // SAFETY: the list was stored there, and its first entry begins with the number.
+        unsafe { self.file.at(list.list as usize).cast::<c_void>().cast::<u32>().write(pid) };
+    }
+
+    /// Tells the orbit that there is nobody to wait for.
+    pub(super) fn sign(&self, list: DeltaRef) {
+        // SAFETY: the list was stored there, and its first entry's second number is the sign.
+        unsafe { self.file.at(list.list as usize).cast::<c_void>().cast::<u32>().add(1).write(1) };
+    }
+
+    /// Frees a stored list, but not what it lists.
+    pub(super) fn free_list(&mut self, list: DeltaRef) {
+        self.give(list.list, list.frames());
     }
 
     /// Stores a list.
@@ -222,7 +278,7 @@ impl Frames {
             return Ok(DeltaRef::EMPTY);
         }
         let fresh = self.top;
-        let reference = DeltaRef { list: 0, entries: list.len() as u32 };
+        let reference = DeltaRef { list: 0, entries: short(list.len()) };
         let frames = reference.frames();
         let first = self.take_joined(frames)?;
         for (number, part) in list.chunks(PER_FRAME).enumerate() {
@@ -241,7 +297,7 @@ impl Frames {
 
     /// Frees the frames of `list`.
     pub(super) fn free_all(&mut self, list: impl Iterator<Item = Entry>) {
-        list.filter(|entry| entry.frame != ZEROS).for_each(|entry| self.give(entry.frame, entry.count));
+        list.filter(Entry::has_frames).for_each(|entry| self.give(entry.frame, entry.count));
     }
 
     /// Frees a stored list with all its frames, feeding its entries to `each`.
@@ -249,8 +305,10 @@ impl Frames {
         for index in 0..list.entries {
             // SAFETY: only main writes lists, and this one came from `store`.
             let entry = unsafe { list.entry(self.file.at(0), index) };
-            each(entry);
-            if entry.frame != ZEROS {
+            if entry.frame != WAIT {
+                each(entry);
+            }
+            if entry.has_frames() {
                 self.give(entry.frame, entry.count);
             }
         }
@@ -275,7 +333,7 @@ pub(super) struct Board {
     count: AtomicU32,
     /// How often a line was written.
     changes: AtomicU32,
-    outsiders: [[core::sync::atomic::AtomicU64; 3]; OUTSIDERS],
+    outsiders: [[AtomicU64; 3]; OUTSIDERS],
 }
 
 /// An area outside of the arena: where it lies, its place in the mirror, its size; all in bytes.
@@ -299,9 +357,16 @@ impl Board {
 
     /// The area at `index`.
     pub(super) fn outsider(&self, index: usize) -> Outsider {
-        let [start, offset, len] =
-            self.outsiders[index].each_ref().map(|n| n.load(Ordering::Acquire) as usize);
+        let number = |n: &AtomicU64| usize::try_from(n.load(Ordering::Acquire)).unwrap_or(0);
+        let [start, offset, len] = self.outsiders[index].each_ref().map(number);
         Outsider { start, offset, len }
+    }
+
+    /// Takes the line of an area back that is gone.
+    pub(super) fn retract(&self, offset: usize) {
+        for line in (0..self.count()).filter(|index| self.outsider(*index).offset == offset) {
+            self.outsiders[line][2].store(0, Ordering::Release);
+        }
     }
 
     /// Announces an area; false where the board is full. Main alone writes it, under the mirror's lock.
@@ -311,7 +376,8 @@ impl Board {
             return true;
         }
         // A place in the mirror belongs to one area; one that is gone leaves its line to the next.
-        let line = (0..count).find(|index| self.outsider(*index).offset == outsider.offset).unwrap_or(count);
+        let free = |known: Outsider| known.len == 0 || known.offset == outsider.offset;
+        let line = (0..count).find(|index| free(self.outsider(*index))).unwrap_or(count);
         if line == OUTSIDERS {
             return false;
         }
@@ -319,8 +385,15 @@ impl Board {
         {
             slot.store(value as u64, Ordering::Release);
         }
-        self.count.store(count.max(line + 1) as u32, Ordering::Release);
+        self.count.store(short(count.max(line + 1)), Ordering::Release);
         self.changes.fetch_add(1, Ordering::Release);
         true
     }
+}
+
+/// A number of pages, entries or frames of the arena, which has fewer than 2^32.
+#[expect(clippy::cast_possible_truncation, reason = "the largest arena has 2^26 pages")]
+pub(super) fn short(pages: usize) -> u32 {
+    debug_assert!(u32::try_from(pages).is_ok());
+    pages as u32
 }

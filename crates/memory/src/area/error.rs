@@ -106,6 +106,14 @@ pub enum Error {
         /// The kernel's answer.
         errno: Errno,
     },
+    /// The process that copied a call's pages is gone.
+    #[error(
+        "process {pid}, which was copying a call's pages, was killed (by the memory limit?): make the call again"
+    )]
+    Copier {
+        /// Its number.
+        pid: u32,
+    },
     /// A list that was not made by [`super::Mirror::capture`].
     #[error("the delta at frame {list} with {entries} entries is damaged: the orbit must be restarted")]
     BadDelta {

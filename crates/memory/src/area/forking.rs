@@ -93,12 +93,14 @@ fn take_all() {
     *LOCKED.lock() = Locked { areas, mirrors };
     core::mem::forget(known);
     super::tracking::lock().take();
+    super::copier::lock().take();
 }
 
 fn give_all() {
     let locked = core::mem::replace(&mut *LOCKED.lock(), Locked { areas: Vec::new(), mirrors: Vec::new() });
     // SAFETY: `take_all` took them all in this thread, or in the one that forked it.
     unsafe {
+        super::copier::lock().give();
         super::tracking::lock().give();
         locked.areas.iter().for_each(|area| area.give_locks());
         locked.mirrors.iter().for_each(|mirror| mirror.give_lock());

@@ -67,11 +67,6 @@ impl Tracking {
         Ok(Self { process: process(), can_scan: pagemap.can_scan(), pagemap, uffd })
     }
 
-    /// Its name, as `ORRERY_TRACKER` has it.
-    pub(super) fn name(&self) -> &'static str {
-        if self.uffd.is_some() { "wp_async" } else { "compare" }
-    }
-
     /// Feeds those runs of `range` to `each` that have contents of their own, in memory or swapped out.
     pub(super) fn populated(&self, range: PageRange, mut each: impl FnMut(PageRange)) -> Result<(), Error> {
         if self.can_scan {
@@ -233,7 +228,7 @@ impl Watcher {
             }
             Ok::<_, Error>(())
         };
-        let mut changed = |page: usize| {
+        let changed = |page: usize| {
             let (now, then) = (
                 core::ptr::with_exposed_provenance::<u8>(page),
                 core::ptr::with_exposed_provenance_mut::<u8>(twin(page)),

@@ -15,7 +15,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 
 use super::Error;
 use super::arena::become_orbit;
-use super::delta::{Board, DeltaRef, OUTSIDERS, Outsider, ZEROS};
+use super::delta::{Board, DeltaRef, OUTSIDERS, Outsider, WAIT, ZEROS};
 use super::file::punch;
 use super::mirror::Mirror;
 
@@ -128,7 +128,12 @@ impl View {
         for index in 0..delta.entries {
             // SAFETY: the list lies within the frames, which are mapped.
             let entry = unsafe { delta.entry(self.frames, index) };
-            if !within(entry.page, entry.count, self.arena.pages())
+            if entry.frame == WAIT {
+                self.wait(delta, index)?;
+                continue;
+            }
+            if entry.count == 0
+                || !within(entry.page, entry.count, self.arena.pages())
                 || !within(entry.frame, entry.count, self.frame_count)
             {
                 return Err(bad);
@@ -141,6 +146,25 @@ impl View {
             }
         }
         Ok(())
+    }
+
+    /// Waits for the end of the process that copies the delta's pages.
+    fn wait(&self, delta: &DeltaRef, index: u32) -> Result<(), Error> {
+        // SAFETY: as in `apply`.
+        let look = || unsafe { delta.entry(self.frames, index) };
+        let done = || look().count == 1;
+        let pid = look().page;
+        if done() {
+            return Ok(());
+        }
+        let raw = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+        if let Some(pid) = raw
+            && let Ok(copier) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
+        {
+            let mut polled = [rustix::event::PollFd::new(&copier, rustix::event::PollFlags::IN)];
+            while rustix::event::poll(&mut polled, None) == Err(Errno::INTR) {}
+        }
+        if done() { Ok(()) } else { Err(Error::Copier { pid }) }
     }
 
     /// Copies frames to pages of the mirror.
@@ -203,17 +227,18 @@ impl View {
         Ok(pages)
     }
 
-    /// Maps areas outside of the arena that main has made known.
+    /// Maps areas outside of the arena that main has made known. Those that are gone stay mapped until others take their
+    /// places.
     fn look_outside(&mut self) -> Result<(), Error> {
         // SAFETY: the board lies in the first frame, which is mapped, and is made of atomic numbers.
-        let board = unsafe { &*self.frames.cast::<Board>() };
+        let board = unsafe { &*self.frames.cast::<core::ffi::c_void>().cast::<Board>() };
         let changes = board.changes();
         if changes == self.changes {
             return Ok(());
         }
         for (index, known) in self.outside.iter_mut().enumerate().take(board.count()) {
             let found = board.outsider(index);
-            if *known != Some(found) {
+            if *known != Some(found) && found.len > 0 {
                 let Outsider { start, offset, len } = found;
                 // SAFETY: main has an area there, so nothing that this process took over from main is in the way.
                 unsafe { map(&self.mirror, start, offset, len) }
@@ -252,15 +277,11 @@ fn drop_pages(range: PageRange) -> Result<(), Error> {
 
 /// How many page faults this process has had.
 fn faults() -> i64 {
-    let usage = rustix_getrusage();
-    usage.ru_minflt + usage.ru_majflt
-}
-
-fn rustix_getrusage() -> libc::rusage {
     // SAFETY: all zeros are a valid `rusage`, which the call fills in.
-    unsafe {
-        let mut usage = core::mem::zeroed();
+    let usage = unsafe {
+        let mut usage: libc::rusage = core::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
         usage
-    }
+    };
+    usage.ru_minflt + usage.ru_majflt
 }
