@@ -155,7 +155,6 @@ impl Orbit {
         self.shared.check_here("asking for an orbit's statistics").ok()?;
         let mut state = self.shared.lock();
         state.pump(false);
-        state.count_queue();
         Some(state.statistics.read())
     }
 
@@ -459,10 +458,5 @@ impl State {
         statistics.snapshot_nanoseconds().fetch_add(took, Ordering::Relaxed);
         statistics.last_pages().store(pages, Ordering::Relaxed);
         statistics.last_nanoseconds().store(took, Ordering::Relaxed);
-    }
-
-    fn count_queue(&self) {
-        let waiting = self.flights.iter().filter(|flight| !flight.ghost).count();
-        self.statistics.queued().store(waiting as u64, Ordering::Relaxed);
     }
 }
