@@ -56,12 +56,10 @@ fn orbits_are_shown() {
     let mut watch =
         orbits(&[&own, "--watch", "--every", "0.05", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(watch.stdout.take().unwrap()).lines();
-    let mut calls = 0;
-    for line in lines.take(3) {
+    for (calls, line) in (0_u64..).zip(lines.take(3)) {
         let row = find(&serde_json::from_str(&line.unwrap()).unwrap(), "shown");
         assert!(row["calls"].as_u64().unwrap() >= calls);
         orbit.call(&Call::new()).unwrap();
-        calls += 1;
     }
     watch.kill().unwrap();
     watch.wait().unwrap();

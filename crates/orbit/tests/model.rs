@@ -6,6 +6,7 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
 
+#[expect(dead_code, reason = "helpers of the other tests")]
 mod common;
 
 use std::alloc::Layout;
