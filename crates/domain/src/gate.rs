@@ -76,7 +76,7 @@ impl Face {
 pub enum Partner<'a> {
     /// By its pidfd, and by the mark in its face.
     Pidfd(BorrowedFd<'a>),
-    /// Somebody else ends this process when the partner dies ([`crate::watch`]).
+    /// Somebody else ends this process when the partner dies, as a domain's watcher does.
     Watched,
 }
 

@@ -76,6 +76,8 @@ cases![
     no_more_processes_is_told,
     memory_is_bounded,
     processes_are_bounded,
+    a_read_only_control_group_tree_falls_back,
+    without_privilege_process_limits_stand_in,
     the_processor_share_is_bounded,
     process_limits_hold,
     scheduling_is_set,
@@ -448,6 +450,68 @@ fn processes_are_bounded() {
         Signal::KILL,
     )
     .unwrap();
+}
+
+fn bounded() -> Settings {
+    let mut settings = settings();
+    settings.limits.memory = Some(64 << 20);
+    settings.limits.cpu_percent = Some(50);
+    settings.limits.processes = Some(16);
+    settings
+}
+
+/// The memory bound holds without a group.
+fn falls_back() {
+    let mut echo = Echo::start(&bounded()).unwrap();
+    let held = echo.domain.enforcement();
+    assert_eq!(
+        (held.memory, held.cpu, held.processes),
+        (Means::ProcessLimit, Means::Nice, Means::ProcessLimit)
+    );
+    assert_eq!(echo.number(b"n"), 19);
+    // The allocator is refused, and Rust's answer to that is to abort.
+    assert_eq!(echo.ask(b"m").unwrap_err(), Woken::PartnerGone);
+    assert_eq!(echo.domain.process().end(), Some(End::Killed { signal: libc::SIGABRT }));
+}
+
+fn a_read_only_control_group_tree_falls_back() {
+    let private = unsafe {
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(
+                c"none".as_ptr(),
+                c"/".as_ptr(),
+                std::ptr::null(),
+                libc::MS_REC | libc::MS_PRIVATE,
+                std::ptr::null(),
+            ) == 0
+    };
+    if !private {
+        println!("SKIPPED: no mount namespace to be had");
+        return;
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    for line in mounts.lines().filter(|line| line.contains(" cgroup")) {
+        let place = std::ffi::CString::new(line.split(' ').nth(1).unwrap()).unwrap();
+        let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY;
+        let done = unsafe {
+            libc::mount(std::ptr::null(), place.as_ptr(), std::ptr::null(), flags, std::ptr::null())
+        };
+        assert_eq!(done, 0, "{line}");
+    }
+    falls_back();
+}
+
+fn without_privilege_process_limits_stand_in() {
+    let nobody = 65_534;
+    if unsafe { libc::setresuid(nobody, nobody, nobody) } != 0 {
+        println!("SKIPPED: not run as root");
+        return;
+    }
+    falls_back();
+    let mut settings = settings();
+    settings.scheduling.class = Class::Fifo { priority: 1 };
+    let error = Echo::start(&settings).map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("CAP_SYS_NICE"), "{error}");
 }
 
 fn the_processor_share_is_bounded() {
