@@ -89,9 +89,10 @@ impl Examined {
 
     /// Adds up the pages of `round`.
     pub fn examine(self, change: Change, round: u64) -> u64 {
-        // SAFETY: pages of ours, or of the snapshot at the same address.
         (0..change.pages).fold(0, |sum, index| {
-            sum.wrapping_mul(3).wrapping_add(unsafe { self.page(change, round, index).read_volatile() })
+            // SAFETY: a page of ours, or of the snapshot at the same address.
+            let word = unsafe { self.page(change, round, index).read_volatile() };
+            sum.wrapping_mul(3).wrapping_add(word)
         })
     }
 }

@@ -19,7 +19,7 @@ const MIB: usize = 1 << 20;
 const PROGRAM: usize = 64 * MIB;
 /// The state's size, and how many pages change before each call.
 const CHANGES: [(usize, &[&str]); 4] = [
-    (1, &["0", "1", "4", "16", "256"]),
+    (2, &["0", "1", "4", "16", "512"]),
     (16, &["4", "40", "4096"]),
     (64, &["4", "160", "16384"]),
     (256, &["4", "655"]),

@@ -349,14 +349,19 @@ impl State {
                 // Whoever waits looked at the predecessor.
                 self.side.gate().stir();
             }
-            Err(orrery_domain::Error::SpareGone { .. }) => {
-                let fault = self.last_fault.clone().unwrap_or(Fault::Unknown);
-                self.go_down(fault, 0);
-            }
-            Err(_) => {
-                // No room for a process now, perhaps later: by the same policy as after a crash.
-                let fault = self.last_fault.clone().unwrap_or(Fault::Unknown);
-                self.decide(fault, End::Killed { signal: libc::SIGKILL });
+            Err(error) => {
+                let for_good = matches!(error, orrery_domain::Error::SpareGone { .. });
+                let died_of = match self.last_fault.take() {
+                    Some(Fault::NoRestart { died_of, .. }) => died_of,
+                    other => Box::new(other.unwrap_or(Fault::Unknown)),
+                };
+                let fault = Fault::NoRestart { reason: error.to_string(), died_of };
+                if for_good {
+                    self.go_down(fault, 0);
+                } else {
+                    // No room for a process now, perhaps later: by the same policy as after a crash.
+                    self.decide(fault, End::Killed { signal: libc::SIGKILL });
+                }
             }
         }
     }

@@ -42,6 +42,9 @@ common::cases![
     a_hanging_init_fails_creation,
     an_init_that_crashes_later_ends_in_an_error,
     a_dead_spare_ends_in_an_error,
+    no_process_for_a_restart_ends_in_an_error,
+    a_core_dump_stays_small,
+    many_orbits_live_side_by_side,
     waiting_threads_all_learn_of_a_crash,
     corrupted_memory_is_noticed,
     a_corrupted_orbit_comes_back_clean,
@@ -460,6 +463,77 @@ fn a_dead_spare_ends_in_an_error() {
     fault(orbit.call(&obeying(&[1])));
     let error = orbit.call(&obeying(&[4])).unwrap_err();
     assert!(matches!(error, Error::Dead { .. } | Error::NotRun { .. }), "{error}");
+}
+
+fn no_process_for_a_restart_ends_in_an_error() {
+    // Root is exempt from RLIMIT_NPROC, nobody is not.
+    let nobody = 65_534;
+    if unsafe { libc::setresuid(nobody, nobody, nobody) } != 0 {
+        println!("SKIPPED: not run as root");
+        return;
+    }
+    let backoff = Backoff { first: Duration::from_millis(1), limit: Some(3), ..Backoff::default() };
+    let orbit = Orbit::builder("crowded").restart(Restart::Always(backoff)).create().unwrap();
+    let children =
+        std::fs::read_to_string(format!("/proc/self/task/{}/children", std::process::id())).unwrap();
+    for pid in children.split_whitespace() {
+        let pid = Pid::from_raw(pid.parse().unwrap());
+        let resource = rustix::process::Resource::Nproc;
+        let none = rustix::process::Rlimit {
+            current: Some(0),
+            maximum: rustix::process::getrlimit(resource).maximum,
+        };
+        rustix::process::prlimit(pid, resource, none).unwrap();
+    }
+    fault(orbit.call(&obeying(&[1])));
+    let error = orbit.call(&obeying(&[4])).unwrap_err();
+    assert!(error.to_string().contains("RLIMIT_NPROC") && error.to_string().contains("SIGSEGV"), "{error}");
+}
+
+fn a_core_dump_stays_small() {
+    let place = std::env::temp_dir().join(format!("orrery-core-{}", std::process::id()));
+    std::fs::create_dir(&place).unwrap();
+    let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
+    if pattern.starts_with(['|', '/']) {
+        println!("SKIPPED: core dumps go to {pattern}");
+        return;
+    }
+    let most = 4 << 30;
+    let resource = rustix::process::Resource::Core;
+    let maximum = rustix::process::getrlimit(resource).maximum;
+    rustix::process::setrlimit(resource, rustix::process::Rlimit { current: Some(most), maximum }).unwrap();
+    let area = area();
+    let number = number(&area);
+    let inner = place.clone();
+    let orbit = orbit(move |task| unsafe {
+        std::env::set_current_dir(&inner).unwrap();
+        *task.argument::<*mut i64>().unwrap() += 1;
+        crash()
+    });
+    fault(orbit.call(&Call::new().areas(&[&area]).arguments(&address(number))));
+    let sizes: Vec<u64> =
+        std::fs::read_dir(&place).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).collect();
+    std::fs::remove_dir_all(&place).unwrap();
+    assert!(sizes.len() == 1 && sizes[0] < 1 << 30, "{sizes:?}");
+}
+
+fn many_orbits_live_side_by_side() {
+    let area = area();
+    let number = number(&area);
+    let areas = [&area];
+    let bytes = address(number);
+    let call = Call::new().areas(&areas).arguments(&bytes);
+    let orbits: Vec<_> =
+        (0..40).map(|_| restarting(Orbit::builder("one of many")).entry(read).create().unwrap()).collect();
+    for round in 0..3 {
+        unsafe { *number = round };
+        let futures: Vec<_> = orbits.iter().map(|orbit| orbit.call_async(&call).unwrap()).collect();
+        unsafe { *number = -1 };
+        assert!(futures.iter().all(|future| future.get() == Ok(round)));
+        for orbit in orbits.iter().step_by(7) {
+            fault(orbit.call(&obeying(&[1])));
+        }
+    }
 }
 
 fn waiting_threads_all_learn_of_a_crash() {
