@@ -128,27 +128,19 @@ impl<'a> Gate<'a> {
     /// Waits until the partner has rung since `heard`, has died, or `until` has passed.
     pub fn wait(&self, heard: u32, until: Option<Moment>, partner: Partner<'_>) -> Woken {
         let bell = &self.theirs.bell;
-        let theirs = self.theirs.cpu.load(Ordering::Relaxed);
-        if theirs != NOWHERE && theirs != self.show_cpu() {
-            let end = Moment::now().after(SPIN);
-            loop {
-                for _ in 0..64 {
-                    if bell.load(Ordering::SeqCst) != heard {
-                        return Woken::Rung;
-                    }
-                    core::hint::spin_loop();
-                }
-                if Moment::now() >= end {
-                    break;
-                }
+        let mine = self.show_cpu();
+        for _ in 0..YIELDS {
+            if bell.load(Ordering::SeqCst) != heard {
+                return Woken::Rung;
             }
-        } else {
-            for _ in 0..YIELDS {
-                if bell.load(Ordering::SeqCst) != heard {
+            let theirs = self.theirs.cpu.load(Ordering::Relaxed);
+            if theirs != NOWHERE && theirs != mine {
+                if spin(bell, heard) {
                     return Woken::Rung;
                 }
-                rustix::thread::sched_yield();
+                break;
             }
+            rustix::thread::sched_yield();
         }
         self.sleep(heard, until, partner)
     }
@@ -193,6 +185,16 @@ impl<'a> Gate<'a> {
         woken
     }
 
+    /// Where the partner was last seen; `None` while it sleeps.
+    pub fn partner_cpu(&self) -> Option<u32> {
+        Some(self.theirs.cpu.load(Ordering::Relaxed)).filter(|cpu| *cpu != NOWHERE)
+    }
+
+    /// Notes that the partner was moved to `cpu` and will be there when it next runs, whatever its face still says.
+    pub fn moved_partner(&self, cpu: u32) {
+        self.theirs.cpu.store(cpu, Ordering::Relaxed);
+    }
+
     /// Whether the kernel has marked the partner's death; `None` where nothing would be marked.
     pub fn is_marked_dead(&self) -> Option<bool> {
         match self.theirs.mark.load(Ordering::SeqCst) {
@@ -204,6 +206,22 @@ impl<'a> Gate<'a> {
     /// Wakes this side's own sleepers, so that they look again.
     pub fn stir(&self) {
         let _ = futex::wake(&self.theirs.bell, futex::Flags::empty(), u32::MAX >> 1);
+    }
+}
+
+/// Looks at the bell for a while; true where it was rung.
+fn spin(bell: &AtomicU32, heard: u32) -> bool {
+    let end = Moment::now().after(SPIN);
+    loop {
+        for _ in 0..64 {
+            if bell.load(Ordering::SeqCst) != heard {
+                return true;
+            }
+            core::hint::spin_loop();
+        }
+        if Moment::now() >= end {
+            return false;
+        }
     }
 }
 

@@ -54,8 +54,6 @@ statistics! {
     returned = 6,
     /// Calls that failed: crashed, timed out, cancelled.
     failed = 7,
-    /// Calls in the queue now.
-    queued = 8,
     /// How many fit.
     bound = 9,
     /// Restarts.
@@ -78,6 +76,13 @@ statistics! {
     created = 18,
     /// Updates received.
     updates = 19,
+}
+
+impl Statistics {
+    /// Calls that wait or run, as far as main has looked.
+    pub fn queued(&self) -> u64 {
+        self.calls.saturating_sub(self.returned.saturating_add(self.failed))
+    }
 }
 
 /// The page, as main has it.

@@ -155,7 +155,6 @@ impl Orbit {
         self.shared.check_here("asking for an orbit's statistics").ok()?;
         let mut state = self.shared.lock();
         state.pump(false);
-        state.count_queue();
         Some(state.statistics.read())
     }
 
@@ -368,8 +367,11 @@ impl Shared {
 
     /// Moves the orbit to the caller's CPU or lets it go, as placement has it: one system call, and only for a change.
     fn place(&self, state: &mut State, sync: bool) {
+        let gate = self.channel.main_gate();
         let pin = match self.placement {
             Placement::Caller => true,
+            // While it is awake on another CPU it is looking at the bell there, and nothing is faster than that.
+            Placement::Auto if sync && gate.partner_cpu().is_some_and(|cpu| cpu != current_cpu()) => return,
             Placement::Auto => sync,
             Placement::Cpu(_) | Placement::Anywhere => return,
         };
@@ -388,6 +390,9 @@ impl Shared {
         };
         if rustix::thread::sched_setaffinity(Some(domain.process().pid()), &set).is_ok() {
             state.place.pinned = wanted;
+            if let Some(cpu) = wanted {
+                gate.moved_partner(cpu);
+            }
         }
     }
 }
@@ -453,10 +458,5 @@ impl State {
         statistics.snapshot_nanoseconds().fetch_add(took, Ordering::Relaxed);
         statistics.last_pages().store(pages, Ordering::Relaxed);
         statistics.last_nanoseconds().store(took, Ordering::Relaxed);
-    }
-
-    fn count_queue(&self) {
-        let waiting = self.flights.iter().filter(|flight| !flight.ghost).count();
-        self.statistics.queued().store(waiting as u64, Ordering::Relaxed);
     }
 }

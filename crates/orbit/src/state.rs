@@ -250,10 +250,10 @@ impl State {
 
     /// Ends the call whose task was running.
     fn fail_running(&mut self, fault: &Fault) {
-        let running = self
-            .flights
-            .iter()
-            .position(|flight| !flight.ghost && self.ledger.claim(flight.number) == Claim::Taken);
+        let running = self.flights.iter().position(|flight| {
+            // A claim that makes no sense is that of the task that destroyed it.
+            !flight.ghost && matches!(self.ledger.claim(flight.number), Claim::Taken | Claim::Nonsense)
+        });
         if let Some(index) = running {
             let flight = &mut self.flights[index];
             flight.ghost = true;
