@@ -192,10 +192,10 @@ fn a_limit_that_is_kept_harms_nothing() {
         assert_eq!(orbit.call(&obeying(&[i])), Ok(i64::from(i)));
     }
     // An old timer must not hit a later task.
-    let short = Duration::from_millis(150);
+    let short = Duration::from_secs(2);
     assert_eq!(orbit.call(&obeying(&[8]).time_limit(short)), Ok(8));
     let slow = |_: &mut Task<'_>| {
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(2_300));
         5
     };
     assert_eq!(orbit.call(&Call::new().function(slow)), Ok(5));
@@ -409,11 +409,11 @@ fn back_off_is_waited_for() {
     let backoff = Backoff { first: Duration::from_millis(60), ..Backoff::default() };
     let orbit = Orbit::builder("slow").restart(Restart::OnCrash(backoff)).create().unwrap();
     fault(orbit.call(&obeying(&[1])));
+    let begin = Instant::now();
     fault(orbit.call(&obeying(&[1])));
     // The second restart in a row is not before its time, and calls wait for it.
-    let begin = Instant::now();
     assert_eq!(orbit.call(&obeying(&[4])), Ok(4));
-    assert!(begin.elapsed() >= Duration::from_millis(20), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() >= Duration::from_millis(60), "{:?}", begin.elapsed());
 }
 
 fn a_crashing_init_fails_creation() {
