@@ -179,15 +179,17 @@ impl State {
         }
     }
 
-    /// Files an update under its call, which must be the one that runs.
+    /// Files an update under its call, which the orbit must have taken. That need not be the oldest one: its successor
+    /// may have begun before main took in the answer.
     fn file(&mut self, arrival: Arrival) {
         self.statistics.updates().fetch_add(1, Ordering::Relaxed);
         let call = match &arrival {
             Arrival::Update { call, .. } | Arrival::Refused { call, .. } => *call,
         };
-        let Some(flight) = self.flights.iter().find(|flight| !flight.ghost).filter(|f| f.call == call) else {
-            return;
+        let taken = |flight: &&Flight| {
+            flight.call == call && !flight.ghost && self.ledger.claim(flight.number) == Claim::Taken
         };
+        let Some(flight) = self.flights.iter().find(taken) else { return };
         let checked = match arrival {
             Arrival::Update { bytes, .. } => Update::check(call, bytes, &self.permissions),
             Arrival::Refused { reason, .. } => Err(reason),

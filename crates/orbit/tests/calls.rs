@@ -48,6 +48,7 @@ common::cases![
     a_full_queue_makes_room,
     updates_arrive_in_order,
     updates_arrive_before_the_end,
+    updates_of_queued_calls_are_kept_apart,
     large_updates_arrive,
     many_updates_of_a_synchronous_call_arrive,
     updates_are_applied_one_by_one,
@@ -544,6 +545,30 @@ fn updates_arrive_before_the_end() {
     hold.release();
     assert_eq!(running.receive(), Ok(None));
     assert_eq!(running.finish().unwrap().result, Ok(0));
+}
+
+fn updates_of_queued_calls_are_kept_apart() {
+    let orbit = orbit(|task| {
+        let byte = task.arguments()[0];
+        for i in 0..3 {
+            task.send(Scratch::new().data(&[byte, i])).unwrap();
+        }
+        0
+    });
+    for _ in 0..20 {
+        let futures: Vec<_> =
+            (0..50).map(|byte| orbit.call_async(&Call::new().arguments(&[byte])).unwrap()).collect();
+        // Main looks when all of them are over, so that all updates are there at once.
+        assert_eq!(futures[49].get(), Ok(0));
+        for (byte, future) in (0..).zip(futures) {
+            let updates = future.finish().unwrap().updates;
+            assert_eq!(updates.len(), 3);
+            for (i, update) in (0..).zip(&updates) {
+                let update = update.as_ref().unwrap();
+                assert_eq!(update.records().next(), Some(Record::Data(&[byte, i])));
+            }
+        }
+    }
 }
 
 fn large_updates_arrive() {

@@ -49,6 +49,7 @@ common::cases![
     corrupted_memory_is_noticed,
     a_corrupted_orbit_comes_back_clean,
     kills_at_any_moment_lose_nothing,
+    kills_at_any_instruction_lose_nothing,
     main_killed_at_any_moment_takes_its_orbits_along,
     a_killed_orbit_leaves_nothing_behind,
     a_fork_of_the_orbit_may_outlive_its_task,
@@ -666,6 +667,97 @@ fn kills_at_any_moment_lose_nothing() {
         println!("{right} calls returned, {died} died, {} restarts", orbit.restarts());
         assert!(right > 0 && orbit.restarts() > 0);
     });
+}
+
+/// Lets process `pid` execute so many instructions, then kills it; gives up when `done` is set.
+fn kill_after(pid: i32, instructions: u64, traced: &AtomicBool, done: &AtomicBool) {
+    let ptrace = |request, data: usize| unsafe { libc::ptrace(request, pid, 0, data) };
+    let stopped = || {
+        while !done.load(Ordering::SeqCst) {
+            // Stops alone: how it ends is for the library to see.
+            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+            let flags = libc::WSTOPPED | libc::WNOHANG | libc::__WALL;
+            let child = libc::id_t::try_from(pid).unwrap();
+            let asked = unsafe { libc::waitid(libc::P_PID, child, &raw mut info, flags) };
+            if asked != 0 {
+                return false;
+            }
+            if unsafe { info.si_pid() } == pid {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        false
+    };
+    assert_eq!(ptrace(libc::PTRACE_SEIZE, 0), 0, "{}", std::io::Error::last_os_error());
+    assert_eq!(ptrace(libc::PTRACE_INTERRUPT, 0), 0);
+    let mut left = instructions;
+    while stopped() {
+        traced.store(true, Ordering::SeqCst);
+        if left == 0 {
+            break;
+        }
+        left -= 1;
+        ptrace(libc::PTRACE_SINGLESTEP, 0);
+    }
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
+fn kills_at_any_instruction_lose_nothing() {
+    let area = area();
+    let pages: Vec<_> = (0..4)
+        .map(|_| {
+            let layout = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
+            area.allocate(layout).unwrap().cast::<i64>().as_ptr()
+        })
+        .collect();
+    let orbit = restarting(Orbit::builder("stepped"))
+        .entry(|task| {
+            let value = read(task);
+            task.send(Scratch::new().data(&value.to_ne_bytes())).unwrap();
+            value
+        })
+        .create()
+        .unwrap();
+    let areas = [&area];
+    let (mut value, mut returned, mut died) = (0, 0, 0);
+    for round in 0..100 {
+        let (traced, done) = (AtomicBool::new(false), AtomicBool::new(false));
+        let pid = i32::try_from(orbit.pid().unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| kill_after(pid, round * 61, &traced, &done));
+            while !traced.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            // The first finds an idle orbit and goes straight into the mirror, the others wait with their pages.
+            let futures: Vec<_> = pages
+                .iter()
+                .map(|page| {
+                    value += 1;
+                    unsafe { **page = value };
+                    let bytes = address(*page);
+                    (value, orbit.call_async(&Call::new().areas(&areas).arguments(&bytes)).unwrap())
+                })
+                .collect();
+            for (expected, future) in futures {
+                let updates = std::iter::from_fn(|| future.receive().unwrap()).count();
+                match future.get() {
+                    Ok(seen) => {
+                        assert_eq!((seen, updates), (expected, 1), "round {round}");
+                        returned += 1;
+                    }
+                    Err(Error::Fault { fault: Fault::Signal { signal: libc::SIGKILL, .. }, .. }) => {
+                        assert!(updates <= 1);
+                        died += 1;
+                    }
+                    Err(other) => panic!("round {round}: {other}"),
+                }
+            }
+            done.store(true, Ordering::SeqCst);
+        });
+    }
+    println!("{returned} calls returned, {died} died");
+    assert!(returned > 0 && died > 0 && died <= 100);
 }
 
 fn main_killed_at_any_moment_takes_its_orbits_along() {
