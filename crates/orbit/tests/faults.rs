@@ -689,8 +689,12 @@ fn kill_after(pid: i32, instructions: u64, traced: &AtomicBool, done: &AtomicBoo
         }
         false
     };
-    assert_eq!(ptrace(libc::PTRACE_SEIZE, 0), 0, "{}", std::io::Error::last_os_error());
-    assert_eq!(ptrace(libc::PTRACE_INTERRUPT, 0), 0);
+    // The last round's kill may have come so late that nobody has noticed yet; then this round has none.
+    if ptrace(libc::PTRACE_SEIZE, 0) != 0 {
+        traced.store(true, Ordering::SeqCst);
+        return;
+    }
+    ptrace(libc::PTRACE_INTERRUPT, 0);
     let mut left = instructions;
     while stopped() {
         traced.store(true, Ordering::SeqCst);
@@ -700,6 +704,7 @@ fn kill_after(pid: i32, instructions: u64, traced: &AtomicBool, done: &AtomicBoo
         left -= 1;
         ptrace(libc::PTRACE_SINGLESTEP, 0);
     }
+    traced.store(true, Ordering::SeqCst);
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 
@@ -758,6 +763,9 @@ fn kills_at_any_instruction_lose_nothing() {
     }
     println!("{returned} calls returned, {died} died");
     assert!(returned > 0 && died > 0 && died <= 100);
+    // With nothing under way no page copies may be left waiting.
+    while orbit.call(&obeying(&[5])) != Ok(5) {}
+    assert_eq!(orbit.memory().unwrap().deltas, 0);
 }
 
 fn main_killed_at_any_moment_takes_its_orbits_along() {
