@@ -238,10 +238,10 @@ fn doze(bell: &AtomicU32, heard: u32, mark: Option<(&AtomicU32, u32)>, end: Opti
     let timeout = end.map(Moment::timespec);
     if let Some((word, mark)) = mark {
         let both = [wait_on(bell, heard), wait_on(word, mark)];
-        match futex::waitv(&both, futex::WaitvFlags::empty(), timeout.as_ref(), ClockId::Monotonic) {
-            // The next nap will be short.
-            Err(Errno::NOSYS | Errno::PERM) => WITHOUT_WAITV.store(true, Ordering::Relaxed),
-            _ => {}
+        let woken = futex::waitv(&both, futex::WaitvFlags::empty(), timeout.as_ref(), ClockId::Monotonic);
+        if let Err(Errno::NOSYS | Errno::PERM) = woken {
+            // The next nap will be a short one, on the bell alone.
+            WITHOUT_WAITV.store(true, Ordering::Relaxed);
         }
         return;
     }
