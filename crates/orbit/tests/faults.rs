@@ -43,6 +43,7 @@ common::cases![
     an_init_that_crashes_later_ends_in_an_error,
     a_dead_spare_ends_in_an_error,
     no_process_for_a_restart_ends_in_an_error,
+    no_room_for_files_is_an_error,
     a_core_dump_stays_small,
     many_orbits_live_side_by_side,
     waiting_threads_all_learn_of_a_crash,
@@ -489,6 +490,35 @@ fn no_process_for_a_restart_ends_in_an_error() {
     fault(orbit.call(&obeying(&[1])));
     let error = orbit.call(&obeying(&[4])).unwrap_err();
     assert!(error.to_string().contains("RLIMIT_NPROC") && error.to_string().contains("SIGSEGV"), "{error}");
+}
+
+fn no_room_for_files_is_an_error() {
+    let resource = rustix::process::Resource::Fsize;
+    let limit = |current| {
+        let maximum = rustix::process::getrlimit(resource).maximum;
+        rustix::process::setrlimit(resource, rustix::process::Rlimit { current, maximum }).unwrap();
+    };
+    // Not only refused: beyond the limit the kernel sends SIGXFSZ.
+    limit(Some(1 << 20));
+    let error = Orbit::builder("large").create().unwrap_err();
+    assert!(error.to_string().contains("RLIMIT_FSIZE"), "{error}");
+    limit(None);
+    let area = area();
+    let number = number(&area);
+    let reader = orbit(|task| unsafe { *task.argument::<*mut i64>().unwrap() });
+    let areas = [&area];
+    let address = number.expose_provenance().to_ne_bytes();
+    let call = Call::new().areas(&areas).arguments(&address);
+    unsafe { number.write(7) };
+    assert_eq!(reader.call(&call).unwrap(), 7);
+    limit(Some(4096));
+    let more = area.allocate(core::alloc::Layout::new::<[u8; 1 << 20]>()).unwrap();
+    unsafe { more.as_ptr().write_bytes(1, 1 << 20) };
+    let error = reader.call(&call).unwrap_err();
+    assert!(error.to_string().contains("RLIMIT_FSIZE"), "{error}");
+    limit(None);
+    unsafe { number.write(8) };
+    assert_eq!(reader.call(&call).unwrap(), 8);
 }
 
 fn a_core_dump_stays_small() {
