@@ -71,11 +71,11 @@ typedef unsigned long (*orbit_entry)(void *store, void *argbuf);
 
 /* An orbit, as orbit_create gives it. The caller frees it with free(3), when the orbit is gone. */
 struct orbit_module {
-	pid_t mpid;   /* the process that made it */
-	obid_t lobid; /* its number among that process' orbits: 1, 2, ... */
-	pid_t gobid;  /* its process id: a child of main's like others */
-	orbit_entry entry_func;
-	char name[ORBIT_NAME_LEN];
+    pid_t mpid;   /* the process that made it */
+    obid_t lobid; /* its number among that process' orbits: 1, 2, ... */
+    pid_t gobid;  /* its process id: a child of main's like others */
+    orbit_entry entry_func;
+    char name[ORBIT_NAME_LEN];
 };
 
 /* Kept for sources that name them: Orrery chooses by what it measures. */
@@ -86,53 +86,53 @@ enum orbit_pool_mode { ORBIT_COW, ORBIT_MOVE, ORBIT_COPY };
  * the pool's allocator reach, whichever is more. A pool that is used without an allocator has `used` set by the program.
  */
 struct orbit_pool {
-	void *rawptr;
-	size_t length;
-	size_t used;
-	void *data_start;
-	size_t data_length;
-	enum orbit_pool_mode mode;
-	void *orrery_area; /* the library's own */
+    void *rawptr;
+    size_t length;
+    size_t used;
+    void *data_start;
+    size_t data_length;
+    enum orbit_pool_mode mode;
+    void *orrery_area; /* the library's own */
 };
 
 /* Names an asynchronous call. */
 struct orbit_task {
-	struct orbit_module *orbit;
-	unsigned long taskid;
+    struct orbit_module *orbit;
+    unsigned long taskid;
 };
 
 /* Bytes for a place in main. */
 struct orbit_update {
-	void *ptr;
-	size_t length;
-	char data[];
+    void *ptr;
+    size_t length;
+    char data[];
 };
 
 typedef unsigned long (*orbit_operation_func)(size_t argc, unsigned long argv[]);
 
 /* A call to make in main. */
 struct orbit_operation {
-	orbit_operation_func func;
-	size_t argc;
-	unsigned long argv[];
+    orbit_operation_func func;
+    size_t argc;
+    unsigned long argv[];
 };
 
 /* Bytes to look at. */
 struct orbit_any {
-	unsigned long length;
-	char data[];
+    unsigned long length;
+    char data[];
 };
 
 enum orbit_type { ORBIT_END, ORBIT_UNKNOWN, ORBIT_ANY, ORBIT_UPDATE, ORBIT_OPERATION };
 
 /* A record of a scratch. */
 struct orbit_repr {
-	enum orbit_type type;
-	union {
-		struct orbit_update update;
-		struct orbit_operation operation;
-		struct orbit_any any;
-	};
+    enum orbit_type type;
+    union {
+        struct orbit_update update;
+        struct orbit_operation operation;
+        struct orbit_any any;
+    };
 };
 
 /*
@@ -149,20 +149,21 @@ bool is_orbit_context(void) ORRERY_AUTHORS_(is_orbit_context);
  * Snapshots the pools, runs func (or, if that is NULL, the orbit's entry function) on a copy of the argument, and returns
  * what it returned; -1 and errno on failure.
  */
-long orbit_call(struct orbit_module *module, size_t npool, struct orbit_pool **pools, orbit_entry func, void *arg,
-                size_t argsize) ORRERY_AUTHORS_(call);
+long orbit_call(struct orbit_module *module, size_t npool, struct orbit_pool **pools, orbit_entry func,
+                void *arg, size_t argsize) ORRERY_AUTHORS_(call);
 
 /*
  * The same without waiting for the task. The pools may be changed at once. Returns 0, and names the call in *task unless
  * task is NULL. A skipped call returns 0 and has the task id 0. On failure, which other values mean, the task id is 0 too.
  */
-int orbit_call_async(struct orbit_module *module, unsigned long flags, size_t npool, struct orbit_pool **pools,
-                     orbit_entry func, void *arg, size_t argsize, struct orbit_task *task)
-    ORRERY_AUTHORS_(call_async);
+int orbit_call_async(struct orbit_module *module, unsigned long flags, size_t npool,
+                     struct orbit_pool **pools, orbit_entry func, void *arg, size_t argsize,
+                     struct orbit_task *task) ORRERY_AUTHORS_(call_async);
 
 /* Cancel waiting calls: one, or those with these arguments. 0 if there were any; -1 and ENOENT if not. */
 int orbit_cancel_by_task(struct orbit_task *task) ORRERY_AUTHORS_(cancel_by_task);
-int orbit_cancel_by_arg(struct orbit_module *module, void *arg, size_t argsize) ORRERY_AUTHORS_(cancel_by_arg);
+int orbit_cancel_by_arg(struct orbit_module *module, void *arg, size_t argsize)
+    ORRERY_AUTHORS_(cancel_by_arg);
 
 /* From a task: sends an update. 0, or (unsigned long)-1 and errno. */
 unsigned long orbit_send(const struct orbit_update *update) ORRERY_AUTHORS_(send);
@@ -177,7 +178,8 @@ unsigned long orbit_recv(struct orbit_task *task, struct orbit_update *update) O
 unsigned long orbit_commit(void) ORRERY_AUTHORS_(commit);
 
 /* Make a pool, of whole pages, for whatever orbit (ob may be NULL), anywhere or at an address. NULL on failure. */
-struct orbit_pool *orbit_pool_create(struct orbit_module *ob, size_t init_pool_size) ORRERY_AUTHORS_(pool_create);
+struct orbit_pool *orbit_pool_create(struct orbit_module *ob, size_t init_pool_size)
+    ORRERY_AUTHORS_(pool_create);
 struct orbit_pool *orbit_pool_create_at(struct orbit_module *ob, size_t init_pool_size, void *addr)
     ORRERY_AUTHORS_(pool_create_at);
 
@@ -186,21 +188,21 @@ struct orbit_pool *orbit_pool_create_at(struct orbit_module *ob, size_t init_poo
 struct orbit_allocator;
 
 struct orbit_allocator_vtable {
-	void *(*alloc)(struct orbit_allocator *alloc, size_t size);
-	void (*free)(struct orbit_allocator *alloc, void *ptr);
-	void *(*realloc)(struct orbit_allocator *alloc, void *oldptr, size_t newsize);
-	void (*destroy)(struct orbit_allocator *alloc);
+    void *(*alloc)(struct orbit_allocator *alloc, size_t size);
+    void (*free)(struct orbit_allocator *alloc, void *ptr);
+    void *(*realloc)(struct orbit_allocator *alloc, void *oldptr, size_t newsize);
+    void (*destroy)(struct orbit_allocator *alloc);
 };
 
 /* Gives out parts of a pool, or of any memory. *allocated says how far from the start the memory is in use. */
 struct orbit_allocator {
-	void *start;
-	size_t length;
-	size_t *allocated;
-	pthread_spinlock_t lock;
-	bool use_meta;
-	struct orbit_allocator_vtable *vtable;
-	struct orbit_pool *orrery_pool; /* the library's own */
+    void *start;
+    size_t length;
+    size_t *allocated;
+    pthread_spinlock_t lock;
+    bool use_meta;
+    struct orbit_allocator_vtable *vtable;
+    struct orbit_pool *orrery_pool; /* the library's own */
 };
 
 /*
@@ -216,34 +218,34 @@ struct orbit_allocator *orbit_allocator_from_pool(struct orbit_pool *pool, bool 
     ORRERY_AUTHORS_(allocator_from_pool);
 
 /* A part of `size` bytes. Where there is no room the program is told on standard error, and aborted. */
-void *__orbit_alloc(struct orbit_allocator *alloc, size_t size, const char *file, int line) ORRERY_AUTHORS_(alloc);
+void *__orbit_alloc(struct orbit_allocator *alloc, size_t size, const char *file, int line)
+    ORRERY_AUTHORS_(alloc);
 void orbit_free(struct orbit_allocator *alloc, void *ptr) ORRERY_AUTHORS_(free);
 void *orbit_realloc(struct orbit_allocator *alloc, void *oldptr, size_t newsize) ORRERY_AUTHORS_(realloc);
 
-static inline void *__orbit_calloc(struct orbit_allocator *alloc, size_t size, const char *file, int line)
-{
-	return memset(__orbit_alloc(alloc, size, file, line), 0, size);
+static inline void *__orbit_calloc(struct orbit_allocator *alloc, size_t size, const char *file, int line) {
+    return memset(__orbit_alloc(alloc, size, file, line), 0, size);
 }
 
 #define orbit_alloc(alloc, size) __orbit_alloc(alloc, size, __FILE__, __LINE__)
 #define orbit_calloc(alloc, size) __orbit_calloc(alloc, size, __FILE__, __LINE__)
-#define orbit_allocated_by(ptr, alloc) \
-	((alloc) != NULL && (const char *)(ptr) >= (const char *)(alloc)->start && \
-	 (const char *)(ptr) < (const char *)(alloc)->start + (alloc)->length)
+#define orbit_allocated_by(ptr, alloc)                                                                       \
+    ((alloc) != NULL && (const char *)(ptr) >= (const char *)(alloc)->start &&                               \
+     (const char *)(ptr) < (const char *)(alloc)->start + (alloc)->length)
 
 /* ---- scratches: several records in one message ---- */
 
 struct orbit_scratch {
-	void *ptr;
-	size_t cursor;
-	size_t size_limit;
-	size_t count;
-	struct orbit_allocator *any_alloc;
+    void *ptr;
+    size_t cursor;
+    size_t size_limit;
+    size_t count;
+    struct orbit_allocator *any_alloc;
 };
 
 union orbit_result {
-	unsigned long retval;
-	struct orbit_scratch scratch;
+    unsigned long retval;
+    struct orbit_scratch scratch;
 };
 
 /* Says in which pool scratches are made. 0, or -1 for none. */
@@ -259,7 +261,8 @@ int orbit_scratch_push_update(struct orbit_scratch *s, void *ptr, size_t length)
     ORRERY_AUTHORS_(scratch_push_update);
 
 /* Adds bytes from ptr, or, where that is NULL, room for as many. Returns their place in the scratch, or NULL. */
-void *orbit_scratch_push_any(struct orbit_scratch *s, void *ptr, size_t length) ORRERY_AUTHORS_(scratch_push_any);
+void *orbit_scratch_push_any(struct orbit_scratch *s, void *ptr, size_t length)
+    ORRERY_AUTHORS_(scratch_push_any);
 
 /* Starts a record of bytes with an allocator inside; the next use of the scratch ends it, or orbit_scratch_close_any. */
 struct orbit_allocator *orbit_scratch_open_any(struct orbit_scratch *s, bool use_meta)
@@ -288,10 +291,7 @@ enum orbit_type orbit_skip_one(struct orbit_scratch *s, bool yield) ORRERY_AUTHO
 struct orbit_repr *orbit_scratch_first(struct orbit_scratch *s) ORRERY_AUTHORS_(scratch_first);
 struct orbit_repr *orbit_scratch_next(struct orbit_scratch *s) ORRERY_AUTHORS_(scratch_next);
 
-static inline bool orbit_scratch_empty(struct orbit_scratch *s)
-{
-	return s->count == 0;
-}
+static inline bool orbit_scratch_empty(struct orbit_scratch *s) { return s->count == 0; }
 
 /* End an orbit, or all of this process. 0, or -1 and errno. */
 int orbit_destroy(obid_t gobid) ORRERY_AUTHORS_(destroy);
@@ -312,135 +312,125 @@ bool orbit_gone(struct orbit_module *ob) ORRERY_AUTHORS_(gone);
 
 #if __cplusplus >= 201103L
 /* Add an operation that runs `body` in main, with the named values as they are now. */
-#define orbit_scratch_run1(s, arg1t, arg1n, body) \
-	do { \
-		unsigned long orrery_argv[] = {(unsigned long)(arg1n)}; \
-		orbit_scratch_push_operation( \
-		    s, \
-		    [](size_t, unsigned long argv[]) -> unsigned long { \
-			    arg1t arg1n = (arg1t)argv[0]; \
-			    body; \
-			    return 0; \
-		    }, \
-		    1, orrery_argv); \
-	} while (0)
-#define orbit_scratch_run2(s, arg1t, arg1n, arg2t, arg2n, body) \
-	do { \
-		unsigned long orrery_argv[] = {(unsigned long)(arg1n), (unsigned long)(arg2n)}; \
-		orbit_scratch_push_operation( \
-		    s, \
-		    [](size_t, unsigned long argv[]) -> unsigned long { \
-			    arg1t arg1n = (arg1t)argv[0]; \
-			    arg2t arg2n = (arg2t)argv[1]; \
-			    body; \
-			    return 0; \
-		    }, \
-		    2, orrery_argv); \
-	} while (0)
-#define orbit_scratch_run3(s, arg1t, arg1n, arg2t, arg2n, arg3t, arg3n, body) \
-	do { \
-		unsigned long orrery_argv[] = {(unsigned long)(arg1n), (unsigned long)(arg2n), (unsigned long)(arg3n)}; \
-		orbit_scratch_push_operation( \
-		    s, \
-		    [](size_t, unsigned long argv[]) -> unsigned long { \
-			    arg1t arg1n = (arg1t)argv[0]; \
-			    arg2t arg2n = (arg2t)argv[1]; \
-			    arg3t arg3n = (arg3t)argv[2]; \
-			    body; \
-			    return 0; \
-		    }, \
-		    3, orrery_argv); \
-	} while (0)
+#define orbit_scratch_run1(s, arg1t, arg1n, body)                                                            \
+    do {                                                                                                     \
+        unsigned long orrery_argv[] = {(unsigned long)(arg1n)};                                              \
+        orbit_scratch_push_operation(                                                                        \
+            s,                                                                                               \
+            [](size_t, unsigned long argv[]) -> unsigned long {                                              \
+                arg1t arg1n = (arg1t)argv[0];                                                                \
+                body;                                                                                        \
+                return 0;                                                                                    \
+            },                                                                                               \
+            1, orrery_argv);                                                                                 \
+    } while (0)
+#define orbit_scratch_run2(s, arg1t, arg1n, arg2t, arg2n, body)                                              \
+    do {                                                                                                     \
+        unsigned long orrery_argv[] = {(unsigned long)(arg1n), (unsigned long)(arg2n)};                      \
+        orbit_scratch_push_operation(                                                                        \
+            s,                                                                                               \
+            [](size_t, unsigned long argv[]) -> unsigned long {                                              \
+                arg1t arg1n = (arg1t)argv[0];                                                                \
+                arg2t arg2n = (arg2t)argv[1];                                                                \
+                body;                                                                                        \
+                return 0;                                                                                    \
+            },                                                                                               \
+            2, orrery_argv);                                                                                 \
+    } while (0)
+#define orbit_scratch_run3(s, arg1t, arg1n, arg2t, arg2n, arg3t, arg3n, body)                                \
+    do {                                                                                                     \
+        unsigned long orrery_argv[] = {(unsigned long)(arg1n), (unsigned long)(arg2n),                       \
+                                       (unsigned long)(arg3n)};                                              \
+        orbit_scratch_push_operation(                                                                        \
+            s,                                                                                               \
+            [](size_t, unsigned long argv[]) -> unsigned long {                                              \
+                arg1t arg1n = (arg1t)argv[0];                                                                \
+                arg2t arg2n = (arg2t)argv[1];                                                                \
+                arg3t arg3n = (arg3t)argv[2];                                                                \
+                body;                                                                                        \
+                return 0;                                                                                    \
+            },                                                                                               \
+            3, orrery_argv);                                                                                 \
+    } while (0)
 #endif
 
-namespace orbit
-{
+namespace orbit {
 
 /* Where the templates and the operators below allocate; std::allocator where it is NULL. */
 __attribute__((weak)) orbit_allocator *__global_allocator = NULL;
 
-inline void set_global_allocator(orbit_allocator *alloc)
-{
-	__global_allocator = alloc;
+inline void set_global_allocator(orbit_allocator *alloc) { __global_allocator = alloc; }
+
+inline void *__orbit_allocate_wrapper(orbit_allocator *alloc, std::size_t n, std::size_t type_size) {
+    if (type_size != 0 && n > (std::size_t)-1 / type_size)
+        throw std::bad_alloc();
+    return __orbit_alloc(alloc, n * type_size, __FILE__, __LINE__);
 }
 
-inline void *__orbit_allocate_wrapper(orbit_allocator *alloc, std::size_t n, std::size_t type_size)
-{
-	if (type_size != 0 && n > (std::size_t)-1 / type_size)
-		throw std::bad_alloc();
-	return __orbit_alloc(alloc, n * type_size, __FILE__, __LINE__);
-}
-
-inline void __orbit_deallocate_wrapper(orbit_allocator *alloc, void *ptr, std::size_t) ORRERY_AUTHORS_NOEXCEPT
-{
-	orbit_free(alloc, ptr);
+inline void __orbit_deallocate_wrapper(orbit_allocator *alloc, void *ptr,
+                                       std::size_t) ORRERY_AUTHORS_NOEXCEPT {
+    orbit_free(alloc, ptr);
 }
 
 /* For containers whose elements lie where __global_allocator says. */
 template <class T> struct global_allocator {
-	typedef T value_type;
+    typedef T value_type;
 
-	global_allocator() {}
-	template <class U> global_allocator(const global_allocator<U> &) {}
+    global_allocator() {}
+    template <class U> global_allocator(const global_allocator<U> &) {}
 
-	T *allocate(std::size_t n)
-	{
-		if (__global_allocator)
-			return static_cast<T *>(__orbit_allocate_wrapper(__global_allocator, n, sizeof(T)));
-		return std::allocator<T>().allocate(n);
-	}
-	void deallocate(T *p, std::size_t n) ORRERY_AUTHORS_NOEXCEPT
-	{
-		if (__global_allocator)
-			__orbit_deallocate_wrapper(__global_allocator, p, n);
-		else
-			std::allocator<T>().deallocate(p, n);
-	}
-	bool operator==(const global_allocator &) const { return true; }
-	bool operator!=(const global_allocator &) const { return false; }
+    T *allocate(std::size_t n) {
+        if (__global_allocator)
+            return static_cast<T *>(__orbit_allocate_wrapper(__global_allocator, n, sizeof(T)));
+        return std::allocator<T>().allocate(n);
+    }
+    void deallocate(T *p, std::size_t n) ORRERY_AUTHORS_NOEXCEPT {
+        if (__global_allocator)
+            __orbit_deallocate_wrapper(__global_allocator, p, n);
+        else
+            std::allocator<T>().deallocate(p, n);
+    }
+    bool operator==(const global_allocator &) const { return true; }
+    bool operator!=(const global_allocator &) const { return false; }
 };
 
 /* A base for classes whose objects `new` puts where __global_allocator says. */
 struct global_new_operator {
-	static void *operator new(std::size_t size)
-	{
-		if (__global_allocator)
-			return __orbit_allocate_wrapper(__global_allocator, 1, size);
-		return ::operator new(size);
-	}
-	static void operator delete(void *ptr) ORRERY_AUTHORS_NOEXCEPT
-	{
-		if (__global_allocator && orbit_allocated_by(ptr, __global_allocator))
-			__orbit_deallocate_wrapper(__global_allocator, ptr, 1);
-		else
-			::operator delete(ptr);
-	}
+    static void *operator new(std::size_t size) {
+        if (__global_allocator)
+            return __orbit_allocate_wrapper(__global_allocator, 1, size);
+        return ::operator new(size);
+    }
+    static void operator delete(void *ptr) ORRERY_AUTHORS_NOEXCEPT {
+        if (__global_allocator && orbit_allocated_by(ptr, __global_allocator))
+            __orbit_deallocate_wrapper(__global_allocator, ptr, 1);
+        else
+            ::operator delete(ptr);
+    }
 };
 
 /* For containers whose elements lie in a given allocator's memory. It is not destroyed with the container. */
 template <class T> struct allocator {
-	typedef T value_type;
+    typedef T value_type;
 
-	allocator(orbit_allocator *alloc) : alloc(alloc) {}
-	template <class U> allocator(const allocator<U> &other) : alloc(other.alloc) {}
+    allocator(orbit_allocator *alloc) : alloc(alloc) {}
+    template <class U> allocator(const allocator<U> &other) : alloc(other.alloc) {}
 
-	T *allocate(std::size_t n)
-	{
-		if (alloc)
-			return static_cast<T *>(__orbit_allocate_wrapper(alloc, n, sizeof(T)));
-		return std::allocator<T>().allocate(n);
-	}
-	void deallocate(T *p, std::size_t n) ORRERY_AUTHORS_NOEXCEPT
-	{
-		if (alloc)
-			__orbit_deallocate_wrapper(alloc, p, n);
-		else
-			std::allocator<T>().deallocate(p, n);
-	}
-	bool operator==(const allocator &other) const { return alloc == other.alloc; }
-	bool operator!=(const allocator &other) const { return alloc != other.alloc; }
+    T *allocate(std::size_t n) {
+        if (alloc)
+            return static_cast<T *>(__orbit_allocate_wrapper(alloc, n, sizeof(T)));
+        return std::allocator<T>().allocate(n);
+    }
+    void deallocate(T *p, std::size_t n) ORRERY_AUTHORS_NOEXCEPT {
+        if (alloc)
+            __orbit_deallocate_wrapper(alloc, p, n);
+        else
+            std::allocator<T>().deallocate(p, n);
+    }
+    bool operator==(const allocator &other) const { return alloc == other.alloc; }
+    bool operator!=(const allocator &other) const { return alloc != other.alloc; }
 
-	orbit_allocator *alloc;
+    orbit_allocator *alloc;
 };
 
 #undef ORRERY_AUTHORS_NOEXCEPT

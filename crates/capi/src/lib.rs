@@ -6,4 +6,5 @@
 pub mod authors;
 mod error;
 pub mod lwc;
+pub mod orbit;
 mod orbit_error;
