@@ -180,13 +180,23 @@ static void debug_orbit(struct client *client, struct slice name, struct slice w
         reply_status(&client->out, "OK");
 }
 
+static void reply_digest(struct client *client) {
+    char text[20];
+    snprintf(text, sizeof text, "%016" PRIx64, store_digest());
+    reply_status(&client->out, text);
+}
+
+/* DEBUG DIGEST: of the data now. DEBUG DUMP: the same, and begins a dump that has to come to it. */
 void command_debug(struct client *client, size_t count, const struct slice *words) {
     if (slice_is(words[1], "orbit") && count == 4) {
         debug_orbit(client, words[2], words[3]);
     } else if (slice_is(words[1], "digest") && count == 2) {
-        char text[20];
-        snprintf(text, sizeof text, "%016" PRIx64, store_digest());
-        reply_status(&client->out, text);
+        reply_digest(client);
+    } else if (slice_is(words[1], "dump") && count == 2) {
+        if (dump_start(TROUBLE_NONE, NULL))
+            reply_digest(client);
+        else
+            reply_error(&client->out, "ERR no dump: %s", dump_state()->last_trouble);
     } else {
         reply_unknown(client, "DEBUG", words[1]);
     }

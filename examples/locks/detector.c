@@ -76,7 +76,7 @@ static long check_and_resolve(void *argument, void *store) {
         return 1;
     }
     have_bug(question->bug);
-    return search(question->waiting, true, push_verdict, NULL);
+    return search(question->waiting, push_verdict, NULL);
 }
 
 /* ---- in main: verdicts ---- */
@@ -246,7 +246,7 @@ static void search_in_fork(const struct question *question) {
         err(1, "fork");
     if (child == 0) {
         have_bug(question->bug);
-        search(question->waiting, true, tell_parent, &ends[1]);
+        search(question->waiting, tell_parent, &ends[1]);
         _exit(0);
     }
     close(ends[1]);
@@ -279,7 +279,7 @@ void detector_search(struct transaction *transaction) {
         break;
     case DETECT_INLINE:
         have_bug(question.bug);
-        search(transaction, false, cancel_and_wake, NULL);
+        search(transaction, cancel_and_wake, NULL);
         break;
     case DETECT_FORK:
         search_in_fork(&question);

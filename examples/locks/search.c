@@ -34,7 +34,7 @@ static bool leads_back(struct transaction *here, struct circle *circle) {
     return false;
 }
 
-long search(struct transaction *waiting, bool apart, search_found found, void *context) {
+long search(struct transaction *waiting, search_found found, void *context) {
     static uint64_t mark;
     long victims = 0;
     do {
@@ -46,10 +46,8 @@ long search(struct transaction *waiting, bool apart, search_found found, void *c
             break;
         victims++;
         found(circle.victim, context);
-        if (apart)
-            circle.victim->cancel = true;
-        if (circle.victim == waiting)
-            break;
-    } while (apart);
+        /* A wait may close several circles. */
+        circle.victim->cancel = true;
+    } while (!waiting->cancel);
     return victims;
 }

@@ -7,10 +7,10 @@
 typedef void (*search_found)(struct transaction *victim, void *context);
 
 /*
- * Finds circles that the waiting transaction is part of, and a victim for each. In main it leaves everything
- * as it was but the marks; `apart` says that all this is a copy, in which victims can be rolled back to look
- * for more.
+ * Finds the circles that the waiting transaction is part of, and a victim for each: tells of it, and marks it
+ * as cancelled. Where this is a copy of main's memory, that is for the search to go on with. Returns how many
+ * there are.
  */
-long search(struct transaction *waiting, bool apart, search_found found, void *context);
+long search(struct transaction *waiting, search_found found, void *context);
 
 #endif
