@@ -2,6 +2,7 @@
 
 mod first;
 mod memory;
+mod orbit;
 mod python_process;
 mod run;
 mod scan;
@@ -10,6 +11,7 @@ mod warm;
 
 pub use first::FirstCapture;
 pub use memory::RestoredMemory;
+pub use orbit::{OrbitCall, OrbitCreation};
 pub use python_process::{InPython, orrery_bench_fork, orrery_bench_run};
 pub use run::{Captures, WholeRun};
 pub use scan::CleanScan;

@@ -1,5 +1,6 @@
 //! What a user would pick instead.
 
+mod call;
 mod cold_python;
 mod copy_on_write;
 mod dontneed;
@@ -7,6 +8,7 @@ mod fork;
 mod fork_server;
 mod python_fork_server;
 
+pub use call::{ForkPerCall, WholeCopy};
 pub use cold_python::{ColdPython, PYTHON};
 pub use copy_on_write::CopyOnWrite;
 pub use dontneed::DontNeed;

@@ -1,6 +1,7 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod orbits;
 mod warm;
 
 use std::io;
@@ -19,12 +20,14 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Orbits(orbits::Arguments),
     Warm(warm::Arguments),
 }
 
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Orbits(arguments) => orbits::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
     match result {

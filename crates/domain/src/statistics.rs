@@ -54,8 +54,6 @@ statistics! {
     returned = 6,
     /// Calls that failed: crashed, timed out, cancelled.
     failed = 7,
-    /// Calls in the queue now.
-    queued = 8,
     /// How many fit.
     bound = 9,
     /// Restarts.
@@ -80,6 +78,13 @@ statistics! {
     updates = 19,
 }
 
+impl Statistics {
+    /// Calls that wait or run, as far as main has looked.
+    pub fn queued(&self) -> u64 {
+        self.calls.saturating_sub(self.returned.saturating_add(self.failed))
+    }
+}
+
 /// The page, as main has it.
 #[derive(Debug)]
 pub struct StatisticsPage {
@@ -94,7 +99,7 @@ impl StatisticsPage {
     pub fn new(name: &str) -> Result<Self> {
         // The kernel takes up to 249 bytes and no zero.
         let name: String = name.chars().filter(|c| !c.is_control()).take(50).collect();
-        let page = Self { memory: SharedMemory::new(&format!("{NAME}{name}"), WORDS * 8)? };
+        let page = Self { memory: SharedMemory::to_be_found(&format!("{NAME}{name}"), WORDS * 8)? };
         page.word(1).store(VERSION, Ordering::Relaxed);
         page.main().store(u64::from(std::process::id()), Ordering::Relaxed);
         page.word(0).store(MAGIC, Ordering::Release);

@@ -66,7 +66,7 @@ fn instruction(context: *mut c_void) -> usize {
     let context = context.cast::<libc::ucontext_t>();
     // SAFETY: the kernel passes the interrupted context.
     let rip = unsafe { (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
-    rip.cast_unsigned() as usize
+    usize::try_from(rip.cast_unsigned()).unwrap_or(0)
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -160,6 +160,7 @@ mod tests {
         bytes[32] = 77;
         // SAFETY: refused before anything is made of it.
         assert!(unsafe { Request::decode(&bytes) }.is_none());
+        // SAFETY: as above.
         assert!(unsafe { Request::decode(&bytes[..20]) }.is_none());
         let answer = Answer { call: 1, value: -3 };
         assert_eq!(Answer::decode(&answer.encode()), Some(answer));
