@@ -15,10 +15,22 @@ struct running {
     struct handler handler;
 };
 
+/* An orbit that is dead for good is replaced, but not more often than this. */
+#define REPLACE_MICROSECONDS 1000000
+
+static bool create(struct companion *companion) {
+    companion->orbit =
+        orbit_create_with(companion->name, companion->entry, companion->init, &companion->options);
+    companion->created_us = clock_microseconds();
+    return companion->orbit != NULL;
+}
+
 void companion_create(struct companion *companion, orbit_entry entry, void *(*init)(void),
                       const struct orbit_options *options) {
-    companion->orbit = orbit_create_with(companion->name, entry, init, options);
-    if (!companion->orbit)
+    companion->entry = entry;
+    companion->init = init;
+    companion->options = *options;
+    if (!create(companion))
         errx(1, "cannot make the orbit %s: %s", companion->name, orbit_error());
 }
 
@@ -31,6 +43,20 @@ static void remember_trouble(struct companion *companion) {
     }
 }
 
+/* By its policy an orbit that only ever crashes is given up. This server wants it all the same. */
+static bool replace(struct companion *companion) {
+    if (clock_microseconds() - companion->created_us < REPLACE_MICROSECONDS)
+        return false;
+    companion->past_restarts = companion_restarts(companion) + 1;
+    companion_destroy(companion);
+    return create(companion);
+}
+
+long companion_restarts(const struct companion *companion) {
+    long restarts = companion->orbit ? orbit_restarts(companion->orbit) : 0;
+    return companion->past_restarts + (restarts > 0 ? restarts : 0);
+}
+
 bool companion_call(struct companion *companion, const struct sight *sight, const void *argument, size_t size,
                     struct handler handler) {
     struct running *running = malloc(sizeof *running);
@@ -40,7 +66,11 @@ bool companion_call(struct companion *companion, const struct sight *sight, cons
     for (size_t i = 0; i < sight->count; i++)
         areas[i] = memory_area(sight->memory[i]);
     int64_t begin = clock_microseconds();
-    running->future = orbit_call_async(companion->orbit, 0, sight->count, areas, NULL, argument, size);
+    running->future = NULL;
+    if (companion->orbit || create(companion))
+        running->future = orbit_call_async(companion->orbit, 0, sight->count, areas, NULL, argument, size);
+    if (!running->future && errno == EINVAL && replace(companion))
+        running->future = orbit_call_async(companion->orbit, 0, sight->count, areas, NULL, argument, size);
     uint64_t took = (uint64_t)(clock_microseconds() - begin);
     if (took > companion->longest_us)
         companion->longest_us = took;

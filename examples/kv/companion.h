@@ -10,6 +10,11 @@ struct running;
 struct companion {
     const char *name;
     struct orbit *orbit;
+    orbit_entry entry;
+    void *(*init)(void);
+    struct orbit_options options;
+    int64_t created_us;
+    long past_restarts; /* of orbits before this one, and their replacement */
     struct running *first;
     struct running *last;
     unsigned under_way;
@@ -47,6 +52,9 @@ bool companion_call(struct companion *companion, const struct sight *sight, cons
 
 /* Handles the calls that are over. */
 void companion_glance(struct companion *companion);
+
+/* How often it came back. */
+long companion_restarts(const struct companion *companion);
 
 void companion_destroy(struct companion *companion);
 

@@ -35,7 +35,9 @@ void orbits_glance(void) {
 void orbits_tick(void) {
     for (size_t i = 0; i < COUNT; i++) {
         /* Asking after one that died restarts it when that is due. */
-        if (all[i]->companion.orbit && orbit_alive(all[i]->companion.orbit) == 1 && all[i]->tick)
+        if (all[i]->companion.orbit)
+            orbit_alive(all[i]->companion.orbit);
+        if (all[i]->tick)
             all[i]->tick();
     }
 }

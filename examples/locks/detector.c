@@ -15,11 +15,17 @@
 /* A search takes microseconds; one that takes this long will never end. */
 #define TIME_LIMIT_MS 100
 
+/* How long the detector may be away. */
+#define PATIENCE_NS 50000000
+
 static enum detect how;
 static enum bug bug;
 static uint64_t every;
 static struct orbit *orbit;
 static struct detector_report report;
+
+/* A search failed, and who knows whether the orbit is back. */
+static bool suspect;
 
 /* ---- in the orbit ---- */
 
@@ -42,8 +48,7 @@ static void have_bug(enum bug which) {
         *nowhere = 1;
         break;
     case BUG_ASSERTION:
-        /* assert(3), whatever NDEBUG says. */
-        fprintf(stderr, "detector: assertion failed: lock->owner == NULL\n");
+        /* As assert(3) does, but for the noise. */
         abort();
     case BUG_LOOP:
         for (;;)
@@ -121,6 +126,7 @@ static void handle_all(struct orbit_future *future) {
     }
     if (got < 0) {
         report.failed++;
+        suspect = true;
         snprintf(report.trouble, sizeof report.trouble, "%s", orbit_error());
     }
 }
@@ -175,15 +181,24 @@ static void *resolve(void *nothing) {
 
 /* ---- in main: searches ---- */
 
+static uint64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+static uint64_t created;
+
 static void create(void) {
     struct orbit_options options = ORBIT_OPTIONS_INIT;
     options.restart = ORBIT_RESTART_ON_CRASH;
     options.when_full = ORBIT_FULL_FAIL;
-    options.queue = (unsigned)locks_slots() + 1;
+    options.queue = 4 * (unsigned)locks_slots();
     options.time_limit_ms = TIME_LIMIT_MS;
     orbit = orbit_create_with("deadlock detector", check_and_resolve, NULL, &options);
     if (!orbit)
         errx(1, "cannot make the detector: %s", orbit_error());
+    created = now();
 }
 
 void detector_start(enum detect how_, enum bug bug_, uint64_t every_) {
@@ -196,21 +211,32 @@ void detector_start(enum detect how_, enum bug bug_, uint64_t every_) {
         errx(1, "cannot start the resolver");
 }
 
-/* By its policy an orbit that only ever crashes is given up. Here it is wanted all the same. */
-static void make_anew(void) {
-    report.restarts += (uint64_t)orbit_restarts(orbit);
-    orbit_destroy(orbit);
-    create();
-    report.made_anew++;
+/*
+ * Whether there is a detector to ask. One that crashes again and again comes back later each time; if that
+ * takes too long, there will be another one.
+ */
+static bool is_there(void) {
+    if (!suspect)
+        return true;
+    bool alive = orbit_alive(orbit) == 1;
+    if (!alive && now() - created > PATIENCE_NS) {
+        report.restarts += (uint64_t)orbit_restarts(orbit);
+        report.made_anew++;
+        orbit_destroy(orbit);
+        create();
+        alive = true;
+    }
+    suspect = !alive;
+    return alive;
 }
 
 static void search_in_orbit(const struct question *question) {
     struct orbit_area *area = locks_area();
-    struct orbit_future *future = orbit_call_async(orbit, 0, 1, &area, NULL, question, sizeof *question);
+    struct orbit_future *future = NULL;
+    if (is_there())
+        future = orbit_call_async(orbit, 0, 1, &area, NULL, question, sizeof *question);
     if (!future) {
         report.not_made++;
-        if (errno == EINVAL)
-            make_anew();
         return;
     }
     if (how == DETECT_ASYNC) {
@@ -257,12 +283,6 @@ static void search_in_fork(const struct question *question) {
     int status;
     if (waitpid(child, &status, 0) == child && status != 0)
         report.failed++;
-}
-
-static uint64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
 }
 
 void detector_search(struct transaction *transaction) {

@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <time.h>
 
+/* A detector that died over a search has not answered it. */
+#define ASK_AGAIN_MS 20
+
 static struct orbit_area *area;
 static struct lock *locks;
 static struct transaction **transactions;
@@ -111,10 +114,15 @@ static enum result wait_for(struct request *request) {
     struct transaction *transaction = request->by;
     transaction->waits_for = request;
     on_waiting(transaction);
-    struct timespec until = in(timeout);
-    int error = 0;
-    while (!request->granted && !transaction->cancel && error != ETIMEDOUT)
-        error = pthread_cond_timedwait(&conditions[transaction->slot], &mutex, &until);
+    for (unsigned waited = 0; waited < timeout; waited += ASK_AGAIN_MS) {
+        struct timespec until = in(ASK_AGAIN_MS);
+        int error = 0;
+        while (!request->granted && !transaction->cancel && error != ETIMEDOUT)
+            error = pthread_cond_timedwait(&conditions[transaction->slot], &mutex, &until);
+        if (request->granted || transaction->cancel)
+            break;
+        on_waiting(transaction);
+    }
     transaction->waits_for = NULL;
     if (request->granted)
         return GRANTED;

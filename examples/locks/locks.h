@@ -43,7 +43,7 @@ struct transaction {
 
 enum result { GRANTED, DEADLOCK, TIMEOUT };
 
-/* Who is asked, with the mutex held, when a request has to wait. */
+/* Who is asked, with the mutex held, when a request has to wait, and again while it does. */
 typedef void (*locks_waiting)(struct transaction *transaction);
 
 void locks_init(size_t records, size_t slots, unsigned timeout_ms, locks_waiting waiting);

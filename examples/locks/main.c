@@ -27,7 +27,7 @@ static const char help[] =
     "(async)\n"
     "  --bug none|pointer|assertion|loop|lie\n"
     "                          what is wrong with the detector (none)\n"
-    "  --every NUMBER          in every so many searches (100)\n";
+    "  --every NUMBER          in every so many searches (500)\n";
 
 static const char *const ways[] = {"async", "sync", "inline", "fork", "none", NULL};
 static const char *const bugs[] = {"none", "pointer", "assertion", "loop", "lie", NULL};
@@ -36,7 +36,7 @@ static struct {
     uint64_t threads, transactions, accounts, timeout, every;
     enum detect detect;
     enum bug bug;
-} options = {8, 2000, 24, 200, 100, DETECT_ASYNC, BUG_NONE};
+} options = {8, 2000, 24, 200, 500, DETECT_ASYNC, BUG_NONE};
 
 static uint64_t number(const char *option, const char *text, uint64_t least, uint64_t most) {
     char *end;

@@ -312,7 +312,7 @@ fn among_writers<R>(server: &Server, work: impl FnOnce() -> R) -> R {
                         format!("RPUSH l{} {word}", key % 50),
                         format!("LPOP l{}", word % 50),
                         format!("HSET h{} f{} {long}", key % 50, key % 70),
-                        format!("PEXPIRE s{key} {}", 1000 + word % 100_000),
+                        format!("PEXPIRE s{key} {}", 100_000 + word % 100_000),
                     ];
                     client.together(&lines.each_ref().map(String::as_str));
                 }
