@@ -127,7 +127,8 @@ static void handle_all(struct orbit_future *future) {
     if (got < 0) {
         report.failed++;
         suspect = true;
-        snprintf(report.trouble, sizeof report.trouble, "%s", orbit_error());
+        if (report.failed == 1)
+            snprintf(report.trouble, sizeof report.trouble, "%s", orbit_error());
     }
 }
 

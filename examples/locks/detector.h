@@ -28,7 +28,7 @@ struct detector_report {
     uint64_t refused;     /* verdicts that made no sense */
     uint64_t restarts;
     uint64_t made_anew; /* as it was not restarted any more */
-    char trouble[200];  /* the last one */
+    char trouble[200];  /* the first one */
 };
 
 /* With the bug in every so many searches. */

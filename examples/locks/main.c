@@ -125,7 +125,7 @@ static void tell_of_detector(const struct detector_report *detector) {
            " times\n",
            detector->failed, detector->not_made, detector->restarts + detector->made_anew);
     if (detector->trouble[0])
-        printf("its last trouble: %s\n", detector->trouble);
+        printf("its first trouble: %s\n", detector->trouble);
 }
 
 int main(int argc, char **argv) {
