@@ -5,18 +5,18 @@
 mod examples;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use examples::resp::{Client, Reply};
 use examples::server::{Server, refuses_to_start};
-use examples::{COMPILERS, Program, build, is_there, until};
+use examples::{COMPILERS, build, is_there, until};
 use tempfile::TempDir;
 
 const TRACKERS: [&str; 2] = ["wp_async", "compare"];
 
-fn program() -> Option<Program> {
+fn program() -> Option<PathBuf> {
     COMPILERS.iter().find_map(|compiler| build("kv", compiler))
 }
 
@@ -329,7 +329,7 @@ fn wait_for_dump(client: &mut Client) {
 }
 
 /// What is in a folder's dump: a server started there says.
-fn digest_of_dump(program: &Program, folder: &Path, dump: &Path) -> String {
+fn digest_of_dump(program: &Path, folder: &Path, dump: &Path) -> String {
     let apart = TempDir::new_in(folder).unwrap();
     std::fs::copy(dump, apart.path().join("dump.okv")).unwrap();
     let server = Server::start(program, apart.path(), "wp_async", &["--set", "watchdog-interval=0"]);

@@ -15,7 +15,7 @@ fn run(compiler: &str, transactions: u64, arguments: &[&str]) -> Option<String> 
     let program = build("locks", compiler)?;
     let output = Command::new("timeout")
         .args(["--signal=KILL", "120"])
-        .arg(program.path())
+        .arg(program)
         .args(["--threads", &THREADS.to_string(), "--transactions", &transactions.to_string()])
         .args(["--accounts", "12", "--timeout", "50"])
         .args(arguments)

@@ -9,10 +9,8 @@ pub mod server;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
-
-use tempfile::TempDir;
 
 /// The longest that a test waits for something to happen.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -38,19 +36,9 @@ pub fn is_there(program: &str) -> bool {
     there
 }
 
-/// A program that goes with the last one who uses it.
-#[derive(Clone)]
-pub struct Program(Arc<(TempDir, PathBuf)>);
-
-impl Program {
-    pub fn path(&self) -> &Path {
-        &self.0.1
-    }
-}
-
 /// The example, built by this compiler; `None` where that is not there. Built once for all tests of this process.
-pub fn build(example: &str, compiler: &str) -> Option<Program> {
-    type Built = HashMap<(String, String), Option<Program>>;
+pub fn build(example: &str, compiler: &str) -> Option<PathBuf> {
+    type Built = HashMap<(String, String), Option<PathBuf>>;
     static BUILT: OnceLock<Mutex<Built>> = OnceLock::new();
     let mut built = BUILT.get_or_init(Mutex::default).lock().unwrap();
     built
@@ -59,9 +47,10 @@ pub fn build(example: &str, compiler: &str) -> Option<Program> {
         .clone()
 }
 
-fn compile(example: &str, compiler: &str) -> Program {
-    let folder = TempDir::new().unwrap();
-    let binary = folder.path().join(example);
+fn compile(example: &str, compiler: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let binary = folder.join(format!("{example}-{compiler}"));
+    let unfinished = folder.join(format!("{example}-{compiler}.{}", std::process::id()));
     let mut sources: Vec<PathBuf> = std::fs::read_dir(root().join("examples").join(example))
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -74,7 +63,7 @@ fn compile(example: &str, compiler: &str) -> Program {
         .arg(root().join("include"))
         .args(sources)
         .arg("-o")
-        .arg(&binary)
+        .arg(&unfinished)
         .arg(format!("-Wl,-rpath,{}", libraries.display()))
         .arg("-L")
         .arg(&libraries)
@@ -82,7 +71,8 @@ fn compile(example: &str, compiler: &str) -> Program {
         .output()
         .unwrap();
     assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
-    Program(Arc::new((folder, binary)))
+    std::fs::rename(&unfinished, &binary).unwrap();
+    binary
 }
 
 /// Waits until `ready` gives something.

@@ -6,17 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use super::resp::Client;
-use super::{Program, until};
+use super::until;
 
 pub struct Server {
     child: Child,
     socket: PathBuf,
-    _program: Program,
 }
 
 impl Server {
     /// Starts it in a folder, where its socket and its dump are.
-    pub fn start(program: &Program, folder: &Path, tracker: &str, options: &[&str]) -> Self {
+    pub fn start(program: &Path, folder: &Path, tracker: &str, options: &[&str]) -> Self {
         let socket = folder.join("socket");
         let log = std::fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();
         let mut child =
@@ -29,7 +28,7 @@ impl Server {
             let status = child.wait();
             panic!("{status:?}: {}", std::fs::read_to_string(folder.join("log")).unwrap());
         }
-        Self { child, socket, _program: program.clone() }
+        Self { child, socket }
     }
 
     pub fn socket(&self) -> &Path {
@@ -65,8 +64,8 @@ impl Drop for Server {
 }
 
 /// What starts it.
-pub fn command(program: &Program, folder: &Path, tracker: &str, options: &[&str]) -> Command {
-    let mut command = Command::new(program.path());
+pub fn command(program: &Path, folder: &Path, tracker: &str, options: &[&str]) -> Command {
+    let mut command = Command::new(program);
     command
         .env("ORRERY_TRACKER", tracker)
         .stdin(Stdio::null())
@@ -79,7 +78,7 @@ pub fn command(program: &Program, folder: &Path, tracker: &str, options: &[&str]
 }
 
 /// That a server with these options does not start; gives what it says.
-pub fn refuses_to_start(program: &Program, folder: &Path) -> String {
+pub fn refuses_to_start(program: &Path, folder: &Path) -> String {
     let mut child = command(program, folder, "wp_async", &[])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
