@@ -56,6 +56,12 @@ static void plan(struct step *steps, uint64_t *state) {
     steps[from].change = -steps[to].change;
 }
 
+/* Who only reads has a shared lock, and may not write, be it the same. */
+static void change(const struct step *step, long amount) {
+    if (amount != 0)
+        balances[step->account] += amount;
+}
+
 static enum result attempt(struct transaction *transaction, const struct step *steps) {
     locks_begin(transaction);
     size_t done = 0;
@@ -64,13 +70,13 @@ static enum result attempt(struct transaction *transaction, const struct step *s
         result = locks_acquire(transaction, steps[done].account, steps[done].change ? EXCLUSIVE : SHARED);
         if (result != GRANTED)
             break;
-        balances[steps[done].account] += steps[done].change;
+        change(&steps[done], steps[done].change);
         /* Somebody else's turn, to have some conflicts. */
         sched_yield();
     }
     for (size_t i = 0; i < done; i++) {
         if (result != GRANTED)
-            balances[steps[i].account] -= steps[i].change;
+            change(&steps[i], -steps[i].change);
         else
             atomic_fetch_add(&due[steps[i].account], steps[i].change);
     }
