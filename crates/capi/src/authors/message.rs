@@ -141,7 +141,7 @@ unsafe fn receive(task: *const Task) -> Result<Received, c_int> {
 /// `orbit_recv`.
 ///
 /// # Safety
-/// As for `orbit_recvv`; the update has room for [`BUFFER`] bytes.
+/// As for `orbit_recvv`; the update has room for `ORBIT_BUFFER_MAX` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_authors_recv(task: *const Task, update: *mut Update) -> c_ulong {
     if update.is_null() {
