@@ -58,11 +58,19 @@ impl KeyValue {
     /// # Errors
     /// [`Skipped`] where it is not installed; where it does not come up.
     pub fn redis(keys: u64, value: usize) -> Result<Self> {
-        if Command::new("redis-server").arg("--version").stdout(Stdio::null()).status().is_err() {
-            return Err(Skipped("redis-server is not installed".to_owned()).into());
-        }
+        // Debian's redis-tools has the server under this name, too, and does not start one as a service.
+        let programs = ["redis-server", "redis-check-rdb"];
+        let works = |program: &&str| {
+            let mut command = Command::new(program);
+            command.arg0("redis-server").arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+            command.status().is_ok_and(|status| status.success())
+        };
+        let Some(program) = programs.into_iter().find(works) else {
+            return Err(Skipped("redis-server is not installed (Debian: redis-tools)".to_owned()).into());
+        };
         let folder = tempfile::tempdir().context("making a folder for a server")?;
-        let mut command = Command::new("redis-server");
+        let mut command = Command::new(program);
+        command.arg0("redis-server");
         command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]);
         command.arg(folder.path().join("socket")).arg("--dir").arg(folder.path());
         Self::start(command, folder, keys, value)
