@@ -197,13 +197,14 @@ impl Footprint {
     }
 
     /// Does the work of every contender: reads one word from each of `work.read` pages, then writes one word
-    /// to each of `work.dirty` pages, both spread evenly over the whole. Each call writes other values.
+    /// to each of `work.dirty` pages, both spread evenly over the whole. Each call writes other values, and, if the work
+    /// moves, to other pages.
     pub fn perform(&mut self, work: Work) {
-        for page in self.chosen(work.read) {
+        for page in self.chosen(work.read, false) {
             self.read(page);
         }
         self.generation += 1;
-        for page in self.chosen(work.dirty) {
+        for page in self.chosen(work.dirty, work.moving) {
             self.write(page, !original(page) ^ self.generation);
         }
     }
@@ -213,7 +214,7 @@ impl Footprint {
     /// # Errors
     /// Naming the first page that is not as it was at first.
     pub fn check_pristine(&self, work: Work) -> Result<()> {
-        for page in self.chosen(work.dirty) {
+        for page in self.chosen(work.dirty, work.moving) {
             let found = self.read(page);
             ensure!(
                 found == original(page),
@@ -224,10 +225,12 @@ impl Footprint {
         Ok(())
     }
 
-    fn chosen(&self, count: u32) -> impl Iterator<Item = usize> + use<> {
+    fn chosen(&self, count: u32, moving: bool) -> impl Iterator<Item = usize> + use<> {
         let pages = self.pages();
         let count = usize::try_from(count).unwrap_or(pages).min(pages);
-        (0..count).map(move |place| place * pages / count)
+        // Eight sets in turn, so that soon all of them have been written once.
+        let round = if moving { usize::try_from(self.generation % 8).unwrap_or(0) } else { 0 };
+        (0..count).map(move |place| place * pages / count + round % (pages / count))
     }
 
     fn write(&self, page: usize, value: u64) {
@@ -282,7 +285,7 @@ mod tests {
     const SIZE: usize = 2 * HUGE_PAGE;
 
     fn dirty(dirty: u32) -> Work {
-        Work { dirty, read: 1 }
+        Work { dirty, read: 1, moving: false }
     }
 
     #[test]

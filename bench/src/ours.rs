@@ -59,6 +59,8 @@ pub fn tracker_name(choice: Choice) -> &'static str {
 mod tests {
     use orrery_memory::space::First;
 
+    use orrery_memory::images::Visibility;
+
     use super::*;
     use crate::contender::Contender;
     use crate::footprint::Backing;
@@ -86,7 +88,9 @@ mod tests {
 
     #[test]
     fn restored_memory_comes_back() {
-        all_do(RestoredMemory::new(footprint()), &["0", "1", "1000", "10+1000"], 2);
+        for visibility in [Visibility::Mapped, Visibility::Hidden] {
+            all_do(RestoredMemory::new(footprint(), visibility), &["0", "1", "1000", "10+1000", "10*"], 2);
+        }
     }
 
     #[test]

@@ -33,24 +33,24 @@
  *   - all private memory: variables, heap, thread-local storage (errno, too), private mappings of files;
  *   - mappings: new ones are unmapped, lost ones mapped again, protections put back; the program break;
  *   - descriptors: new ones are closed, closed or replaced ones brought back; their flags; offsets of regular
- * files, save those of the files that standard output and standard error go to: what was written there stays,
- * and what follows comes behind it;
+ *     files, save those of the files that standard output and standard error go to: what was written there
+ *     stays, and what follows comes behind it;
  *   - signal dispositions, mask, alternate stack; signals that became pending, unless another living process
- * sent them;
+ *     sent them;
  *   - interval timers (with the time that they had left); POSIX timers made since are deleted;
  *   - working directory, umask, resource limits, niceness, thread name, and a few settings of prctl(2);
  *   - threads started since, which end, and child processes started since, which are killed and reaped, with
- * all of their descendants.
+ *     all of their descendants.
  *
  * WHAT IT DOES NOT UNDO
  *
  *   - effects outside of the process: files written, created or removed, messages sent, output printed. Note
- * that stdio's buffers are memory: fflush(3) before taking a snapshot, or each resume brings the unflushed
- * bytes back;
+ *     that stdio's buffers are memory: fflush(3) before taking a snapshot, or each resume brings the unflushed
+ *     bytes back;
  *   - data already read from a pipe, socket or terminal: it is gone;
  *   - shared mappings, System V shared memory, and ranges given to lw_keep;
  *   - child processes that ended or were waited for, threads that ended, POSIX timers that were deleted: they
- * do not come back;
+ *     do not come back;
  *   - credentials, namespaces, seccomp filters and whatever else the kernel does not take back.
  *
  * A snapshot keeps the files open that were open when it was taken: while it exists, a pipe's reader sees no
@@ -70,7 +70,8 @@
  *
  * No signal is handled in the midst of a call. A handler may call lw_resume whatever it interrupted, be it
  * malloc(3): unlike longjmp(3) out of it, a resume replaces the whole state, half-done work included. It may
- * also take, keep and discard, but no snapshot while it runs on an alternate stack.
+ * also take, keep and discard, but no snapshot while it runs on an alternate stack, and not the first one of
+ * the process where it may have interrupted malloc(3) or the dynamic linker.
  *
  * Snapshots and longjmp(3) mix: a jmp_buf is valid as long as the frame of its setjmp(3) is there in the
  * present state.
@@ -123,8 +124,9 @@ typedef uint64_t lw_snapshot_t;
  *   EINVAL    id is null, or ORRERY_TRACKER names no tracker
  *   EAGAIN    other threads run; or no process may be made (RLIMIT_NPROC)
  *   ENOTSUP   called from a signal handler on an alternate stack; or the process has a shadow stack; or pages
- * are not of 4096 bytes ENOSPC    the store of page images cannot grow others    what a system call of the
- * first snapshot answered: ENOSYS, EMFILE, EPERM (seccomp) ...
+ *             are not of 4096 bytes
+ *   ENOSPC    the store of page images cannot grow
+ *   others    what a system call of the first snapshot answered: ENOSYS, EMFILE, EPERM (seccomp) ...
  */
 int lw_snapshot(lw_snapshot_t *id) __attribute__((returns_twice));
 
@@ -145,7 +147,7 @@ int lw_resume(lw_snapshot_t id, int value);
  *
  * Errors, beside those above and those of the first lw_snapshot:
  *   EINVAL    addr or len is no multiple of 4096; len is 0; part of the range is not mapped; the stack is in
- * it
+ *             it
  */
 int lw_keep(void *addr, size_t len);
 

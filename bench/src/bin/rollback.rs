@@ -15,6 +15,7 @@ use orrery_bench::rival::{CopyOnWrite, DontNeed, ForkExitWait, ForkServer};
 use orrery_bench::{
     Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Unit, Work, Worker, machine, serve,
 };
+use orrery_memory::images::Visibility;
 use orrery_memory::space::First;
 use orrery_memory::tracker::Choice;
 
@@ -29,7 +30,11 @@ const RUNS: [(usize, Backing, &[u32]); 3] = [
     (64 * MIB, Backing::Huge, &[0, 100]),
     (4096 * MIB, Backing::Huge, &[0, 1]),
 ];
-const READ_WORKS: [Work; 2] = [Work { dirty: 1, read: 1_000 }, Work { dirty: 100, read: 1_000 }];
+/// The same for pages that differ each time: what the same ones cost is less, once they are known to be hot.
+const OTHER_PAGES: [Work; 2] =
+    [Work { dirty: 100, read: 0, moving: true }, Work { dirty: 1_000, read: 0, moving: true }];
+const READ_WORKS: [Work; 2] =
+    [Work { dirty: 1, read: 1_000, moving: false }, Work { dirty: 100, read: 1_000, moving: false }];
 
 /// Rollback beside its rivals
 #[derive(Parser)]
@@ -51,6 +56,7 @@ enum Role {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mechanism {
     Ours,
+    Hidden,
     Run,
     Repeat,
     Fork,
@@ -63,12 +69,14 @@ enum Mechanism {
 }
 
 use Mechanism::{
-    CopyOnWrite as Cow, DontNeed as Drop, Fork, ForkServer as Server, Ours, Repeat, Run, Scan, Tracked,
+    CopyOnWrite as Cow, DontNeed as Drop, Fork, ForkServer as Server, Hidden, Ours, Repeat, Run, Scan,
+    Tracked,
 };
 
 /// All mechanisms, as tables name them and as a contender is told.
-const NAMES: [(Mechanism, &str); 14] = [
+const NAMES: [(Mechanism, &str); 15] = [
     (Ours, "memory restored"),
+    (Hidden, "memory restored from hidden images"),
     (Run, "whole run"),
     (Repeat, "whole run, repeated"),
     (Fork, "fork + exit + wait"),
@@ -97,7 +105,8 @@ impl Mechanism {
     fn start(self, bytes: usize, backing: Backing) -> Result<Box<dyn Contender>> {
         let footprint = move || Footprint::anonymous(bytes, backing);
         Ok(match self {
-            Self::Ours => Box::new(RestoredMemory::new(footprint()?)?),
+            Self::Ours => Box::new(RestoredMemory::new(footprint()?, Visibility::Mapped)?),
+            Self::Hidden => Box::new(RestoredMemory::new(footprint()?, Visibility::Hidden)?),
             Self::Run => Box::new(WholeRun::new(footprint()?, Captures::Each)?),
             Self::Repeat => Box::new(WholeRun::new(footprint()?, Captures::Once)?),
             Self::Fork => Box::new(ForkExitWait::new(footprint()?)),
@@ -116,9 +125,13 @@ impl Mechanism {
             Self::Fork | Self::ForkServer | Self::DontNeed | Self::CopyOnWrite => bytes,
             Self::First(First::Fork) => bytes,
             // Copies the footprint, or may.
-            Self::Ours | Self::Run | Self::Repeat | Self::Tracked(_) | Self::Scan(_) | Self::First(_) => {
-                2 * bytes
-            }
+            Self::Ours
+            | Self::Hidden
+            | Self::Run
+            | Self::Repeat
+            | Self::Tracked(_)
+            | Self::Scan(_)
+            | Self::First(_) => 2 * bytes,
         }
     }
 }
@@ -179,6 +192,7 @@ fn main() -> Result<ExitCode> {
             bench.group(rollbacks(Field { bytes, backing, pin })?);
         }
     }
+    bench.group(hidden_images(Field { bytes: READ_FOOTPRINT.0, backing: READ_FOOTPRINT.1, pin })?);
     for (bytes, backing, dirty) in RUNS {
         for (name, ours) in [("run", Run), ("repeat", Repeat)] {
             bench.group(runs(Field { bytes, backing, pin }, name, ours, dirty)?);
@@ -201,9 +215,10 @@ fn main() -> Result<ExitCode> {
 fn rollbacks(field: Field) -> Result<Group> {
     let name = field.name();
     let mut group = field.group(&name, Ours, &[Fork, Server, Drop])?;
-    let mut works: Vec<_> = DIRTY_PAGES.map(|dirty| Work { dirty, read: 0 }).into();
+    let mut works: Vec<_> = DIRTY_PAGES.map(|dirty| Work { dirty, read: 0, moving: false }).into();
     if (field.bytes, field.backing) == READ_FOOTPRINT {
         works.extend(READ_WORKS);
+        works.extend(OTHER_PAGES);
     }
     for work in works {
         if usize::try_from(work.dirty)? <= field.bytes / PAGE {
@@ -216,12 +231,24 @@ fn rollbacks(field: Field) -> Result<Group> {
     Ok(group)
 }
 
+/// What it costs that no stray read of the program can meet another state's pages.
+fn hidden_images(field: Field) -> Result<Group> {
+    let name = format!("visible images/{}", field.name());
+    let mut group = field.group(&name, Ours, &[Hidden])?;
+    for work in DIRTY_PAGES.map(|dirty| Work { dirty, read: 0, moving: false }) {
+        let case = Case::new(work.to_string())
+            .quantity(format!("{name}/{}", in_words(work)), Quantity::Mean(Unit::Microseconds));
+        group = group.case(case.quick(work.dirty == 100));
+    }
+    Ok(group)
+}
+
 /// The same, of the whole process and not of its memory alone.
 fn runs(field: Field, name: &str, ours: Mechanism, dirty: &[u32]) -> Result<Group> {
     let name = format!("{name}/{}", field.name());
     let mut group = field.group(&name, ours, &[Fork, Server])?;
     for &dirty in dirty {
-        let work = Work { dirty, read: 0 };
+        let work = Work { dirty, read: 0, moving: false };
         let case = Case::new(work.to_string())
             .quantity(format!("{name}/{}", in_words(work)), Quantity::Mean(Unit::Microseconds));
         let quick = (field.bytes, field.backing) == READ_FOOTPRINT && (ours == Run || dirty == 0);
@@ -293,9 +320,10 @@ fn in_words(work: Work) -> String {
         1 => "1 page".to_owned(),
         dirty => format!("{dirty} pages"),
     };
-    match work.read {
-        0 => dirty,
-        read => format!("{dirty}, {read} read"),
+    match work {
+        Work { moving: true, .. } => format!("{dirty}, others each time"),
+        Work { read: 0, .. } => dirty,
+        Work { read, .. } => format!("{dirty}, {read} read"),
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use orrery_memory::Arena;
+use orrery_memory::images::Visibility;
 use orrery_memory::space::{Config, Space};
 
 use super::space;
@@ -18,12 +19,13 @@ pub struct RestoredMemory {
 }
 
 impl RestoredMemory {
-    /// Captures `footprint`.
+    /// Captures `footprint`, into images of that visibility.
     ///
     /// # Errors
     /// Where it cannot be captured; [`Skipped`](crate::Skipped) where `ORRERY_TRACKER` asks for what is not there.
-    pub fn new(footprint: Footprint) -> Result<Self> {
-        let mut space = space(&footprint, Arena::reserve()?, Config::default())?;
+    pub fn new(footprint: Footprint, visibility: Visibility) -> Result<Self> {
+        let config = Config { visibility, ..Config::default() };
+        let mut space = space(&footprint, Arena::reserve()?, config)?;
         // SAFETY: the scope is the footprint, to which nobody writes now.
         unsafe { space.capture()? };
         Ok(Self { footprint, space })

@@ -45,7 +45,7 @@ impl CleanScan {
         let tracked =
             Tracked { range, access, of_file: false, has_images: true, joined: false, around: range };
         tracker.get().arrange(&[tracked], &[])?;
-        tracker.get().settle(&[range])?;
+        tracker.get().settle(&[range], &[])?;
         Ok(Self { tracker, pages, images, written: Ranges::new(arena), _footprint: footprint })
     }
 

@@ -13,7 +13,7 @@ use crate::footprint::Footprint;
 use crate::work::Work;
 
 /// Pages written in each operation; each counts as one.
-const PAGES: Work = Work { dirty: 1_000, read: 0 };
+const PAGES: Work = Work { dirty: 1_000, read: 0, moving: false };
 
 /// A footprint under one tracker. Work `fault` times the first writes to pages, `restore` putting them back.
 pub struct TrackedPages {

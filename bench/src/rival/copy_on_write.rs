@@ -13,7 +13,7 @@ use crate::footprint::Footprint;
 use crate::work::Work;
 
 /// Pages written in each operation; each counts as one.
-const PAGES: Work = Work { dirty: 1_000, read: 0 };
+const PAGES: Work = Work { dirty: 1_000, read: 0, moving: false };
 
 /// The first writes of a forked child, each of which has the kernel copy a page. Its only work is `fault`; the fork itself
 /// is not timed.

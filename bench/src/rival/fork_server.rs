@@ -43,7 +43,11 @@ impl Request {
     }
 
     fn from_bytes([kind, a, b, c, d, e, f, g, h]: [u8; Self::BYTES]) -> Self {
-        let work = Work { dirty: u32::from_ne_bytes([a, b, c, d]), read: u32::from_ne_bytes([e, f, g, h]) };
+        let work = Work {
+            dirty: u32::from_ne_bytes([a, b, c, d]),
+            read: u32::from_ne_bytes([e, f, g, h]),
+            moving: false,
+        };
         if kind == 0 { Self::Perform(work) } else { Self::Check(work) }
     }
 }
@@ -116,7 +120,7 @@ impl Contender for ForkServer {
         }
         // The last child answered, but the work is over when the server has reaped it and listens again, as
         // it was for all others. It listens to this.
-        self.ask(Request::Check(Work { dirty: 0, read: 0 }))?;
+        self.ask(Request::Check(Work { dirty: 0, read: 0, moving: false }))?;
         let elapsed = start.elapsed();
         ensure!(self.ask(Request::Check(work))? == DONE, "the fork server's memory was not restored");
         Ok(Sample { iterations, elapsed, latencies: Vec::new() })

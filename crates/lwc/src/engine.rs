@@ -5,34 +5,34 @@
 //! thread) first claims the ending, so that there is one; then the owner's thread crosses over to [`end_run`].
 //!
 //! This is the one file with process-wide variables, because signal handlers and the C interface leave no choice: where
-//! the arena is and where the engine is.
+//! the arena is, where the engine is, and whose.
+
+mod inner;
+mod making;
 
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use allocator_api2::alloc::Allocator;
-use orrery_memory::space::{Config, SnapshotId, Space, Statistics};
-use orrery_memory::{Arena, HeapVec, PAGE, PageRange};
-use orrery_sys::signals::{self, AlternateStack, Mask};
-use orrery_sys::timers::{self, PosixTimers, TimerId};
+use orrery_memory::space::{Config, Statistics};
+use orrery_memory::{Arena, PageRange};
+use orrery_sys::signals::{self, Mask};
 
+pub use self::inner::EXIT_BROKEN;
+use self::inner::{Inner, Snapshot};
+pub(crate) use self::making::set_up;
 use crate::arch::{self, AGAIN, Crossing};
 use crate::control::{self, CONTROL_SIGNAL};
-use crate::error::{Error, Leftover, Result};
+use crate::error::{Error, Result};
 use crate::lazy_free::LazyFree;
-use crate::undo::attributes::Attributes;
-use crate::undo::children::{Children, Family, Nursery};
-use crate::undo::descriptors::{Descriptors, Keepers};
-use crate::undo::pending::Pending;
-use crate::undo::signals::Signals;
-use crate::undo::threads::Threads;
-use crate::undo::timers::Timers;
-use crate::{doors, rseq, safe_point};
+use crate::undo::children::Children;
+use crate::{rseq, safe_point};
 
 static ARENA: AtomicPtr<Arena> = AtomicPtr::new(core::ptr::null_mut());
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
+/// Who makes or made the engine: its process in the upper half, its thread in the lower.
+static CLAIM: AtomicU64 = AtomicU64::new(0);
 
 const STACK: usize = 256 << 10;
 const ALTERNATE_STACK: usize = 64 << 10;
@@ -70,62 +70,15 @@ pub(crate) enum Role {
     Bystander,
 }
 
-/// The state of the process beside its memory.
-#[derive(Debug)]
-struct ProcessState {
-    mask: Mask,
-    pending: Pending,
-    signals: Signals,
-    timers: Timers,
-    attributes: Attributes,
-    family: Family,
-    descriptors: Descriptors,
-}
-
-impl ProcessState {
-    fn new(arena: &'static Arena) -> Self {
-        Self {
-            mask: 0,
-            pending: Pending::default(),
-            signals: Signals::NONE,
-            timers: Timers::new(arena),
-            attributes: Attributes::new(),
-            family: Family::new(arena),
-            descriptors: Descriptors::new(arena),
-        }
-    }
-
-    fn capture(&mut self, mask: Mask, sources: &mut Sources) -> Result<()> {
-        self.mask = mask;
-        self.pending.capture();
-        self.signals.capture();
-        self.timers.capture(sources.timers.as_ref())?;
-        self.attributes.capture(&mut sources.keepers)?;
-        self.descriptors.capture(&mut sources.keepers, self.attributes.directory())
-    }
-
-    /// Lets go of everything outside of the arena.
-    fn clear(&mut self, sources: &mut Sources) {
-        self.descriptors.clear(&mut sources.keepers);
-        self.attributes.clear(&mut sources.keepers);
-    }
-}
-
-/// Where the state is found; one for all states.
-#[derive(Debug)]
-struct Sources {
-    keepers: Keepers,
-    nursery: Nursery,
-    timers: Option<PosixTimers>,
-}
-
-/// A snapshot of the C interface. Its name holds its place (lower half) and its serial number (upper half).
-#[derive(Debug)]
-struct Snapshot {
-    serial: u32,
-    memory: SnapshotId,
-    stack_pointer: usize,
-    process: ProcessState,
+/// How often a closure runs, and from when on limits apply to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// Once, limited from the beginning.
+    Once,
+    /// Until [`stop_repeating`] was called or something cannot be undone, limited from the beginning of each round.
+    Repeat,
+    /// Likewise, limited in each round from [`apply_limits`] on.
+    Serve,
 }
 
 /// What a caller wants of a run.
@@ -157,32 +110,6 @@ pub(crate) struct Engine {
 // SAFETY: `inner` is used by the owner's thread alone; `ending` is written by whoever claimed it and read by the owner
 // afterwards; the rest is atomic.
 unsafe impl Sync for Engine {}
-
-/// What only the owner's thread touches.
-struct Inner {
-    crossing: Crossing,
-    space: Space,
-    threads: Threads,
-    sources: Sources,
-    process: ProcessState,
-    snapshots: HeapVec<Option<Snapshot>>,
-    alternate_stack: PageRange,
-    timer: Option<TimerId>,
-    limits: Limits,
-    data_limit: u64,
-    /// Whether the body runs again when it ended, and the dispositions that it then finds.
-    repeats: bool,
-    running_signals: Signals,
-    /// The serial number of the latest snapshot, from 1; no two have the same, so that a stale name is known as such.
-    serial: u32,
-    /// Where the C caller's snapshot goes, or comes from.
-    wanted: usize,
-    /// The C caller's variable for the name, and what was in it before.
-    name: (*mut MaybeUninit<u64>, MaybeUninit<u64>),
-    value: i32,
-    error: Option<Error>,
-    last_restore: orrery_memory::space::Restored,
-}
 
 /// The process' arena.
 pub(crate) fn arena() -> Result<&'static Arena> {
@@ -274,102 +201,6 @@ pub(crate) fn note_lazy_free(start: usize, length: usize) {
     }
 }
 
-/// Makes the engine of this process, or finds it. `children` counts when it is made.
-pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static Engine> {
-    if let Some(engine) = current() {
-        return engine.for_owner();
-    }
-    if rseq::shadow_stack_is_on() {
-        return Err(Error::ShadowStack);
-    }
-    let arena = arena()?;
-    let thread = rustix::thread::gettid().as_raw_pid();
-    let stack = arena.stack(STACK)?;
-    let alternate_stack = arena.stack(ALTERNATE_STACK)?;
-    // Before the first capture, which then has the changed text.
-    let _ = doors::install();
-    let mut before = arena.vec();
-    list_descriptors(&mut before)?;
-    let unset: unsafe extern "C" fn(*mut Crossing) -> i32 = begin_run;
-    let engine = Engine {
-        arena,
-        owner_process: rustix::process::getpid().as_raw_pid(),
-        owner_thread: thread,
-        phase: AtomicU32::new(Phase::Idle as u32),
-        claimed: AtomicU32::new(0),
-        ending: UnsafeCell::new(Ending::Returned),
-        last: UnsafeCell::new(None),
-        words: safe_point::Words::default(),
-        lazy_free: LazyFree::new(),
-        rseq: [const { AtomicUsize::new(0) }; MOST_THREADS],
-        inner: UnsafeCell::new(Inner {
-            crossing: Crossing {
-                stack_pointer: 0,
-                engine_stack: stack.end,
-                mask: 0,
-                begin: unset,
-                body: nothing,
-                argument: core::ptr::null_mut(),
-                end: end_run,
-            },
-            space: Space::new(arena, config)?,
-            threads: Threads::new(arena)?,
-            sources: Sources {
-                keepers: Keepers::new(arena),
-                nursery: Nursery::new(children, thread),
-                timers: PosixTimers::open().ok(),
-            },
-            process: ProcessState::new(arena),
-            snapshots: arena.vec(),
-            alternate_stack,
-            timer: timers::create(CONTROL_SIGNAL, thread, 0).ok(),
-            limits: Limits::default(),
-            data_limit: 0,
-            repeats: false,
-            running_signals: Signals::NONE,
-            // A child goes on where its parent was, so that the parent's names mean nothing here.
-            // SAFETY: as in `current`; what there is, is the parent's, and nobody writes it here.
-            serial: unsafe {
-                ENGINE.load(Ordering::Acquire).as_ref().map_or(0, |old| (*old.inner.get()).serial)
-            },
-            wanted: 0,
-            name: (core::ptr::null_mut(), MaybeUninit::uninit()),
-            value: 0,
-            error: None,
-            last_restore: orrery_memory::space::Restored::default(),
-        }),
-    };
-    let layout = core::alloc::Layout::new::<Engine>();
-    let block = arena.heap().allocate(layout).map_err(|_| orrery_memory::Error::Memory {
-        bytes: layout.size(),
-        errno: rustix::io::Errno::NOMEM,
-    })?;
-    let pointer = block.cast::<Engine>();
-    // SAFETY: the block is fresh and has the engine's layout.
-    unsafe { pointer.write(engine) };
-    // SAFETY: as in `current`.
-    let engine: &'static Engine = unsafe { pointer.as_ref() };
-    let mut after = arena.vec();
-    list_descriptors(&mut after)?;
-    engine.inner().sources.keepers.own(after.iter().copied().filter(|fd| !before.contains(fd)))?;
-    ENGINE.store(pointer.as_ptr(), Ordering::Release);
-    leave_rseq_alone();
-    Ok(engine)
-}
-
-fn list_descriptors(list: &mut HeapVec<i32>) -> Result<()> {
-    let mut room = true;
-    orrery_sys::process::for_each_descriptor(|fd| {
-        room &= list.try_reserve(1).is_ok();
-        if room {
-            list.push(fd);
-        }
-    })?;
-    Ok(())
-}
-
-unsafe extern "C" fn nothing(_: *mut c_void) {}
-
 impl Engine {
     /// The engine, for its owner, between runs.
     pub(crate) fn for_owner(&'static self) -> Result<&'static Self> {
@@ -423,14 +254,13 @@ impl Engine {
         unsafe { arch::finish(crossing) }
     }
 
-    /// Runs `body` with `argument` and undoes what it did. With `repeats` it does so again and again, until
-    /// [`stop_repeating`] was called or something cannot be undone.
+    /// Runs `body` with `argument` and undoes what it did, once or again and again.
     pub(crate) fn run(
         &'static self,
         body: unsafe extern "C" fn(*mut c_void),
         argument: *mut c_void,
         limits: Limits,
-        repeats: bool,
+        course: Course,
     ) -> Result<Ending> {
         self.for_owner()?;
         if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
@@ -438,7 +268,8 @@ impl Engine {
         }
         let inner = self.inner();
         inner.limits = limits;
-        inner.repeats = repeats;
+        inner.repeats = course != Course::Once;
+        inner.limits_at_once = course != Course::Serve;
         inner.error = None;
         inner.crossing.begin = begin_run;
         inner.crossing.body = body;
@@ -570,6 +401,15 @@ pub(crate) fn stop_repeating() {
     }
 }
 
+/// From now on the limits apply to the running closure.
+pub(crate) fn apply_limits() {
+    if let Some(engine) = current().filter(|engine| engine.is_owner() && engine.is_in(Phase::Running)) {
+        let inner = engine.inner();
+        inner.limit_memory();
+        inner.arm();
+    }
+}
+
 /// Takes note that the closure panicked; it is about to return.
 pub(crate) fn note_panic() {
     if let Some(engine) = current() {
@@ -611,7 +451,9 @@ unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
     match inner.begin_run(engine, mask) {
         Ok(()) => {
             engine.enter(Phase::Running);
-            inner.arm();
+            if inner.limits_at_once {
+                inner.arm();
+            }
             inner.crossing.mask = mask & !signals::mask_of(&[CONTROL_SIGNAL]);
             0
         }
@@ -644,9 +486,11 @@ unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
         unsafe { *engine.last.get() = Some(*ending) };
         *ending = Ending::Returned;
         engine.claimed.store(0, Ordering::Release);
-        inner.limit_memory();
+        inner.limit_memory_at_once();
         engine.enter(Phase::Running);
-        inner.arm();
+        if inner.limits_at_once {
+            inner.arm();
+        }
         inner.crossing.mask = inner.process.mask & !signals::mask_of(&[CONTROL_SIGNAL]);
         return AGAIN;
     }
@@ -686,184 +530,3 @@ unsafe extern "C" fn end_resume(_: *mut Crossing) -> i32 {
     engine.enter(Phase::Idle);
     inner.value
 }
-
-impl Inner {
-    fn begin_run(&mut self, engine: &Engine, mask: Mask) -> Result<()> {
-        self.threads.capture()?;
-        self.note_rseq(engine)?;
-        self.process.capture(mask, &mut self.sources)?;
-        // SAFETY: we are on the engine's stack, signals are blocked, and other threads are parked.
-        unsafe { self.space.capture()? };
-        // Last, since the sleepers that hold files and memory are children that are to stay.
-        self.process.family.capture(&self.sources.nursery)?;
-        // From here on nothing fails that matters, so that a refused run has changed nothing.
-        self.limit_memory();
-        let stack =
-            AlternateStack { base: self.alternate_stack.start, flags: 0, size: self.alternate_stack.len() };
-        // SAFETY: the stack is the engine's own and used for nothing else; the engine is set up.
-        unsafe {
-            signals::set_alternate_stack(&stack)?;
-            control::install()?;
-        }
-        if self.repeats {
-            self.running_signals.capture();
-        }
-        Ok(())
-    }
-
-    /// Bounds what the closure may allocate.
-    fn limit_memory(&mut self) {
-        if let Some(bytes) = self.limits.memory {
-            let data = self.space.statm().read().map_or(0, |sizes| sizes.data * PAGE);
-            self.data_limit = (data as u64).saturating_add(bytes);
-            Attributes::set_data_limit(self.data_limit);
-        }
-    }
-
-    fn note_rseq(&mut self, engine: &Engine) -> Result<()> {
-        for place in &engine.rseq {
-            match place.load(Ordering::Acquire) {
-                0 => break,
-                address => self.space.leave_live(address, rseq::LENGTH)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn arm(&self) {
-        if let (Some(timer), Some(time)) = (self.timer, self.limits.time) {
-            // An unlimited run rather than none, where the timer is gone: the end will report it missing.
-            let _ = timers::arm(timer, time.max(1));
-        }
-    }
-
-    fn disarm(&self) {
-        if let (Some(timer), Some(_)) = (self.timer, self.limits.time) {
-            let _ = timers::arm(timer, 0);
-        }
-    }
-
-    /// Whether a closure that died did so because it was refused memory: it is within a sixteenth of its limit.
-    fn hit_memory_limit(&self, ending: Ending) -> bool {
-        let Some(bytes) = self.limits.memory else {
-            return false;
-        };
-        let died =
-            matches!(ending, Ending::Signaled { signal: libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS, .. });
-        let used = self.space.statm().read().map_or(0, |sizes| (sizes.data * PAGE) as u64);
-        died && used >= self.data_limit - bytes / 16
-    }
-
-    /// The place of the snapshot with that name.
-    fn place_of(&self, id: u64) -> Option<usize> {
-        let place = usize::try_from(id & u64::from(u32::MAX)).ok()?;
-        let snapshot = self.snapshots.get(place)?.as_ref()?;
-        (u64::from(snapshot.serial) == id >> 32).then_some(place)
-    }
-
-    fn take_snapshot(&mut self, engine: &Engine) -> Result<()> {
-        self.threads.capture_alone()?;
-        self.note_rseq(engine)?;
-        let mut process = ProcessState::new(engine.arena);
-        match self.capture_snapshot(&mut process) {
-            Ok(memory) => {
-                let (serial, stack_pointer) = (self.serial, self.crossing.stack_pointer);
-                self.snapshots[self.wanted] = Some(Snapshot { serial, memory, stack_pointer, process });
-                Ok(())
-            }
-            Err(error) => {
-                process.clear(&mut self.sources);
-                Err(error)
-            }
-        }
-    }
-
-    fn capture_snapshot(&mut self, process: &mut ProcessState) -> Result<SnapshotId> {
-        process.capture(self.crossing.mask, &mut self.sources)?;
-        // SAFETY: as in `begin_run`.
-        let memory = unsafe { self.space.snapshot()? };
-        if let Err(error) = process.family.capture(&self.sources.nursery) {
-            self.space.discard(memory)?;
-            return Err(error);
-        }
-        Ok(memory)
-    }
-
-    /// Puts everything back to the beginning of the run, or to snapshot `place`; returns what could not be undone.
-    ///
-    /// The engine's own descriptors first, without which it sees neither threads nor children; then threads, since they
-    /// could interfere with all else; then children; then limits, which the rest may need.
-    fn put_back(&mut self, engine: &Engine, place: Option<usize>) -> Option<Leftover> {
-        if place.is_some() {
-            // Snapshots are taken when there is no other thread, and the program may have handled the signal itself.
-            self.threads.forget_parked();
-            // SAFETY: the engine is at work, and the snapshot has the disposition that comes back.
-            let _ = unsafe { control::install_control() };
-        }
-        let Self {
-            threads, process, snapshots, sources, space, last_restore, repeats, running_signals, ..
-        } = self;
-        let mut leftover = None;
-        let mut note = |result: core::result::Result<(), Leftover>| {
-            if let Err(found) = result {
-                leftover.get_or_insert(found);
-            }
-        };
-        let snapshot = place.and_then(|at| snapshots[at].as_ref());
-        let state = snapshot.map_or(&*process, |snapshot| &snapshot.process);
-        let mut own = state.descriptors.restore_own(&sources.keepers);
-        let mut threads_ended = threads.restore();
-        if own != Ok(true) {
-            // Threads may have undone that as long as they ran, and limits may stand in the way.
-            note(state.attributes.restore_limits());
-            own = state.descriptors.restore_own(&sources.keepers);
-            threads_ended = threads.restore();
-        }
-        note(own.map(|_| ()));
-        note(state.family.restore(&sources.nursery, |pid| sources.keepers.owns(pid)));
-        note(state.attributes.restore_limits());
-        note(state.descriptors.restore(&sources.keepers));
-        note(state.attributes.restore());
-        if let Err(thread) = threads_ended {
-            // Memory cannot be put back under a thread that runs.
-            die(&Error::NotUndone(thread));
-        }
-        if let Err(error) = engine.lazy_free.take(|range| space.doubt(range)) {
-            die(&Error::Memory(error));
-        }
-        // SAFETY: we are on the engine's stack, signals are blocked, other threads are parked or gone; the program's thread
-        // is here, and goes on where the restored state left.
-        match unsafe { space.restore(snapshot.map(|snapshot| snapshot.memory)) } {
-            Ok(restored) => *last_restore = restored,
-            Err(error) => die(&Error::Memory(error)),
-        }
-        let signals = if *repeats && place.is_none() { &*running_signals } else { &state.signals };
-        note(signals.restore());
-        note(state.timers.restore(sources.timers.as_ref()));
-        state.pending.restore();
-        leftover
-    }
-}
-
-/// Ends the process, whose memory is neither what it was nor what it became.
-fn die(error: &Error) -> ! {
-    use core::fmt::Write;
-
-    /// Standard error, a piece at a time.
-    struct Stderr;
-    impl Write for Stderr {
-        fn write_str(&mut self, text: &str) -> core::fmt::Result {
-            // SAFETY: descriptor 2 is used for one system call.
-            let stderr = unsafe { std::os::fd::BorrowedFd::borrow_raw(2) };
-            rustix::io::write(stderr, text.as_bytes()).map_or(Err(core::fmt::Error), |_| Ok(()))
-        }
-    }
-    let _ = writeln!(Stderr, "orrery: a rollback failed half-way and the process cannot go on: {error}");
-    loop {
-        // SAFETY: the end of the process.
-        let _ = unsafe { syscalls::syscall!(syscalls::Sysno::exit_group, EXIT_BROKEN) };
-    }
-}
-
-/// The exit status of a process whose rollback failed half-way (`EX_SOFTWARE`).
-pub const EXIT_BROKEN: i32 = 70;

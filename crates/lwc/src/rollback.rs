@@ -1,6 +1,6 @@
 //! Running a closure and undoing what it did.
 //!
-//! ```
+//! ```standalone_crate
 //! use orrery_lwc::rollback::{KeptBuffer, Outcome, Rollback};
 //!
 //! let mut rollback = Rollback::builder().build()?;
@@ -41,7 +41,7 @@ use orrery_memory::space::{Config, First, Restored, Statistics};
 use orrery_memory::tracker::Choice;
 
 pub use crate::engine::EXIT_BROKEN;
-use crate::engine::{self, Ending, Engine, Limits};
+use crate::engine::{self, Course, Ending, Engine, Limits};
 use crate::error::Result;
 pub use crate::kept::{Full, KeptBuffer};
 pub use crate::safe_point::safe_point;
@@ -183,7 +183,7 @@ impl Rollback {
     pub fn run<F: FnOnce()>(&mut self, closure: F) -> Result<Outcome> {
         let mut body = Some(closure);
         let argument = (&raw mut body).cast::<c_void>();
-        self.engine.run(call::<F>, argument, self.limits, false).map(Outcome::from)
+        self.engine.run(call::<F>, argument, self.limits, Course::Once).map(Outcome::from)
     }
 
     /// Runs `closure` again and again, each time in the state in which it was called first, until it breaks. It gets the
@@ -192,7 +192,7 @@ impl Rollback {
     /// State is captured once, so a round costs about half of a [`Rollback::run`]: this is for servers, whose closure waits
     /// for a request and answers it.
     ///
-    /// ```
+    /// ```standalone_crate
     /// # use std::ops::ControlFlow;
     /// # use orrery_lwc::rollback::{KeptBuffer, Outcome, Rollback};
     /// let rounds = KeptBuffer::with_capacity(100)?;
@@ -222,12 +222,54 @@ impl Rollback {
                 engine::stop_repeating();
             }
         };
-        self.run_again_and_again(&mut round)
+        self.run_again_and_again(&mut round, Course::Repeat)
     }
 
-    fn run_again_and_again<F: FnMut()>(&mut self, round: &mut F) -> Result<Outcome> {
+    /// [`Rollback::repeat`] for servers: `wait` for something to do, then `work` on it, to which alone the limits apply.
+    ///
+    /// ```standalone_crate
+    /// # use std::ops::ControlFlow;
+    /// # use std::time::Duration;
+    /// # use orrery_lwc::rollback::{KeptBuffer, Outcome, Rollback};
+    /// let answers = KeptBuffer::with_capacity(100)?;
+    /// let mut rollback = Rollback::builder().build()?;
+    /// rollback.set_time_limit(Some(Duration::from_millis(20)));
+    /// rollback.serve(
+    ///     |last| {
+    ///         if let Some(outcome) = last {
+    ///             answers.push(&[if outcome == Outcome::TimedOut { b'T' } else { b'R' }]).unwrap();
+    ///         }
+    ///         // Whoever waits long is not at fault.
+    ///         std::thread::sleep(Duration::from_millis(40));
+    ///         let count = answers.bytes().len();
+    ///         if count == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(count) }
+    ///     },
+    ///     |request| while request == 1 {},
+    /// )?;
+    /// assert_eq!(answers.bytes(), b"RT");
+    /// # Ok::<(), orrery_lwc::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Rollback::repeat`].
+    pub fn serve<T, W, F>(&mut self, mut wait: W, mut work: F) -> Result<Outcome>
+    where
+        W: FnMut(Option<Outcome>) -> ControlFlow<(), T>,
+        F: FnMut(T),
+    {
+        let mut round = || match wait(engine::last_ending().map(Outcome::from)) {
+            ControlFlow::Continue(request) => {
+                engine::apply_limits();
+                work(request);
+            }
+            ControlFlow::Break(()) => engine::stop_repeating(),
+        };
+        self.run_again_and_again(&mut round, Course::Serve)
+    }
+
+    fn run_again_and_again<F: FnMut()>(&mut self, round: &mut F, course: Course) -> Result<Outcome> {
         let argument = core::ptr::from_mut(round).cast::<c_void>();
-        self.engine.run(call_mut::<F>, argument, self.limits, true).map(Outcome::from)
+        self.engine.run(call_mut::<F>, argument, self.limits, course).map(Outcome::from)
     }
 
     /// Bounds the time of each run from now on: the closure ends with [`Outcome::TimedOut`]. A closure that blocks signal

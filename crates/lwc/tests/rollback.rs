@@ -71,6 +71,8 @@ macro_rules! cases {
 
 cases![
     memory_comes_back,
+    limits_apply_to_work_alone,
+    one_of_racing_threads_gets_the_engine,
     what_the_program_does_between_runs_stays,
     a_panic_ends_a_run,
     exit_ends_a_run,
@@ -120,6 +122,7 @@ cases![
     a_full_buffer_says_so,
     no_address_space_is_an_error,
     no_descriptors_is_an_error,
+    a_full_store_is_an_error,
     a_large_process_is_held,
     hidden_images_work,
     scattered_pages_come_back,
@@ -958,6 +961,60 @@ fn nesting_is_refused() {
     assert_eq!(kept.bytes(), Error::Nested.to_string().as_bytes());
 }
 
+fn limits_apply_to_work_alone() {
+    let outcomes = KeptBuffer::with_capacity(4096).unwrap();
+    let mut rollback = rollback();
+    rollback.set_memory_limit(Some(16 << 20));
+    rollback.set_time_limit(Some(Duration::from_millis(100)));
+    let last = rollback.serve(
+        |last| {
+            if let Some(last) = last {
+                tell(&outcomes, &format!("{last:?} "));
+            }
+            drop(std::hint::black_box(vec![1_u8; 64 << 20]));
+            std::thread::sleep(Duration::from_millis(150));
+            match outcomes.bytes().iter().filter(|&&byte| byte == b' ').count() {
+                3 => std::ops::ControlFlow::Break(()),
+                round => std::ops::ControlFlow::Continue(round),
+            }
+        },
+        |round| match round {
+            0 => drop(std::hint::black_box(vec![1_u8; 1 << 20])),
+            1 => {
+                let mut pieces = Vec::with_capacity(1000);
+                loop {
+                    pieces.push(vec![1_u8; 100 << 10]);
+                }
+            }
+            _ => loop {
+                std::hint::spin_loop();
+            },
+        },
+    );
+    assert_eq!(last, Ok(Outcome::Returned));
+    assert_eq!(outcomes.bytes(), b"Returned MemoryLimit TimedOut ");
+}
+
+fn one_of_racing_threads_gets_the_engine() {
+    let start = std::sync::Barrier::new(4);
+    let built: u32 = std::thread::scope(|scope| {
+        let racers: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    start.wait();
+                    match Rollback::builder().build() {
+                        Ok(_) => 1,
+                        Err(Error::WrongThread { .. }) => 0,
+                        Err(error) => panic!("{error}"),
+                    }
+                })
+            })
+            .collect();
+        racers.into_iter().map(|racer| racer.join().unwrap()).sum()
+    });
+    assert_eq!(built, 1);
+}
+
 fn another_thread_is_refused() {
     let _rollback = rollback();
     let error = std::thread::spawn(|| Rollback::builder().build().map(drop)).join().unwrap().unwrap_err();
@@ -1047,6 +1104,28 @@ fn no_address_space_is_an_error() {
     let limit = libc::rlimit { rlim_cur: 8 << 30, rlim_max: libc::RLIM_INFINITY };
     unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
     assert_eq!(rollback().run(|| {}), Ok(Outcome::Returned));
+}
+
+fn a_full_store_is_an_error() {
+    let mut rollback = rollback();
+    rollback.run(|| {}).unwrap();
+    // The images' file may not grow any more.
+    let limit = |bytes| {
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+    };
+    limit(4096);
+    let mut pages = vec![0_u64; 64 << 17];
+    for (page, first) in pages.iter_mut().step_by(512).enumerate() {
+        *first = page as u64 + 1;
+    }
+    let mut ran = false;
+    let error = rollback.run(|| ran = true).unwrap_err();
+    assert!(matches!(error, Error::Memory(orrery_memory::Error::Store { .. })), "{error:?}");
+    assert!(!ran && pages[512 * 77] == 78, "it has changed nothing");
+    limit(libc::RLIM_INFINITY);
+    rollback.run(|| pages.fill(0)).unwrap();
+    assert!(pages.iter().step_by(512).enumerate().all(|(page, first)| *first == page as u64 + 1));
 }
 
 fn no_descriptors_is_an_error() {

@@ -22,8 +22,8 @@ use talc::source::Manual;
 
 use crate::Error;
 
-/// The heap grows by this many bytes at a time.
-const HEAP_STEP: usize = 256 << 10;
+/// The heap grows by this many bytes at a time: rarely, since each time changes what the process looks like.
+const HEAP_STEP: usize = 16 << 20;
 
 /// How much address space is asked for, largest first: it costs nothing until it is used, but RLIMIT_AS may bound it.
 const SIZES: [usize; 5] = [256 << 30, 64 << 30, 16 << 30, 4 << 30, 1 << 30];

@@ -197,6 +197,19 @@ impl Images {
         Ok(())
     }
 
+    /// Whether the page at `address`, which must be readable, is known to hold `image` already. Of hidden images nothing
+    /// is known.
+    pub fn holds(&self, image: Image, address: usize) -> bool {
+        let known = match self.visibility {
+            _ if image == Image::ZERO => &ZEROS,
+            // SAFETY: the image lies in a mapped segment.
+            Visibility::Mapped => unsafe { &*self.mapped(image.slot()).cast::<Page>() },
+            Visibility::Hidden => return false,
+        };
+        // SAFETY: the page can be read, and nobody writes it meanwhile: that is for `load`'s callers to see to, too.
+        known == unsafe { &*core::ptr::with_exposed_provenance::<Page>(address) }
+    }
+
     /// The bytes of `image` (not [`Image::UNTOUCHED`] or [`Image::HELD`]).
     ///
     /// # Errors
@@ -265,6 +278,7 @@ impl Images {
             }
             Visibility::Hidden => {
                 let offset = (slot * PAGE) as u64;
+                check_file_size(offset + PAGE as u64)?;
                 match rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.file, page, offset)) {
                     Ok(PAGE) => Ok(()),
                     Ok(_) => Err(Error::Store { bytes: offset, errno: Errno::NOSPC }),
@@ -293,6 +307,7 @@ impl Images {
         grow(&mut self.free, free)?;
         grow(&mut self.windows, 1)?;
         let store_error = |errno| Error::Store { bytes: end, errno };
+        check_file_size(end)?;
         ftruncate(&self.file, end).map_err(store_error)?;
         let reserved = rustix::io::retry_on_intr(|| {
             fallocate(&self.file, FallocateFlags::empty(), start, SEGMENT as u64)
@@ -392,6 +407,15 @@ impl Images {
 /// The number of a slot; `add_segment` keeps them below [`MOST_IMAGES`].
 fn number(slot: usize) -> u32 {
     u32::try_from(slot).unwrap_or(u32::MAX)
+}
+
+/// Whether a file may be written up to `end`: who goes beyond RLIMIT_FSIZE is not only refused but also sent a signal,
+/// which would end the program.
+fn check_file_size(end: u64) -> Result<()> {
+    match rustix::process::getrlimit(rustix::process::Resource::Fsize).current {
+        Some(most) if most < end => Err(Error::Store { bytes: end, errno: Errno::FBIG }),
+        _ => Ok(()),
+    }
 }
 
 /// More images than this have no number.

@@ -128,12 +128,17 @@ impl Layout {
         self.mappings.clear();
         self.names.clear();
         let mut outcome = Ok(());
-        maps.for_each(buffer, |line| {
+        let mut take = |line: Line<'_>| {
             if outcome.is_ok() {
                 outcome = self.add(&line, scope, excluded, &mut visit);
             }
             Ok(())
-        })?;
+        };
+        match scope {
+            // A part of the process, of which few mappings are.
+            [range] if range.start > 0 => maps.for_each_in(*range, buffer, take)?,
+            _ => maps.for_each(buffer, &mut take)?,
+        }
         outcome
     }
 

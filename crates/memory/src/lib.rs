@@ -3,6 +3,7 @@
 pub mod area;
 mod arena;
 mod error;
+mod hot;
 pub mod images;
 pub mod layout;
 pub mod pages;

@@ -50,6 +50,46 @@ impl Ranges {
         self.0.truncate(last + 1);
     }
 
+    /// Adds what two sorted lists have in common, behind what is there.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`].
+    pub fn intersect(&mut self, one: &[PageRange], other: &[PageRange]) -> Result<()> {
+        let mut others = other.iter().peekable();
+        for range in one {
+            while let Some(&&next) = others.peek() {
+                if next.start >= range.end {
+                    break;
+                }
+                if next.overlaps(*range) {
+                    self.push(next.intersection(*range))?;
+                }
+                if next.end > range.end {
+                    break;
+                }
+                others.next();
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what is in the sorted list `from` and not in `what`, behind what is there.
+    ///
+    /// # Errors
+    /// [`crate::Error::Memory`].
+    pub fn subtract(&mut self, from: &[PageRange], what: &[PageRange]) -> Result<()> {
+        for range in from {
+            let mut start = range.start;
+            let first = what.partition_point(|hole| hole.end <= range.start);
+            for hole in what[first..].iter().take_while(|hole| hole.start < range.end) {
+                self.push(PageRange::new(start, hole.start.max(start)))?;
+                start = hole.end.min(range.end);
+            }
+            self.push(PageRange::new(start, range.end))?;
+        }
+        Ok(())
+    }
+
     /// Forgets all.
     pub fn clear(&mut self) {
         self.0.clear();
@@ -89,5 +129,18 @@ mod tests {
         let expected = [(1, 3), (4, 6)].map(|(a, b)| PageRange::new(a * 0x1000, b * 0x1000));
         assert_eq!(*ranges, expected);
         assert_eq!(ranges.pages(), 4);
+    }
+
+    #[test]
+    fn what_is_common_and_what_is_not() {
+        let range = |(start, end): (usize, usize)| PageRange::new(start * 0x1000, end * 0x1000);
+        let one = [(1, 4), (5, 9), (12, 14)].map(range);
+        let other = [(0, 2), (3, 6), (7, 8), (13, 20)].map(range);
+        let mut common = Ranges::new(Arena::reserve().unwrap());
+        common.intersect(&one, &other).unwrap();
+        assert_eq!(*common, [(1, 2), (3, 4), (5, 6), (7, 8), (13, 14)].map(range));
+        let mut rest = Ranges::new(Arena::reserve().unwrap());
+        rest.subtract(&one, &other).unwrap();
+        assert_eq!(*rest, [(2, 3), (6, 7), (8, 9), (12, 13)].map(range));
     }
 }

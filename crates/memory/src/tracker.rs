@@ -116,11 +116,12 @@ pub trait Tracker: core::fmt::Debug {
     /// [`Error::System`], [`Error::Memory`].
     fn written(&mut self, reference: Reference<'_>, written: &mut Ranges) -> Result<Scan>;
 
-    /// Takes the present contents of `ranges` (in address order) as the reference.
+    /// Takes the present contents of `ranges` (in address order) as the reference. What lies in `spared` (likewise) and
+    /// was written still counts as written.
     ///
     /// # Errors
     /// [`Error::System`].
-    fn settle(&mut self, ranges: &[PageRange]) -> Result<()>;
+    fn settle(&mut self, ranges: &[PageRange], spared: &[PageRange]) -> Result<()>;
 }
 
 /// Which tracker to use.

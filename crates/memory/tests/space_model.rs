@@ -81,6 +81,17 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
+/// Operations, some of them in rounds that do much the same again and again and are undone, as servers do.
+fn program() -> impl Strategy<Value = Vec<Operation>> {
+    let round = proptest::collection::vec(operation(), 1..6);
+    let rounds = (round, proptest::collection::vec(operation(), 3..8)).prop_map(|(round, others)| {
+        let each = others.into_iter().map(|other| round.iter().cloned().chain([other, Operation::Restore]));
+        each.flatten().collect()
+    });
+    let piece = prop_oneof![20 => operation().prop_map(|operation| vec![operation]), 1 => rounds];
+    proptest::collection::vec(piece, 1..100).prop_map(|pieces: Vec<Vec<_>>| pieces.concat())
+}
+
 /// A stretch of address space, what is in it, and what should be.
 struct Playground {
     range: PageRange,
@@ -474,11 +485,6 @@ fn run(
     playground.check()?;
     Ok(())
 }
-
-fn program() -> impl Strategy<Value = Vec<Operation>> {
-    proptest::collection::vec(operation(), 1..120)
-}
-
 /// As many cases as `ORRERY_CASES` says.
 fn cases() -> ProptestConfig {
     let cases = std::env::var("ORRERY_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(48);

@@ -1,10 +1,12 @@
-//! `/proc/self/maps`, read without allocating (proc_pid_maps(5)).
+//! `/proc/self/maps`, read without allocating (proc_pid_maps(5)), or asked for single mappings (`PROCMAP_QUERY`,
+//! Linux 6.11).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bitflags::bitflags;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 
 use crate::descriptors::raise;
 use crate::{Error, PageRange, Result};
@@ -69,6 +71,115 @@ impl Maps {
         for_each_text_line(self.fd.as_fd(), buffer, |text| {
             each(parse(text).ok_or(Error::new("parse /proc/self/maps", text.len(), Errno::BADMSG))?)
         })
+    }
+}
+
+impl Maps {
+    /// Calls `each` with every line that overlaps `range`, in address order. Where the kernel can be asked for single
+    /// mappings the others cost nothing; else the whole table is read. `buffer` is as for [`Maps::for_each`].
+    ///
+    /// # Errors
+    /// Those of [`Maps::for_each`].
+    pub fn for_each_in(
+        &self,
+        range: PageRange,
+        buffer: &mut [u8],
+        mut each: impl FnMut(Line<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut next = range.start;
+        while next < range.end {
+            match self.ask(next, buffer) {
+                Ok(Some(line)) if line.range.start < range.end => {
+                    next = line.range.end;
+                    each(line)?;
+                }
+                Ok(_) => return Ok(()),
+                Err(Errno::NOTTY | Errno::INVAL) if next == range.start => {
+                    return self.for_each(buffer, |line| {
+                        if line.range.overlaps(range) { each(line) } else { Ok(()) }
+                    });
+                }
+                Err(errno) => return Err(Error::new("PROCMAP_QUERY", next, errno)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The mapping at `address`, or else the next one.
+    fn ask<'a>(&self, address: usize, buffer: &'a mut [u8]) -> rustix::io::Result<Option<Line<'a>>> {
+        let mut query = MappingQuery {
+            size: size_of::<MappingQuery>() as u64,
+            flags: COVERING_OR_NEXT,
+            address: address as u64,
+            name_size: u32::try_from(buffer.len().min(PATH_MAX)).unwrap_or(0),
+            name_address: buffer.as_mut_ptr().addr() as u64,
+            ..MappingQuery::default()
+        };
+        // SAFETY: the structure is the one that the request takes, and the buffer is valid for the length told.
+        match unsafe { ioctl(&self.fd, Ask(&mut query)) } {
+            Err(Errno::NOENT) => return Ok(None),
+            result => result?,
+        }
+        let number = |value: u64| usize::try_from(value).map_err(|_| Errno::OVERFLOW);
+        // With its final zero; zero itself where there is no name.
+        let length = usize::try_from(query.name_size).unwrap_or(0).saturating_sub(1);
+        Ok(Some(Line {
+            range: PageRange { start: number(query.start)?, end: number(query.end)? },
+            // The kernel's bits are these, in this order.
+            access: Access::from_bits_truncate(u8::try_from(query.access & 0xf).unwrap_or(0)),
+            offset: if query.inode == 0 { 0 } else { query.offset },
+            device: u64::from(query.device_major) << 32 | u64::from(query.device_minor),
+            inode: query.inode,
+            name: buffer.get(..length).unwrap_or_default(),
+        }))
+    }
+}
+
+/// Longest name of a mapping that the kernel gives, in bytes.
+const PATH_MAX: usize = 4096;
+
+/// `struct procmap_query` of linux/fs.h, as far as it was first published.
+#[repr(C)]
+#[derive(Default)]
+struct MappingQuery {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    access: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device_major: u32,
+    device_minor: u32,
+    name_size: u32,
+    build_id_size: u32,
+    name_address: u64,
+    build_id_address: u64,
+}
+
+const PROCMAP_QUERY: Opcode = opcode::read_write::<MappingQuery>(b'f', 17);
+/// The mapping at the address, or else the next one.
+const COVERING_OR_NEXT: u64 = 0x10;
+
+struct Ask<'a>(&'a mut MappingQuery);
+
+// SAFETY: the request takes a `struct procmap_query`, which the borrow keeps valid; the name's buffer is the asker's care.
+unsafe impl Ioctl for Ask<'_> {
+    type Output = ();
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        PROCMAP_QUERY
+    }
+
+    fn as_ptr(&mut self) -> *mut core::ffi::c_void {
+        core::ptr::from_mut(self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(_: IoctlOutput, _: *mut core::ffi::c_void) -> rustix::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -220,6 +331,36 @@ mod tests {
                 .unwrap();
             assert!(found);
         }
+    }
+
+    #[test]
+    fn asking_tells_what_the_table_tells() {
+        let maps = Maps::open().unwrap();
+        let mut buffer = vec![0; 10_000];
+        let mut lines = Vec::new();
+        let copy = |line: Line<'_>| {
+            (line.range, line.access, line.offset, line.device, line.inode, line.name.to_vec())
+        };
+        maps.for_each(&mut buffer, |line| {
+            lines.push(copy(line));
+            Ok(())
+        })
+        .unwrap();
+        // The heap may grow meanwhile.
+        lines.retain(|line| line.4 != 0);
+        assert!(lines.len() > 3);
+        for line in &lines {
+            for range in [line.0, PageRange::new(line.0.end - crate::PAGE, line.0.end)] {
+                let mut asked = Vec::new();
+                maps.for_each_in(range, &mut buffer, |line| {
+                    asked.push(copy(line));
+                    Ok(())
+                })
+                .unwrap();
+                assert_eq!(asked, std::slice::from_ref(line));
+            }
+        }
+        maps.for_each_in(PageRange::new(0, 0x1000), &mut buffer, |line| panic!("{line:?}")).unwrap();
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::fs;
 use std::io;
 
-use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
 
 /// The direct children of this process, zombies included.
 #[must_use]
@@ -53,6 +53,19 @@ pub fn adopt_orphans() -> io::Result<()> {
     Ok(rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?)
 }
 
+/// Whether this process has one thread and no children. In doubt it has.
+///
+/// Children that were made with another signal than `SIGCHLD` ([`clone(2)`]) are not looked for.
+///
+/// [`clone(2)`]: https://man7.org/linux/man-pages/man2/clone.2.html
+#[must_use]
+pub fn is_alone() -> bool {
+    // A directory with one entry for each thread, besides `.` and `..`.
+    let threads = rustix::fs::stat(c"/proc/self/task").map_or(0, |stat| stat.st_nlink);
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+    threads == 3 && matches!(rustix::process::waitid(WaitId::All, options), Err(rustix::io::Errno::CHILD))
+}
+
 /// Kills and reaps every descendant of this process, as often as new ones come to light.
 pub fn end_all_descendants() {
     loop {
@@ -85,6 +98,7 @@ mod tests {
         let pid = parse(&child.id().to_string()).unwrap();
         assert!(children().contains(&pid));
         assert!(children_by_scan().contains(&pid));
+        assert!(!is_alone());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!children().contains(&pid));

@@ -28,6 +28,10 @@ struct Layout {
     turns: AtomicU64,
     /// The id of the request that runs, in two halves; both zero before it is known.
     id: [AtomicU64; 2],
+    /// When the running request began, in nanoseconds of the monotonic clock, and the inode of its connection: for the
+    /// worker itself, whose own memory forgets.
+    began: AtomicU64,
+    connection: AtomicU64,
     /// Set when the interpreter is ready for its first request.
     ready: AtomicU64,
     /// How long the note is; 0 for none.
@@ -130,9 +134,11 @@ impl StatusPage {
         self.layout().ready.store(1, Ordering::Release);
     }
 
-    /// Worker: a connection was taken; its request is not known yet.
-    pub fn begin(&self) {
+    /// Worker: a connection, the socket with that inode, was taken; its request is not known yet.
+    pub fn begin(&self, connection: u64) {
         let layout = self.layout();
+        layout.began.store(monotonic_nanoseconds(), Ordering::Relaxed);
+        layout.connection.store(connection, Ordering::Relaxed);
         layout.id[0].store(0, Ordering::Relaxed);
         layout.id[1].store(0, Ordering::Relaxed);
         layout.note_length.store(0, Ordering::Relaxed);
@@ -144,6 +150,16 @@ impl StatusPage {
         let [low, high] = halves(id);
         self.layout().id[0].store(low, Ordering::Relaxed);
         self.layout().id[1].store(high, Ordering::Release);
+    }
+
+    /// Worker: the inode that [`StatusPage::begin`] was told.
+    pub fn connection(&self) -> u64 {
+        self.layout().connection.load(Ordering::Relaxed)
+    }
+
+    /// Worker: microseconds since [`StatusPage::begin`].
+    pub fn micros(&self) -> u64 {
+        monotonic_nanoseconds().saturating_sub(self.layout().began.load(Ordering::Relaxed)) / 1000
     }
 
     /// Worker: the running request is over and answered.
@@ -206,6 +222,12 @@ impl Drop for StatusPage {
     }
 }
 
+fn monotonic_nanoseconds() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
 fn halves(id: RequestId) -> [u64; 2] {
     let whole = u128::from_le_bytes(id.0);
     #[expect(clippy::cast_possible_truncation, reason = "the halves of 128 bits")]
@@ -226,14 +248,14 @@ mod tests {
         let worker = StatusPage::open(fd.as_fd()).unwrap();
         assert!(!master.read().ready && !master.read().busy());
         worker.set_ready();
-        worker.begin();
+        worker.begin(1);
         assert!(master.read().busy() && master.read().current.is_none());
         let id = RequestId([9; 16]);
         worker.name(id);
         assert_eq!(master.read().current, Some(id));
         worker.end();
         assert_eq!(master.read(), Status { ready: true, served: 1, turns: 2, current: None });
-        worker.begin();
+        worker.begin(1);
         assert_eq!(master.read().current, None, "the last request's id must not stand for the next");
     }
 

@@ -98,7 +98,7 @@ impl Tracker for Compare {
         Ok(Scan::Complete)
     }
 
-    fn settle(&mut self, _: &[PageRange]) -> Result<()> {
+    fn settle(&mut self, _: &[PageRange], _: &[PageRange]) -> Result<()> {
         Ok(())
     }
 }

@@ -344,13 +344,13 @@ impl Tracker for WpAsync {
         Ok(Scan::Complete)
     }
 
-    fn settle(&mut self, ranges: &[PageRange]) -> Result<()> {
+    fn settle(&mut self, ranges: &[PageRange], spared: &[PageRange]) -> Result<()> {
         for span in &self.spans {
             let first = ranges.partition_point(|range| range.end <= span.range.start);
             let inside = ranges[first..].iter().take_while(|range| range.start < span.range.end);
             let mut cluster = Cluster::default();
             for range in inside.map(|range| range.intersection(span.range)) {
-                if !cluster.take(range) {
+                if !cluster.take(range, spared) {
                     self.protect_cluster(&cluster, span.style)?;
                     cluster = Cluster::of(range);
                 }
@@ -374,9 +374,12 @@ impl Cluster {
         Self { range, may_be_sparse: range.len() >= SPARSE }
     }
 
-    /// Adds `range`, which lies behind, unless it is too far away.
-    fn take(&mut self, range: PageRange) -> bool {
-        let close = !self.range.is_empty() && range.start - self.range.end <= REQUEST;
+    /// Adds `range`, which lies behind, unless it is too far away, or beyond something that is to be spared.
+    fn take(&mut self, range: PageRange, spared: &[PageRange]) -> bool {
+        let end = self.range.end;
+        let near = !self.range.is_empty() && range.start - end <= REQUEST;
+        let next_spared = || spared.get(spared.partition_point(|spared| spared.end <= end));
+        let close = near && next_spared().is_none_or(|spared| spared.start >= range.start);
         if close {
             self.range.end = range.end;
             self.may_be_sparse |= range.len() >= SPARSE;

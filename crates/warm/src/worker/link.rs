@@ -10,7 +10,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use orrery_lwc::rollback::abandon;
@@ -101,9 +101,9 @@ pub(super) fn forget_arrivals() {
     }
 }
 
-/// Whether `connection` is still the socket that it was at [`open`]: a script may have put something else there.
-pub(super) fn is_intact(connection: &OwnedFd, inode_before: u64) -> bool {
-    inode(connection.as_raw_fd()) == inode_before
+/// Whether descriptor `number` is still the socket that it was: a script may have put something else there.
+pub(super) fn is_intact(number: RawFd, inode_before: u64) -> bool {
+    inode_before != 0 && inode(number) == inode_before
 }
 
 /// The inode behind a descriptor; 0 where there is none.

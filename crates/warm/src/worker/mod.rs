@@ -12,9 +12,8 @@ pub mod sandbox;
 mod stage;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::SocketFlags;
@@ -98,11 +97,10 @@ pub fn serve(
             let fork = fork::Fork::new(config.limits, walls)?;
             lock(config, walls, interpreter)?;
             page.set_ready();
-            while let Some(connection) = accept(listener)? {
-                let begun = Instant::now();
-                page.begin();
+            while let Some(connection) = accept(listener, connection_number())? {
+                page.begin(link::inode(connection.as_raw_fd()));
                 let outcome = fork.run(&connection, page, interpreter)?;
-                answer(&connection, outcome, begun);
+                answer(&connection, outcome, page.micros());
                 page.end();
             }
             Ok(())
@@ -112,26 +110,7 @@ pub fn serve(
             lock(config, walls, interpreter)?;
             place.settle()?;
             page.set_ready();
-            while let Some(connection) = accept(listener)? {
-                let begun = Instant::now();
-                page.begin();
-                let finished = place.run(&connection, page, interpreter)?;
-                if finished.can_answer {
-                    answer(&connection, finished.outcome, begun);
-                    page.end();
-                } else {
-                    // The master tells the client, once this worker has ended. What is at the connection's number now
-                    // is not ours to close.
-                    page.note(&finished.outcome);
-                    std::mem::forget(connection);
-                    return Err(WorkerError::Spoiled("the script closed its client's connection".to_owned()));
-                }
-                drop(connection);
-                if let Some(reason) = finished.spoiled.or_else(|| place.restore_attributes()) {
-                    return Err(WorkerError::Spoiled(reason));
-                }
-            }
-            Ok(())
+            place.serve(listener, page, interpreter)
         }
     }
 }
@@ -148,12 +127,12 @@ fn connection_number() -> RawFd {
     descriptors::first_own() + 16
 }
 
-/// Waits for a client; `None` when the master has shut the socket.
-fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, WorkerError> {
+/// Waits for a client, whose connection becomes descriptor `number`; `None` when the master has shut the socket.
+fn accept(listener: &OwnedFd, number: RawFd) -> Result<Option<OwnedFd>, WorkerError> {
     loop {
         match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(connection) => {
-                let moved = descriptors::move_to(connection, connection_number());
+                let moved = descriptors::move_to(connection, number);
                 return moved.map(Some).map_err(io_error("moving the connection"));
             }
             Err(rustix::io::Errno::INVAL) => return Ok(None),
@@ -171,8 +150,7 @@ fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, WorkerError> {
     }
 }
 
-fn answer(connection: &OwnedFd, outcome: Outcome, begun: Instant) {
-    let micros = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+fn answer(connection: &OwnedFd, outcome: Outcome, micros: u64) {
     let answer = Answer { outcome, micros };
     let mut buffer = [0; 2048];
     // A client that has gone, or does not read, gets no answer; nobody else must suffer for it.

@@ -1,24 +1,30 @@
 //! Isolation by rollback: the worker runs the script itself, and everything that it did to the process is undone.
 //!
-//! Also the request is received inside: what it takes of memory and descriptors goes the same way, and a client that
-//! dawdles meets the time limit. Only the connection is made outside, on a descriptor number that rollback leaves
-//! alone, so that the answer can be sent on it afterwards.
+//! State is captured once. Each round waits for a connection, runs its request, and is undone. Also the request is
+//! received inside: what it takes of memory and descriptors goes the same way, and a client that dawdles meets the time
+//! limit. Every connection gets the same descriptor number, which rollback leaves alone, so that an answer can be sent on
+//! it in the round after.
+//!
+//! A program that has ended and left neither threads nor children is over for everybody but this worker, so its client is
+//! answered before the rollback; otherwise after it.
 //!
 //! How the program ended is noted on the status page, which is shared memory and so not rolled back. There the master
 //! finds it, too, should the worker be unable to answer: because the script closed the connection, or because
 //! something cannot be undone and the worker must end.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::ops::ControlFlow;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use orrery_lwc::Error;
-use orrery_lwc::rollback::{self, Children, Rollback};
+use orrery_lwc::rollback::{self, Children, KeptBuffer, Rollback};
 
 use super::attributes::{self, Attributes};
 use super::link::{self, Reason};
 use super::sandbox::Walls;
-use super::{Ending, Interpreter, SLOWEST_CLIENT, WorkerError, io_error, stage};
+use super::{Ending, Interpreter, SLOWEST_CLIENT, WorkerError, accept, answer, io_error, stage};
 use crate::config::Limits;
+use crate::family;
 use crate::protocol::{self, Outcome, Request};
 use crate::status::StatusPage;
 
@@ -26,6 +32,8 @@ use crate::status::StatusPage;
 #[derive(Debug)]
 pub(super) struct InPlace {
     rollback: Rollback,
+    /// The descriptor number of every connection.
+    connection: RawFd,
     limits: Limits,
     walls: Walls,
     /// What the process is between requests.
@@ -36,20 +44,9 @@ pub(super) struct InPlace {
     streams: [OwnedFd; 3],
 }
 
-/// What became of a request.
-#[derive(Debug)]
-pub(super) struct Finished {
-    /// How the script ended.
-    pub(super) outcome: Outcome,
-    /// Whether the connection is still there to answer on.
-    pub(super) can_answer: bool,
-    /// Why this worker must not take another request, if so.
-    pub(super) spoiled: Option<String>,
-}
-
 impl InPlace {
     /// Sets rollback up; `connection` is the descriptor number that it is to leave alone.
-    pub(super) fn new(limits: Limits, walls: Walls, connection: i32) -> Result<Self, WorkerError> {
+    pub(super) fn new(limits: Limits, walls: Walls, connection: RawFd) -> Result<Self, WorkerError> {
         let failed = |error: Error| WorkerError::Rollback(error);
         let mut rollback = Rollback::builder().children(Children::Kill).build().map_err(failed)?;
         rollback.set_time_limit(limits.time);
@@ -57,6 +54,7 @@ impl InPlace {
         rollback.exempt_descriptor(connection).map_err(failed)?;
         link::prepare().map_err(io_error("sigaction"))?;
         Ok(Self {
+            connection,
             rollback,
             limits,
             walls,
@@ -74,73 +72,115 @@ impl InPlace {
         Ok(())
     }
 
-    /// Runs the request that waits on `connection` and undoes it.
-    pub(super) fn run(
+    /// Serves connections from `listener` until the master shuts it.
+    pub(super) fn serve(
         &mut self,
-        connection: &OwnedFd,
+        listener: &OwnedFd,
         page: &StatusPage,
         interpreter: &dyn Interpreter,
-    ) -> Result<Finished, WorkerError> {
-        link::forget_arrivals();
-        let inode = link::inode(connection.as_raw_fd());
-        let (limits, walls, streams) = (self.limits, self.walls, &self.streams);
+    ) -> Result<(), WorkerError> {
+        // What ends the worker, in memory that is not rolled back.
+        let verdict = KeptBuffer::with_capacity(4096).map_err(WorkerError::Rollback)?;
+        let Self { rollback, limits, walls, attributes, namespaces, streams, connection } = self;
+        let (limits, walls, number) = (*limits, *walls, *connection);
         let patience = limits.time.unwrap_or(SLOWEST_CLIENT);
         let worker = rustix::process::getpid();
-        let result = self.rollback.run(|| {
-            let ending = attend(connection, page, walls, patience, interpreter);
+        let end = |reason: &str| {
+            // A reason too long to keep is still a reason.
+            let _ = verdict.push(reason.as_bytes()).or_else(|_| verdict.push(b"for a long reason"));
+            ControlFlow::Break(())
+        };
+        let wait = |last: Option<rollback::Outcome>| {
+            if let Some(outcome) = last {
+                if let Err(reason) = conclude(told(limits, outcome, page), page, number) {
+                    return end(&reason);
+                }
+                let attributes: Option<&Attributes> = attributes.as_ref();
+                if let Some(Err(reason)) = attributes.map(|attributes| attributes.restore(namespaces)) {
+                    return end(&reason);
+                }
+            }
+            link::forget_arrivals();
+            match accept(listener, number) {
+                Ok(Some(connection)) => {
+                    page.begin(link::inode(number));
+                    ControlFlow::Continue(connection)
+                }
+                Ok(None) => ControlFlow::Break(()),
+                Err(error) => end(&error.to_string()),
+            }
+        };
+        let work = |connection: OwnedFd| {
+            let ending = attend(&connection, page, walls, patience, interpreter);
             if rustix::process::getpid() != worker {
                 // A child that the script forked has come to the script's end, too.
                 end_child(ending);
             }
             link::close();
             stage::leave(streams);
-            page.note(&outcome_of(ending));
-        });
-        let (outcome, spoiled) = match result {
-            Ok(outcome) => (self.told(outcome, page), None),
+            let outcome = outcome_of(ending);
+            page.note(&outcome);
+            if family::is_alone() && link::is_intact(number, page.connection()) {
+                // What is left to undo concerns nobody but this worker.
+                answer(&connection, outcome, page.micros());
+                page.end();
+            } else {
+                std::mem::forget(connection);
+            }
+        };
+        match rollback.serve(wait, work) {
+            Ok(_) if verdict.bytes().is_empty() => Ok(()),
+            Ok(_) => Err(WorkerError::Spoiled(String::from_utf8_lossy(verdict.bytes()).into_owned())),
             Err(Error::NotUndone(leftover)) => {
                 let unknown =
                     || Outcome::Refused("how the program ended was lost with its worker".to_owned());
-                (page.noted().unwrap_or_else(unknown), Some(leftover.to_string()))
+                // The worker ends in any case, and its master tells a client that cannot be told from here.
+                let _ = conclude(page.noted().unwrap_or_else(unknown), page, number);
+                Err(WorkerError::Spoiled(leftover.to_string()))
             }
-            Err(error) => return Err(WorkerError::Rollback(error)),
-        };
-        Ok(Finished { outcome, can_answer: link::is_intact(connection, inode), spoiled })
-    }
-
-    /// Sets back what rollback does not; gives what cannot be set back. Call when the client has its answer.
-    pub(super) fn restore_attributes(&self) -> Option<String> {
-        self.attributes.as_ref()?.restore(&self.namespaces).err()
-    }
-
-    fn told(&self, outcome: rollback::Outcome, page: &StatusPage) -> Outcome {
-        match outcome {
-            rollback::Outcome::Returned => {
-                page.noted().unwrap_or_else(|| Outcome::Refused("the worker lost its own note".to_owned()))
-            }
-            rollback::Outcome::Panicked => {
-                Outcome::Refused("the worker panicked; its log says why".to_owned())
-            }
-            rollback::Outcome::Exited(status) =>
-            {
-                #[expect(
-                    clippy::cast_sign_loss,
-                    clippy::cast_possible_truncation,
-                    reason = "as exit(3) does"
-                )]
-                Outcome::Exited(status as u8)
-            }
-            rollback::Outcome::Signaled { signal, .. } => Outcome::Signaled(signal),
-            rollback::Outcome::TimedOut => {
-                Outcome::TimedOut { limit: self.limits.time.unwrap_or(Duration::ZERO) }
-            }
-            rollback::Outcome::MemoryLimit => Outcome::MemoryLimit { limit: self.limits.memory.unwrap_or(0) },
-            rollback::Outcome::Abandoned(code) => match Reason::from_code(code) {
-                Reason::ClientGone => Outcome::Cancelled,
-                Reason::Signal(signal) => Outcome::Signaled(signal),
-            },
-            other => Outcome::Refused(format!("the program ended in an unknown way ({other:?})")),
+            Err(error) => Err(WorkerError::Rollback(error)),
         }
+    }
+}
+
+/// Answers the request that has just been undone, unless that was done before.
+fn conclude(outcome: Outcome, page: &StatusPage, number: RawFd) -> Result<(), String> {
+    if !page.read().busy() {
+        return Ok(());
+    }
+    if link::is_intact(number, page.connection()) {
+        // SAFETY: it is the connection, which nobody owns any more: what did was rolled back.
+        let connection = unsafe { OwnedFd::from_raw_fd(number) };
+        answer(&connection, outcome, page.micros());
+        page.end();
+        return Ok(());
+    }
+    // The master tells the client, once this worker has ended. What is at the connection's number now is not ours to
+    // close.
+    page.note(&outcome);
+    Err("the script closed its client's connection".to_owned())
+}
+
+/// How the request ended, for its client.
+fn told(limits: Limits, outcome: rollback::Outcome, page: &StatusPage) -> Outcome {
+    match outcome {
+        rollback::Outcome::Returned => {
+            page.noted().unwrap_or_else(|| Outcome::Refused("the worker lost its own note".to_owned()))
+        }
+        rollback::Outcome::Panicked => Outcome::Refused("the worker panicked; its log says why".to_owned()),
+        rollback::Outcome::Exited(status) =>
+        {
+            #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "as exit(3) does")]
+            Outcome::Exited(status as u8)
+        }
+        rollback::Outcome::Signaled { signal, .. } => Outcome::Signaled(signal),
+        rollback::Outcome::TimedOut => Outcome::TimedOut { limit: limits.time.unwrap_or(Duration::ZERO) },
+        rollback::Outcome::MemoryLimit => Outcome::MemoryLimit { limit: limits.memory.unwrap_or(0) },
+        rollback::Outcome::Abandoned(code) => match Reason::from_code(code) {
+            Reason::ClientGone => Outcome::Cancelled,
+            Reason::Signal(signal) => Outcome::Signaled(signal),
+        },
+        other => Outcome::Refused(format!("the program ended in an unknown way ({other:?})")),
     }
 }
 

@@ -147,11 +147,15 @@ pub fn serve_command(way: Way, socket: &Path, options: &[&str]) -> Command {
     command
 }
 
-/// The same environment for server, client and plain python3, whatever the test runner's is.
+/// The same environment for server, client and plain python3, whatever the test runner's is: one that was started in the
+/// background or by nohup(1) ignores signals.
 pub fn settle_environment(command: &mut Command) -> &mut Command {
-    // SAFETY: marks descriptors between fork and exec; nothing is allocated.
+    // SAFETY: plain system calls between fork and exec; nothing is allocated.
     unsafe {
         command.pre_exec(|| {
+            for number in 1..32 {
+                libc::signal(number, libc::SIG_DFL);
+            }
             libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC.cast_signed());
             Ok(())
         });

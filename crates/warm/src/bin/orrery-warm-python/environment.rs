@@ -171,9 +171,9 @@ impl Settled {
     }
 
     fn install(&self, mut strings: Vec<u8>) {
-        let mut array = Vec::with_capacity(strings.iter().filter(|&&byte| byte == 0).count() + 1);
+        let mut array = Vec::with_capacity(memchr::memchr_iter(0, &strings).count() + 1);
         let mut rest = strings.as_mut_slice();
-        while let Some(end) = rest.iter().position(|&byte| byte == 0) {
+        while let Some(end) = memchr::memchr(0, rest) {
             let (string, others) = rest.split_at_mut(end + 1);
             array.push(string.as_mut_ptr().cast::<c_char>());
             rest = others;
@@ -206,8 +206,14 @@ fn set_variable(block: &mut Vec<u8>, wanted: &[u8], value: &[u8]) {
 }
 
 fn pairs(block: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
-    block.split(|&byte| byte == 0).filter_map(|string| {
-        let equals = string.iter().position(|&byte| byte == b'=')?;
+    let mut start = 0;
+    let strings = memchr::memchr_iter(0, block).chain([block.len()]).map(move |end| {
+        let string = &block[start..end.max(start)];
+        start = end + 1;
+        string
+    });
+    strings.filter_map(|string| {
+        let equals = memchr::memchr(b'=', string)?;
         Some((&string[..equals], &string[equals + 1..]))
     })
 }

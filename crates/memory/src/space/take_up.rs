@@ -1,0 +1,96 @@
+//! Taking pages up: their content becomes the base's.
+
+use orrery_sys::holder::Holder;
+use orrery_sys::maps::Access;
+
+use super::{FORK_ABOVE, First, SHORT_RUN, Space, protect};
+use crate::images::{Image, Page};
+use crate::layout::{Backing, Mapping};
+use crate::{PAGE, PageRange, Result};
+
+impl Space {
+    /// Gives the pages of `range` their images as they are now, and returns how many were looked at.
+    pub(super) fn take_up(&mut self, mapping: &Mapping, range: PageRange) -> Result<usize> {
+        let anonymous = mapping.backing == Backing::Anonymous;
+        let readable = mapping.access.contains(Access::READ);
+        if anonymous && readable && range.pages() <= SHORT_RUN {
+            range.addresses().try_for_each(|address| self.take_up_page(address, anonymous, true))?;
+            return Ok(range.pages());
+        }
+        let mut taken = 0;
+        let mut next = range.start;
+        self.for_each_populated(range, |space, run, of_file| {
+            space.base.pages.forget(PageRange::new(next, run.start), &mut space.images)?;
+            next = run.end;
+            if of_file && !anonymous {
+                // Still the file's own pages.
+                return space.base.pages.forget(run, &mut space.images);
+            }
+            taken += run.pages();
+            if !readable {
+                protect(run, mapping.access | Access::READ)?;
+            }
+            let outcome =
+                run.addresses().try_for_each(|address| space.take_up_page(address, anonymous, readable));
+            if !readable {
+                protect(run, mapping.access)?;
+            }
+            outcome
+        })?;
+        self.base.pages.forget(PageRange::new(next, range.end), &mut self.images)?;
+        Ok(taken)
+    }
+
+    /// Gives the page at `address` its image. What the program may not read cannot be read from the holder either.
+    pub(super) fn take_up_page(&mut self, address: usize, anonymous: bool, can_be_held: bool) -> Result<()> {
+        if can_be_held && self.holder.is_some() && !self.captured {
+            return self.base.pages.set(address, Image::HELD, &mut self.images);
+        }
+        // SAFETY: the page is mapped and readable, and nobody writes to it while we work.
+        let page = unsafe { &*core::ptr::with_exposed_provenance::<Page>(address) };
+        let image = match self.images.store(page)? {
+            Image::ZERO if anonymous => Image::UNTOUCHED,
+            image => image,
+        };
+        let set = self.base.pages.set(address, image, &mut self.images);
+        if set.is_err() {
+            self.images.release(image);
+        }
+        set
+    }
+
+    /// Forks a holder if this process is to be held rather than copied.
+    pub(super) fn hold_memory(&mut self) -> Result<()> {
+        // Comparing needs the images at hand.
+        let tracks = self.tracker.peek().name() != "compare";
+        let large = self.statm.read()?.resident * PAGE > FORK_ABOVE;
+        let wanted = match self.first {
+            First::Auto => large,
+            First::Fork => true,
+            First::Copy => false,
+        };
+        if !wanted || !tracks || self.holder.is_some() {
+            return Ok(());
+        }
+        // What a fork does not copy cannot be held; a process with such memory is copied.
+        // SAFETY: the buffer is ours.
+        let buffer = unsafe {
+            core::slice::from_raw_parts_mut(
+                core::ptr::with_exposed_provenance_mut::<u8>(self.text.start),
+                self.text.len(),
+            )
+        };
+        let mut missing = false;
+        let arena = self.arena.range();
+        orrery_sys::maps::for_each_not_forked(buffer, |range| {
+            missing |= !arena.overlaps(range);
+            Ok(())
+        })?;
+        if missing {
+            return Ok(());
+        }
+        // Where no process may be made, copying still works.
+        self.holder = Holder::spawn().ok();
+        Ok(())
+    }
+}
