@@ -1,5 +1,8 @@
 //! What the benchmarks of calls have main write and a task examine: pages, some of which change before each call.
 //!
+//! `4` and `4 new` time everything from the first write to the task's answer, `pause 4 new` only how long main stands
+//! still for the state to be held fast.
+//!
 //! The task adds up the pages that changed. So its answer shows that it saw main's state as of the call, and no contender
 //! is paid for pages that nobody looks at.
 
@@ -14,18 +17,24 @@ use crate::footprint::PAGE;
 pub struct Change {
     pages: usize,
     new: bool,
+    /// Whether only main's pause is timed.
+    pub pause: bool,
 }
 
 impl FromStr for Change {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
+        let (pause, text) = match text.strip_prefix("pause ") {
+            Some(rest) => (true, rest),
+            None => (false, text),
+        };
         let (number, new) = match text.strip_suffix(" new") {
             Some(number) => (number, true),
             None => (text, false),
         };
         let pages = number.parse().with_context(|| format!("{text:?} is neither \"4\" nor \"4 new\""))?;
-        Ok(Self { pages, new })
+        Ok(Self { pages, new, pause })
     }
 }
 
@@ -89,9 +98,10 @@ impl Examined {
 
     /// Adds up the pages of `round`.
     pub fn examine(self, change: Change, round: u64) -> u64 {
-        // SAFETY: pages of ours, or of the snapshot at the same address.
         (0..change.pages).fold(0, |sum, index| {
-            sum.wrapping_mul(3).wrapping_add(unsafe { self.page(change, round, index).read_volatile() })
+            // SAFETY: a page of ours, or of the snapshot at the same address.
+            let word = unsafe { self.page(change, round, index).read_volatile() };
+            sum.wrapping_mul(3).wrapping_add(word)
         })
     }
 }
@@ -137,7 +147,7 @@ impl Task {
                 start: core::ptr::with_exposed_provenance_mut(start as usize),
                 pages: pages as usize,
             },
-            change: Change { pages: changed as usize, new: new != 0 },
+            change: Change { pages: changed as usize, new: new != 0, pause: false },
             round,
         })
     }
@@ -158,7 +168,7 @@ mod tests {
         // SAFETY: the vector outlives its use.
         let examined = unsafe { Examined::new(memory.as_mut_ptr(), 64) };
         examined.fill();
-        for (text, rounds) in [("4", 100), ("7 new", 100), ("0", 2), ("64", 3)] {
+        for (text, rounds) in [("4", 100), ("pause 7 new", 100), ("0", 2), ("64", 3)] {
             let change: Change = text.parse().unwrap();
             for round in 0..rounds {
                 let expected = examined.change(change, round);

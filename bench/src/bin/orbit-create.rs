@@ -15,7 +15,7 @@ use orrery_bench::{
 
 const MIB: usize = 1 << 20;
 /// MiB in an area and outside.
-const PROGRAMS: [(usize, usize); 4] = [(32, 0), (1024, 0), (8192, 0), (1, 1024)];
+const PROGRAMS: [(usize, usize); 4] = [(32, 0), (1024, 0), (8192, 0), (2, 1024)];
 
 /// Creation of orbits beside forks
 #[derive(Parser)]
@@ -37,7 +37,7 @@ const ORBIT: &str = "orbit";
 const FORK: &str = "fork + exit + wait";
 
 fn start(mechanism: &str, area: usize, outside: usize) -> Result<Box<dyn Contender>> {
-    let outside = outside.max(1);
+    let outside = outside.max(2);
     Ok(match mechanism {
         ORBIT => Box::new(OrbitCreation::new(area * MIB, outside * MIB)?),
         FORK => Box::new(ForkPerCall::new(area * MIB, outside * MIB)?),

@@ -1,13 +1,13 @@
 //! Orbits: calls, and creation.
 
 use std::alloc::Layout;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use orrery_orbit::{Area, AreaOptions, Call, Mode, Orbit};
 
 use crate::contender::{Contender, Sample};
-use crate::examined::{Examined, Task};
+use crate::examined::{Change, Examined, Task};
 use crate::footprint::{Backing, Footprint, PAGE};
 
 /// Pages in an area are changed, then an orbit examines them, synchronously.
@@ -54,17 +54,26 @@ impl OrbitCall {
 
 impl Contender for OrbitCall {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        let change = work.parse()?;
+        let change: Change = work.parse()?;
         let areas = [&self.area];
-        let start = Instant::now();
+        let (start, mut paused) = (Instant::now(), Duration::ZERO);
         for _ in 0..iterations {
             self.round += 1;
             let expected = self.examined.change(change, self.round);
             let task = Task { examined: self.examined, change, round: self.round }.encode();
-            let seen = self.orbit.call(&Call::new().areas(&areas).arguments(&task))?;
+            let call = Call::new().areas(&areas).arguments(&task);
+            let seen = if change.pause {
+                let begin = Instant::now();
+                let future = self.orbit.call_async(&call)?;
+                paused += begin.elapsed();
+                future.get()?
+            } else {
+                self.orbit.call(&call)?
+            };
             ensure!(seen == expected.cast_signed(), "the orbit saw something else");
         }
-        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+        let elapsed = if change.pause { paused } else { start.elapsed() };
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
     }
 }
 

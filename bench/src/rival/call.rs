@@ -1,14 +1,14 @@
 //! What one does without orbits to have a task look at a consistent state: fork for each call, or copy everything.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use orrery_domain::SharedMemory;
 use orrery_orbit::{Call, Orbit};
 
-use super::fork_exit_wait;
+use super::fork::{in_child, wait_for};
 use crate::contender::{Contender, Sample};
-use crate::examined::{Examined, Task};
+use crate::examined::{Change, Examined, Task};
 use crate::footprint::{Backing, Footprint, PAGE};
 
 /// Pages are changed, then a forked child examines them, and its end is waited for.
@@ -42,15 +42,19 @@ impl ForkPerCall {
 impl Contender for ForkPerCall {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         // Creation has no state to look at.
-        let change = if work.starts_with("create") { "0" } else { work }.parse()?;
-        let start = Instant::now();
+        let change: Change = if work.starts_with("create") { "0" } else { work }.parse()?;
+        let (start, mut paused) = (Instant::now(), Duration::ZERO);
         for _ in 0..iterations {
             self.round += 1;
             let expected = self.examined.change(change, self.round);
             let task = Task { examined: self.examined, change, round: self.round };
-            fork_exit_wait(|| task.perform() == expected).context("the child saw something else")?;
+            let begin = Instant::now();
+            let child = in_child(|| task.perform() == expected)?;
+            paused += begin.elapsed();
+            wait_for(child).context("the child saw something else")?;
         }
-        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+        let elapsed = if change.pause { paused } else { start.elapsed() };
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
     }
 }
 
@@ -84,20 +88,23 @@ impl WholeCopy {
 
 impl Contender for WholeCopy {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        let change = work.parse()?;
+        let change: Change = work.parse()?;
         // SAFETY: the shared memory is as large and stays as long.
         let copy = unsafe { self.examined.moved(self.shared.start().as_ptr().cast()) };
         let from: *const u8 = self.memory.base().as_ptr().cast();
-        let start = Instant::now();
+        let (start, mut paused) = (Instant::now(), Duration::ZERO);
         for _ in 0..iterations {
             self.round += 1;
             let expected = self.examined.change(change, self.round);
+            let begin = Instant::now();
             // SAFETY: both are `bytes` long, and nobody else uses them now.
             unsafe { core::ptr::copy_nonoverlapping(from, self.shared.start().as_ptr(), self.bytes) };
             let task = Task { examined: copy, change, round: self.round }.encode();
+            paused += begin.elapsed();
             let seen = self.orbit.call(&Call::new().arguments(&task))?;
             ensure!(seen == expected.cast_signed(), "the process saw something else");
         }
-        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+        let elapsed = if change.pause { paused } else { start.elapsed() };
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
     }
 }

@@ -9,7 +9,6 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
-use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::gate::{Face, Gate};
 use crate::shared::SharedMemory;
@@ -32,7 +31,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Makes room for `bound` messages of at most `room` bytes each way. `name` is what `/proc/PID/fd` shows.
+    /// Makes room for `bound` messages of at most `room` bytes each way. `name` is what `/proc/PID/maps` shows.
     ///
     /// # Errors
     /// [`Error::Setting`] for no messages or more than 2^20, [`Error::System`].
@@ -109,11 +108,6 @@ impl Channel {
     /// How many slots there are, each way: a power of two. Message `number` uses slot `number % slots`.
     pub fn slots(&self) -> u32 {
         self.slots
-    }
-
-    /// The descriptors behind the channel; a domain that closes what it inherited need not keep them.
-    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.main.as_fd(), self.domain.as_fd()]
     }
 
     /// The mark in the domain's face, for its watcher.

@@ -14,7 +14,7 @@
 //! cause; sleepers wait on bell and mark at once (futex_waitv(2), Linux 5.16). The mark is a hint that a
 //! corrupted domain can spoil, so sleeps are also cut short regularly to ask the pidfd, which cannot lie.
 
-use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
@@ -94,7 +94,7 @@ impl Face {
 pub enum Partner<'a> {
     /// By its pidfd, and by the mark in its face.
     Pidfd(BorrowedFd<'a>),
-    /// Somebody else ends this process when the partner dies ([`crate::watch`]).
+    /// Somebody else ends this process when the partner dies, as a domain's watcher does.
     Watched,
 }
 
@@ -182,7 +182,12 @@ impl<'a> Gate<'a> {
             if bell.load(Ordering::SeqCst) != heard {
                 break Woken::Rung;
             }
-            let mark = self.theirs.mark.load(Ordering::SeqCst);
+            let mark = match partner {
+                Partner::Pidfd(_) if !WITHOUT_WAITV.load(Ordering::Relaxed) => {
+                    self.theirs.mark.load(Ordering::SeqCst)
+                }
+                _ => 0,
+            };
             if let Partner::Pidfd(pidfd) = partner
                 && is_dead(pidfd)
             {
@@ -251,15 +256,20 @@ fn spin(bell: &AtomicU32, heard: u32) -> bool {
     }
 }
 
+/// Whether futex_waitv(2) is missing here. Process-wide, as the kernel is.
+static WITHOUT_WAITV: AtomicBool = AtomicBool::new(false);
+
 /// Sleeps until `bell` is no longer `heard`, the mark changes, `end` comes, or for no reason at all.
 fn doze(bell: &AtomicU32, heard: u32, mark: Option<(&AtomicU32, u32)>, end: Option<Moment>) {
     let timeout = end.map(Moment::timespec);
     if let Some((word, mark)) = mark {
         let both = [wait_on(bell, heard), wait_on(word, mark)];
-        match futex::waitv(&both, futex::WaitvFlags::empty(), timeout.as_ref(), ClockId::Monotonic) {
-            Err(Errno::NOSYS | Errno::PERM) => {}
-            _ => return,
+        let woken = futex::waitv(&both, futex::WaitvFlags::empty(), timeout.as_ref(), ClockId::Monotonic);
+        if let Err(Errno::NOSYS | Errno::PERM) = woken {
+            // The next nap will be a short one, on the bell alone.
+            WITHOUT_WAITV.store(true, Ordering::Relaxed);
         }
+        return;
     }
     // FUTEX_WAIT_BITSET takes an absolute time, as futex_waitv does.
     let all = core::num::NonZeroU32::MAX;

@@ -4,7 +4,7 @@
 //! F_SEAL_SHRINK in fcntl(2)).
 
 use core::ptr::NonNull;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use orrery_sys::{PAGE, descriptors};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -17,7 +17,8 @@ use crate::{Error, Result};
 pub struct SharedMemory {
     start: NonNull<u8>,
     len: usize,
-    fd: OwnedFd,
+    /// Kept for those who are to find the memory in `/proc/PID/fd`.
+    _fd: Option<OwnedFd>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; whoever reads or writes through its pointers answers for
@@ -27,34 +28,24 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Makes `len` bytes (rounded up to whole pages) of zeros. `name` is what `/proc/PID/fd` shows.
+    /// Makes `len` bytes (rounded up to whole pages) of zeros. `name` is what `/proc/PID/maps` shows. No descriptor stays
+    /// open: children inherit the mapping.
     ///
     /// # Errors
     /// [`Error::System`]: out of descriptors, memory or address space.
     pub fn new(name: &str, len: usize) -> Result<Self> {
-        let len = len.max(1).next_multiple_of(PAGE);
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|e| Error::system("memfd_create", len, e))?;
-        let fd = descriptors::raise(fd);
-        rustix::fs::ftruncate(&fd, len as u64).map_err(|e| Error::system("ftruncate(memfd)", len, e))?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
-            .map_err(|e| Error::system("F_ADD_SEALS", len, e))?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
-        let start =
-            unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0) }
-                .map_err(|e| Error::system("mmap(memfd)", len, e))?;
-        let start = NonNull::new(start.cast::<u8>()).ok_or(Error::system(
-            "mmap(memfd)",
-            len,
-            rustix::io::Errno::NOMEM,
-        ))?;
-        let memory = Self { start, len, fd };
-        // SAFETY: advice about our own mapping that changes no contents.
-        let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump) };
-        Ok(memory)
+        let (start, len, _) = make(name, len)?;
+        Ok(Self { start, len, _fd: None })
     }
 
+    /// Like [`SharedMemory::new`], with a descriptor through which other programs find and read it (`/proc/PID/fd`).
+    ///
+    /// # Errors
+    /// Those of [`SharedMemory::new`].
+    pub fn to_be_found(name: &str, len: usize) -> Result<Self> {
+        let (start, len, fd) = make(name, len)?;
+        Ok(Self { start, len, _fd: Some(descriptors::raise(fd)) })
+    }
     /// Its first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
@@ -92,8 +83,24 @@ impl Drop for SharedMemory {
     }
 }
 
-impl AsFd for SharedMemory {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
+/// A new mapping, its size and its file.
+fn make(name: &str, len: usize) -> Result<(NonNull<u8>, usize, OwnedFd)> {
+    let len = len.max(1).next_multiple_of(PAGE);
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(|e| Error::system("memfd_create", len, e))?;
+    rustix::fs::ftruncate(&fd, len as u64).map_err(|e| Error::system("ftruncate(memfd)", len, e))?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
+        .map_err(|e| Error::system("F_ADD_SEALS", len, e))?;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
+    let start = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0) }
+        .map_err(|e| Error::system("mmap(memfd)", len, e))?;
+    let start = NonNull::new(start.cast::<u8>()).ok_or(Error::system(
+        "mmap(memfd)",
+        len,
+        rustix::io::Errno::NOMEM,
+    ))?;
+    // SAFETY: advice about our own mapping that changes no contents.
+    let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump) };
+    Ok((start, len, fd))
 }

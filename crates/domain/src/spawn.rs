@@ -8,7 +8,7 @@
 //! It clones one with CLONE_PARENT (clone(2)), so that instances are main's own children, with main's memory, files
 //! and directory as of the domain's creation.
 //!
-//! Birth, step by step, over one shared page (the [`Cradle`]):
+//! Birth, step by step, over one shared page (the cradle):
 //!
 //! 1. The child starts its watcher, then waits for `go`. It cannot end by itself meanwhile, so its number cannot be
 //!    anybody else's when main

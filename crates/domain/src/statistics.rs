@@ -99,7 +99,7 @@ impl StatisticsPage {
     pub fn new(name: &str) -> Result<Self> {
         // The kernel takes up to 249 bytes and no zero.
         let name: String = name.chars().filter(|c| !c.is_control()).take(50).collect();
-        let page = Self { memory: SharedMemory::new(&format!("{NAME}{name}"), WORDS * 8)? };
+        let page = Self { memory: SharedMemory::to_be_found(&format!("{NAME}{name}"), WORDS * 8)? };
         page.word(1).store(VERSION, Ordering::Relaxed);
         page.main().store(u64::from(std::process::id()), Ordering::Relaxed);
         page.word(0).store(MAGIC, Ordering::Release);

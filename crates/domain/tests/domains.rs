@@ -76,6 +76,8 @@ cases![
     no_more_processes_is_told,
     memory_is_bounded,
     processes_are_bounded,
+    a_read_only_control_group_tree_falls_back,
+    without_privilege_process_limits_stand_in,
     the_processor_share_is_bounded,
     process_limits_hold,
     scheduling_is_set,
@@ -84,6 +86,7 @@ cases![
     signals_are_fresh,
     dropping_leaves_no_process_and_no_group,
     a_forked_child_of_main_harms_nothing,
+    older_kernels_are_served,
 ];
 
 /// A domain that answers messages; what it does is said by the first byte.
@@ -450,6 +453,68 @@ fn processes_are_bounded() {
     .unwrap();
 }
 
+fn bounded() -> Settings {
+    let mut settings = settings();
+    settings.limits.memory = Some(64 << 20);
+    settings.limits.cpu_percent = Some(50);
+    settings.limits.processes = Some(16);
+    settings
+}
+
+/// The memory bound holds without a group.
+fn falls_back() {
+    let mut echo = Echo::start(&bounded()).unwrap();
+    let held = echo.domain.enforcement();
+    assert_eq!(
+        (held.memory, held.cpu, held.processes),
+        (Means::ProcessLimit, Means::Nice, Means::ProcessLimit)
+    );
+    assert_eq!(echo.number(b"n"), 19);
+    // The allocator is refused, and Rust's answer to that is to abort.
+    assert_eq!(echo.ask(b"m").unwrap_err(), Woken::PartnerGone);
+    assert_eq!(echo.domain.process().end(), Some(End::Killed { signal: libc::SIGABRT }));
+}
+
+fn a_read_only_control_group_tree_falls_back() {
+    let private = unsafe {
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(
+                c"none".as_ptr(),
+                c"/".as_ptr(),
+                std::ptr::null(),
+                libc::MS_REC | libc::MS_PRIVATE,
+                std::ptr::null(),
+            ) == 0
+    };
+    if !private {
+        println!("SKIPPED: no mount namespace to be had");
+        return;
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    for line in mounts.lines().filter(|line| line.contains(" cgroup")) {
+        let place = std::ffi::CString::new(line.split(' ').nth(1).unwrap()).unwrap();
+        let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY;
+        let done = unsafe {
+            libc::mount(std::ptr::null(), place.as_ptr(), std::ptr::null(), flags, std::ptr::null())
+        };
+        assert_eq!(done, 0, "{line}");
+    }
+    falls_back();
+}
+
+fn without_privilege_process_limits_stand_in() {
+    let nobody = 65_534;
+    if unsafe { libc::setresuid(nobody, nobody, nobody) } != 0 {
+        println!("SKIPPED: not run as root");
+        return;
+    }
+    falls_back();
+    let mut settings = settings();
+    settings.scheduling.class = Class::Fifo { priority: 1 };
+    let error = Echo::start(&settings).map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("CAP_SYS_NICE"), "{error}");
+}
+
 fn the_processor_share_is_bounded() {
     let mut settings = settings();
     settings.limits.cpu_percent = Some(20);
@@ -561,4 +626,35 @@ fn a_forked_child_of_main_harms_nothing() {
         }
     }
     assert_eq!(echo.ask(b"=unharmed").unwrap(), b"unharmed");
+}
+
+/// Makes system calls fail as they do on kernels that lack them.
+fn without(calls: &[libc::c_long]) -> bool {
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let (load, equal, give) = (0x20, 0x15, 0x06);
+    let missing = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs();
+    let mut program = vec![step(load, 0, 0, 0)];
+    for call in calls {
+        program.push(step(equal, 0, 1, u32::try_from(*call).unwrap()));
+        program.push(step(give, 0, 0, missing));
+    }
+    program.push(step(give, 0, 0, libc::SECCOMP_RET_ALLOW));
+    let program =
+        libc::sock_fprog { len: u16::try_from(program.len()).unwrap(), filter: program.as_mut_ptr() };
+    unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    }
+}
+
+fn older_kernels_are_served() {
+    if !without(&[libc::SYS_futex_waitv, libc::SYS_close_range, libc::SYS_set_robust_list]) {
+        println!("SKIPPED: no seccomp filter to be had");
+        return;
+    }
+    messages_come_back();
+    an_end_is_noticed();
+    a_killed_sleeper_is_noticed_at_once();
+    descriptors_are_closed();
+    instances_follow_one_another();
 }

@@ -56,6 +56,7 @@ mod mirror;
 mod pageset;
 mod tracking;
 mod view;
+mod warm;
 
 pub use area::{Area, AreaOptions};
 pub use arena::{Arena, in_orbit};

@@ -352,11 +352,19 @@ impl World {
     }
 }
 
+/// Operations, some of them again and again: pages that are written before every call are treated as such.
+fn program() -> impl Strategy<Value = Vec<Op>> {
+    let rounds = (prop::collection::vec(op(), 1..8), 3..9_usize);
+    let rounds = rounds.prop_map(|(round, times)| vec![round; times].concat());
+    let piece = prop_oneof![20 => op().prop_map(|op| vec![op]), 1 => rounds];
+    prop::collection::vec(piece, 1..100).prop_map(|pieces| pieces.concat())
+}
+
 fn run(modes: [Mode; 2]) {
     let cases = std::env::var("ORRERY_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(24);
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     TestRunner::new(config)
-        .run(&prop::collection::vec(op(), 1..120), |ops| {
+        .run(&program(), |ops| {
             let mut world = World::new(modes);
             ops.into_iter().for_each(|op| world.work(op));
             world.watchers.iter_mut().for_each(|watcher| {

@@ -39,6 +39,14 @@ fn main() -> Result<(), orrery_orbit::Error> {
         times.push(begin.elapsed());
     }
     times.sort_unstable();
+    if let Some(seen) = orbit.statistics() {
+        println!(
+            "mean snapshot: {} ns, {:.1} pages",
+            seen.snapshot_nanoseconds / seen.calls,
+            f64::from(u32::try_from(seen.snapshot_pages).unwrap_or(0))
+                / f64::from(u32::try_from(seen.calls).unwrap_or(1))
+        );
+    }
     println!("median {:?}, 90 % {:?}, 99 % {:?}", times[10_000], times[18_000], times[19_800]);
     Ok(())
 }

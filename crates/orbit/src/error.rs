@@ -51,6 +51,13 @@ pub enum Fault {
         /// Why.
         reason: String,
     },
+    /// The orbit died earlier and could not be restarted.
+    NoRestart {
+        /// Why.
+        reason: String,
+        /// What it had died of.
+        died_of: Box<Fault>,
+    },
     /// The orbit is gone, and nobody knows how.
     Unknown,
 }
@@ -86,6 +93,9 @@ impl fmt::Display for Fault {
             Self::CpuLimit => f.write_str("it used up its processor time"),
             Self::Corrupted { what } => write!(f, "it corrupted shared memory: {what}"),
             Self::Snapshot { reason } => write!(f, "its view could not be brought up to date: {reason}"),
+            Self::NoRestart { reason, died_of } => {
+                write!(f, "{died_of}; then it could not be restarted: {reason}")
+            }
             Self::Unknown => f.write_str("it is gone for an unknown reason"),
         }
     }

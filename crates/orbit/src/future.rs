@@ -6,7 +6,7 @@ use std::sync::Arc;
 use orrery_domain::Moment;
 
 use crate::error::{Error, Result};
-use crate::orbit::{Shared, Ticket};
+use crate::shared::{Shared, Ticket};
 use crate::update::Update;
 
 /// A call that was made asynchronously. Dropping it forgets the call's value and updates; the task runs all the same.

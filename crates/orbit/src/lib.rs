@@ -48,9 +48,12 @@ mod orbit;
 mod protocol;
 mod records;
 mod serve;
+mod shared;
 mod state;
+mod submit;
 mod task;
 mod update;
+mod waiting;
 
 pub use builder::{BackPressure, Builder, Placement};
 pub use call::Call;

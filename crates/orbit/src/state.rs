@@ -179,15 +179,17 @@ impl State {
         }
     }
 
-    /// Files an update under its call, which must be the one that runs.
+    /// Files an update under its call, which the orbit must have taken. That need not be the oldest one: its successor
+    /// may have begun before main took in the answer.
     fn file(&mut self, arrival: Arrival) {
         self.statistics.updates().fetch_add(1, Ordering::Relaxed);
         let call = match &arrival {
             Arrival::Update { call, .. } | Arrival::Refused { call, .. } => *call,
         };
-        let Some(flight) = self.flights.iter().find(|flight| !flight.ghost).filter(|f| f.call == call) else {
-            return;
+        let taken = |flight: &&Flight| {
+            flight.call == call && !flight.ghost && self.ledger.claim(flight.number) == Claim::Taken
         };
+        let Some(flight) = self.flights.iter().find(taken) else { return };
         let checked = match arrival {
             Arrival::Update { bytes, .. } => Update::check(call, bytes, &self.permissions),
             Arrival::Refused { reason, .. } => Err(reason),
@@ -349,14 +351,19 @@ impl State {
                 // Whoever waits looked at the predecessor.
                 self.side.gate().stir();
             }
-            Err(orrery_domain::Error::SpareGone { .. }) => {
-                let fault = self.last_fault.clone().unwrap_or(Fault::Unknown);
-                self.go_down(fault, 0);
-            }
-            Err(_) => {
-                // No room for a process now, perhaps later: by the same policy as after a crash.
-                let fault = self.last_fault.clone().unwrap_or(Fault::Unknown);
-                self.decide(fault, End::Killed { signal: libc::SIGKILL });
+            Err(error) => {
+                let for_good = matches!(error, orrery_domain::Error::SpareGone { .. });
+                let died_of = match self.last_fault.take() {
+                    Some(Fault::NoRestart { died_of, .. }) => died_of,
+                    other => Box::new(other.unwrap_or(Fault::Unknown)),
+                };
+                let fault = Fault::NoRestart { reason: error.to_string(), died_of };
+                if for_good {
+                    self.go_down(fault, 0);
+                } else {
+                    // No room for a process now, perhaps later: by the same policy as after a crash.
+                    self.decide(fault, End::Killed { signal: libc::SIGKILL });
+                }
             }
         }
     }

@@ -5,6 +5,7 @@
 mod common;
 
 use std::ffi::{c_long, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
@@ -47,6 +48,7 @@ common::cases![
     a_full_queue_makes_room,
     updates_arrive_in_order,
     updates_arrive_before_the_end,
+    updates_of_queued_calls_are_kept_apart,
     large_updates_arrive,
     many_updates_of_a_synchronous_call_arrive,
     updates_are_applied_one_by_one,
@@ -71,11 +73,11 @@ fn read(task: &mut Task<'_>) -> i64 {
     unsafe { *task.argument::<*const i64>().unwrap() }
 }
 
-/// Says that it has begun, then sleeps as many milliseconds as the argument says.
-fn sleep(task: &mut Task<'_>) -> i64 {
+/// Says that it has begun, then waits for a byte from the pipe that the argument names.
+fn wait(task: &mut Task<'_>) -> i64 {
     task.send(Scratch::new().data(b"begun")).unwrap();
-    std::thread::sleep(Duration::from_millis(unsafe { task.argument::<u64>() }.unwrap()));
-    0
+    let pipe = unsafe { BorrowedFd::borrow_raw(task.argument::<i32>().unwrap()) };
+    i64::from(rustix::io::read(pipe, &mut [0; 1]) != Ok(1))
 }
 
 fn a_call_returns_what_the_task_returns() {
@@ -353,18 +355,28 @@ fn no_return_value_keeps_nothing() {
     assert_eq!(orbit.call(&Call::new()), Ok(1));
 }
 
-/// An orbit that is busy for a while, so that calls behind wait.
-fn busy(builder: orrery_orbit::Builder, milliseconds: u64) -> (Orbit, orrery_orbit::Future) {
+/// An orbit that is busy until it is released, so that calls behind wait.
+fn busy(builder: orrery_orbit::Builder) -> (Orbit, orrery_orbit::Future, Hold) {
+    let (read, write) = rustix::pipe::pipe().unwrap();
     let orbit = builder.entry(|task| i64::from(task.arguments()[0])).create().unwrap();
-    let time = milliseconds.to_ne_bytes();
-    let future = orbit.call_async(&Call::new().function(sleep).arguments(&time)).unwrap();
+    let pipe = read.as_raw_fd().to_ne_bytes();
+    let future = orbit.call_async(&Call::new().function(wait).arguments(&pipe)).unwrap();
     // Until the orbit has taken it, it counts as waiting.
     assert_eq!(future.receive().unwrap().unwrap().len(), 1);
-    (orbit, future)
+    (orbit, future, Hold(write))
+}
+
+/// Keeps an orbit busy.
+struct Hold(OwnedFd);
+
+impl Hold {
+    fn release(self) {
+        assert_eq!(rustix::io::write(&self.0, b"x"), Ok(1));
+    }
 }
 
 fn same_arguments_are_skipped() {
-    let (orbit, _running) = busy(Orbit::builder("busy"), 400);
+    let (orbit, _running, hold) = busy(Orbit::builder("busy"));
     let once = orbit.call_async(&Call::new().arguments(&[1])).unwrap();
     let same = Call::new().arguments(&[1]).flags(Flags::SKIP_SAME_ARGUMENT);
     assert_eq!(orbit.call_async(&same).unwrap_err(), Error::Skipped { waiting: once.call() });
@@ -372,31 +384,34 @@ fn same_arguments_are_skipped() {
     let other = orbit.call_async(&other).unwrap();
     let function = Call::new().arguments(&[1]).function(|_| 77).flags(Flags::SKIP_SAME_ARGUMENT);
     let function = orbit.call_async(&function).unwrap();
+    hold.release();
     assert_eq!((once.get(), other.get(), function.get()), (Ok(1), Ok(2), Ok(77)));
     assert_eq!(orbit.call(&same), Ok(1), "nothing waits any more");
 }
 
 fn any_waiting_call_skips() {
-    let (orbit, running) = busy(Orbit::builder("busy"), 400);
+    let (orbit, running, hold) = busy(Orbit::builder("busy"));
     let skip = Call::new().arguments(&[2]).flags(Flags::SKIP_ANY);
     let first = orbit.call_async(&skip).unwrap();
     assert_eq!(orbit.call_async(&skip).unwrap_err(), Error::Skipped { waiting: first.call() });
+    hold.release();
     assert_eq!((running.get(), first.get()), (Ok(0), Ok(2)));
 }
 
 fn same_arguments_are_cancelled() {
-    let (orbit, _running) = busy(Orbit::builder("busy"), 400);
+    let (orbit, _running, hold) = busy(Orbit::builder("busy"));
     let cancellable =
         |byte| orbit.call_async(&Call::new().arguments(&[byte]).flags(Flags::CANCELLABLE)).unwrap();
     let (one, two) = (cancellable(1), cancellable(2));
     let firm = orbit.call_async(&Call::new().arguments(&[1])).unwrap();
     let last = orbit.call_async(&Call::new().arguments(&[1]).flags(Flags::CANCEL_SAME_ARGUMENT)).unwrap();
     assert_eq!(one.get(), Err(Error::Cancelled { call: one.call() }));
+    hold.release();
     assert_eq!((two.get(), firm.get(), last.get()), (Ok(2), Ok(1), Ok(1)));
 }
 
 fn any_cancellable_call_is_cancelled() {
-    let (orbit, running) = busy(Orbit::builder("busy"), 400);
+    let (orbit, running, hold) = busy(Orbit::builder("busy"));
     let waiting: Vec<_> = (1..10)
         .map(|byte| orbit.call_async(&Call::new().arguments(&[byte]).flags(Flags::CANCELLABLE)).unwrap())
         .collect();
@@ -404,16 +419,18 @@ fn any_cancellable_call_is_cancelled() {
     for future in &waiting {
         assert_eq!(future.get(), Err(Error::Cancelled { call: future.call() }));
     }
+    hold.release();
     assert_eq!((running.get(), last.get()), (Ok(0), Ok(50)));
 }
 
 fn a_future_cancels_its_call() {
-    let (orbit, running) = busy(Orbit::builder("busy"), 300);
+    let (orbit, running, hold) = busy(Orbit::builder("busy"));
     let waiting = orbit.call_async(&Call::new().arguments(&[1])).unwrap();
     assert_eq!(running.cancel(), Ok(false), "it runs");
     assert_eq!(waiting.cancel(), Ok(true));
     assert_eq!(waiting.cancel(), Ok(false), "it is cancelled already");
     assert_eq!(waiting.get(), Err(Error::Cancelled { call: waiting.call() }));
+    hold.release();
     assert_eq!(running.get(), Ok(0));
     assert_eq!(running.cancel(), Ok(false), "it is over");
 }
@@ -428,7 +445,7 @@ fn cancelled_calls_leave_their_pages_to_the_next() {
                 .as_ptr()
         })
         .collect();
-    let (orbit, _running) = busy(Orbit::builder("busy"), 300);
+    let (orbit, _running, hold) = busy(Orbit::builder("busy"));
     let areas = [&area];
     let mut futures = Vec::new();
     for (i, number) in (0..).zip(&numbers) {
@@ -440,6 +457,7 @@ fn cancelled_calls_leave_their_pages_to_the_next() {
     for future in &futures[1..7] {
         assert_eq!(future.cancel(), Ok(true));
     }
+    hold.release();
     for (i, number) in (0..).zip(&numbers) {
         let bytes = address(*number);
         let seen = orbit.call_async(&Call::new().areas(&areas).arguments(&bytes).function(read)).unwrap();
@@ -450,34 +468,42 @@ fn cancelled_calls_leave_their_pages_to_the_next() {
 
 fn a_full_queue_fails() {
     let builder = Orbit::builder("full").queue(3).back_pressure(BackPressure::Fail);
-    let (orbit, running) = busy(builder, 300);
+    let (orbit, running, hold) = busy(builder);
     let waiting = [(); 2].map(|()| orbit.call_async(&Call::new().arguments(&[1])).unwrap());
     let full = Error::QueueFull { orbit: "full".to_owned(), bound: 3 };
     assert_eq!(orbit.call_async(&Call::new().arguments(&[1])).unwrap_err(), full);
     assert_eq!(orbit.call(&Call::new().arguments(&[1])), Err(full));
+    hold.release();
     assert_eq!(running.get(), Ok(0));
     assert!(waiting.iter().all(|future| future.get() == Ok(1)));
 }
 
 fn a_full_queue_is_waited_for() {
-    let (orbit, _running) = busy(Orbit::builder("full").queue(1).back_pressure(BackPressure::Wait), 150);
+    let (orbit, _running, hold) = busy(Orbit::builder("full").queue(1).back_pressure(BackPressure::Wait));
+    let releaser = std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_millis(30));
+        hold.release();
+    });
     for i in 0..20 {
         let future = orbit.call_async(&Call::new().arguments(&[i])).unwrap();
         drop(future);
     }
     assert_eq!(orbit.call(&Call::new().arguments(&[9])), Ok(9));
+    releaser.join().unwrap();
     let patience = BackPressure::WaitAtMost(Duration::from_millis(30));
-    let (orbit, running) = busy(Orbit::builder("full").queue(1).back_pressure(patience), 300);
+    let (orbit, running, hold) = busy(Orbit::builder("full").queue(1).back_pressure(patience));
     assert!(matches!(orbit.call(&Call::new().arguments(&[1])), Err(Error::QueueFull { .. })));
+    hold.release();
     assert_eq!(running.get(), Ok(0));
 }
 
 fn a_full_queue_makes_room() {
-    let (orbit, _running) =
-        busy(Orbit::builder("full").queue(3).back_pressure(BackPressure::CancelOldest), 300);
+    let (orbit, _running, hold) =
+        busy(Orbit::builder("full").queue(3).back_pressure(BackPressure::CancelOldest));
     let call = |byte| orbit.call_async(&Call::new().arguments(&[byte]).flags(Flags::CANCELLABLE)).unwrap();
     let (oldest, old, new) = (call(1), call(2), call(3));
     assert_eq!(oldest.get(), Err(Error::Cancelled { call: oldest.call() }));
+    hold.release();
     assert_eq!((old.get(), new.get()), (Ok(2), Ok(3)));
 }
 
@@ -513,17 +539,36 @@ fn updates_arrive_in_order() {
 }
 
 fn updates_arrive_before_the_end() {
+    // That the task has begun is said by an update.
+    let (_orbit, running, hold) = busy(Orbit::builder("early"));
+    assert_eq!(running.try_get(), Ok(None), "the task still runs");
+    hold.release();
+    assert_eq!(running.receive(), Ok(None));
+    assert_eq!(running.finish().unwrap().result, Ok(0));
+}
+
+fn updates_of_queued_calls_are_kept_apart() {
     let orbit = orbit(|task| {
-        task.send(Scratch::new().data(b"early")).unwrap();
-        std::thread::sleep(Duration::from_millis(200));
-        1
+        let byte = task.arguments()[0];
+        for i in 0..3 {
+            task.send(Scratch::new().data(&[byte, i])).unwrap();
+        }
+        0
     });
-    let future = orbit.call_async(&Call::new()).unwrap();
-    let update = future.receive().unwrap().unwrap();
-    assert_eq!(update.records().next(), Some(Record::Data(b"early")));
-    assert_eq!(future.try_get(), Ok(None), "the task still runs");
-    assert_eq!(future.receive(), Ok(None));
-    assert_eq!(future.finish().unwrap().result, Ok(1));
+    for _ in 0..20 {
+        let futures: Vec<_> =
+            (0..50).map(|byte| orbit.call_async(&Call::new().arguments(&[byte])).unwrap()).collect();
+        // Main looks when all of them are over, so that all updates are there at once.
+        assert_eq!(futures[49].get(), Ok(0));
+        for (byte, future) in (0..).zip(futures) {
+            let updates = future.finish().unwrap().updates;
+            assert_eq!(updates.len(), 3);
+            for (i, update) in (0..).zip(&updates) {
+                let update = update.as_ref().unwrap();
+                assert_eq!(update.records().next(), Some(Record::Data(&[byte, i])));
+            }
+        }
+    }
 }
 
 fn large_updates_arrive() {
@@ -710,9 +755,8 @@ fn a_forked_child_of_main_is_told() {
 }
 
 fn destroying_is_final() {
-    let orbit = orbit(sleep);
+    let (orbit, running, _hold) = busy(Orbit::builder("test"));
     let pid = orbit.pid().unwrap();
-    let running = orbit.call_async(&Call::new().arguments(&60_000_u64.to_ne_bytes())).unwrap();
     orbit.end().unwrap();
     let gone = Error::Destroyed { orbit: "test".to_owned() };
     assert!(common::ends(pid));
@@ -721,10 +765,9 @@ fn destroying_is_final() {
     assert_eq!(orbit.life(), Err(gone));
     assert_eq!(orbit.destroy(), Ok(()));
     // A thread that waits is told.
-    let orbit = Arc::new(self::orbit(sleep));
-    let inner = Arc::clone(&orbit);
-    let waiter = std::thread::spawn(move || inner.call(&Call::new().arguments(&60_000_u64.to_ne_bytes())));
-    std::thread::sleep(Duration::from_millis(50));
+    let (orbit, running, _hold) = busy(Orbit::builder("test"));
+    let waiter = std::thread::spawn(move || running.get());
+    std::thread::sleep(Duration::from_millis(30));
     orbit.end().unwrap();
     assert!(matches!(waiter.join().unwrap(), Err(Error::Destroyed { .. })));
 }
@@ -779,10 +822,11 @@ fn every_placement_works() {
 }
 
 fn a_waiting_time_is_kept() {
-    let (_orbit, running) = busy(Orbit::builder("busy"), 300);
+    let (_orbit, running, hold) = busy(Orbit::builder("busy"));
     assert_eq!(running.try_get(), Ok(None));
     let patience = Duration::from_millis(5);
     assert!(matches!(running.get_within(patience), Err(Error::TimedOut { .. })));
     assert!(matches!(running.receive_within(patience), Err(Error::TimedOut { .. })));
+    hold.release();
     assert_eq!(running.get(), Ok(0));
 }

@@ -42,10 +42,15 @@ common::cases![
     a_hanging_init_fails_creation,
     an_init_that_crashes_later_ends_in_an_error,
     a_dead_spare_ends_in_an_error,
+    no_process_for_a_restart_ends_in_an_error,
+    no_room_for_files_is_an_error,
+    a_core_dump_stays_small,
+    many_orbits_live_side_by_side,
     waiting_threads_all_learn_of_a_crash,
     corrupted_memory_is_noticed,
     a_corrupted_orbit_comes_back_clean,
     kills_at_any_moment_lose_nothing,
+    kills_at_any_instruction_lose_nothing,
     main_killed_at_any_moment_takes_its_orbits_along,
     a_killed_orbit_leaves_nothing_behind,
     a_fork_of_the_orbit_may_outlive_its_task,
@@ -189,10 +194,10 @@ fn a_limit_that_is_kept_harms_nothing() {
         assert_eq!(orbit.call(&obeying(&[i])), Ok(i64::from(i)));
     }
     // An old timer must not hit a later task.
-    let short = Duration::from_millis(150);
+    let short = Duration::from_secs(2);
     assert_eq!(orbit.call(&obeying(&[8]).time_limit(short)), Ok(8));
     let slow = |_: &mut Task<'_>| {
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(2_300));
         5
     };
     assert_eq!(orbit.call(&Call::new().function(slow)), Ok(5));
@@ -406,11 +411,11 @@ fn back_off_is_waited_for() {
     let backoff = Backoff { first: Duration::from_millis(60), ..Backoff::default() };
     let orbit = Orbit::builder("slow").restart(Restart::OnCrash(backoff)).create().unwrap();
     fault(orbit.call(&obeying(&[1])));
+    let begin = Instant::now();
     fault(orbit.call(&obeying(&[1])));
     // The second restart in a row is not before its time, and calls wait for it.
-    let begin = Instant::now();
     assert_eq!(orbit.call(&obeying(&[4])), Ok(4));
-    assert!(begin.elapsed() >= Duration::from_millis(20), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() >= Duration::from_millis(60), "{:?}", begin.elapsed());
 }
 
 fn a_crashing_init_fails_creation() {
@@ -460,6 +465,106 @@ fn a_dead_spare_ends_in_an_error() {
     fault(orbit.call(&obeying(&[1])));
     let error = orbit.call(&obeying(&[4])).unwrap_err();
     assert!(matches!(error, Error::Dead { .. } | Error::NotRun { .. }), "{error}");
+}
+
+fn no_process_for_a_restart_ends_in_an_error() {
+    // Root is exempt from RLIMIT_NPROC, nobody is not.
+    let nobody = 65_534;
+    if unsafe { libc::setresuid(nobody, nobody, nobody) } != 0 {
+        println!("SKIPPED: not run as root");
+        return;
+    }
+    let backoff = Backoff { first: Duration::from_millis(1), limit: Some(3), ..Backoff::default() };
+    let orbit = Orbit::builder("crowded").restart(Restart::Always(backoff)).create().unwrap();
+    let children =
+        std::fs::read_to_string(format!("/proc/self/task/{}/children", std::process::id())).unwrap();
+    for pid in children.split_whitespace() {
+        let pid = Pid::from_raw(pid.parse().unwrap());
+        let resource = rustix::process::Resource::Nproc;
+        let none = rustix::process::Rlimit {
+            current: Some(0),
+            maximum: rustix::process::getrlimit(resource).maximum,
+        };
+        rustix::process::prlimit(pid, resource, none).unwrap();
+    }
+    fault(orbit.call(&obeying(&[1])));
+    let error = orbit.call(&obeying(&[4])).unwrap_err();
+    assert!(error.to_string().contains("RLIMIT_NPROC") && error.to_string().contains("SIGSEGV"), "{error}");
+}
+
+fn no_room_for_files_is_an_error() {
+    let resource = rustix::process::Resource::Fsize;
+    let limit = |current| {
+        let maximum = rustix::process::getrlimit(resource).maximum;
+        rustix::process::setrlimit(resource, rustix::process::Rlimit { current, maximum }).unwrap();
+    };
+    // Not only refused: beyond the limit the kernel sends SIGXFSZ.
+    limit(Some(1 << 20));
+    let error = Orbit::builder("large").create().unwrap_err();
+    assert!(error.to_string().contains("RLIMIT_FSIZE"), "{error}");
+    limit(None);
+    let area = area();
+    let number = number(&area);
+    let reader = orbit(|task| unsafe { *task.argument::<*mut i64>().unwrap() });
+    let areas = [&area];
+    let address = number.expose_provenance().to_ne_bytes();
+    let call = Call::new().areas(&areas).arguments(&address);
+    unsafe { number.write(7) };
+    assert_eq!(reader.call(&call).unwrap(), 7);
+    limit(Some(4096));
+    let more = area.allocate(core::alloc::Layout::new::<[u8; 1 << 20]>()).unwrap();
+    unsafe { more.as_ptr().write_bytes(1, 1 << 20) };
+    let error = reader.call(&call).unwrap_err();
+    assert!(error.to_string().contains("RLIMIT_FSIZE"), "{error}");
+    limit(None);
+    unsafe { number.write(8) };
+    assert_eq!(reader.call(&call).unwrap(), 8);
+}
+
+fn a_core_dump_stays_small() {
+    let place = std::env::temp_dir().join(format!("orrery-core-{}", std::process::id()));
+    std::fs::create_dir(&place).unwrap();
+    let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
+    if pattern.starts_with(['|', '/']) {
+        println!("SKIPPED: core dumps go to {pattern}");
+        return;
+    }
+    let most = 4 << 30;
+    let resource = rustix::process::Resource::Core;
+    let maximum = rustix::process::getrlimit(resource).maximum;
+    rustix::process::setrlimit(resource, rustix::process::Rlimit { current: Some(most), maximum }).unwrap();
+    let area = area();
+    let number = number(&area);
+    let inner = place.clone();
+    let orbit = orbit(move |task| unsafe {
+        std::env::set_current_dir(&inner).unwrap();
+        *task.argument::<*mut i64>().unwrap() += 1;
+        crash()
+    });
+    fault(orbit.call(&Call::new().areas(&[&area]).arguments(&address(number))));
+    let sizes: Vec<u64> =
+        std::fs::read_dir(&place).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).collect();
+    std::fs::remove_dir_all(&place).unwrap();
+    assert!(sizes.len() == 1 && sizes[0] < 1 << 30, "{sizes:?}");
+}
+
+fn many_orbits_live_side_by_side() {
+    let area = area();
+    let number = number(&area);
+    let areas = [&area];
+    let bytes = address(number);
+    let call = Call::new().areas(&areas).arguments(&bytes);
+    let orbits: Vec<_> =
+        (0..40).map(|_| restarting(Orbit::builder("one of many")).entry(read).create().unwrap()).collect();
+    for round in 0..3 {
+        unsafe { *number = round };
+        let futures: Vec<_> = orbits.iter().map(|orbit| orbit.call_async(&call).unwrap()).collect();
+        unsafe { *number = -1 };
+        assert!(futures.iter().all(|future| future.get() == Ok(round)));
+        for orbit in orbits.iter().step_by(7) {
+            fault(orbit.call(&obeying(&[1])));
+        }
+    }
 }
 
 fn waiting_threads_all_learn_of_a_crash() {
@@ -592,6 +697,105 @@ fn kills_at_any_moment_lose_nothing() {
         println!("{right} calls returned, {died} died, {} restarts", orbit.restarts());
         assert!(right > 0 && orbit.restarts() > 0);
     });
+}
+
+/// Lets process `pid` execute so many instructions, then kills it; gives up when `done` is set.
+fn kill_after(pid: i32, instructions: u64, traced: &AtomicBool, done: &AtomicBool) {
+    let ptrace = |request, data: usize| unsafe { libc::ptrace(request, pid, 0, data) };
+    let stopped = || {
+        while !done.load(Ordering::SeqCst) {
+            // Stops alone: how it ends is for the library to see.
+            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+            let flags = libc::WSTOPPED | libc::WNOHANG | libc::__WALL;
+            let child = libc::id_t::try_from(pid).unwrap();
+            let asked = unsafe { libc::waitid(libc::P_PID, child, &raw mut info, flags) };
+            if asked != 0 {
+                return false;
+            }
+            if unsafe { info.si_pid() } == pid {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        false
+    };
+    // The last round's kill may have come so late that nobody has noticed yet; then this round has none.
+    if ptrace(libc::PTRACE_SEIZE, 0) != 0 {
+        traced.store(true, Ordering::SeqCst);
+        return;
+    }
+    ptrace(libc::PTRACE_INTERRUPT, 0);
+    let mut left = instructions;
+    while stopped() {
+        traced.store(true, Ordering::SeqCst);
+        if left == 0 {
+            break;
+        }
+        left -= 1;
+        ptrace(libc::PTRACE_SINGLESTEP, 0);
+    }
+    traced.store(true, Ordering::SeqCst);
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
+fn kills_at_any_instruction_lose_nothing() {
+    let area = area();
+    let pages: Vec<_> = (0..4)
+        .map(|_| {
+            let layout = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
+            area.allocate(layout).unwrap().cast::<i64>().as_ptr()
+        })
+        .collect();
+    let orbit = restarting(Orbit::builder("stepped"))
+        .entry(|task| {
+            let value = read(task);
+            task.send(Scratch::new().data(&value.to_ne_bytes())).unwrap();
+            value
+        })
+        .create()
+        .unwrap();
+    let areas = [&area];
+    let (mut value, mut returned, mut died) = (0, 0, 0);
+    for round in 0..100 {
+        let (traced, done) = (AtomicBool::new(false), AtomicBool::new(false));
+        let pid = i32::try_from(orbit.pid().unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| kill_after(pid, round * 61, &traced, &done));
+            while !traced.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            // The first finds an idle orbit and goes straight into the mirror, the others wait with their pages.
+            let futures: Vec<_> = pages
+                .iter()
+                .map(|page| {
+                    value += 1;
+                    unsafe { **page = value };
+                    let bytes = address(*page);
+                    (value, orbit.call_async(&Call::new().areas(&areas).arguments(&bytes)).unwrap())
+                })
+                .collect();
+            for (expected, future) in futures {
+                let updates = std::iter::from_fn(|| future.receive().unwrap()).count();
+                match future.get() {
+                    Ok(seen) => {
+                        assert_eq!((seen, updates), (expected, 1), "round {round}");
+                        returned += 1;
+                    }
+                    Err(Error::Fault { fault: Fault::Signal { signal: libc::SIGKILL, .. }, .. }) => {
+                        assert!(updates <= 1);
+                        died += 1;
+                    }
+                    Err(other) => panic!("round {round}: {other}"),
+                }
+            }
+            done.store(true, Ordering::SeqCst);
+        });
+    }
+    println!("{returned} calls returned, {died} died");
+    assert!(returned > 0 && died > 0 && died <= 100);
+    // With nothing under way no page copies may be left waiting.
+    while orbit.call(&obeying(&[5])) != Ok(5) {}
+    assert_eq!(orbit.memory().unwrap().deltas, 0);
 }
 
 fn main_killed_at_any_moment_takes_its_orbits_along() {

@@ -287,7 +287,7 @@ fn close_descriptors(
         .flat_map(|peer| [peer.fd.as_raw_fd(), peer.pidfd.as_raw_fd()])
         .chain(state.grants.iter().flatten().map(|grant| grant.socket.as_raw_fd()))
         .chain(state.shared.iter().map(|shared| shared.file.as_raw_fd()))
-        .chain([leash, state.main, state.pidfd.as_raw_fd(), state.program.descriptor()])
+        .chain([leash, state.main, state.pidfd.as_raw_fd()])
         .map(RawFd::unsigned_abs)
         .collect();
     keep.sort_unstable();

@@ -6,8 +6,6 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
-
 use orrery_domain::SharedMemory;
 use orrery_domain::gate::Face;
 
@@ -115,11 +113,6 @@ impl Program {
     pub(crate) fn vacate(&self, number: u32) {
         let pid = &self.seat(number).pid;
         let _ = pid.compare_exchange(Seat::RESERVED, 0, Ordering::SeqCst, Ordering::SeqCst);
-    }
-
-    /// The file behind it.
-    pub(crate) fn descriptor(&self) -> RawFd {
-        self.memory.as_fd().as_raw_fd()
     }
 
     /// Gives a seat up.

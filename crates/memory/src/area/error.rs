@@ -14,7 +14,7 @@ pub enum Error {
     System(#[from] orrery_sys::Error),
     /// No memory.
     #[error(
-        "cannot get {bytes} bytes of memory: {errno} (raise RLIMIT_AS, RLIMIT_DATA or the cgroup's limit)"
+        "cannot get {bytes} bytes of memory: {errno} (raise RLIMIT_AS, RLIMIT_DATA, RLIMIT_FSIZE or the cgroup's limit)"
     )]
     Memory {
         /// How much was asked for.

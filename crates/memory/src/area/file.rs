@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use orrery_sys::PAGE;
 use orrery_sys::descriptors::raise;
+use orrery_sys::process::file_may_end_at;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, ftruncate, memfd_create, open};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -33,7 +34,7 @@ impl PageFile {
         let bytes = pages * PAGE;
         let no_memory = |errno| Error::Memory { bytes, errno };
         let fd = raise(memfd_create(name, MemfdFlags::CLOEXEC).map_err(no_memory)?);
-        ftruncate(&fd, bytes as u64).map_err(no_memory)?;
+        file_may_end_at(bytes as u64).and_then(|()| ftruncate(&fd, bytes as u64)).map_err(no_memory)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice takes nothing from anybody; children have no use
         // for it and dumps neither.
         let window = unsafe {
@@ -87,6 +88,7 @@ impl PageFile {
             return Ok(());
         }
         let failed = |errno| Error::Store { pages: count, errno };
+        file_may_end_at(((page + count) * PAGE) as u64).map_err(failed)?;
         let mut done = 0;
         while done < count * PAGE {
             // SAFETY: the caller's promise; the kernel copes with concurrent writes.

@@ -19,6 +19,7 @@ use super::file::PageFile;
 use super::lock::Lock;
 use super::pageset::PageSet;
 use super::tracking::Tracking;
+use super::warm::Warm;
 use super::{Area, Error, Mode, forking};
 
 /// Runs of at least this many pages are asked whether they are there at all.
@@ -318,7 +319,8 @@ impl Inner {
         runs.clear();
         jobs.clear();
         list.clear();
-        let sent = self.gather(areas, runs).and_then(|()| self.send(frames, runs, jobs, list, queued));
+        let sent =
+            self.gather(areas, runs, queued).and_then(|()| self.send(frames, runs, jobs, list, queued));
         match sent {
             Ok((reference, copier)) => {
                 let queued = queued || reference != DeltaRef::EMPTY;
@@ -337,7 +339,7 @@ impl Inner {
     }
 
     /// Takes the pages of `areas` that this mirror has not as they are now.
-    fn gather(&self, areas: &[&Area], runs: &mut Vec<Run>) -> Result<(), Error> {
+    fn gather(&self, areas: &[&Area], runs: &mut Vec<Run>, queued: bool) -> Result<(), Error> {
         for area in areas.iter().map(|area| area.inner()) {
             let (range, home) = (area.range(), area.home());
             if range != home {
@@ -356,6 +358,9 @@ impl Inner {
                         result = split(watcher.tracking(), run, runs);
                     }
                 });
+                if !queued && !watcher.warm().is_empty() {
+                    self.leave_out_idle(watcher.warm(), runs, begin);
+                }
                 result
             })??;
             let copied = runs[begin..].iter_mut().filter(|run| run.way == Way::Copy);
@@ -365,6 +370,51 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// Leaves those warm pages out of the runs from `begin` on that the mirror has already. It must be up to date.
+    fn leave_out_idle(&self, warm: &Warm, runs: &mut Vec<Run>, begin: usize) {
+        let mut idle = 0;
+        for at in begin..runs.len() {
+            let run = runs[at];
+            if run.way != Way::Copy {
+                continue;
+            }
+            let is_new = |index: usize| {
+                let (page, address) = (run.page + index, run.address + index * PAGE);
+                // SAFETY: both pages are mapped and readable. The area's may be written meanwhile: libc looks at bytes and
+                // no reference is made; the page is warm, so the next call gets it again.
+                let same = || unsafe {
+                    let main = core::ptr::with_exposed_provenance::<u8>(address);
+                    libc::memcmp(main.cast(), self.file.at(page).cast(), PAGE) == 0
+                };
+                !(warm.contains(address) && self.marks.held.contains_all(page, 1) && same())
+            };
+            // The first part takes the run's place, which is empty if there is none; the others come behind.
+            runs[at].count = 0;
+            let mut index = 0;
+            while index < run.count {
+                if !is_new(index) {
+                    idle += 1;
+                    index += 1;
+                    continue;
+                }
+                let start = index;
+                index += 1;
+                while index < run.count && is_new(index) {
+                    index += 1;
+                }
+                let part = Run {
+                    page: run.page + start,
+                    address: run.address + start * PAGE,
+                    count: index - start,
+                    way: Way::Copy,
+                };
+                if runs[at].count == 0 { runs[at] = part } else { runs.push(part) }
+            }
+        }
+        runs.retain(|run| run.count > 0);
+        warm.note_idle(idle);
     }
 
     /// Brings pages on their way: into the mirror at once, or, if queued, into frames. Somebody may be left at work.

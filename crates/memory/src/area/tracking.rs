@@ -16,6 +16,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use super::Error;
 use super::arena::process;
 use super::lock::Lock;
+use super::warm::Warm;
 use crate::tracker::{Choice, WpAsync};
 
 /// Runs returned by one request.
@@ -144,6 +145,8 @@ pub(super) struct Watcher {
     range: PageRange,
     /// What was last reported, where contents are compared.
     shadow: Option<core::mem::ManuallyDrop<Private>>,
+    /// Pages that are left unprotected, because they are written all the time.
+    warm: Warm,
 }
 
 impl Watcher {
@@ -157,7 +160,7 @@ impl Watcher {
             }
             None => Some(core::mem::ManuallyDrop::new(Private::map(range.len())?)),
         };
-        Ok(Self { tracking, range, shadow })
+        Ok(Self { tracking, range, shadow, warm: Warm::default() })
     }
 
     /// Whether it was made by this process, and not by one that forked it.
@@ -169,35 +172,58 @@ impl Watcher {
         &self.tracking
     }
 
-    /// Feeds the runs to `each` that were written in the first `bytes` of the area since the last call; from now on
-    /// they count as unwritten. A run that did not change may be among them.
+    /// Pages that are reported each time, written or not.
+    pub(super) fn warm(&self) -> &Warm {
+        &self.warm
+    }
+
+    /// Feeds the runs to `each` that were written in the first `bytes` of the area since the last call, and those that
+    /// are [`warm`](Self::warm); the others count as unwritten from now on. A run that did not change may be among them.
     ///
     /// # Errors
     /// [`Error::System`]; `each` then has got everything.
-    pub(super) fn written(&self, bytes: usize, mut each: impl FnMut(PageRange)) -> Result<(), Error> {
+    pub(super) fn written(&mut self, bytes: usize, mut each: impl FnMut(PageRange)) -> Result<(), Error> {
         let range = PageRange::new(self.range.start, self.range.start + bytes);
-        let found = match (&self.tracking.uffd, &self.shadow) {
-            (Some(uffd), _) => self.protect(uffd, range, &mut each),
-            (None, Some(shadow)) => self.compare(shadow.0.start, range, &mut each),
-            (None, None) => Ok(()),
+        let found = match (self.tracking.uffd.is_some(), &self.shadow) {
+            (true, _) => self.protect(range, &mut each),
+            (false, Some(shadow)) => self.compare(shadow.0.start, range, &mut each),
+            (false, None) => Ok(()),
         };
         if found.is_err() {
+            self.warm.forget();
             each(range);
         }
         found
     }
 
-    fn protect(&self, uffd: &Uffd, range: PageRange, each: &mut impl FnMut(PageRange)) -> Result<(), Error> {
-        let flags = ScanFlags::WP_MATCHING | ScanFlags::CHECK_WP_ASYNC;
-        match self.tracking.scan(range, Query::WRITTEN, flags, &mut *each) {
+    fn protect(&mut self, range: PageRange, each: &mut impl FnMut(PageRange)) -> Result<(), Error> {
+        let Self { tracking, warm, .. } = self;
+        let check = ScanFlags::CHECK_WP_ASYNC;
+        let all = check | ScanFlags::WP_MATCHING;
+        warm.begin();
+        let flags = if warm.is_empty() { all } else { check };
+        let scanned = tracking.scan(range, Query::WRITTEN, flags, |run| {
+            warm.found(run);
+            each(run);
+        });
+        match scanned {
             Err(Error::System(error)) if error.errno == Errno::PERM => {
                 // Somebody mapped the memory anew.
-                uffd.register(self.range)?;
+                warm.forget();
+                if let Some(uffd) = &tracking.uffd {
+                    uffd.register(self.range)?;
+                }
                 each(range);
-                self.tracking.scan(range, Query::WRITTEN, flags, |_| ())
+                return tracking.scan(range, Query::WRITTEN, all, |_| ());
             }
-            other => other,
+            other => other?,
         }
+        if !warm.is_empty() {
+            // Pages are copied after this, so that a write that comes in between is seen either way.
+            warm.for_each_cold(|cold| tracking.scan(cold, Query::WRITTEN, all, |_| ()))?;
+        }
+        warm.learn();
+        Ok(())
     }
 
     fn compare(

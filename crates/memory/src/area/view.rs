@@ -90,6 +90,7 @@ impl View {
                 0,
             )
             .map_err(no_memory)?;
+            leave_out_of_dumps(frame_bytes)(frames);
             map(&mirror, arena.start, 0, arena.len()).map_err(no_memory)?;
             frames.cast_const().cast::<u8>()
         };
@@ -265,7 +266,16 @@ unsafe fn map(mirror: &OwnedFd, start: usize, offset: usize, len: usize) -> rust
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     // SAFETY: the caller's promise.
-    unsafe { mmap(without_provenance_mut(start), len, access, flags, mirror, offset as u64) }.map(|_| ())
+    unsafe { mmap(without_provenance_mut(start), len, access, flags, mirror, offset as u64) }
+        .map(leave_out_of_dumps(len))
+}
+
+/// Keeps a mapping out of core dumps: a dump would fill the holes of its file, up to the size of the arena.
+fn leave_out_of_dumps(len: usize) -> impl Fn(*mut core::ffi::c_void) {
+    move |start| {
+        // SAFETY: the advice changes no contents.
+        let _ = unsafe { madvise(start, len, Advice::LinuxDontDump) };
+    }
 }
 
 /// Drops the process' own copies of pages.
