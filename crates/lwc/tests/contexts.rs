@@ -84,6 +84,8 @@ cases![
     exit_of_a_nested_context_ends_the_program,
     a_killed_context_is_an_error,
     a_fault_is_an_error,
+    contexts_die_at_any_moment,
+    nested_contexts_die_at_any_moment,
     a_killed_caller_leaves_control_to_the_root,
     another_program_is_an_error,
     time_limits_hold,
@@ -584,6 +586,82 @@ fn a_fault_is_an_error() {
     .unwrap();
     let died = other.switch(0, &[]).unwrap_err();
     assert!(died.to_string().contains("SIGSEGV"), "{died}");
+}
+
+/// Kills a process from outside, after so many microseconds.
+fn kill_after(victim: u64, delay: u64) -> i32 {
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        std::thread::sleep(Duration::from_micros(delay));
+        unsafe { libc::kill(i32::try_from(victim).unwrap(), libc::SIGKILL) };
+        unsafe { libc::_exit(0) };
+    }
+    pid
+}
+
+fn reap(pid: i32) {
+    assert_eq!(unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) }, pid);
+}
+
+fn contexts_die_at_any_moment() {
+    for round in 0..150 {
+        let other =
+            create(&Spec::new(), server(|word| if word == 0 { own_pid() } else { word + 1 })).unwrap();
+        let killer = kill_after(other.switch(0, &[]).unwrap().word, round * 37 % 2_000);
+        let error = (1..).find_map(|word| match other.switch(word, &[]) {
+            Ok(back) => {
+                assert_eq!(back.word, word + 1);
+                None
+            }
+            Err(error) => Some(error),
+        });
+        assert!(matches!(error, Some(Error::Died { .. } | Error::Gone { .. })), "{error:?}");
+        other.close().unwrap();
+        reap(killer);
+    }
+}
+
+fn nested_contexts_die_at_any_moment() {
+    for round in 0..12 {
+        let words = shared_words();
+        let middle = create(&Spec::new(), move |start| {
+            let last =
+                create(&Spec::new(), server(|word| if word == 0 { own_pid() } else { word + 1 })).unwrap();
+            words[0].store(own_pid(), Ordering::SeqCst);
+            words[1].store(last.switch(0, &[]).unwrap().word, Ordering::SeqCst);
+            let mut arrival = start.arrival;
+            loop {
+                let word = last.switch(arrival.word, &[]).map_or(0, |back| back.word);
+                arrival = start.creator.switch(word, &[]).unwrap();
+            }
+        })
+        .unwrap();
+        assert_eq!(middle.switch(1, &[]).unwrap().word, 2);
+        let victim = words[usize::from(round % 2 == 1)].load(Ordering::SeqCst);
+        let killer = kill_after(victim, round * 171 % 2_000);
+        let outcome = (1..).find_map(|word| match middle.switch(word, &[]) {
+            Ok(back) if back.word == 0 => Some(None),
+            Ok(back) => {
+                assert_eq!(back.word, word + 1);
+                None
+            }
+            Err(error) => Some(Some(error)),
+        });
+        match outcome.unwrap() {
+            // The one behind it died, and it told.
+            None => assert_eq!(round % 2, 1),
+            Some(error) => {
+                assert!(
+                    matches!(error, Error::Died { .. } | Error::Gone { .. } | Error::Orphaned),
+                    "{error}"
+                );
+            }
+        }
+        middle.close().unwrap();
+        reap(killer);
+        await_end_of(words[0].load(Ordering::SeqCst));
+        await_end_of(words[1].load(Ordering::SeqCst));
+    }
 }
 
 fn a_killed_caller_leaves_control_to_the_root() {

@@ -217,7 +217,9 @@ fn settle(
     state.looked = None;
     // Our creator's ends are its own, and so is what it says to others.
     state.grants.clear();
-    state.leash = None;
+    if let Some(leash) = state.leash.take() {
+        leash.close_copy();
+    }
     drop(parent.0);
     drop(child.1);
     for peer in state.peers.iter_mut().flatten() {

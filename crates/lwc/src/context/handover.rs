@@ -22,6 +22,8 @@ use super::{Arrival, introduce, overlay, reaper};
 
 /// After how long a context that keeps control may roam the CPUs.
 const MOMENT: Duration = Duration::from_millis(20);
+/// After how many naps control that came without a word was left by a dead one, rather than by one that is slow.
+const ABANDONED: u32 = 6;
 /// How long a parked context sleeps before it looks whether all is well.
 const NAP: Duration = Duration::from_millis(500);
 
@@ -110,7 +112,7 @@ pub(crate) fn ask(
 
 /// Waits for control. `watched` is whom it was handed to.
 pub(crate) fn park(state: &mut State, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
-    let mut vigil = Vigil { watched, until, slice: MOMENT, orphan: None, abandoned: false };
+    let mut vigil = Vigil { watched, until, slice: MOMENT, orphan: None, abandoned: 0 };
     loop {
         if let Some(arrival) = look(state) {
             return Ok(arrival);
@@ -127,8 +129,8 @@ struct Vigil {
     slice: Duration,
     /// A dead context that seemed to have control when the root last looked.
     orphan: Option<u32>,
-    /// Control was ours without a word when we last looked.
-    abandoned: bool,
+    /// How often in a row control was ours without a word when we looked.
+    abandoned: u32,
 }
 
 impl Vigil {
@@ -183,11 +185,14 @@ impl Vigil {
         let holder = state.program.control().load(SeqCst);
         if holder == state.me {
             // Whoever handed it to us should have called by now; it must have died on the way.
-            if self.abandoned {
+            self.abandoned += 1;
+            if self.abandoned > ABANDONED {
                 return Err(Error::Orphaned);
             }
-            self.abandoned = true;
-        } else if state.me == ROOT {
+            return Ok(());
+        }
+        self.abandoned = 0;
+        if state.me == ROOT {
             reaper::sweep(state);
             let dead = state.program.pid(holder).is_none();
             if dead

@@ -52,6 +52,13 @@ impl Leash {
         Ear { fd: self.epoll.as_raw_fd(), heed, with: core::ptr::from_ref(self).cast() }
     }
 
+    /// In a context that was just created: closes its copy of its creator's epoll instance, through which it could
+    /// meddle with the creator's leash.
+    pub(crate) fn close_copy(&self) {
+        // SAFETY: the leash stays behind unused, so nobody closes the number a second time.
+        unsafe { rustix::io::close(self.epoll.as_raw_fd()) };
+    }
+
     /// Listens to one grant more.
     pub(crate) fn add(&self, socket: &OwnedFd, slot: usize) -> Result<()> {
         let Some(flag) = self.hung_up.get(slot) else { return Err(Error::Full { most: self.hung_up.len() }) };
