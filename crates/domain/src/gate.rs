@@ -153,6 +153,16 @@ impl<'a> Gate<'a> {
 
     /// Waits until the partner has rung since `heard`, has died, or `until` has passed.
     pub fn wait(&self, heard: u32, until: Option<Moment>, partner: Partner<'_>) -> Woken {
+        self.wait_until(heard, || until, partner)
+    }
+
+    /// The same, where it costs something to know the deadline: it is asked for before a sleep only.
+    pub fn wait_until(
+        &self,
+        heard: u32,
+        until: impl FnOnce() -> Option<Moment>,
+        partner: Partner<'_>,
+    ) -> Woken {
         let bell = self.bell;
         let mine = self.show_cpu();
         for _ in 0..YIELDS {
@@ -168,7 +178,7 @@ impl<'a> Gate<'a> {
             }
             rustix::thread::sched_yield();
         }
-        self.sleep(heard, until, partner)
+        self.sleep(heard, until(), partner)
     }
 
     #[cold]

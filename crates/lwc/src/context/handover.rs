@@ -147,9 +147,11 @@ impl Vigil {
         if state.looked != Some(heard) {
             return Ok(());
         }
-        let slice = Moment::now().after(self.slice);
-        let end = self.until.map_or(slice, |until| until.min(slice));
-        match gate.wait(heard, Some(end), partner) {
+        let end = || {
+            let slice = Moment::now().after(self.slice);
+            Some(self.until.map_or(slice, |until| until.min(slice)))
+        };
+        match gate.wait_until(heard, end, partner) {
             Woken::Rung => Ok(()),
             Woken::PartnerGone => self.mourn(state),
             Woken::TimedOut => self.look_after(state),
