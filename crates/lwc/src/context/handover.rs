@@ -112,12 +112,21 @@ pub(crate) fn ask(
 
 /// Waits for control. `watched` is whom it was handed to.
 pub(crate) fn park(state: &mut State, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
-    let mut vigil = Vigil { watched, until, slice: MOMENT, orphan: None, abandoned: 0 };
+    let mut vigil = Vigil { watched, until, slice: MOMENT, orphan: None, speechless: None, abandoned: 0 };
     loop {
         if let Some(arrival) = look(state) {
             return Ok(arrival);
         }
+        if let Some((descriptor, seat)) = vigil.speechless {
+            return Err(Error::Died { descriptor, end: reaper::bury(state, seat, true) });
+        }
         vigil.wait(state)?;
+        if vigil.speechless.is_some() {
+            // It may have died after its last words, before it could ring. Or control comes from another one, which is
+            // about to speak.
+            std::thread::sleep(MOMENT);
+            state.looked = None;
+        }
     }
 }
 
@@ -129,6 +138,8 @@ struct Vigil {
     slice: Duration,
     /// A dead context that seemed to have control when the root last looked.
     orphan: Option<u32>,
+    /// The descriptor and seat of a watched one that died after it had passed control to us.
+    speechless: Option<(i32, u32)>,
     /// How often in a row control was ours without a word when we looked.
     abandoned: u32,
 }
@@ -161,8 +172,11 @@ impl Vigil {
     /// The watched one is dead.
     fn mourn(&mut self, state: &State) -> Result<()> {
         let Some(peer) = self.watched.take().and_then(|slot| state.peer(slot).ok()) else { return Ok(()) };
-        if state.program.control().compare_exchange(peer.seat, state.me, SeqCst, SeqCst).is_err() {
-            // It died after it had handed control on.
+        if let Err(holder) = state.program.control().compare_exchange(peer.seat, state.me, SeqCst, SeqCst) {
+            // It died after it had handed control on, or in the midst of handing it to us.
+            if holder == state.me {
+                self.speechless = Some((peer.fd.as_raw_fd(), peer.seat));
+            }
             return Ok(());
         }
         let end = reaper::bury(state, peer.seat, true);
