@@ -6,6 +6,7 @@ mod orbit;
 mod python_process;
 mod run;
 mod scan;
+mod switch;
 mod tracked;
 mod warm;
 
@@ -15,6 +16,7 @@ pub use orbit::{OrbitCall, OrbitCreation};
 pub use python_process::{InPython, orrery_bench_fork, orrery_bench_run};
 pub use run::{Captures, WholeRun};
 pub use scan::CleanScan;
+pub use switch::{ContextSwitch, VaultCall};
 pub use tracked::TrackedPages;
 pub use warm::Warm;
 

@@ -6,6 +6,7 @@ mod copy_on_write;
 mod dontneed;
 mod fork;
 mod fork_server;
+mod hand_off;
 mod python_fork_server;
 
 pub use call::{ForkPerCall, WholeCopy};
@@ -14,6 +15,7 @@ pub use copy_on_write::CopyOnWrite;
 pub use dontneed::DontNeed;
 pub use fork::{ForkExitWait, fork_exit_wait};
 pub use fork_server::ForkServer;
+pub use hand_off::{Between, By, HandOff, round_trips};
 pub use python_fork_server::PythonForkServer;
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! `liborrery.a`; Rust programs use the crates beneath.
 
 pub mod authors;
+pub mod context;
 mod error;
 pub mod lwc;
 pub mod orbit;

@@ -44,6 +44,37 @@ const BUILDS: [Build; 4] = [
 const C: [&str; 1] = ["c99"];
 const CPP: [&str; 4] = ["c++98", "c++11", "c++17", "c++20"];
 
+/// The examples, what they are given, and what they make of it: each request meets the same state, each session its own,
+/// and the sums are FNV-1a of "the private key" and the line.
+const EXAMPLES: [(&str, &str, &str); 4] = [
+    (
+        "algorithm1_snapshot.c",
+        "one\ntwo\nthree and more\n",
+        "request 1: ONE (3 bytes, 1 request served by this state)\n\
+         request 2: TWO (3 bytes, 1 request served by this state)\n\
+         request 3: THREE AND MORE (14 bytes, 1 request served by this state)\n\
+         3 requests, the last one's secrets gone\n",
+    ),
+    (
+        "algorithm1_contexts.c",
+        "one\ntwo\nthree and more\n",
+        "ONE, served by a state that served 1 request\n\
+         TWO, served by a state that served 1 request\n\
+         THREE AND MORE, served by a state that served 1 request\n\
+         end\n",
+    ),
+    (
+        "algorithm2_sessions.c",
+        "a red\nb green\na blue\nb\nc\na end\na new\n",
+        "a: red\nb: green\na: red blue\nb: green\nc:\na: red blue (ended)\na: new\n",
+    ),
+    (
+        "algorithm3_signing.c",
+        "first\nsecond\n",
+        "first: 5f44482a\nsecond: 956b5c00\nthe key is out of reach\n",
+    ),
+];
+
 fn main() {
     let arguments = Arguments::from_args();
     let mut trials: Vec<Trial> = programs()
@@ -55,16 +86,20 @@ fn main() {
             })
         })
         .collect();
-    trials.extend(BUILDS.map(|build| {
-        let source = root().join("examples/lwc/algorithm1_snapshot.c");
-        Trial::test(title(&source, build), move || build.try_program(&source, algorithm1))
-    }));
+    for (name, input, output) in EXAMPLES {
+        trials.extend(BUILDS.map(|build| {
+            let source = root().join("examples/lwc").join(name);
+            Trial::test(title(&source, build), move || {
+                build.try_program(&source, |binary, tracker| prints(binary, tracker, input, output))
+            })
+        }));
+    }
     for compiler in [Compiler::Gcc, Compiler::Clang] {
         let languages = [("c", &C[..]), ("c++", &CPP[..])];
         for (language, standard) in
             languages.iter().flat_map(|(language, standards)| standards.iter().map(move |s| (*language, *s)))
         {
-            for header in ["orrery/lwc.h", "orrery/orbit.h", "orbit/orbit.h"] {
+            for header in ["orrery/lwc.h", "orrery/context.h", "orrery/orbit.h", "orbit/orbit.h"] {
                 let name = format!("{header}/{}/{standard}", compiler.of_c());
                 trials.push(Trial::test(name, move || compiler.check_header(header, language, standard)));
             }
@@ -211,13 +246,9 @@ fn finish(command: &mut Command, input: &str) -> Result<String, Failed> {
     Err(format!("{command:?}: {}\n{stdout}{}", output.status, String::from_utf8_lossy(&output.stderr)).into())
 }
 
-/// The example serves every request from the same state.
-fn algorithm1(binary: &Path, tracker: &str) -> Result<(), Failed> {
-    let printed = run(binary, tracker, "one\ntwo\nthree and more\n")?;
-    let wanted = "request 1: ONE (3 bytes, 1 request served by this state)\n\
-                  request 2: TWO (3 bytes, 1 request served by this state)\n\
-                  request 3: THREE AND MORE (14 bytes, 1 request served by this state)\n\
-                  3 requests, the last one's secrets gone\n";
+/// An example prints what it should.
+fn prints(binary: &Path, tracker: &str, input: &str, wanted: &str) -> Result<(), Failed> {
+    let printed = run(binary, tracker, input)?;
     if printed.is_empty() || printed == wanted {
         return Ok(());
     }

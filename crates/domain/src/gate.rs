@@ -56,13 +56,31 @@ pub struct Face {
 }
 
 impl Face {
-    /// The mark, for the watcher.
-    pub(crate) fn mark(&self) -> &AtomicU32 {
+    /// The word in which the kernel marks the owner's death, for the owner's watcher.
+    pub fn mark(&self) -> &AtomicU32 {
         &self.mark
     }
 
+    /// Whether the kernel has marked the owner's death.
+    pub fn is_marked_dead(&self) -> bool {
+        self.mark.load(Ordering::SeqCst) & OWNER_DIED != 0
+    }
+
+    /// Where the owner was last seen; `None` while it sleeps.
+    pub fn cpu(&self) -> Option<u32> {
+        Some(self.cpu.load(Ordering::Relaxed)).filter(|cpu| *cpu != NOWHERE)
+    }
+
+    /// Calls the owner, who waits at [`Gate::home`]: whatever was written before is seen by it.
+    pub fn call(&self) {
+        self.bell.fetch_add(1, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) != 0 {
+            let _ = futex::wake(&self.bell, futex::Flags::empty(), u32::MAX >> 1);
+        }
+    }
+
     /// Starts over for a new owner, whatever the last one left.
-    pub(crate) fn reset(&self, sent: u32, taken: u32) {
+    pub fn reset(&self, sent: u32, taken: u32) {
         self.sleepers.store(0, Ordering::SeqCst);
         self.cpu.store(NOWHERE, Ordering::SeqCst);
         self.mark.store(0, Ordering::SeqCst);
@@ -96,12 +114,20 @@ pub enum Woken {
 pub struct Gate<'a> {
     mine: &'a Face,
     theirs: &'a Face,
+    /// The bell that this side listens to.
+    bell: &'a AtomicU32,
 }
 
 impl<'a> Gate<'a> {
     /// The view of the side that owns `mine`.
     pub fn new(mine: &'a Face, theirs: &'a Face) -> Self {
-        Self { mine, theirs }
+        Self { mine, theirs, bell: &theirs.bell }
+    }
+
+    /// The view of one of many who call each other in any order: it listens to the bell of its own face, which
+    /// everybody may ring ([`Face::call`]), and takes `theirs` for the one it waits for.
+    pub fn home(mine: &'a Face, theirs: &'a Face) -> Self {
+        Self { mine, theirs, bell: &mine.bell }
     }
 
     /// Rings: whatever was written before is seen by whoever waits.
@@ -115,7 +141,7 @@ impl<'a> Gate<'a> {
     /// How often the partner has rung. Read it *before* looking whether there is anything to do, and hand it to
     /// [`Gate::wait`]: then no ring is missed.
     pub fn heard(&self) -> u32 {
-        self.theirs.bell.load(Ordering::SeqCst)
+        self.bell.load(Ordering::SeqCst)
     }
 
     /// Says on which CPU this side runs; [`Gate::wait`] does it too.
@@ -127,7 +153,17 @@ impl<'a> Gate<'a> {
 
     /// Waits until the partner has rung since `heard`, has died, or `until` has passed.
     pub fn wait(&self, heard: u32, until: Option<Moment>, partner: Partner<'_>) -> Woken {
-        let bell = &self.theirs.bell;
+        self.wait_until(heard, || until, partner)
+    }
+
+    /// The same, where it costs something to know the deadline: it is asked for before a sleep only.
+    pub fn wait_until(
+        &self,
+        heard: u32,
+        until: impl FnOnce() -> Option<Moment>,
+        partner: Partner<'_>,
+    ) -> Woken {
+        let bell = self.bell;
         let mine = self.show_cpu();
         for _ in 0..YIELDS {
             if bell.load(Ordering::SeqCst) != heard {
@@ -142,12 +178,12 @@ impl<'a> Gate<'a> {
             }
             rustix::thread::sched_yield();
         }
-        self.sleep(heard, until, partner)
+        self.sleep(heard, until(), partner)
     }
 
     #[cold]
     fn sleep(&self, heard: u32, until: Option<Moment>, partner: Partner<'_>) -> Woken {
-        let bell = &self.theirs.bell;
+        let bell = self.bell;
         self.mine.cpu.store(NOWHERE, Ordering::Relaxed);
         self.mine.sleepers.fetch_add(1, Ordering::SeqCst);
         // The ringer adds to the bell, then reads the sleepers; we did the reverse. One of the two sees the other.
@@ -210,7 +246,7 @@ impl<'a> Gate<'a> {
 
     /// Wakes this side's own sleepers, so that they look again.
     pub fn stir(&self) {
-        let _ = futex::wake(&self.theirs.bell, futex::Flags::empty(), u32::MAX >> 1);
+        let _ = futex::wake(self.bell, futex::Flags::empty(), u32::MAX >> 1);
     }
 }
 

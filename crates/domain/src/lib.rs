@@ -11,6 +11,7 @@
 
 mod cgroup;
 pub mod channel;
+pub mod copy;
 mod error;
 pub mod forked;
 pub mod gate;
@@ -23,7 +24,7 @@ pub mod shared;
 pub mod spawn;
 pub mod statistics;
 pub mod time;
-mod watch;
+pub mod watch;
 
 pub use channel::{Channel, Side};
 pub use error::{Error, Result};

@@ -25,9 +25,9 @@ use orrery_sys::{descriptors, signals};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::futex;
-use syscalls::{Sysno, syscall};
 
 use crate::channel::Channel;
+use crate::copy::{Kin, copy_process};
 use crate::forked::{self, Creator};
 use crate::gate::is_dead;
 use crate::limits::{Enforcement, Limits};
@@ -300,9 +300,10 @@ fn park(plan: &Plan, mask: signals::Mask) -> ! {
         while cradle.ordered.load(Ordering::SeqCst) == answered {
             let _ = futex::wait(&cradle.ordered, futex::Flags::empty(), answered, None);
         }
-        let pid = match clone_sibling() {
-            Ok(0) => live(plan, mask),
-            Ok(pid) => pid,
+        // SAFETY: the spare has one thread as far as libc knows, and the copy goes on to `live`.
+        let pid = match unsafe { copy_process(Kin::Sibling) } {
+            Ok(None) => live(plan, mask),
+            Ok(Some(copied)) => copied.pid.as_raw_pid(),
             Err(errno) => errno.raw_os_error().wrapping_neg(),
         };
         answered = answered.wrapping_add(1);
@@ -310,31 +311,6 @@ fn park(plan: &Plan, mask: signals::Mask) -> ! {
         cradle.answered.store(answered, Ordering::SeqCst);
         wake(&cradle.answered);
     }
-}
-
-/// Clones the calling process (the spare, which has one thread as far as libc knows) into a child of its parent.
-fn clone_sibling() -> core::result::Result<i32, Errno> {
-    const PR_GET_TID_ADDRESS: usize = 40;
-    let mut thread_id: usize = 0;
-    // libc keeps the thread's number where the kernel clears it at the end; the child's copy wants the child's number.
-    // SAFETY: the kernel writes one pointer.
-    let known = unsafe { syscall!(Sysno::prctl, PR_GET_TID_ADDRESS, &raw mut thread_id) };
-    let mut robust: usize = 0;
-    let mut robust_len: usize = 0;
-    // SAFETY: the kernel writes one pointer and one size.
-    let listed = unsafe { syscall!(Sysno::get_robust_list, 0, &raw mut robust, &raw mut robust_len) };
-    let mut flags = libc::CLONE_PARENT.cast_unsigned() as usize;
-    if known.is_ok() && thread_id != 0 {
-        flags |= (libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID).cast_unsigned() as usize;
-    }
-    // SAFETY: without CLONE_VM this is a fork: the child has a copy of this stack and goes on with it.
-    let pid = unsafe { syscall!(Sysno::clone, flags, 0, 0, thread_id, 0) }
-        .map_err(|e| Errno::from_raw_os_error(e.into_raw()))?;
-    if pid == 0 && listed.is_ok() && robust != 0 {
-        // SAFETY: libc's own list of the thread, as its fork would set it again.
-        let _ = unsafe { syscall!(Sysno::set_robust_list, robust, robust_len) };
-    }
-    Ok(i32::try_from(pid).unwrap_or(0))
 }
 
 /// In the new domain: settles, then lives.

@@ -44,10 +44,23 @@ struct Entry {
 
 /// What the watcher needs; made before the fork.
 #[derive(Debug)]
-pub(crate) struct Watcher {
+pub struct Watcher {
     stack: NonNull<u8>,
     main: RawFd,
     mark: *const AtomicU32,
+    ear: Option<Ear>,
+}
+
+/// Something else that a watcher listens to.
+#[derive(Clone, Copy, Debug)]
+pub struct Ear {
+    /// A descriptor of the domain's.
+    pub fd: RawFd,
+    /// Called on the watcher's thread, with `with`, whenever the descriptor is readable; it must see to it that the
+    /// descriptor is not readable any more, and is bound by the rules at the top of this file.
+    pub heed: unsafe extern "C" fn(with: *const c_void),
+    /// What it is called with.
+    pub with: *const c_void,
 }
 
 // SAFETY: the stack belongs to the watcher, which only runs in the child; the rest are plain values.
@@ -58,7 +71,10 @@ unsafe impl Sync for Watcher {}
 impl Watcher {
     /// Makes room for its stack. `main` is main's pidfd; `mark` a word in shared memory or null. Both must stay valid in
     /// the child.
-    pub(crate) fn prepare(main: RawFd, mark: *const AtomicU32) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::System`]: out of memory or address space.
+    pub fn prepare(main: RawFd, mark: *const AtomicU32) -> Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping takes nothing from anybody.
         let stack = unsafe {
@@ -66,11 +82,24 @@ impl Watcher {
         }
         .map_err(|e| Error::system("mmap(a stack)", STACK, e))?;
         let stack = NonNull::new(stack.cast()).ok_or(Error::system("mmap(a stack)", STACK, Errno::NOMEM))?;
-        Ok(Self { stack, main, mark })
+        Ok(Self { stack, main, mark, ear: None })
     }
 
-    /// Starts it in the calling process, the domain. Signals must be blocked. Async-signal-safe.
-    pub(crate) fn start(&self) -> core::result::Result<(), Errno> {
+    /// Lets it listen to something else, too.
+    ///
+    /// # Safety
+    /// `ear.heed` keeps to the rules at the top of this file, and may be called with `ear.with` for as long as the domain
+    /// lives.
+    pub unsafe fn listen(&mut self, ear: Ear) {
+        self.ear = Some(ear);
+    }
+
+    /// Starts it in the calling process, the domain. Signals must be blocked, and the watcher must stay where it is for as
+    /// long as the process lives. Async-signal-safe.
+    ///
+    /// # Errors
+    /// Those of clone(2).
+    pub fn start(&self) -> core::result::Result<(), Errno> {
         // SAFETY: the top of our own stack area.
         let top = unsafe { self.stack.as_ptr().add(STACK) };
         let flags = libc::CLONE_VM
@@ -89,7 +118,7 @@ impl Watcher {
 }
 
 /// What libc's last failed call says.
-pub(crate) fn last_errno() -> Errno {
+pub fn last_errno() -> Errno {
     let raw = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
     if raw > 0 { Errno::from_raw_os_error(raw) } else { Errno::AGAIN }
 }
@@ -121,14 +150,28 @@ extern "C" fn watch(argument: *mut c_void) -> c_int {
     }
     // SAFETY: main's pidfd was open at the fork. Should the program close it, poll says so below.
     let main = unsafe { BorrowedFd::borrow_raw(watcher.main) };
+    let mut ear = watcher.ear;
     loop {
-        let mut one = [PollFd::from_borrowed_fd(main, PollFlags::IN)];
-        match rustix::event::poll(&mut one, None) {
-            // The program closed or replaced our descriptor: then the only sign left is our parent's death.
-            Ok(_) if one[0].revents().contains(PollFlags::NVAL) => break,
-            Ok(_) if one[0].revents().contains(PollFlags::IN) => {
-                // SAFETY: ends the whole process, which is what this thread is for.
-                let _ = unsafe { syscall!(Sysno::exit_group, 0) };
+        // SAFETY: as above.
+        let other = ear.map_or(main, |ear| unsafe { BorrowedFd::borrow_raw(ear.fd) });
+        let mut both =
+            [PollFd::from_borrowed_fd(main, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
+        if rustix::event::poll(&mut both, None).is_err() {
+            continue;
+        }
+        // The program closed or replaced our descriptor: then the only sign left is our parent's death.
+        if both[0].revents().contains(PollFlags::NVAL) {
+            break;
+        }
+        if both[0].revents().contains(PollFlags::IN) {
+            // SAFETY: ends the whole process, which is what this thread is for.
+            let _ = unsafe { syscall!(Sysno::exit_group, 0) };
+        }
+        match ear {
+            Some(_) if both[1].revents().contains(PollFlags::NVAL) => ear = None,
+            Some(ear) if !both[1].revents().is_empty() => {
+                // SAFETY: `listen`'s caller vouches for it.
+                unsafe { (ear.heed)(ear.with) };
             }
             _ => {}
         }
