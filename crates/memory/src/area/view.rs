@@ -8,6 +8,7 @@
 use core::ptr::without_provenance_mut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use orrery_sys::descriptors::raise;
 use orrery_sys::pagemap::{Categories, Pagemap, Query, Run, ScanFlags};
 use orrery_sys::{PAGE, PageRange};
 use rustix::io::Errno;
@@ -73,7 +74,7 @@ impl View {
         let arena = mirror.arena().range();
         let frame_count = mirror.frame_count();
         let own = |fd: BorrowedFd<'_>| {
-            rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|e| orrery_sys::Error::new("dup", 0, e))
+            rustix::io::fcntl_dupfd_cloexec(fd, 0).map(raise).map_err(|e| orrery_sys::Error::new("dup", 0, e))
         };
         let mirror = own(file)?;
         let no_memory = |errno| Error::Memory { bytes: arena.len(), errno };
