@@ -1,6 +1,6 @@
 //! Contexts: isolated memory, descriptors and credentials into which the running thread steps, and back.
 //!
-//! ```
+//! ```standalone_crate
 //! use core::convert::Infallible;
 //! use orrery_lwc::context::{self, Spec, Start};
 //!

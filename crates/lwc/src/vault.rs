@@ -1,6 +1,6 @@
 //! A vault: a secret that lives in a context of its own, with what may be done with it.
 //!
-//! ```
+//! ```standalone_crate
 //! use orrery_lwc::vault::Vault;
 //!
 //! let load = || Ok::<_, std::io::Error>(b"the key".to_vec());
