@@ -472,7 +472,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
+        #![proptest_config(ProptestConfig::with_cases(48))]
         #[test]
         fn behaves_like_a_counted_map(
             operations in proptest::collection::vec((any::<bool>(), 0_u16..600), 1..3000),
