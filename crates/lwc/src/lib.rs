@@ -4,6 +4,7 @@
 //! kernel. So far: [`rollback`], [`snapshot`] for the C interface, and [`context`].
 
 mod arch;
+mod companion;
 mod control;
 mod doors;
 mod engine;

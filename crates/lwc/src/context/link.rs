@@ -174,6 +174,11 @@ impl Link {
         self.mine().sent.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Takes what the other side has sent so far as taken.
+    pub(crate) fn catch_up(&mut self) {
+        self.taken = self.theirs().sent.load(Ordering::SeqCst);
+    }
+
     /// Takes the other side's message, if there is a new one. What makes no sense is dropped.
     pub(crate) fn take(&mut self) -> Option<Message> {
         let theirs = self.theirs();
