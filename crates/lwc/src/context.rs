@@ -91,8 +91,8 @@ pub use spec::Spec;
 
 use birth::Born;
 pub(crate) use birth::die;
-pub(crate) use state::after_rollback;
 use ranges::pages;
+pub(crate) use state::after_rollback;
 
 /// The name of another context; its descriptor stays open until [`Context::close`].
 ///
@@ -202,11 +202,12 @@ impl Context {
     /// Gives that context a copy of a descriptor of ours: it waits there until it is taken with [`Context::passed`].
     ///
     /// # Errors
-    /// [`Error::NoContext`], [`Error::Gone`], [`Error::System`] where the kernel takes no more descriptors under way.
+    /// [`Error::NoContext`], [`Error::Gone`], [`Error::System`] where the two have never switched to
+    /// each other, and neither created the other one, and where the kernel takes no more descriptors under way.
     pub fn pass(self, descriptor: BorrowedFd<'_>) -> Result<()> {
-        let mut state = held(self.fd)?;
+        let state = held(self.fd)?;
         let slot = state.find(self)?;
-        carry::pass(&mut state, slot, descriptor)
+        carry::pass(&state, slot, descriptor)
     }
 
     /// Takes a descriptor that this context, the other one, has passed to the calling one before it switched here; none

@@ -17,6 +17,7 @@ mod undo;
 
 pub mod context;
 pub mod rollback;
+pub mod sessions;
 pub mod snapshot;
 pub mod vault;
 

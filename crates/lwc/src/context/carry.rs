@@ -8,10 +8,12 @@ use super::introduce;
 use super::state::{State, is_hung_up};
 
 /// Sends a descriptor to a peer.
-pub(crate) fn pass(state: &mut State, slot: usize, descriptor: BorrowedFd<'_>) -> Result<()> {
-    // It must know us, or it would not know whom this is from.
-    introduce::ensure(state, slot)?;
+pub(crate) fn pass(state: &State, slot: usize, descriptor: BorrowedFd<'_>) -> Result<()> {
     let peer = state.peer(slot)?;
+    if peer.link.is_none() {
+        // It would not know whom this is from.
+        return Err(Error::system("pass a descriptor to a stranger", slot, rustix::io::Errno::NOTCONN));
+    }
     introduce::send_file(&peer.fd, descriptor).map_err(|errno| {
         if peer.is_gone(state.program) || is_hung_up(&peer.fd) {
             Error::Gone { descriptor: peer.fd.as_raw_fd() }

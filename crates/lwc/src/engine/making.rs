@@ -19,11 +19,11 @@ use crate::arch::Crossing;
 use crate::control::CONTROL_SIGNAL;
 use crate::error::{Error, Result};
 use crate::lazy_free::LazyFree;
+use crate::rollback::stack_address;
 use crate::undo::children::{Children, Nursery};
 use crate::undo::descriptors::Keepers;
 use crate::undo::signals::Signals;
 use crate::undo::threads::Threads;
-use crate::rollback::stack_address;
 use crate::{companion, rseq, safe_point};
 
 /// Makes the engine of this process, or finds it. `children` counts when it is made.
