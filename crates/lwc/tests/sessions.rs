@@ -828,17 +828,14 @@ fn a_full_pool_says_so() {
 }
 
 fn used_up_descriptors_harm_nobody() {
+    let few = rustix::process::Rlimit { current: Some(1024), maximum: Some(1024) };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
     let mut pool = pool(Pool::builder().ready(1).spare(0));
     let mut first = Client::begin(&mut pool);
     let (_keep, server) = UnixStream::pair().unwrap();
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let mut all: Vec<OwnedFd> = Vec::new();
     while let Ok(more) = server.as_fd().try_clone_to_owned() {
         all.push(more);
-        if all.len() > 20_000 {
-            println!("SKIPPED: RLIMIT_NOFILE is {limit:?}");
-            return;
-        }
     }
     assert!(pool.begin(server.as_fd()).is_err(), "a new context needs descriptors");
     assert_eq!(first.ask(&mut pool, "echo alive").unwrap(), "alive");

@@ -1,14 +1,17 @@
 //! The template, and how sessions come from it.
 //!
 //! ```text
-//! root      --make--> template              the template copies itself
-//! template  --------> new session           which prepares to be rolled back, and
-//! new       --clean-> root                  so makes itself known to the root
-//! root      -settle-> template              which closes its own descriptor of the session
-//! template  --------> root
+//! root      --make----> template            the template copies itself
+//! template  ----------> new session         which makes itself known
+//! session   --made----> root
+//! root      --settle--> template            which closes its own descriptor of the session
+//! template  --settled-> root
+//! root      --clean---> session             which is captured
+//! session   --clean---> root
 //! ```
 //!
-//! So the root alone holds a session, which ends when the root lets go of it. Sessions cannot speak to each other or to the
+//! What two contexts need to speak to each other is there before the session is captured, or the first rollback would take
+//! it away. From then on the root alone holds a session, which ends when the root lets go of it. Sessions cannot speak to each other or to the
 //! template: they have no descriptors of them.
 
 use core::convert::Infallible;

@@ -85,6 +85,7 @@ impl Drop for Connection {
 
 /// A session's life.
 pub(crate) fn session<F: Fn(&mut Connection)>(root: Context, memory: Option<u64>, serve: &F) -> Infallible {
+    tell(root, Report::Made);
     let mut builder = Rollback::builder();
     if let Some(bytes) = memory {
         builder = builder.memory_limit(bytes);

@@ -244,14 +244,18 @@ impl Pool {
         if made == self.template {
             return Err(Error::Setup(text(&arrival)));
         }
-        let ready = Report::of(arrival.word) == Some(Report::Clean(None));
-        let settled = self.template.switch(Order::Settle.word(), &[]);
-        if !ready || settled.is_err() {
+        let ready = self
+            .template
+            .switch(Order::Settle.word(), &[])
+            .map_err(Error::NoTemplate)
+            .and_then(|_| Ok(made.switch(Order::Clean.word(), &[])?))
+            .and_then(|arrival| match Report::of(arrival.word) {
+                Some(Report::Clean(None)) => Ok(()),
+                _ => Err(Error::Setup(text(&arrival))),
+            });
+        if let Err(error) = ready {
             let _ = made.close();
-        }
-        settled.map_err(Error::NoTemplate)?;
-        if !ready {
-            return Err(Error::Setup(text(&arrival)));
+            return Err(error);
         }
         let member = Some(Member { context: made, session: None });
         let place = match self.members.iter().position(Option::is_none) {

@@ -69,6 +69,8 @@ impl Order {
 /// What template and sessions say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
+    /// A session was made.
+    Made,
     /// A session is as it was made. It tells how what it did before ended, if that did not let it say so.
     Clean(Option<Ended>),
     /// It has no connection: there was no number free for its descriptor.
@@ -90,11 +92,13 @@ const WAITS: u64 = 3;
 const FINISHED: u64 = 4;
 const FAILED: u64 = 5;
 const SETTLED: u64 = 6;
+const MADE: u64 = 7;
 
 impl Report {
     /// Kind, detail and value in a byte, a byte and four bytes.
     pub(crate) fn word(self) -> u64 {
         let (kind, detail, value) = match self {
+            Self::Made => (MADE, NONE, 0),
             Self::Clean(None) => (CLEAN, NONE, 0),
             Self::Clean(Some(ended)) => {
                 let (detail, value) = match ended {
@@ -144,6 +148,7 @@ impl Report {
             (FINISHED, _) => Self::Finished,
             (FAILED, _) => Self::Failed,
             (SETTLED, _) => Self::Settled,
+            (MADE, _) => Self::Made,
             _ => return None,
         })
     }
@@ -187,8 +192,14 @@ mod tests {
             Ended::Lost,
         ];
         let waits = [Interest::Readable, Interest::Writable, Interest::Both].map(Report::Waits);
-        let others =
-            [Report::Clean(None), Report::Unconnected, Report::Finished, Report::Failed, Report::Settled];
+        let others = [
+            Report::Made,
+            Report::Clean(None),
+            Report::Unconnected,
+            Report::Finished,
+            Report::Failed,
+            Report::Settled,
+        ];
         let all = ends.map(|end| Report::Clean(Some(end)));
         for report in all.into_iter().chain(waits).chain(others) {
             assert_eq!(Report::of(report.word()), Some(report));
