@@ -41,7 +41,7 @@
 //! A **session** gets a copy of its connection's descriptor (SCM_RIGHTS in unix(7)), and reads and writes itself. Where
 //! that would block, it switches to the root, which switches back when the connection is ready.
 //!
-//! A session that is over stays as it is, *dirty*, until the root has nothing better to do ([`Pool::tidy`]), or needs it.
+//! A session that is over closes its connection (copies that it made go with the rest) and stays as it is, *dirty*, until the root has nothing better to do ([`Pool::tidy`]), or needs it.
 //! So nobody waits for another one's rollback as long as there are clean ones.
 //!
 //! # What a session cannot see

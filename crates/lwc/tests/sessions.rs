@@ -398,13 +398,13 @@ fn each_session_has_its_own_memory() {
     }
 }
 
-/// A secret that is nowhere in the program's text: sent in halves.
+/// A secret that is nowhere in the program's text, nor in what is sent: in halves, the second one back to front.
 const FIRST: &str = "hidden-0d1f";
-const SECOND: &str = "-3ae97c52";
+const SECOND: &str = "25c79ea3-";
 
 fn secret(argument: &str) -> Vec<u8> {
     let (first, second) = argument.split_once(' ').unwrap();
-    [first.as_bytes(), second.as_bytes()].concat()
+    first.bytes().chain(second.bytes().rev()).collect()
 }
 
 /// Puts the secret wherever a session can.
@@ -470,7 +470,9 @@ fn search(argument: &str) -> String {
             let mut from = 0;
             while let Some(at) = copy[from..length].windows(first.len()).position(|w| w == first.as_bytes()) {
                 let behind = from + at + first.len();
-                if copy[behind..length].starts_with(second.as_bytes()) && from + at < 4096 {
+                let follows =
+                    second.bytes().rev().eq(copy[behind..length].iter().copied().take(second.len()));
+                if follows && from + at < 4096 {
                     found.push(format!("{:x}", page + from + at));
                 }
                 from = behind;
@@ -862,7 +864,12 @@ fn used_up_descriptors_harm_nobody() {
     for _ in 0..3 {
         let mut client = Client::begin(&mut pool);
         assert_eq!(client.ask(&mut pool, "hoard").unwrap(), "all");
-        client.end(&mut pool);
+        client.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(pool.step(client.session.unwrap()).unwrap(), Step::Ended(Ended::Returned));
+        client.server = None;
+        // Its copies of the connection go when it is rolled back.
+        tidy_all(&mut pool);
+        assert_eq!(client.stream.read(&mut [0]).unwrap(), 0);
     }
     assert_eq!(pool.statistics().made, 1, "what it opened is closed again");
 }
