@@ -1,6 +1,8 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod run;
+mod trace;
 mod warm;
 
 use std::io;
@@ -19,12 +21,16 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Run(run::Arguments),
+    Trace(trace::Arguments),
     Warm(warm::Arguments),
 }
 
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Trace(arguments) => trace::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
     match result {
