@@ -15,18 +15,19 @@ const ALIGNMENT: u64 = 64;
 /// One frame, and the stack on which its thread waits.
 #[repr(C, align(64))]
 pub(crate) struct Slot {
+    /// First, for its alignment.
+    frame: [u8; FRAME + ALIGNMENT as usize],
     busy: AtomicU8,
     /// Where the frame was, and will be again.
     home: u64,
     /// Its length.
     length: u64,
-    frame: [u8; FRAME + ALIGNMENT as usize],
     stack: [u8; STACK],
 }
 
 /// The slots. Memory that is never touched takes no room.
 static mut PLACES: [Slot; SLOTS] = [const {
-    Slot { busy: AtomicU8::new(0), home: 0, length: 0, frame: [0; FRAME + ALIGNMENT as usize], stack: [0; STACK] }
+    Slot { frame: [0; FRAME + ALIGNMENT as usize], busy: AtomicU8::new(0), home: 0, length: 0, stack: [0; STACK] }
 }; SLOTS];
 
 /// Takes a slot and copies a frame to it. `None` where none is free, or the frame is too large.
@@ -87,10 +88,10 @@ pub(crate) fn context(slot: *mut Slot) -> *mut Context {
     unsafe { copy_of(slot).add(8).cast() }
 }
 
-/// The upper end of the slot's stack.
+/// The upper end of the slot's stack, aligned as a call wants it.
 pub(crate) fn stack(slot: *mut Slot) -> u64 {
     // SAFETY: one past the stack.
-    unsafe { (&raw const (*slot).stack).addr() as u64 + STACK as u64 }
+    unsafe { ((&raw const (*slot).stack).addr() as u64 + STACK as u64) & !15 }
 }
 
 /// Puts the frame back where it was: where its context is, and what is to be zeroed to give the slot back.
