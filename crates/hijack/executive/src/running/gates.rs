@@ -35,8 +35,8 @@ unsafe extern "C" {
     /// `clone` or `clone3` with a stack for the child, whose highest words are the address to go on at and, below, the
     /// mask to have. The child starts with the program's registers.
     pub(crate) fn orrery_clone(registers: *const Registers, extended: u64, features: u64) -> i64;
-    /// `vfork`, or a `clone` that behaves like it, on the stack of a slot.
-    pub(crate) fn orrery_vfork(slot: *const Slot, registers: *const Registers, stack: u64) -> !;
+    /// `vfork`, or a `clone` that behaves like it (number and six arguments), on the stack of a slot.
+    pub(crate) fn orrery_vfork(slot: *const Slot, call: *const [u64; 7], stack: u64) -> !;
     /// A call with `int $0x80`.
     pub(crate) fn orrery_compat(registers: *const Registers) -> u64;
     /// The gates: eight bytes each, `syscall` and a jump through [`TARGETS`].
@@ -182,20 +182,20 @@ global_asm!(
     "mov eax, 0",
     "jmp qword ptr [rsp - 8]",
     "",
-    // rdi: slot, rsi: registers, rdx: stack. What is needed afterwards is kept in registers: the child uses this stack.
+    // rdi: slot, rsi: call, rdx: stack. What is needed afterwards is kept in registers: the child uses this stack.
     ".globl orrery_vfork",
     ".hidden orrery_vfork",
     "orrery_vfork:",
     "mov rsp, rdx",
     "mov rbx, rdi",
     "mov rbp, rdx",
-    "mov r8, [rsi]",
-    "mov r9, [rsi + 8]",
-    "mov r10, [rsi + 16]",
-    "mov rdi, [rsi + 64]",
-    "mov rdx, [rsi + 96]",
-    "mov rax, [rsi + 104]",
-    "mov rsi, [rsi + 72]",
+    "mov rax, [rsi]",
+    "mov rdi, [rsi + 8]",
+    "mov rdx, [rsi + 24]",
+    "mov r10, [rsi + 32]",
+    "mov r8, [rsi + 40]",
+    "mov r9, [rsi + 48]",
+    "mov rsi, [rsi + 16]",
     "syscall",
     "mov rsp, rbp",
     "mov rdi, rbx",

@@ -1,8 +1,9 @@
 //! Where a signal frame waits while the child of a `vfork` runs on the stack that it lay on.
 
-use core::sync::atomic::{AtomicU8, Ordering::AcqRel, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
 
 use super::frame::Context;
+use super::threads::CLONE_ARGUMENTS;
 
 /// How many threads of a process can be in `vfork` at a time. Further ones get EAGAIN.
 const SLOTS: usize = 32;
@@ -22,13 +23,36 @@ pub(crate) struct Slot {
     home: u64,
     /// Its length.
     length: u64,
+    /// What is to be called.
+    call: Vfork,
     stack: [u8; STACK],
+}
+
+/// The call that makes the child: it starts on the slot's stack, whatever stack it is to have then.
+#[repr(C)]
+pub(crate) struct Vfork {
+    /// Number and arguments.
+    pub(crate) call: [u64; 7],
+    /// Arguments of `clone3`, if that is what is called.
+    pub(crate) clone3: [u64; CLONE_ARGUMENTS],
+    /// The child's stack pointer; zero: its parent's.
+    pub(crate) stack: u64,
+    /// The parent's.
+    pub(crate) own: u64,
 }
 
 /// The slots. Memory that is never touched takes no room.
 static mut PLACES: [Slot; SLOTS] = [const {
-    Slot { frame: [0; FRAME + ALIGNMENT as usize], busy: AtomicU8::new(0), home: 0, length: 0, stack: [0; STACK] }
+    Slot { frame: [0; FRAME + ALIGNMENT as usize], busy: AtomicU8::new(0), home: 0, length: 0, call: NO_CALL, stack: [0; STACK] }
 }; SLOTS];
+
+const NO_CALL: Vfork = Vfork { call: [0; 7], clone3: [0; CLONE_ARGUMENTS], stack: 0, own: 0 };
+
+/// The slot's call.
+pub(crate) fn call(slot: *mut Slot) -> *mut Vfork {
+    // SAFETY: a place in the slot.
+    unsafe { &raw mut (*slot).call }
+}
 
 /// Takes a slot and copies a frame to it. `None` where none is free, or the frame is too large.
 pub(crate) fn take(context: &Context) -> Option<*mut Slot> {
@@ -109,6 +133,12 @@ pub(crate) unsafe fn put_back(slot: *mut Slot) -> (u64, *const u8) {
         );
         ((*slot).home + 8, (&raw const (*slot).busy).cast())
     }
+}
+
+/// Gives a slot back that was not used after all.
+pub(crate) fn release(slot: *mut Slot) {
+    // SAFETY: the slot is the caller's.
+    unsafe { (*slot).busy.store(0, Release) };
 }
 
 const _: () = assert!((size_of::<Slot>() & 63) == 0);

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | has memory of its own | it returns from the handler as its parent does |
 //! | shares memory, has a stack | from `orrery_clone`, with the program's registers, on its own stack |
-//! | shares memory and the stack (`vfork`) | by `rt_sigreturn` from a copy of the frame, because it will overwrite the frame itself; its parent waits on the stack of that copy's slot |
+//! | shares memory, and its parent waits (`vfork`, `posix_spawn`) | by `rt_sigreturn` from a copy of the frame, because it may overwrite the frame itself: it runs on the same stack, or takes its signals on the same alternate stack; its parent waits on the stack of that copy's slot |
 //!
 //! All signals are blocked until the child is armed, so that no handler runs unseen in it.
 
@@ -25,7 +25,7 @@ const CLONE_VFORK: u64 = 0x4000;
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const ON: u64 = 1;
 /// `struct clone_args`: as far as it is defined today, in words.
-const CLONE_ARGUMENTS: usize = 11;
+pub(crate) const CLONE_ARGUMENTS: usize = 11;
 const SMALLEST_CLONE_ARGUMENTS: u64 = 64;
 const FLAGS: usize = 0;
 const STACK: usize = 5;
@@ -81,29 +81,44 @@ pub(crate) fn give_birth(context: &mut Context, number: u64) -> i64 {
         Ok(birth) => birth,
         Err(error) => return error,
     };
-    match (birth.flags & CLONE_VM != 0, birth.stack != 0) {
-        (false, _) => fork(context, number, arguments, &birth),
-        (true, true) => with_stack(context, &birth),
-        (true, false) if birth.flags & CLONE_VFORK != 0 => vfork(context),
+    if birth.flags & CLONE_VM == 0 {
+        fork(context, number, arguments, &birth)
+    } else if birth.flags & CLONE_VFORK != 0 {
+        vfork(context, number, arguments, &birth)
+    } else if birth.stack != 0 {
+        with_stack(context, &birth)
+    } else {
         // Two threads at once on one stack.
-        (true, false) => -EINVAL,
+        -EINVAL
     }
+}
+
+/// Takes the child's stack out of the arguments: it has to find its way out of here before it goes there.
+fn without_stack(
+    arguments: &mut [u64; 6],
+    birth: &Birth,
+    place: &mut [u64; CLONE_ARGUMENTS],
+) -> Result<(), i64> {
+    if birth.stack == 0 {
+        return Ok(());
+    }
+    if let Some(given) = birth.clone3 {
+        if arguments[1] > (CLONE_ARGUMENTS * 8) as u64 {
+            return Err(-EINVAL);
+        }
+        *place = given;
+        (place[STACK], place[STACK_SIZE]) = (0, 0);
+        arguments[0] = address(place);
+    } else {
+        arguments[1] = 0;
+    }
+    Ok(())
 }
 
 fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], birth: &Birth) -> i64 {
     let mut words = [0; CLONE_ARGUMENTS];
-    if birth.stack != 0 {
-        // The child has to find its way out of here before it goes to its own stack.
-        if let Some(given) = birth.clone3 {
-            if arguments[1] > (CLONE_ARGUMENTS * 8) as u64 {
-                return -EINVAL;
-            }
-            words = given;
-            (words[STACK], words[STACK_SIZE]) = (0, 0);
-            arguments[0] = address(&words);
-        } else {
-            arguments[1] = 0;
-        }
+    if let Err(error) = without_stack(&mut arguments, birth, &mut words) {
+        return error;
     }
     block_signals();
     // SAFETY: what the program asked for; the child gets a copy of this stack.
@@ -133,13 +148,24 @@ fn with_stack(context: &Context, birth: &Birth) -> i64 {
     unsafe { orrery_clone(&raw const context.registers, extended.address, extended.features) }
 }
 
-fn vfork(context: &mut Context) -> i64 {
+fn vfork(context: &mut Context, number: u64, mut arguments: [u64; 6], birth: &Birth) -> i64 {
     let Some(slot) = slots::take(context) else {
         return -EAGAIN;
     };
-    block_signals();
+    let call = slots::call(slot);
     // SAFETY: the slot is ours until the parent has returned.
-    unsafe { orrery_vfork(slot, &raw const (*slots::context(slot)).registers, slots::stack(slot)) }
+    unsafe {
+        if let Err(error) = without_stack(&mut arguments, birth, &mut (*call).clone3) {
+            slots::release(slot);
+            return error;
+        }
+        let [a, b, c, d, e, f] = arguments;
+        (*call).call = [number, a, b, c, d, e, f];
+        (*call).stack = birth.stack;
+        (*call).own = context.registers.rsp;
+        block_signals();
+        orrery_vfork(slot, &raw const (*call).call, slots::stack(slot))
+    }
 }
 
 /// The child of a `vfork`, on the slot's stack.
@@ -150,6 +176,10 @@ pub(crate) extern "C" fn vfork_child(slot: *mut Slot) -> ! {
     unsafe {
         let context = slots::context(slot);
         (*context).registers.rax = 0;
+        let stack = (*slots::call(slot)).stack;
+        if stack != 0 {
+            (*context).registers.rsp = stack;
+        }
         orrery_sigreturn_at(context.addr() as u64)
     }
 }
@@ -158,7 +188,10 @@ pub(crate) extern "C" fn vfork_child(slot: *mut Slot) -> ! {
 pub(crate) extern "C" fn vfork_parent(slot: *mut Slot, result: u64) -> ! {
     // SAFETY: the child is gone, so the stack below the program's pointer is free again.
     unsafe {
-        (*slots::context(slot)).registers.rax = result;
+        let context = slots::context(slot);
+        (*context).registers.rax = result;
+        // The child may have put its own there.
+        (*context).registers.rsp = (*slots::call(slot)).own;
         let (frame, busy) = slots::put_back(slot);
         orrery_sigreturn_releasing(frame, busy)
     }
