@@ -16,7 +16,16 @@ fn main() {
     let status = Command::new(rustc)
         .args(["--edition", "2024", "--crate-name", "orrery_executive", "--crate-type", "cdylib"])
         .args(["--cfg", "feature=\"image\"", "--cap-lints", "warn"])
-        .args(["-C", "opt-level=2", "-C", "panic=abort", "-C", "relocation-model=pic", "-C", "codegen-units=1"])
+        .args([
+            "-C",
+            "opt-level=2",
+            "-C",
+            "panic=abort",
+            "-C",
+            "relocation-model=pic",
+            "-C",
+            "codegen-units=1",
+        ])
         .args(["-C", "debuginfo=0", "-C", "force-unwind-tables=no", "-C", "overflow-checks=no"])
         .arg("-C")
         .arg(format!("linker={}", env::var("CC").unwrap_or_else(|_| "cc".to_owned())))

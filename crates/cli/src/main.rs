@@ -1,6 +1,7 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod pipes;
 mod run;
 mod trace;
 mod warm;

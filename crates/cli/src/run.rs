@@ -28,5 +28,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         anyhow::bail!("no program given");
     };
     let hijack = Hijack::start(Options::default().patch(!arguments.no_patch))?;
+    crate::pipes::restore();
     Err(hijack.execute(program, rest).into())
 }

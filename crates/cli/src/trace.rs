@@ -60,6 +60,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let options = Options::default().timed(!arguments.count).patch(!arguments.no_patch);
     let hijack = Hijack::start(options)?;
+    crate::pipes::restore();
     let clock = Clock::start();
     let guest = hijack.spawn(program, rest)?;
     forward::to(guest.pid());

@@ -16,7 +16,9 @@ pub enum Error {
         way_out: &'static str,
     },
     /// Somebody traces this process: the steward could not.
-    #[error("process {0} traces this one, so no executive can be put under a program: trace the program with `orrery trace` instead, or stop tracing")]
+    #[error(
+        "process {0} traces this one, so no executive can be put under a program: trace the program with `orrery trace` instead, or stop tracing"
+    )]
     Traced(u32),
     /// There is no such program.
     #[error("{program}: no such program in PATH", program = .0.display())]

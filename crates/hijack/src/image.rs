@@ -44,7 +44,8 @@ impl Image {
                 continue;
             }
             let (start, size) = (segment.p_vaddr(endian), segment.p_memsz(endian));
-            let data = segment.data(endian, ELF).map_err(|()| broken("a segment lies outside of the file"))?;
+            let data =
+                segment.data(endian, ELF).map_err(|()| broken("a segment lies outside of the file"))?;
             let start_index = index(start)?;
             if !data.is_empty() {
                 bytes.resize(start_index + data.len(), 0);

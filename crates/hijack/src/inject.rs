@@ -157,12 +157,7 @@ fn auxiliary(pid: libc::pid_t, key: u64) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
-fn arrange(
-    puppet: &mut Puppet<'_>,
-    image: &Image,
-    segment: &Segment,
-    settings: Settings,
-) -> io::Result<()> {
+fn arrange(puppet: &mut Puppet<'_>, image: &Image, segment: &Segment, settings: Settings) -> io::Result<()> {
     let protection = u64::try_from(libc::PROT_READ | libc::PROT_WRITE).unwrap_or(0);
     let flags = u64::try_from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unwrap_or(0);
     let base = puppet.call(libc::SYS_mmap, [0, image.length, protection, flags, u64::MAX, 0])?;

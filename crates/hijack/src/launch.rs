@@ -9,9 +9,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use orrery_executive::board::{
-    ANSWERED, ASKED, CLAIMED, EXEC, EXEC_FAILED, FREE, Request, Unfollowed, YES,
-};
+use orrery_executive::board::{ANSWERED, ASKED, CLAIMED, EXEC, EXEC_FAILED, FREE, Request, Unfollowed, YES};
 
 use crate::counts::Counts;
 use crate::error::{Error, Result};
@@ -81,8 +79,7 @@ impl Hijack {
         check_this_process()?;
         let image = Image::embedded()?;
         let segment = Arc::new(Segment::new()?);
-        let settings =
-            Settings { timed: options.timed, patch: options.patch, threshold: options.threshold };
+        let settings = Settings { timed: options.timed, patch: options.patch, threshold: options.threshold };
         steward::start(&segment, image, settings)?;
         Ok(Self { segment })
     }
@@ -164,9 +161,8 @@ impl Hijack {
     /// Has the steward trace this thread, as an executive would.
     fn announce(&self, mask: u64) -> Option<u32> {
         let board = self.segment.board();
-        let free = |request: &&Request| {
-            request.state.compare_exchange(FREE, CLAIMED, AcqRel, Relaxed).is_ok()
-        };
+        let free =
+            |request: &&Request| request.state.compare_exchange(FREE, CLAIMED, AcqRel, Relaxed).is_ok();
         let request = board.requests.iter().find(free)?;
         for _ in 0..WAITS * 100 {
             if board.steward.load(Acquire) != 0 {

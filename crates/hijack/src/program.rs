@@ -148,7 +148,9 @@ mod tests {
         let find = |bytes: &[u8], mode| find(file(directory.path(), bytes, mode).as_os_str());
         assert!(find(&elf(2, EM_X86_64), 0o755).is_ok());
         assert!(matches!(find(&elf(1, 3), 0o755), Err(Error::Foreign { machine, .. }) if machine == "i386"));
-        assert!(matches!(find(&elf(2, 183), 0o755), Err(Error::Foreign { machine, .. }) if machine == "aarch64"));
+        assert!(
+            matches!(find(&elf(2, 183), 0o755), Err(Error::Foreign { machine, .. }) if machine == "aarch64")
+        );
         assert!(matches!(find(b"text", 0o755), Err(Error::NotAProgram(_))));
         assert!(matches!(find(b"", 0o755), Err(Error::NotAProgram(_))));
         assert!(matches!(find(&elf(2, EM_X86_64), 0o644), Err(Error::NotExecutable { .. })));

@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::thread;
 
 use orrery_executive::board::{
-    ANSWERED, ASKED, Board, CLAIMED, CODE, EXEC, EXEC_FAILED, FREE, Request, SITE, TAKEN, Unfollowed, VERDICTS, YES,
-    code_hash,
+    ANSWERED, ASKED, Board, CLAIMED, CODE, EXEC, EXEC_FAILED, FREE, Request, SITE, TAKEN, Unfollowed,
+    VERDICTS, YES, code_hash,
 };
 
 use crate::error::{Error, Result};
@@ -116,7 +116,8 @@ impl Steward {
                 }
                 if board.doorbell.load(Acquire) == rung {
                     wait(&board.doorbell, rung);
-                    if self.segment.attached().is_none_or(|attached| attached <= 1) && busy.load(Acquire) == 0 {
+                    if self.segment.attached().is_none_or(|attached| attached <= 1) && busy.load(Acquire) == 0
+                    {
                         break;
                     }
                     collect(board);
@@ -191,7 +192,9 @@ fn may_trace_the_privileged() -> bool {
     const CAP_SYS_PTRACE: u32 = 19;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> CAP_SYS_PTRACE & 1 != 0)
+    effective
+        .and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
+        .is_some_and(|set| set >> CAP_SYS_PTRACE & 1 != 0)
 }
 
 /// Whether a site may be rewritten; remembers it.

@@ -37,7 +37,8 @@ pub(super) fn table(counts: &Counts, nanoseconds: f64, timed: bool) -> String {
         if timed {
             row.push(if call.errors == 0 { String::new() } else { call.errors.to_string() });
             let finished: u64 = call.buckets.iter().sum();
-            let at = |share| call.quantile(share).map_or_else(String::new, |ticks| duration(ticks, nanoseconds));
+            let at =
+                |share| call.quantile(share).map_or_else(String::new, |ticks| duration(ticks, nanoseconds));
             if finished > 0 {
                 row.push(duration(call.ticks, nanoseconds));
                 row.push(duration(call.ticks / finished, nanoseconds));
@@ -61,7 +62,8 @@ pub(super) fn table(counts: &Counts, nanoseconds: f64, timed: bool) -> String {
         let _infallible = writeln!(text, "not followed: {count} (a program was executed, but {reason})");
     }
     if counts.unarmed > 0 {
-        let _infallible = writeln!(text, "not followed: {} threads that a filter kept from it", counts.unarmed);
+        let _infallible =
+            writeln!(text, "not followed: {} threads that a filter kept from it", counts.unarmed);
     }
     text
 }
@@ -89,8 +91,11 @@ pub(super) fn json(counts: &Counts, nanoseconds: f64) -> serde_json::Result<Stri
             })
         })
         .collect();
-    let unfollowed: Vec<_> =
-        counts.unfollowed.iter().map(|(count, reason)| json!({"programs": count, "reason": reason})).collect();
+    let unfollowed: Vec<_> = counts
+        .unfollowed
+        .iter()
+        .map(|(count, reason)| json!({"programs": count, "reason": reason}))
+        .collect();
     let report = json!({
         "calls": calls,
         "programs": counts.followed,
@@ -138,7 +143,9 @@ mod tests {
 
     #[test]
     fn durations_have_fitting_units() {
-        for (ticks, text) in [(5, "5 ns"), (5_000, "5.0 us"), (5_000_000, "5.0 ms"), (5_000_000_000, "5.00 s")] {
+        for (ticks, text) in
+            [(5, "5 ns"), (5_000, "5.0 us"), (5_000_000, "5.0 ms"), (5_000_000_000, "5.00 s")]
+        {
             assert_eq!(duration(ticks, 1.0), text);
         }
     }

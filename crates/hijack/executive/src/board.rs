@@ -110,14 +110,8 @@ impl Unfollowed {
     /// How many reasons there are.
     pub const COUNT: usize = 6;
     /// All of them, in the order of their counters.
-    pub const ALL: [Self; Self::COUNT] = [
-        Self::Privileged,
-        Self::Untraceable,
-        Self::Namespace,
-        Self::Foreign,
-        Self::Failed,
-        Self::Deserted,
-    ];
+    pub const ALL: [Self; Self::COUNT] =
+        [Self::Privileged, Self::Untraceable, Self::Namespace, Self::Foreign, Self::Failed, Self::Deserted];
 
     /// In words, for "one program was not followed: ...".
     pub const fn reason(self) -> &'static str {

@@ -60,6 +60,8 @@ mod running {
     pub(crate) mod count;
     pub(crate) mod exec;
     pub(crate) mod frame;
+    #[cfg(feature = "image")]
+    pub(crate) mod freestanding;
     pub(crate) mod gates;
     pub(crate) mod kernel;
     pub(crate) mod masks;
@@ -71,6 +73,4 @@ mod running {
     pub(crate) mod slots;
     pub(crate) mod threads;
     pub(crate) mod user;
-    #[cfg(feature = "image")]
-    pub(crate) mod freestanding;
 }

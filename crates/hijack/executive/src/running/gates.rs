@@ -37,6 +37,8 @@ unsafe extern "C" {
     pub(crate) fn orrery_clone(registers: *const Registers, extended: u64, features: u64) -> i64;
     /// `vfork`, or a `clone` that behaves like it (number and six arguments), on the stack of a slot.
     pub(crate) fn orrery_vfork(slot: *const Slot, call: *const [u64; 7], stack: u64) -> !;
+    /// `sigaltstack`, with a stack pointer that is on no stack. Signals must be blocked.
+    pub(crate) fn orrery_set_alternate_stack(new: u64) -> i64;
     /// A call with `int $0x80`.
     pub(crate) fn orrery_compat(registers: *const Registers) -> u64;
     /// The gates: eight bytes each, `syscall` and a jump through [`TARGETS`].
@@ -207,6 +209,17 @@ global_asm!(
     "mov rsi, rax",
     "call {vfork_parent}",
     "ud2",
+    "",
+    ".globl orrery_set_alternate_stack",
+    ".hidden orrery_set_alternate_stack",
+    "orrery_set_alternate_stack:",
+    "mov rdx, rsp",
+    "mov esi, 0",
+    "mov esp, 0",
+    "mov eax, 131",
+    "syscall",
+    "mov rsp, rdx",
+    "ret",
     "",
     ".globl orrery_compat",
     ".hidden orrery_compat",

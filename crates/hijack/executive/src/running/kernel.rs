@@ -4,7 +4,6 @@ use core::arch::asm;
 
 pub(crate) const EPERM: i64 = 1;
 pub(crate) const EAGAIN: i64 = 11;
-pub(crate) const ENOMEM: i64 = 12;
 pub(crate) const EFAULT: i64 = 14;
 pub(crate) const EINVAL: i64 = 22;
 pub(crate) const ENOSYS: i64 = 38;
@@ -81,9 +80,6 @@ pub(crate) fn block_signals() -> u64 {
 pub(crate) fn set_mask(mask: u64) {
     // SAFETY: the set has eight bytes.
     unsafe {
-        call(
-            super::super::numbers::rt_sigprocmask,
-            [SIG_SETMASK, address(&mask), 0, SET_BYTES, 0, 0],
-        );
+        call(super::super::numbers::rt_sigprocmask, [SIG_SETMASK, address(&mask), 0, SET_BYTES, 0, 0]);
     }
 }

@@ -4,7 +4,7 @@
 //! likes, and is told that it did not.
 
 use super::frame::{AlternateStack, Context};
-use super::kernel::{EINVAL, ENOMEM, EPERM, SET_BYTES, SIGSYS_BIT, address, call};
+use super::kernel::{EINVAL, EPERM, SET_BYTES, SIGSYS_BIT, address, block_signals, call, set_mask};
 use super::{gates, user};
 use crate::config::{ACTION_FLAGS, SA_ONSTACK};
 use crate::numbers;
@@ -98,7 +98,10 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6]) -> i64 {
             pointer
         };
         // SAFETY: a set is any eight bytes.
-        if place != 0 && let Ok(found) = unsafe { user::read::<u64>(place) } && found & SIGSYS_BIT != 0 {
+        if place != 0
+            && let Ok(found) = unsafe { user::read::<u64>(place) }
+            && found & SIGSYS_BIT != 0
+        {
             mask = found & !SIGSYS_BIT;
             if indirect {
                 copy.mask = address(&mask);
@@ -114,7 +117,7 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6]) -> i64 {
     result
 }
 
-/// `sigaltstack`. The kernel restores the setting that is in our frame, so that is where it is changed.
+/// `sigaltstack`. The kernel restores the setting that is in our frame, so it is changed there, too.
 ///
 /// With a roomy alternate stack, SIGSYS is taken on that from now on: who provides one (Go does) may run on stacks that
 /// are too small for a signal frame.
@@ -122,7 +125,6 @@ pub(crate) fn sigaltstack(context: &mut Context) -> i64 {
     const DISABLE: i32 = 2;
     const ON_STACK: i32 = 1;
     const AUTO_DISARM: i32 = i32::MIN;
-    const SMALLEST: u64 = 2048;
     const ROOMY: u64 = 32 << 10;
     let [new, old, ..] = context.arguments();
     let current = context.stack;
@@ -145,20 +147,31 @@ pub(crate) fn sigaltstack(context: &mut Context) -> i64 {
         if on_it {
             return -EPERM;
         }
-        match wanted.flags & !AUTO_DISARM {
-            DISABLE => (wanted.start, wanted.size) = (0, 0),
-            0 | ON_STACK if wanted.size < SMALLEST => return -ENOMEM,
-            0 | ON_STACK => {}
-            _ => return -EINVAL,
+        // The kernel refuses changes to whoever is on the alternate stack: the program is not, but we may be.
+        block_signals();
+        // SAFETY: what the program asked for, from a copy.
+        let result = unsafe { gates::orrery_set_alternate_stack(address(&wanted)) };
+        core::hint::black_box(&wanted);
+        set_mask(context.mask);
+        if result != 0 {
+            return result;
         }
-        wanted.padding = 0;
+        if wanted.flags & !AUTO_DISARM == DISABLE {
+            (wanted.start, wanted.size) = (0, 0);
+        }
         context.stack = wanted;
         if wanted.size >= ROOMY {
             use_alternate_stacks();
         }
     }
     if old != 0 {
-        let flags = if !enabled { DISABLE } else if on_it { ON_STACK } else { 0 };
+        let flags = if !enabled {
+            DISABLE
+        } else if on_it {
+            ON_STACK
+        } else {
+            0
+        };
         let told = AlternateStack { flags: flags | (current.flags & AUTO_DISARM), padding: 0, ..current };
         // SAFETY: the program asked for the old setting there.
         if let Err(error) = unsafe { user::write(old, told) } {
@@ -179,9 +192,8 @@ fn use_alternate_stacks() {
 /// `rt_sigreturn`: from the frame that the program's stack pointer says, on which the kernel then acts.
 pub(crate) fn rt_sigreturn(context: &Context) -> ! {
     let frame = context.registers.rsp;
-    let mask = core::ptr::with_exposed_provenance_mut::<u64>(
-        frame as usize + core::mem::offset_of!(Context, mask),
-    );
+    let mask =
+        core::ptr::with_exposed_provenance_mut::<u64>(frame as usize + core::mem::offset_of!(Context, mask));
     // SAFETY: the program returns from a handler, so there is a frame; where there is none, it gets the SIGSEGV that it
     // would have got from the kernel.
     unsafe {
@@ -191,7 +203,6 @@ pub(crate) fn rt_sigreturn(context: &Context) -> ! {
         gates::orrery_sigreturn_at(frame)
     }
 }
-
 
 #[cfg(test)]
 mod tests {

@@ -63,7 +63,10 @@ static GATES_USED: AtomicU32 = AtomicU32::new(0);
 
 /// Whether stubs lie in `[start, end)`.
 pub(crate) fn stubs_overlap(start: u64, end: u64) -> bool {
-    STUBS.iter().map(|page| page.start.load(Relaxed)).any(|page| page != 0 && page < end && start < page + PAGE)
+    STUBS
+        .iter()
+        .map(|page| page.start.load(Relaxed))
+        .any(|page| page != 0 && page < end && start < page + PAGE)
 }
 
 /// Rewrites the site whose call instruction ends at `end` and made this call.
@@ -78,7 +81,8 @@ pub(crate) fn rewrite(end: u64, number: u64) -> Outcome {
         return Outcome::Refused;
     }
     // SAFETY: the range is readable code.
-    let code = unsafe { core::ptr::with_exposed_provenance::<[u64; CODE / 8]>(window as usize).read_unaligned() };
+    let code =
+        unsafe { core::ptr::with_exposed_provenance::<[u64; CODE / 8]>(window as usize).read_unaligned() };
     if !looks_right(&code, number) {
         return Outcome::Refused;
     }

@@ -95,8 +95,8 @@ fn perform(context: &mut Context, number: u64) -> i64 {
 /// `rt_sigprocmask`, `rt_sigsuspend`, `sigaltstack`, `vfork`, `mmap2`, `pselect6`, `ppoll`, `epoll_pwait`, `execveat`,
 /// `clone3` and the like.
 const REFUSED_COMPATIBLE: [u32; 29] = [
-    2, 11, 48, 67, 72, 90, 91, 119, 120, 125, 126, 163, 172, 173, 174, 175, 179, 186, 190, 192, 257, 308, 309,
-    319, 354, 358, 380, 413, 435,
+    2, 11, 48, 67, 72, 90, 91, 119, 120, 125, 126, 163, 172, 173, 174, 175, 179, 186, 190, 192, 257, 308,
+    309, 319, 354, 358, 380, 413, 435,
 ];
 
 /// A call made with `int $0x80`: passed on, where it needs no treatment.

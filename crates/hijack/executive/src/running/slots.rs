@@ -43,7 +43,14 @@ pub(crate) struct Vfork {
 
 /// The slots. Memory that is never touched takes no room.
 static mut PLACES: [Slot; SLOTS] = [const {
-    Slot { frame: [0; FRAME + ALIGNMENT as usize], busy: AtomicU8::new(0), home: 0, length: 0, call: NO_CALL, stack: [0; STACK] }
+    Slot {
+        frame: [0; FRAME + ALIGNMENT as usize],
+        busy: AtomicU8::new(0),
+        home: 0,
+        length: 0,
+        call: NO_CALL,
+        stack: [0; STACK],
+    }
 }; SLOTS];
 
 const NO_CALL: Vfork = Vfork { call: [0; 7], clone3: [0; CLONE_ARGUMENTS], stack: 0, own: 0 };

@@ -36,8 +36,7 @@ pub(crate) fn arm() {
     let code = ORRERY_CONFIG.code.load(Relaxed);
     let length = ORRERY_CONFIG.code_length.load(Relaxed);
     // SAFETY: calls from outside of the image arrive at the handler from now on.
-    let result =
-        unsafe { call(numbers::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, length, 0, 0]) };
+    let result = unsafe { call(numbers::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, length, 0, 0]) };
     if result != 0 {
         board().unarmed.fetch_add(1, Relaxed);
     }
