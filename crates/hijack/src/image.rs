@@ -8,7 +8,12 @@ use object::{Endianness, Object, ObjectSymbol};
 
 use crate::error::{Error, Result};
 
-static ELF: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/executive.so"));
+/// The parser reads structures where they lie.
+#[repr(C, align(16))]
+struct Aligned<T: ?Sized>(T);
+
+static ALIGNED: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/executive.so")));
+static ELF: &[u8] = &ALIGNED.0;
 const PAGE: u64 = 4096;
 
 /// An image, as it lies in memory that begins at address zero.

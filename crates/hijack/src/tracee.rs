@@ -54,8 +54,8 @@ impl Tracee {
     /// Waits for the thread to stop. A thread that executes a program takes its process's number.
     pub(crate) fn wait(&mut self) -> Stop {
         let mut status = 0;
-        // SAFETY: `status` takes an integer. Only what this thread traces is waited for.
         let pid = loop {
+            // SAFETY: `status` takes an integer. Only what this thread traces is waited for.
             let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };
             if pid >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
                 break pid;

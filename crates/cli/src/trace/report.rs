@@ -39,9 +39,9 @@ pub(super) fn table(counts: &Counts, nanoseconds: f64, timed: bool) -> String {
             let finished: u64 = call.buckets.iter().sum();
             let at =
                 |share| call.quantile(share).map_or_else(String::new, |ticks| duration(ticks, nanoseconds));
-            if finished > 0 {
+            if let Some(mean) = call.ticks.checked_div(finished) {
                 row.push(duration(call.ticks, nanoseconds));
-                row.push(duration(call.ticks / finished, nanoseconds));
+                row.push(duration(mean, nanoseconds));
                 row.extend([at(0.5), at(0.99), at(1.0)]);
             }
         }

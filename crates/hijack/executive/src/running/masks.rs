@@ -35,8 +35,7 @@ pub(crate) fn rt_sigprocmask(context: &mut Context) -> i64 {
     }
     let before = context.mask;
     if set != 0 {
-        // SAFETY: a set is any eight bytes.
-        let set = match unsafe { user::read::<u64>(set) } {
+        let set = match user::read_word(set) {
             Ok(set) => set,
             Err(error) => return error,
         };
@@ -97,9 +96,8 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6]) -> i64 {
         } else {
             pointer
         };
-        // SAFETY: a set is any eight bytes.
         if place != 0
-            && let Ok(found) = unsafe { user::read::<u64>(place) }
+            && let Ok(found) = user::read_word(place)
             && found & SIGSYS_BIT != 0
         {
             mask = found & !SIGSYS_BIT;

@@ -63,8 +63,7 @@ impl Birth {
                 }
                 let known = CLONE_ARGUMENTS.min((arguments[1] / 8) as usize);
                 for (index, word) in words.iter_mut().enumerate().take(known) {
-                    // SAFETY: integers.
-                    *word = unsafe { user::read(arguments[0] + 8 * index as u64)? };
+                    *word = user::read_word(arguments[0] + 8 * index as u64)?;
                 }
                 let stack = if words[STACK] == 0 { 0 } else { words[STACK].wrapping_add(words[STACK_SIZE]) };
                 Self { flags: words[FLAGS], stack, clone3: Some(words) }

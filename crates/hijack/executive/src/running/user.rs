@@ -55,6 +55,15 @@ pub(crate) unsafe fn read<T: Copy>(from: u64) -> Result<T, i64> {
     Ok(unsafe { value.assume_init() })
 }
 
+/// Reads a word.
+///
+/// # Errors
+/// `-EFAULT`.
+pub(crate) fn read_word(from: u64) -> Result<u64, i64> {
+    // SAFETY: a word is any eight bytes.
+    unsafe { read(from) }
+}
+
 /// Writes plain data.
 ///
 /// # Errors
