@@ -8,7 +8,9 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use orrery_bench::{Bench, Case, Entry, Group, Options, Pin, Quantity, Unit, Worker, batched, machine, serve};
+use orrery_bench::{
+    Bench, Case, Entry, Group, Options, Pin, Quantity, Unit, Worker, batched, machine, serve,
+};
 use orrery_hijack::Hijack;
 
 /// System calls under an executive beside their rivals
@@ -92,7 +94,10 @@ fn inside(pin: Pin) -> ExitCode {
         }
         // SAFETY: opens files that every system has.
         let (zero, null) = unsafe {
-            (libc::open(c"/dev/zero".as_ptr(), libc::O_RDONLY), libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY))
+            (
+                libc::open(c"/dev/zero".as_ptr(), libc::O_RDONLY),
+                libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY),
+            )
         };
         ensure!(zero >= 0 && null >= 0, "open /dev/zero and /dev/null: {}", io::Error::last_os_error());
         Ok(Box::new(batched(move |work| call(work, zero, null))))
@@ -136,7 +141,11 @@ fn traced(pin: Pin) -> Result<ExitCode> {
         }
         let mut status = 0;
         loop {
-            ensure!(libc::waitpid(child, &raw mut status, 0) == child, "wait: {}", io::Error::last_os_error());
+            ensure!(
+                libc::waitpid(child, &raw mut status, 0) == child,
+                "wait: {}",
+                io::Error::last_os_error()
+            );
             if libc::WIFEXITED(status) {
                 return Ok(ExitCode::from(u8::try_from(libc::WEXITSTATUS(status))?));
             }
