@@ -39,8 +39,10 @@ mod sitting;
 mod work;
 mod worker;
 
+pub mod examined;
 pub mod examples;
 pub mod footprint;
+pub mod key_value;
 pub mod machine;
 pub mod ours;
 pub mod promise;

@@ -2,17 +2,21 @@
 
 mod first;
 mod memory;
+mod orbit;
 mod python_process;
 mod run;
 mod scan;
+mod switch;
 mod tracked;
 mod warm;
 
 pub use first::FirstCapture;
 pub use memory::RestoredMemory;
+pub use orbit::{OrbitCall, OrbitCreation};
 pub use python_process::{InPython, orrery_bench_fork, orrery_bench_run};
 pub use run::{Captures, WholeRun};
 pub use scan::CleanScan;
+pub use switch::{ContextSwitch, VaultCall};
 pub use tracked::TrackedPages;
 pub use warm::Warm;
 

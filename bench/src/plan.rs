@@ -46,7 +46,9 @@ pub enum Quantity {
     /// The latency that so many percent of the operations do not exceed; for contenders that time each
     /// operation.
     Percentile(u8, Unit),
-    /// Operations per second, one after another.
+    /// The latency that 99.9 percent of the operations do not exceed.
+    Tail(Unit),
+    /// Operations per second: of all clients, where there are several.
     Rate,
 }
 
@@ -54,7 +56,7 @@ impl Quantity {
     /// How the unit is written in tables and records.
     pub fn unit(self) -> &'static str {
         match self {
-            Self::Mean(unit) | Self::Percentile(_, unit) => unit.name(),
+            Self::Mean(unit) | Self::Percentile(_, unit) | Self::Tail(unit) => unit.name(),
             Self::Rate => "1/s",
         }
     }
@@ -66,6 +68,7 @@ impl Quantity {
             Self::Percentile(percent, _) => {
                 100_usize.div_ceil(100_usize.saturating_sub(percent.into()).max(1))
             }
+            Self::Tail(_) => 1000,
             Self::Mean(_) | Self::Rate => 1,
         }
     }
@@ -76,13 +79,14 @@ impl Quantity {
         for sample in samples {
             operations += f64::from(sample.iterations);
             elapsed += sample.elapsed;
-            if let Self::Percentile(_, unit) = self {
+            if let Self::Percentile(_, unit) | Self::Tail(unit) = self {
                 latencies.extend(sample.latencies.iter().map(|&latency| unit.count(latency)));
             }
         }
         match self {
             Self::Mean(unit) => unit.count(elapsed) / operations,
             Self::Percentile(percent, _) => stats::percentile(&latencies, percent),
+            Self::Tail(_) => stats::per_mille(&latencies, 999),
             Self::Rate => operations / elapsed.as_secs_f64(),
         }
     }
@@ -90,7 +94,7 @@ impl Quantity {
     /// How many times better `ours` is than `rival`.
     pub(crate) fn advantage(self, ours: f64, rival: f64) -> f64 {
         match self {
-            Self::Mean(_) | Self::Percentile(..) => rival / ours,
+            Self::Mean(_) | Self::Percentile(..) | Self::Tail(_) => rival / ours,
             Self::Rate => ours / rival,
         }
     }
@@ -200,6 +204,7 @@ mod tests {
         assert_eq!(of(Quantity::Mean(Unit::Nanoseconds)), 40_000.0);
         assert_eq!(of(Quantity::Percentile(50, Unit::Microseconds)), 30.0);
         assert_eq!(of(Quantity::Percentile(99, Unit::Milliseconds)), 0.1);
+        assert_eq!(of(Quantity::Tail(Unit::Microseconds)), 100.0);
         assert_eq!(of(Quantity::Rate), 25_000.0);
     }
 

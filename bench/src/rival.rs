@@ -1,17 +1,21 @@
 //! What a user would pick instead.
 
+mod call;
 mod cold_python;
 mod copy_on_write;
 mod dontneed;
 mod fork;
 mod fork_server;
+mod hand_off;
 mod python_fork_server;
 
+pub use call::{ForkPerCall, WholeCopy};
 pub use cold_python::{ColdPython, PYTHON};
 pub use copy_on_write::CopyOnWrite;
 pub use dontneed::DontNeed;
 pub use fork::{ForkExitWait, fork_exit_wait};
 pub use fork_server::ForkServer;
+pub use hand_off::{Between, By, HandOff, round_trips};
 pub use python_fork_server::PythonForkServer;
 
 #[cfg(test)]

@@ -30,9 +30,14 @@ pub fn interquartile_range(values: &[f64]) -> f64 {
 /// The smallest of `values` that at least `percent` of them do not exceed (nearest rank: a value that was
 /// really met, never one in between); NaN when there are none.
 pub fn percentile(values: &[f64], percent: u8) -> f64 {
+    per_mille(values, u16::from(percent) * 10)
+}
+
+/// Like [`percentile`], in thousandths.
+pub fn per_mille(values: &[f64], part: u16) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let rank = (sorted.len() * usize::from(percent.min(100))).div_ceil(100);
+    let rank = (sorted.len() * usize::from(part.min(1000))).div_ceil(1000);
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 

@@ -5,14 +5,31 @@ use core::ffi::{c_char, c_int};
 use core::fmt::{self, Write};
 
 use orrery_lwc::Error;
+use orrery_lwc::context::Error as ContextError;
 use orrery_memory::Error as MemoryError;
 
 /// Room for the longest message.
 const ROOM: usize = 512;
 
 thread_local! {
-    static LAST: Cell<Option<Error>> = const { Cell::new(None) };
+    static LAST: Cell<Option<Failure>> = const { Cell::new(None) };
     static TEXT: RefCell<Text> = const { RefCell::new(Text { bytes: [0; ROOM], length: 0 }) };
+}
+
+/// What a call can fail of.
+#[derive(Clone, Copy)]
+enum Failure {
+    Rollback(Error),
+    Context(ContextError),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rollback(error) => error.fmt(f),
+            Self::Context(error) => error.fmt(f),
+        }
+    }
 }
 
 /// A C string of bounded length; what does not fit is cut off.
@@ -33,9 +50,18 @@ impl Write for Text {
 
 /// Notes the error for `lw_error`, sets errno, and returns -1.
 pub(crate) fn fail(error: Error) -> c_int {
-    LAST.set(Some(error));
+    note(Failure::Rollback(error), number(&error))
+}
+
+/// The same of an error about contexts.
+pub(crate) fn fail_context(error: ContextError) -> c_int {
+    note(Failure::Context(error), context_number(&error))
+}
+
+fn note(failure: Failure, errno: c_int) -> c_int {
+    LAST.set(Some(failure));
     // SAFETY: the C library's errno of this thread.
-    unsafe { *libc::__errno_location() = number(&error) };
+    unsafe { *libc::__errno_location() = errno };
     -1
 }
 
@@ -46,7 +72,7 @@ pub(crate) fn forget() {
 
 /// The text of the last failure of this thread, else of `otherwise`; null where there is neither.
 pub(crate) fn text(otherwise: Option<Error>) -> *const c_char {
-    let Some(error) = LAST.get().or(otherwise) else {
+    let Some(error) = LAST.get().or(otherwise.map(Failure::Rollback)) else {
         return core::ptr::null();
     };
     TEXT.with_borrow_mut(|text| {
@@ -70,6 +96,30 @@ fn number(error: &Error) -> c_int {
         Error::Value { .. } => libc::EINVAL,
         Error::System(error) => error.errno.raw_os_error(),
         Error::Memory(error) => memory_number(error),
+        _ => libc::EIO,
+    }
+}
+
+/// The same for contexts.
+fn context_number(error: &ContextError) -> c_int {
+    match error {
+        ContextError::Busy => libc::EBUSY,
+        ContextError::WrongThread => libc::EPERM,
+        ContextError::OtherProcess => libc::ECHILD,
+        ContextError::NotAlone { .. } => libc::EAGAIN,
+        ContextError::NoContext { .. } => libc::EBADF,
+        ContextError::Gone { .. } => libc::ESRCH,
+        ContextError::Died { .. } | ContextError::Orphaned => libc::EOWNERDEAD,
+        ContextError::TimedOut => libc::ETIMEDOUT,
+        ContextError::TooLong { .. } => libc::EMSGSIZE,
+        ContextError::Full { .. } => libc::ENOSPC,
+        ContextError::Denied { .. } => libc::EACCES,
+        ContextError::RootLimit
+        | ContextError::Unaligned { .. }
+        | ContextError::Overlap { .. }
+        | ContextError::Memory { .. } => libc::EINVAL,
+        ContextError::Birth { errno, .. } => errno.raw_os_error(),
+        ContextError::System(error) => error.errno.raw_os_error(),
         _ => libc::EIO,
     }
 }

@@ -1,6 +1,7 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod orbits;
 mod pipes;
 mod run;
 mod trace;
@@ -22,6 +23,7 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Orbits(orbits::Arguments),
     Run(run::Arguments),
     Trace(trace::Arguments),
     Warm(warm::Arguments),
@@ -30,6 +32,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Orbits(arguments) => orbits::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),

@@ -3,12 +3,14 @@
 //! - `_exit`, in which `exit` and `quick_exit` end as well: a closure would leave the process through it.
 //! - `madvise`, for one kind of advice that leaves no trace ([`crate::lazy_free`]).
 //!
-//! Their first bytes are replaced by a jump, once, when the engine is set up. While no closure runs, in forked children
+//! Their first bytes are replaced by a jump, once, before the first capture, when no other thread can be in them (a thread
+//! that ends is in `madvise`). While no closure runs, in forked children
 //! and where a policy forbids the change, they work as ever. A program that makes these system calls itself does not pass
 //! here: nothing short of filtering every call would stop it. It then leaves the process, or may find memory that it marked
 //! and the rollback did not rewrite gone under memory pressure.
 
 use core::ffi::{CStr, c_int, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use orrery_sys::PageRange;
 use rustix::mm::{MprotectFlags, mprotect};
@@ -17,11 +19,17 @@ use syscalls::{Sysno, syscall};
 use crate::arch::jump_code;
 use crate::engine::{self, Ending};
 
-/// Puts the jumps in place.
+/// Puts the jumps in place, if they are not. Where the C library's text may not be changed, an exit ends the process.
 ///
-/// # Errors
-/// The C library's text may not be changed here: an exit then ends the process.
-pub(crate) fn install() -> rustix::io::Result<()> {
+/// Call when there is no other thread, or all others are parked; a forked child has its parent's doors.
+pub(crate) fn install_once() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !DONE.swap(true, Ordering::AcqRel) {
+        let _ = install();
+    }
+}
+
+fn install() -> rustix::io::Result<()> {
     replace(c"_exit", through_exit as *const () as usize)?;
     replace(c"madvise", through_madvise as *const () as usize)
 }

@@ -1,7 +1,7 @@
 //! Light-weight contexts: snapshot and rollback inside a process.
 //!
 //! From "Light-Weight Contexts: An OS Abstraction for Safety and Performance" (Litton et al., OSDI 2016), on a stock
-//! kernel. So far: [`rollback`], and [`snapshot`] for the C interface.
+//! kernel. So far: [`rollback`], [`snapshot`] for the C interface, and [`context`].
 
 mod arch;
 mod control;
@@ -14,8 +14,10 @@ mod rseq;
 mod safe_point;
 mod undo;
 
+pub mod context;
 pub mod rollback;
 pub mod snapshot;
+pub mod vault;
 
 pub use control::CONTROL_SIGNAL;
 pub use error::{Error, Leftover, Result};

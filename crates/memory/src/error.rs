@@ -12,7 +12,7 @@ pub enum Error {
     #[error(transparent)]
     System(#[from] orrery_sys::Error),
     /// No {bytes} bytes of address space.
-    #[error("cannot reserve {bytes} bytes of address space: {errno} (raise RLIMIT_AS)")]
+    #[error("cannot reserve {bytes} bytes of address space: {errno} (raise RLIMIT_AS, or RLIMIT_FSIZE)")]
     AddressSpace {
         /// How much was asked for.
         bytes: usize,

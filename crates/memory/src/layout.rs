@@ -385,6 +385,8 @@ mod tests {
     }
 
     proptest! {
+        // Each case has arenas of its own, and address space is not endless.
+        #![proptest_config(ProptestConfig::with_cases(48))]
         #[test]
         fn applying_the_changes_gives_the_target(from in model(), to in model()) {
             let mut result = from.clone();

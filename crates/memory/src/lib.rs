@@ -1,5 +1,6 @@
 //! Trackers, snapshots and deltas of a running process' memory.
 
+pub mod area;
 mod arena;
 mod error;
 mod hot;

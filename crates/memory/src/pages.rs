@@ -274,7 +274,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
+        #![proptest_config(ProptestConfig::with_cases(48))]
         #[test]
         fn maps_behave_like_copies(operations in proptest::collection::vec(operation(), 1..400)) {
             let arena = Arena::reserve().unwrap();

@@ -3,12 +3,14 @@
 //! Everything here is fit for the narrow places in which the upper floors run: inside a signal handler, on a private
 //! stack while the program's own memory is being put back, between `fork` and the end of the child. So nothing in this
 //! crate allocates, takes a lock, touches thread-local storage (system calls are made directly, `errno` stays as it is)
-//! or panics. The exception is [`probe`], which runs once for a report and allocates in the calling process.
+//! or panics. The exceptions are [`probe`], which runs once for a report, and [`cgroups`], which reads tables: both allocate in
+//! the calling process.
 
 mod error;
 mod range;
 mod sleeper;
 
+pub mod cgroups;
 pub mod descriptors;
 pub mod holder;
 pub mod kcmp;

@@ -245,6 +245,18 @@ impl<const N: usize> core::fmt::Write for Text<N> {
     }
 }
 
+/// Asks before a file is made so long, or written up to there: who goes beyond `RLIMIT_FSIZE` is not only refused but also
+/// sent `SIGXFSZ` (setrlimit(2)), which ends a program that did not expect it.
+///
+/// # Errors
+/// `EFBIG` where the limit is lower.
+pub fn file_may_end_at(end: u64) -> rustix::io::Result<()> {
+    match rustix::process::getrlimit(rustix::process::Resource::Fsize).current {
+        Some(most) if most < end => Err(rustix::io::Errno::FBIG),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,7 +12,6 @@ use super::{Ending, Engine, Limits};
 use crate::arch::Crossing;
 use crate::control;
 use crate::error::{Error, Leftover, Result};
-use crate::rseq;
 use crate::undo::attributes::Attributes;
 use crate::undo::children::{Family, Nursery};
 use crate::undo::descriptors::{Descriptors, Keepers};
@@ -20,6 +19,7 @@ use crate::undo::pending::Pending;
 use crate::undo::signals::Signals;
 use crate::undo::threads::Threads;
 use crate::undo::timers::Timers;
+use crate::{doors, rseq};
 
 /// The state of the process beside its memory.
 #[derive(Debug)]
@@ -110,6 +110,7 @@ pub(super) struct Inner {
 impl Inner {
     pub(super) fn begin_run(&mut self, engine: &Engine, mask: Mask) -> Result<()> {
         self.threads.capture()?;
+        doors::install_once();
         self.note_rseq(engine)?;
         self.process.capture(mask, &mut self.sources)?;
         // SAFETY: we are on the engine's stack, signals are blocked, and other threads are parked.
@@ -190,6 +191,7 @@ impl Inner {
 
     pub(super) fn take_snapshot(&mut self, engine: &Engine) -> Result<()> {
         self.threads.capture_alone()?;
+        doors::install_once();
         self.note_rseq(engine)?;
         let mut process = ProcessState::new(engine.arena);
         match self.capture_snapshot(&mut process) {

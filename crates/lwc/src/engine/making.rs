@@ -23,7 +23,7 @@ use crate::undo::children::{Children, Nursery};
 use crate::undo::descriptors::Keepers;
 use crate::undo::signals::Signals;
 use crate::undo::threads::Threads;
-use crate::{doors, rseq, safe_point};
+use crate::{rseq, safe_point};
 
 /// Makes the engine of this process, or finds it. `children` counts when it is made.
 pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static Engine> {
@@ -76,8 +76,6 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
     let thread = rustix::thread::gettid().as_raw_pid();
     let stack = arena.stack(STACK)?;
     let alternate_stack = arena.stack(ALTERNATE_STACK)?;
-    // Before the first capture, which then has the changed text.
-    let _ = doors::install();
     let mut before = arena.vec();
     list_descriptors(&mut before)?;
     let unset: unsafe extern "C" fn(*mut Crossing) -> i32 = begin_run;

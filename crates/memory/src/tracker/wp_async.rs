@@ -111,26 +111,27 @@ impl WpAsync {
         let page = PageRange::new(window.end - PAGE, window.end);
         // Somewhere in there a whole page table's worth of memory is not populated.
         let hole = PageRange::new(window.start, window.start + CHUNK);
-        let tried = self.uffd.register(window).and_then(|()| self.try_on(page)).and_then(|()| {
-            self.pagemap.scan(hole, Query::WRITTEN, ScanFlags::empty(), &mut [Run::default()])
-        });
+        let tried =
+            self.uffd.register(window).and_then(|()| Self::records(&self.pagemap, page)).and_then(|()| {
+                self.pagemap.scan(hole, Query::WRITTEN, ScanFlags::empty(), &mut [Run::default()])
+            });
         self.arena.close_window(PageRange::new(window.start - PAGE, window.end));
         Ok(tried.map_err(unavailable)?.runs > 0)
     }
 
-    /// Writes to a protected page and sees it reported, then drops it and sees that.
-    fn try_on(&self, page: PageRange) -> orrery_sys::Result<()> {
+    /// Writes to a protected page of the caller's own, registered, and sees it reported, then drops it and sees that.
+    pub(crate) fn records(pagemap: &Pagemap, page: PageRange) -> orrery_sys::Result<()> {
         let mut runs = [Run::default()];
-        let mut reported = || self.pagemap.scan(page, Query::WRITTEN, ScanFlags::CHECK_WP_ASYNC, &mut runs);
+        let mut reported = || pagemap.scan(page, Query::WRITTEN, ScanFlags::CHECK_WP_ASYNC, &mut runs);
         let byte = core::ptr::with_exposed_provenance_mut::<u8>(page.start);
         // SAFETY: the page is the probe's own.
         unsafe { byte.write_volatile(1) };
-        self.pagemap.scan(page, Query::WRITTEN, ScanFlags::WP_MATCHING, &mut [])?;
+        pagemap.scan(page, Query::WRITTEN, ScanFlags::WP_MATCHING, &mut [])?;
         let before = reported()?.runs;
         // SAFETY: as above.
         unsafe { byte.write_volatile(2) };
         let written = reported()?.runs;
-        self.pagemap.scan(page, Query::WRITTEN, ScanFlags::WP_MATCHING, &mut [])?;
+        pagemap.scan(page, Query::WRITTEN, ScanFlags::WP_MATCHING, &mut [])?;
         // SAFETY: as above.
         let dropped = unsafe { rustix::mm::madvise(byte.cast(), PAGE, rustix::mm::Advice::LinuxDontNeed) };
         if (before, written, dropped.map(|()| reported().map(|found| found.runs))) == (0, 1, Ok(Ok(1))) {

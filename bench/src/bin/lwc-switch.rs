@@ -1,0 +1,91 @@
+//! `make bench B=lwc-switch`: what one switch costs, half a way there and back, on one CPU.
+//!
+//! Contexts beside what a user would hand control over with. Each contender is a process of its own, bound to the same
+//! CPU as the others, so that a switch never waits for another CPU to wake up.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use orrery_bench::ours::{ContextSwitch, VaultCall};
+use orrery_bench::rival::{Between, By, HandOff};
+use orrery_bench::{
+    Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Unit, Worker, machine, serve,
+};
+
+/// Context switches beside semaphores, futexes, pipes and sockets
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// One contender, measured by the process that started this one
+    #[command(hide = true)]
+    Contender { mechanism: String, pin: Pin },
+}
+
+const CONTEXT: &str = "context";
+const VAULT: &str = "vault call";
+const RIVALS: [(&str, Between, By); 6] = [
+    ("thread + futex", Between::Threads, By::Futex),
+    ("thread + semaphore", Between::Threads, By::Semaphore),
+    ("process + futex", Between::Processes, By::Futex),
+    ("process + semaphore", Between::Processes, By::Semaphore),
+    ("process + pipe", Between::Processes, By::Pipe),
+    ("process + Unix socket", Between::Processes, By::Socket),
+];
+
+fn start(mechanism: &str) -> Result<Box<dyn Contender>> {
+    Ok(match mechanism {
+        CONTEXT => Box::new(ContextSwitch::new()?),
+        VAULT => Box::new(VaultCall::new()?),
+        other => match RIVALS.iter().find(|(name, ..)| *name == other) {
+            Some((_, between, by)) => Box::new(HandOff::new(*between, *by)?),
+            None => anyhow::bail!("there is no contender {other:?}"),
+        },
+    })
+}
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    if let Some(Role::Contender { mechanism, pin }) = arguments.role {
+        return Ok(serve(|| {
+            if let Pin::Cpu(cpu) = pin {
+                machine::pin(cpu)?;
+            }
+            start(&mechanism)
+        }));
+    }
+    let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
+    let mut bench = Bench::new("lwc-switch", arguments.options);
+    let mut switches = Group::new("same CPU", entry(CONTEXT, pin)).case(case("same CPU/switch"));
+    for (rival, ..) in RIVALS {
+        switches = switches.against(entry(rival, pin));
+    }
+    bench.group(switches);
+    let socket = "process + Unix socket";
+    bench.group(
+        Group::new("vault", entry(VAULT, pin))
+            .against(entry(socket, pin))
+            .case(case("vault/32 bytes, half a call")),
+    );
+    bench.run()
+}
+
+fn case(name: &str) -> Case {
+    Case::new("switch").quantity(name, Quantity::Mean(Unit::Nanoseconds)).quick(true)
+}
+
+fn entry(mechanism: &'static str, pin: Pin) -> Entry {
+    let pin = match pin {
+        Pin::None => "none".to_owned(),
+        Pin::Cpu(cpu) => cpu.to_string(),
+    };
+    let arguments = ["contender".to_owned(), mechanism.to_owned(), pin];
+    Entry::new(mechanism, move || Worker::start(&arguments))
+}

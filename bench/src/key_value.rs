@@ -1,0 +1,319 @@
+//! Key-value servers under load, while they write a dump: `examples/kv`, and Redis.
+//!
+//! All hold the same data, and are asked by the same clients over a Unix socket: reads and writes of random keys, each
+//! answered before the next is sent.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Signal, set_parent_process_death_signal};
+use tempfile::TempDir;
+
+use crate::contender::{Contender, Sample, Skipped};
+use crate::machine;
+
+/// How many clients ask at the same time.
+const CLIENTS: u64 = 4;
+/// A dump that is not over by then never will be.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a round without a dump takes.
+const CALM: Duration = Duration::from_millis(300);
+
+/// A server, which ends with this object.
+pub struct KeyValue {
+    server: Child,
+    control: Connection,
+    socket: PathBuf,
+    keys: u64,
+    // Holds the socket, the dump, and what the server says; removed at the end.
+    _folder: TempDir,
+}
+
+impl KeyValue {
+    /// `examples/kv`, with its dumps by `orbit` or by `fork`, and with so many keys of so many bytes.
+    ///
+    /// # Errors
+    /// Where it cannot be built or does not come up.
+    pub fn ours(dump: &str, keys: u64, value: usize) -> Result<Self> {
+        let folder = tempfile::tempdir().context("making a folder for a server")?;
+        let program = build(folder.path())?;
+        let mut command = Command::new(program);
+        command.arg("--socket").arg(folder.path().join("socket"));
+        command.arg("--file").arg(folder.path().join("dump.okv"));
+        command.args(["--dump", dump, "--set", "watchdog-interval=0"]);
+        Self::start(command, folder, keys, value)
+    }
+
+    /// `redis-server`, which dumps only when asked.
+    ///
+    /// # Errors
+    /// [`Skipped`] where it is not installed; where it does not come up.
+    pub fn redis(keys: u64, value: usize) -> Result<Self> {
+        // Debian's redis-tools has the server under this name, too, and does not start one as a service.
+        let programs = ["redis-server", "redis-check-rdb"];
+        let works = |program: &&str| {
+            let mut command = Command::new(program);
+            command.arg0("redis-server").arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+            command.status().is_ok_and(|status| status.success())
+        };
+        let Some(program) = programs.into_iter().find(works) else {
+            return Err(Skipped("redis-server is not installed (Debian: redis-tools)".to_owned()).into());
+        };
+        let folder = tempfile::tempdir().context("making a folder for a server")?;
+        let mut command = Command::new(program);
+        command.arg0("redis-server");
+        command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]);
+        command.arg(folder.path().join("socket")).arg("--dir").arg(folder.path());
+        Self::start(command, folder, keys, value)
+    }
+
+    fn start(mut command: Command, folder: TempDir, keys: u64, value: usize) -> Result<Self> {
+        let log = folder.path().join("log");
+        let file = fs::File::create(&log).context("making a file for what the server says")?;
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0);
+        // SAFETY: one system call between fork and exec.
+        unsafe {
+            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+        }
+        let mut server = command.spawn().with_context(|| format!("starting {command:?}"))?;
+        let socket = folder.path().join("socket");
+        let begin = Instant::now();
+        let control = loop {
+            if let Ok(control) = Connection::new(&socket) {
+                break control;
+            }
+            if begin.elapsed() > PATIENCE || server.try_wait()?.is_some() {
+                server.kill().ok();
+                bail!("{command:?} does not come up: {}", fs::read_to_string(&log)?);
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        let mut this = Self { server, control, socket, keys, _folder: folder };
+        this.fill(value)?;
+        Ok(this)
+    }
+
+    fn fill(&mut self, value: usize) -> Result<()> {
+        let value = "v".repeat(value);
+        for first in (0..self.keys).step_by(100) {
+            let keys = first..(first + 100).min(self.keys);
+            let mut text = String::new();
+            for key in keys.clone() {
+                set(&mut text, key, &value);
+            }
+            self.control.stream.get_mut().write_all(text.as_bytes())?;
+            for _ in keys {
+                ensure!(self.control.reply()? == "+OK", "a key was not taken");
+            }
+        }
+        Ok(())
+    }
+
+    fn is_dumping(&mut self) -> Result<bool> {
+        let info = self.control.ask("INFO persistence\r\n")?;
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+        let dumping = field("rdb_bgsave_in_progress:").context("INFO tells nothing of dumps")? == "1";
+        let status = field("rdb_last_bgsave_status:");
+        ensure!(dumping || status.as_deref() == Some("ok"), "the dump failed");
+        Ok(dumping)
+    }
+
+    fn dump(&mut self, mut meanwhile: impl FnMut() -> Result<()>) -> Result<()> {
+        let answer = self.control.ask("BGSAVE\r\n")?;
+        ensure!(answer.contains("saving started"), "there is no dump: {answer}");
+        let begin = Instant::now();
+        while self.is_dumping()? {
+            ensure!(begin.elapsed() < PATIENCE, "the dump takes more than {PATIENCE:?}");
+            meanwhile()?;
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// The most memory that the server and its children had together during a dump under load, in bytes, and what they
+    /// had before. Shared pages count once.
+    ///
+    /// # Errors
+    /// As [`Contender::measure`].
+    pub fn memory(&mut self) -> Result<(u64, u64)> {
+        // The first dump is not typical: an orbit gets its copy of everything then.
+        self.dump(|| Ok(()))?;
+        let server = self.server.id();
+        let before = memory_of_tree(server)?;
+        let mut most = before;
+        let (over, socket, keys) = (AtomicBool::new(false), self.socket.clone(), self.keys);
+        thread::scope(|scope| {
+            let load = scope.spawn(|| load(&socket, keys, 1, &over));
+            let result = self.dump(|| {
+                most = most.max(memory_of_tree(server)?);
+                Ok(())
+            });
+            over.store(true, Ordering::Relaxed);
+            load.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
+            result
+        })?;
+        Ok((most, before))
+    }
+}
+
+impl Contender for KeyValue {
+    /// `calm` or `dump`: times each request of so many clients, for a while, or until a dump is over that began with
+    /// them.
+    fn measure(&mut self, work: &str, _: u32) -> Result<Sample> {
+        let (over, socket, keys) = (AtomicBool::new(false), self.socket.clone(), self.keys);
+        let begin = Instant::now();
+        let latencies = thread::scope(|scope| -> Result<Vec<Duration>> {
+            let clients: Vec<_> = (1..=CLIENTS)
+                .map(|client| {
+                    let (socket, over) = (&socket, &over);
+                    scope.spawn(move || load(socket, keys, client, over))
+                })
+                .collect();
+            let result = match work {
+                "calm" => {
+                    thread::sleep(CALM);
+                    Ok(())
+                }
+                "dump" => self.dump(|| Ok(())),
+                other => Err(anyhow::anyhow!("{other:?} is no work: calm and dump are")),
+            };
+            over.store(true, Ordering::Relaxed);
+            let mut latencies = Vec::new();
+            for client in clients {
+                latencies.extend(client.join().map_err(|_| anyhow::anyhow!("a client panicked"))??);
+            }
+            result.map(|()| latencies)
+        })?;
+        Ok(Sample { iterations: latencies.len().try_into()?, elapsed: begin.elapsed(), latencies })
+    }
+}
+
+impl Drop for KeyValue {
+    fn drop(&mut self) {
+        self.server.kill().ok();
+        self.server.wait().ok();
+    }
+}
+
+/// Reads and writes random keys until it is over.
+fn load(socket: &Path, keys: u64, client: u64, over: &AtomicBool) -> Result<Vec<Duration>> {
+    let mut connection = Connection::new(socket)?;
+    let mut state = client.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let value = "w".repeat(100);
+    let mut latencies = Vec::new();
+    let mut text = String::new();
+    while !over.load(Ordering::Relaxed) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let key = state % keys;
+        text.clear();
+        if state & (1 << 40) == 0 {
+            set(&mut text, key, &value);
+        } else {
+            let key = name(key);
+            write!(text, "*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len())?;
+        }
+        let begin = Instant::now();
+        let answer = connection.ask(&text)?;
+        latencies.push(begin.elapsed());
+        ensure!(!answer.starts_with('-') && answer != "$-1", "the server answered {answer}");
+    }
+    Ok(latencies)
+}
+
+fn name(key: u64) -> String {
+    format!("key:{key:012}")
+}
+
+fn set(text: &mut String, key: u64, value: &str) {
+    let key = name(key);
+    // Writing to a string cannot fail.
+    let _ = write!(text, "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n{value}\r\n", key.len(), value.len());
+}
+
+struct Connection {
+    stream: BufReader<UnixStream>,
+}
+
+impl Connection {
+    fn new(socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { stream: BufReader::new(stream) })
+    }
+
+    fn ask(&mut self, text: &str) -> Result<String> {
+        self.stream.get_mut().write_all(text.as_bytes())?;
+        self.reply()
+    }
+
+    /// A status, an error, or the bytes of a string.
+    fn reply(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).context("waiting for the server's answer")?;
+        let line = line.trim_end();
+        match line.strip_prefix('$') {
+            Some(length) if length != "-1" => {
+                let mut bytes = vec![0; length.parse::<usize>()? + 2];
+                self.stream.read_exact(&mut bytes)?;
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            _ => Ok(line.to_owned()),
+        }
+    }
+}
+
+/// Builds `examples/kv` with the C library that lies beside this program.
+fn build(folder: &Path) -> Result<PathBuf> {
+    let libraries = machine::program_folder()?;
+    ensure!(
+        libraries.join("liborrery.so").exists(),
+        "there is no liborrery.so in {} (build it with cargo build --release --workspace)",
+        libraries.display()
+    );
+    let root = machine::source_root();
+    let mut sources = Vec::new();
+    for entry in fs::read_dir(root.join("examples/kv")).context("looking for examples/kv")? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "c") {
+            sources.push(path);
+        }
+    }
+    let program = folder.join("kv");
+    let mut command = Command::new("cc");
+    command.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-I"]).arg(root.join("include")).args(sources);
+    command.arg("-o").arg(&program).arg("-L").arg(&libraries).arg("-lorrery");
+    command.arg(format!("-Wl,-rpath,{}", libraries.display()));
+    let output = command.output().context("starting cc")?;
+    ensure!(output.status.success(), "cc: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(program)
+}
+
+/// What a process and its children have in memory, in bytes; a part of what several of them share.
+fn memory_of_tree(root: u32) -> Result<u64> {
+    let mut sum = 0;
+    for entry in fs::read_dir("/proc").context("listing processes")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse::<u32>().ok());
+        if pid != root && parent != Some(root) {
+            continue;
+        }
+        // It may have ended meanwhile.
+        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        sum += machine::kibibytes(&rollup, "Pss:").unwrap_or(0);
+    }
+    Ok(sum)
+}

@@ -1,0 +1,229 @@
+//! Ways in which two threads or processes hand control to each other.
+
+use core::ffi::c_void;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use rustix::thread::futex;
+
+use crate::contender::{Contender, Sample};
+
+/// Who is at the other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Between {
+    /// A thread of the same process.
+    Threads,
+    /// A forked process.
+    Processes,
+}
+
+/// What hands over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// Two POSIX semaphores (sem_post(3)).
+    Semaphore,
+    /// A turn word and futex(2).
+    Futex,
+    /// Two pipes.
+    Pipe,
+    /// A pair of Unix sockets.
+    Socket,
+}
+
+/// Two semaphores and a turn word, in memory that a forked process shares.
+#[repr(C)]
+struct Shared {
+    there: libc::sem_t,
+    back: libc::sem_t,
+    turn: AtomicU32,
+}
+
+/// One side of a hand-over.
+enum Side {
+    Semaphore { post: *mut libc::sem_t, wait: *mut libc::sem_t },
+    Futex { word: *const AtomicU32, mine: u32 },
+    Streams(Box<dyn Read>, Box<dyn Write>),
+}
+
+// SAFETY: the pointers go to shared memory that is never unmapped, and what they point to is made for many threads; the
+// streams are used by the one side that has them.
+unsafe impl Send for Side {}
+
+impl Side {
+    /// Hands over, and waits until the other side hands back.
+    fn there_and_back(&mut self) -> Result<()> {
+        self.hand()?;
+        self.take()
+    }
+
+    fn hand(&mut self) -> Result<()> {
+        match self {
+            Self::Semaphore { post, .. } => {
+                // SAFETY: initialised in `HandOff::new`.
+                ensure!(unsafe { libc::sem_post(*post) } == 0, "sem_post failed");
+            }
+            Self::Futex { word, mine } => {
+                // SAFETY: see `Send`.
+                let word = unsafe { &**word };
+                word.store(1 - *mine, Ordering::SeqCst);
+                futex::wake(word, futex::Flags::empty(), 1)?;
+            }
+            Self::Streams(_, to) => to.write_all(&[1])?,
+        }
+        Ok(())
+    }
+
+    fn take(&mut self) -> Result<()> {
+        match self {
+            Self::Semaphore { wait, .. } => {
+                // SAFETY: as above.
+                while unsafe { libc::sem_wait(*wait) } != 0 {}
+            }
+            Self::Futex { word, mine } => {
+                // SAFETY: as above.
+                let word = unsafe { &**word };
+                while word.load(Ordering::SeqCst) != *mine {
+                    let _ = futex::wait(word, futex::Flags::empty(), 1 - *mine, None);
+                }
+            }
+            Self::Streams(from, _) => from.read_exact(&mut [0])?,
+        }
+        Ok(())
+    }
+
+    /// The other side's life.
+    fn answer(mut self) {
+        while self.take().is_ok() && self.hand().is_ok() {}
+    }
+}
+
+/// Hands control there and back.
+pub struct HandOff {
+    side: Side,
+    process: Option<rustix::process::Pid>,
+}
+
+impl HandOff {
+    /// Starts the other side.
+    ///
+    /// # Errors
+    /// Where there is no memory, thread or process for it.
+    pub fn new(between: Between, by: By) -> Result<Self> {
+        let (side, other) = sides(by)?;
+        let process = match between {
+            Between::Threads => {
+                std::thread::Builder::new().spawn(move || other.answer())?;
+                None
+            }
+            Between::Processes => {
+                // SAFETY: the process has one thread: contenders have one of their own.
+                match unsafe { libc::fork() } {
+                    0 => {
+                        // A pipe whose writing end the reader holds, too, never ends.
+                        drop(side);
+                        // SAFETY: ends with the contender, whose thread this is.
+                        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                        other.answer();
+                        // SAFETY: ends the process at once.
+                        unsafe { libc::_exit(0) }
+                    }
+                    pid => {
+                        ensure!(pid > 0, "fork: {}", std::io::Error::last_os_error());
+                        rustix::process::Pid::from_raw(pid)
+                    }
+                }
+            }
+        };
+        Ok(Self { side, process })
+    }
+}
+
+fn sides(by: By) -> Result<(Side, Side)> {
+    match by {
+        By::Semaphore | By::Futex => {
+            let shared = shared()?;
+            // SAFETY: fresh memory of that size; it is never unmapped.
+            let (there, back, turn) = unsafe {
+                let (there, back) = (&raw mut (*shared).there, &raw mut (*shared).back);
+                ensure!(libc::sem_init(there, 1, 0) == 0 && libc::sem_init(back, 1, 0) == 0, "sem_init");
+                (there, back, &raw const (*shared).turn)
+            };
+            Ok(match by {
+                By::Semaphore => {
+                    (Side::Semaphore { post: there, wait: back }, Side::Semaphore { post: back, wait: there })
+                }
+                _ => (Side::Futex { word: turn, mine: 0 }, Side::Futex { word: turn, mine: 1 }),
+            })
+        }
+        By::Pipe => {
+            let (there, here) = (std::io::pipe()?, std::io::pipe()?);
+            Ok((
+                Side::Streams(Box::new(here.0), Box::new(there.1)),
+                Side::Streams(Box::new(there.0), Box::new(here.1)),
+            ))
+        }
+        By::Socket => {
+            let (a, b) = UnixStream::pair()?;
+            let side = |stream: UnixStream| -> Result<Side> {
+                Ok(Side::Streams(Box::new(stream.try_clone()?), Box::new(stream)))
+            };
+            Ok((side(a)?, side(b)?))
+        }
+    }
+}
+
+fn shared() -> Result<*mut Shared> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let length = size_of::<Shared>().next_multiple_of(crate::footprint::PAGE);
+    // SAFETY: a new mapping takes nothing from anybody.
+    let start: *mut c_void =
+        unsafe { mmap_anonymous(core::ptr::null_mut(), length, protection, MapFlags::SHARED) }?;
+    Ok(start.cast())
+}
+
+impl Contender for HandOff {
+    fn measure(&mut self, _work: &str, iterations: u32) -> Result<Sample> {
+        round_trips(iterations, |_| self.side.there_and_back())
+    }
+}
+
+impl Drop for HandOff {
+    fn drop(&mut self) {
+        if let Some(pid) = self.process {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+        }
+    }
+}
+
+/// Times trips there and back, of which each is two switches.
+///
+/// # Errors
+/// Those of `trip`.
+pub fn round_trips(iterations: u32, mut trip: impl FnMut(u32) -> Result<()>) -> Result<Sample> {
+    let start = Instant::now();
+    for round in 0..iterations {
+        trip(round)?;
+    }
+    Ok(Sample { iterations: iterations.saturating_mul(2), elapsed: start.elapsed(), latencies: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_leads_there_and_back() {
+        for between in [Between::Threads, Between::Processes] {
+            for by in [By::Semaphore, By::Futex, By::Pipe, By::Socket] {
+                let mut way = HandOff::new(between, by).unwrap();
+                let sample = way.measure("switch", 20).unwrap();
+                assert_eq!(sample.iterations, 40, "{between:?} {by:?}");
+            }
+        }
+    }
+}

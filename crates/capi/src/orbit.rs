@@ -1,0 +1,146 @@
+//! `orrery/orbit.h`: orbits in C.
+//!
+//! The header documents the functions; here is how they are made of [`orrery_orbit`]. What C holds of an orbit or an area is
+//! a small [`Handle`] that is never freed, so that a handle of something that is gone is refused and not followed.
+
+pub mod area;
+pub mod call;
+pub mod create;
+pub mod update;
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use crate::orbit_error;
+
+/// What C holds of an orbit or an area.
+#[derive(Debug)]
+pub struct Handle<T> {
+    magic: AtomicU64,
+    inner: AtomicPtr<T>,
+}
+
+impl<T> Handle<T> {
+    const MAGIC: u64 = 0x6f72_7265_7279_6f62;
+
+    fn make(value: T) -> *mut Self {
+        let inner = Box::into_raw(Box::new(value));
+        Box::into_raw(Box::new(Self { magic: AtomicU64::new(Self::MAGIC), inner: AtomicPtr::new(inner) }))
+    }
+
+    /// What is behind a handle, for what only main may do. An orbit's copy of main may be older than the handle, so there it
+    /// is not even looked at.
+    ///
+    /// # Safety
+    /// As for [`Handle::get`].
+    unsafe fn in_main<'a>(handle: *mut Self, what: &str) -> Result<&'a T, Refused> {
+        if orrery_orbit::is_orbit() {
+            return Err(refuse(libc::EPERM, "this is for the main program, and this process is an orbit"));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Self::get(handle, what) }
+    }
+
+    /// What is behind a handle.
+    ///
+    /// # Safety
+    /// The handle is null, or was made by [`Handle::make`]; nobody takes it meanwhile.
+    unsafe fn get<'a>(handle: *mut Self, what: &str) -> Result<&'a T, Refused> {
+        // SAFETY: handles are never freed.
+        let inner = unsafe { handle.as_ref() }
+            .filter(|handle| handle.magic.load(Ordering::Relaxed) == Self::MAGIC)
+            // SAFETY: a box that stays until the handle is taken.
+            .and_then(|handle| unsafe { handle.inner.load(Ordering::Acquire).as_ref() });
+        inner.ok_or_else(|| refuse(libc::EINVAL, &format!("this is no {what}, or was destroyed")))
+    }
+
+    /// Takes what is behind a handle, which leads nowhere from now on.
+    ///
+    /// # Safety
+    /// As for [`Handle::get`]; nobody uses it any more.
+    unsafe fn take(handle: *mut Self, what: &str) -> Result<Box<T>, Refused> {
+        // SAFETY: as above.
+        let handle = unsafe { handle.as_ref() }
+            .filter(|handle| handle.magic.load(Ordering::Relaxed) == Self::MAGIC)
+            .map(|handle| handle.inner.swap(core::ptr::null_mut(), Ordering::AcqRel));
+        match handle.filter(|inner| !inner.is_null()) {
+            // SAFETY: made by `make`, and given to nobody else.
+            Some(inner) => Ok(unsafe { Box::from_raw(inner) }),
+            None => Err(refuse(libc::EINVAL, &format!("this is no {what}, or was destroyed"))),
+        }
+    }
+}
+
+/// A failure that errno and the text tell already.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refused;
+
+fn refuse(number: c_int, text: &str) -> Refused {
+    orbit_error::note_as(number, text);
+    Refused
+}
+
+impl From<&orrery_orbit::Error> for Refused {
+    fn from(error: &orrery_orbit::Error) -> Self {
+        orbit_error::note(error);
+        Self
+    }
+}
+
+impl From<orrery_orbit::Error> for Refused {
+    fn from(error: orrery_orbit::Error) -> Self {
+        Self::from(&error)
+    }
+}
+
+impl From<orrery_orbit::AreaError> for Refused {
+    fn from(error: orrery_orbit::AreaError) -> Self {
+        Self::from(orrery_orbit::Error::from(error))
+    }
+}
+
+/// 0 or -1.
+fn status(result: Result<(), Refused>) -> c_int {
+    result.map_or(-1, |()| 0)
+}
+
+fn clear_errno() {
+    // SAFETY: the C library's errno of this thread.
+    unsafe { *libc::__errno_location() = 0 };
+}
+
+/// Reads a structure of options of which the program knows the first `size` bytes; the rest is as usual.
+///
+/// # Safety
+/// The pointer is null, or leads to a structure that begins with its size in bytes, as that of `T` does.
+unsafe fn read_options<T: Copy>(options: *const T, usual: T) -> Result<T, Refused> {
+    if options.is_null() {
+        return Ok(usual);
+    }
+    // SAFETY: the caller's promise.
+    let size = unsafe { options.cast::<usize>().read() };
+    if size < size_of::<usize>() || size > size_of::<T>() {
+        return Err(refuse(
+            libc::EINVAL,
+            "options of an unknown size: begin with the ..._OPTIONS_INIT of the library's own header",
+        ));
+    }
+    let mut all = usual;
+    // SAFETY: both have as many bytes; the structures are plain numbers and pointers.
+    unsafe {
+        core::ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut all).cast::<u8>(), size);
+    }
+    Ok(all)
+}
+
+/// `orbit_error`.
+#[unsafe(no_mangle)]
+pub extern "C" fn orbit_error() -> *const core::ffi::c_char {
+    orbit_error::text()
+}
+
+/// `orbit_inside`.
+#[unsafe(no_mangle)]
+pub extern "C" fn orbit_inside() -> c_int {
+    c_int::from(orrery_orbit::is_orbit())
+}

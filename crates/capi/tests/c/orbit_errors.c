@@ -1,0 +1,119 @@
+/* What cannot be is refused, and harms nothing. */
+#include "check_orbit.h"
+#include <sys/wait.h>
+
+static volatile long *volatile nowhere = (volatile long *)8;
+static volatile int forever = 1;
+
+struct handles {
+    struct orbit *orbit;
+    struct orbit_area *area;
+};
+
+static long answer(void *argbuf, void *store) {
+    (void)argbuf;
+    (void)store;
+    return 42;
+}
+
+static long crash(void *argbuf, void *store) {
+    (void)store;
+    return *(volatile long *)argbuf + *nowhere;
+}
+
+static long meddle(void *argbuf, void *store) {
+    struct handles *handles = argbuf;
+    (void)store;
+    CHECK(orbit_inside() == 1);
+    CHECK_FAILS(orbit_call(handles->orbit, 0, NULL, NULL, 0), -1, EPERM);
+    CHECK_FAILS(orbit_create("inner", answer, NULL), NULL, EPERM);
+    CHECK_FAILS(orbit_destroy(handles->orbit), -1, EPERM);
+    CHECK_FAILS(orbit_alloc(handles->area, 5), NULL, EPERM);
+    CHECK_FAILS(orbit_area_destroy(handles->area), -1, EPERM);
+    CHECK(orbit_free(handles->area, handles) == 0);
+    return 7;
+}
+
+static long spin(void *argbuf, void *store) {
+    (void)argbuf;
+    (void)store;
+    while (forever) {
+    }
+    return 0;
+}
+
+int main(void) {
+    char text[2000] = "";
+    struct orbit_area *area = orbit_area_create(0);
+    struct orbit_options options = ORBIT_OPTIONS_INIT;
+    options.restart = ORBIT_RESTART_ON_CRASH;
+    options.time_limit_ms = 100;
+    struct orbit *orbit = orbit_create_with("errors", answer, NULL, &options);
+    CHECK(area && orbit);
+
+    CHECK_FAILS(orbit_create(NULL, answer, NULL), NULL, EINVAL);
+    CHECK_FAILS(orbit_create("", answer, NULL), NULL, EINVAL);
+    CHECK_FAILS(orbit_create("data", (orbit_entry)(void *)text, NULL), NULL, EINVAL);
+    options.restart = 9;
+    CHECK_FAILS(orbit_create_with("policy", answer, NULL, &options), NULL, EINVAL);
+    options.restart = ORBIT_RESTART_ON_CRASH;
+    options.reaper = ORBIT_REAP_PROGRAM;
+    CHECK_FAILS(orbit_create_with("reaper", answer, NULL, &options), NULL, EINVAL);
+    options.size = 5000;
+    CHECK_FAILS(orbit_create_with("size", answer, NULL, &options), NULL, EINVAL);
+
+    CHECK_FAILS(orbit_call(NULL, 0, NULL, NULL, 0), -1, EINVAL);
+    CHECK_FAILS(orbit_call(orbit, 1, NULL, NULL, 0), -1, EINVAL);
+    CHECK_FAILS(orbit_call(orbit, 0, NULL, NULL, 8), -1, EINVAL);
+    CHECK_FAILS(orbit_call(orbit, 0, NULL, text, 1024), -1, EINVAL);
+    CHECK_FAILS(orbit_call_async(orbit, 64, 0, NULL, NULL, NULL, 0), NULL, EINVAL);
+    CHECK_FAILS(orbit_call_function(orbit, 0, NULL, (orbit_entry)(void *)text, NULL, 0), -1, EINVAL);
+    struct orbit_area *none = NULL;
+    CHECK_FAILS(orbit_call(orbit, 1, &none, NULL, 0), -1, EINVAL);
+    CHECK_FAILS(orbit_future_get(NULL), -1, EINVAL);
+    CHECK_FAILS(orbit_update_create(), NULL, EPERM);
+    CHECK(orbit_call(orbit, 0, NULL, text, 1023) == 42);
+
+    /* Crashes and loops end the orbit, not the program; it comes back. */
+    CHECK_FAILS(orbit_call_function(orbit, 0, NULL, crash, text, 8), -1, ESRCH);
+    CHECK(strstr(orbit_error(), "SIGSEGV") && strstr(orbit_error(), "0x8"));
+    CHECK(orbit_call(orbit, 0, NULL, NULL, 0) == 42 && orbit_restarts(orbit) == 1);
+    struct handles handles = {orbit, area};
+    CHECK_FAILS(orbit_call_function(orbit, 0, NULL, spin, NULL, 0), -1, ESRCH);
+    CHECK(strstr(orbit_error(), "100ms"));
+    CHECK(orbit_call(orbit, 0, NULL, NULL, 0) == 42);
+    CHECK(orbit_call_function(orbit, 1, &area, meddle, &handles, sizeof handles) == 7);
+
+    /* A forked child has none of its parent's orbits. */
+    pid_t child = fork();
+    if (child == 0) {
+        CHECK_FAILS(orbit_call(orbit, 0, NULL, NULL, 0), -1, ECHILD);
+        CHECK_FAILS(orbit_destroy(orbit), -1, ECHILD);
+        struct orbit *own = orbit_create("own", answer, NULL);
+        CHECK(own && orbit_call(own, 1, &area, NULL, 0) == 42);
+        _exit(3);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 3);
+    CHECK(orbit_call(orbit, 0, NULL, NULL, 0) == 42);
+
+    /* Without a policy a dead orbit stays dead, and the program may reap it. */
+    struct orbit_options mortal = ORBIT_OPTIONS_INIT;
+    mortal.reaper = ORBIT_REAP_PROGRAM;
+    struct orbit *dead = orbit_create_with("dead", crash, NULL, &mortal);
+    int pid = orbit_pid(dead);
+    CHECK_FAILS(orbit_call(dead, 0, NULL, text, 8), -1, ESRCH);
+    CHECK_FAILS(orbit_call(dead, 0, NULL, text, 8), -1, EINVAL);
+    CHECK(orbit_alive(dead) == 0);
+    CHECK(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
+    CHECK(orbit_destroy(dead) == 0);
+
+    CHECK(orbit_destroy(orbit) == 0);
+    CHECK_FAILS(orbit_destroy(orbit), -1, EINVAL);
+    CHECK_FAILS(orbit_call(orbit, 0, NULL, NULL, 0), -1, EINVAL);
+    CHECK(orbit_area_destroy(area) == 0);
+    CHECK_FAILS(orbit_area_destroy(area), -1, EINVAL);
+    CHECK_FAILS(orbit_alloc(area, 8), NULL, EINVAL);
+    CHECK_FAILS(orbit_area_destroy(NULL), -1, EINVAL);
+    return 0;
+}

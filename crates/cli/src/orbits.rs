@@ -1,0 +1,215 @@
+//! `orrery orbits`: the orbits of running programs, read from the pages that the programs keep for whoever may look.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, Write as _};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use comfy_table::presets::NOTHING;
+use comfy_table::{Cell, CellAlignment, Table};
+use orrery_domain::Moment;
+use orrery_domain::statistics::{Found, of_process};
+use serde::Serialize;
+
+/// Show the orbits of running programs: state, calls, queue, snapshots, restarts, memory, limits.
+///
+/// Without a PID all programs are asked that may be looked into.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The program whose orbits to show
+    pid: Option<u32>,
+    /// Show them again and again, with the calls per second in between
+    #[arg(long)]
+    watch: bool,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, requires = "watch")]
+    every: f64,
+    /// Print JSON, whose keys stay the same from release to release; one line for each look with --watch
+    #[arg(long)]
+    json: bool,
+}
+
+/// One orbit, as it is shown.
+#[derive(Serialize)]
+struct Row {
+    pid: u32,
+    program: String,
+    orbit: String,
+    orbit_pid: u64,
+    state: &'static str,
+    calls: u64,
+    calls_per_second: f64,
+    returned: u64,
+    failed: u64,
+    queued: u64,
+    queue_bound: u64,
+    updates: u64,
+    restarts: u64,
+    snapshot_pages: f64,
+    snapshot_microseconds: f64,
+    last_snapshot_pages: u64,
+    last_snapshot_microseconds: f64,
+    memory_bytes: Option<u64>,
+    memory_limit_bytes: Option<u64>,
+    cpu_limit_percent: Option<u64>,
+    process_limit: Option<u64>,
+}
+
+/// Calls per orbit at the last look.
+type Before = HashMap<(u32, String, u64), (u64, Instant)>;
+
+/// Prints what there is.
+///
+/// # Errors
+/// No such process, or none that may be looked into; those of writing to standard output.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if !(0.05..=86_400.0).contains(&arguments.every) {
+        bail!("--every {}: choose 0.05 to 86400 seconds", arguments.every);
+    }
+    let pause = Duration::from_secs_f64(arguments.every);
+    let mut before = Before::new();
+    loop {
+        let rows = look(arguments.pid, &mut before)?;
+        let mut text = if arguments.json { serde_json::to_string(&rows)? } else { table(&rows) };
+        if arguments.watch && !arguments.json {
+            // Home, clear to the end.
+            text.insert_str(0, "\x1b[H\x1b[J");
+        }
+        let mut output = io::stdout().lock();
+        writeln!(output, "{text}").and_then(|()| output.flush()).context("write to standard output")?;
+        drop(output);
+        if !arguments.watch {
+            return Ok(());
+        }
+        std::thread::sleep(pause);
+    }
+}
+
+fn look(pid: Option<u32>, before: &mut Before) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    if let Some(pid) = pid {
+        let found = of_process(pid).with_context(|| format!("look into process {pid}"))?;
+        rows.extend(found.into_iter().map(|found| row(pid, found, before)));
+    } else {
+        for entry in fs::read_dir("/proc").context("read /proc")?.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            // Others' processes, and those that have just ended, are passed over.
+            let Ok(found) = of_process(pid) else { continue };
+            rows.extend(found.into_iter().map(|found| row(pid, found, before)));
+        }
+        rows.sort_by_key(|row| row.pid);
+    }
+    Ok(rows)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rates are for people")]
+fn row(pid: u32, found: Found, before: &mut Before) -> Row {
+    let seen = found.statistics;
+    let now = Instant::now();
+    let age = Moment::now().since(Moment(seen.created)).as_secs_f64();
+    let (calls, seconds) = match before.insert((pid, found.name.clone(), seen.created), (seen.calls, now)) {
+        Some((calls, then)) => (seen.calls.saturating_sub(calls), now.duration_since(then).as_secs_f64()),
+        None => (seen.calls, age),
+    };
+    let mean = |total: u64| if seen.calls == 0 { 0.0 } else { total as f64 / seen.calls as f64 };
+    let limit = |value: u64| (value > 0).then_some(value);
+    Row {
+        pid,
+        program: command(u64::from(pid)).unwrap_or_default(),
+        orbit_pid: seen.domain,
+        state: state(seen.state, seen.queued(), seen.domain),
+        calls: seen.calls,
+        calls_per_second: if seconds > 0.0 { calls as f64 / seconds } else { 0.0 },
+        returned: seen.returned,
+        failed: seen.failed,
+        queued: seen.queued(),
+        queue_bound: seen.bound,
+        updates: seen.updates,
+        restarts: seen.restarts,
+        snapshot_pages: mean(seen.snapshot_pages),
+        snapshot_microseconds: mean(seen.snapshot_nanoseconds) / 1_000.0,
+        last_snapshot_pages: seen.last_pages,
+        last_snapshot_microseconds: seen.last_nanoseconds as f64 / 1_000.0,
+        memory_bytes: own_memory(seen.domain),
+        memory_limit_bytes: limit(seen.memory_limit),
+        cpu_limit_percent: limit(seen.cpu_limit),
+        process_limit: limit(seen.process_limit),
+        orbit: found.name,
+    }
+}
+
+/// What main last noted, corrected by what the kernel knows.
+fn state(noted: u64, queued: u64, domain: u64) -> &'static str {
+    match noted {
+        3 => "restarting",
+        4 => "dead",
+        _ if own_memory(domain).is_none() => "died",
+        _ if queued > 0 => "busy",
+        _ => "idle",
+    }
+}
+
+fn command(pid: u64) -> Option<String> {
+    Some(fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim().to_owned())
+}
+
+/// Bytes of memory that a process shares with nobody; `None` where it is gone (proc_pid_status(5)).
+fn own_memory(pid: u64) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+fn table(rows: &[Row]) -> String {
+    if rows.is_empty() {
+        return "No orbits.".to_owned();
+    }
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+    let heading = [
+        "PROGRAM", "ORBIT", "PID", "STATE", "CALLS", "CALLS/S", "QUEUE", "FAILED", "RESTARTS", "PAGES", "US",
+        "MEMORY", "LIMITS",
+    ];
+    table.set_header(heading);
+    table.add_rows(rows.iter().map(|row| {
+        vec![
+            Cell::new(format!("{} {}", row.pid, row.program)),
+            Cell::new(&row.orbit),
+            right(row.orbit_pid.to_string()),
+            Cell::new(row.state),
+            right(row.calls.to_string()),
+            right(format!("{:.1}", row.calls_per_second)),
+            right(format!("{}/{}", row.queued, row.queue_bound)),
+            right(row.failed.to_string()),
+            right(row.restarts.to_string()),
+            right(format!("{:.1}", row.snapshot_pages)),
+            right(format!("{:.1}", row.snapshot_microseconds)),
+            right(row.memory_bytes.map_or_else(|| "-".to_owned(), size)),
+            Cell::new(limits(row)),
+        ]
+    }));
+    table.trim_fmt()
+}
+
+fn limits(row: &Row) -> String {
+    let limits: Vec<String> = [
+        row.memory_limit_bytes.map(size),
+        row.cpu_limit_percent.map(|percent| format!("{percent}% cpu")),
+        row.process_limit.map(|count| format!("{count} processes")),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if limits.is_empty() { "-".to_owned() } else { limits.join(", ") }
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..0x10_0000 => format!("{} KiB", bytes >> 10),
+        0x10_0000..0x2_8000_0000 => format!("{} MiB", bytes >> 20),
+        _ => format!("{} GiB", bytes >> 30),
+    }
+}

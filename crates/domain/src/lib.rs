@@ -1,0 +1,40 @@
+//! Domains: execution contexts around a program, each with its own address space.
+//!
+//! - [`Domain`] is a process made from main ([`spawn`]), within [`Limits`] and a [`Scheduling`], that ends when main
+//!   does; a restartable one keeps a parked spare.
+//! - [`Channel`] carries messages between the two, through a [`Gate`] that hands over in under a microsecond where both
+//!   share a CPU, and tells either of the other's death.
+//! - [`Restart`] says what happens after a death, [`End`] how it came about.
+//! - [`StatisticsPage`] shows a domain to other processes.
+//!
+//! Nobody trusts the other side: a domain may be corrupted or hostile, and all that it writes is checked.
+
+mod cgroup;
+pub mod channel;
+pub mod copy;
+mod error;
+pub mod forked;
+pub mod gate;
+pub mod limits;
+pub mod process;
+pub mod restart;
+pub mod scheduling;
+pub mod settle;
+pub mod shared;
+pub mod spawn;
+pub mod statistics;
+pub mod time;
+pub mod watch;
+
+pub use channel::{Channel, Side};
+pub use error::{Error, Result};
+pub use gate::{Gate, Partner, Woken};
+pub use limits::{Enforcement, Limits, Means};
+pub use process::{End, Process};
+pub use restart::{Backoff, Decision, History, Restart};
+pub use scheduling::{Class, Scheduling};
+pub use settle::{Descriptors, Signals};
+pub use shared::SharedMemory;
+pub use spawn::{Body, Domain, ForkBy, Reaper, Settings};
+pub use statistics::{Statistics, StatisticsPage};
+pub use time::Moment;

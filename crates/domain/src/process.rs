@@ -1,0 +1,221 @@
+//! A child process as a domain's owner sees it: is it alive, how did it end, end it.
+//!
+//! A process is known by its pidfd alone (pidfd_open(2)), never by its number, which may be somebody else's by the time
+//! it is used. How it ended is *peeked* at (waitid(2), WNOWAIT): the program may want to reap its children itself, and
+//! often does so with `waitpid(-1)`. Where it was faster than we, the pidfd still remembers the status on newer kernels
+//! (PIDFD_GET_INFO with PIDFD_INFO_EXIT, Linux 6.15).
+
+use core::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use orrery_sys::descriptors;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+use syscalls::{Sysno, syscall};
+
+use crate::gate::is_dead;
+use crate::{Error, Result};
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It called exit(3) or the like.
+    Exited {
+        /// With this status.
+        status: i32,
+    },
+    /// A signal ended it.
+    Killed {
+        /// Its number.
+        signal: i32,
+    },
+    /// It is gone, and somebody else took its status.
+    Unknown,
+}
+
+impl End {
+    /// Whether it ended other than by exit status 0.
+    pub fn is_crash(self) -> bool {
+        self != Self::Exited { status: 0 }
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Exited { status } => write!(f, "it exited with status {status}"),
+            Self::Killed { signal } => write!(f, "it was killed by {}", signal_name(signal)),
+            Self::Unknown => f.write_str("it is gone, and its status was taken by somebody else"),
+        }
+    }
+}
+
+/// The name of a signal, `SIGSEGV` for 11.
+pub fn signal_name(signal: i32) -> String {
+    const NAMES: [&str; 31] = [
+        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE",
+        "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ",
+        "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+    ];
+    usize::try_from(signal)
+        .ok()
+        .and_then(|number| NAMES.get(number.checked_sub(1)?))
+        .map_or_else(|| format!("signal {signal}"), |name| format!("SIG{name}"))
+}
+
+/// A child of the calling process.
+#[derive(Debug)]
+pub struct Process {
+    pid: Pid,
+    pidfd: OwnedFd,
+    ours_to_reap: bool,
+    creator: crate::forked::Creator,
+}
+
+impl Process {
+    /// Takes hold of a child that cannot have ended unnoticed yet.
+    pub(crate) fn hold(pid: Pid, ours_to_reap: bool) -> Result<Self> {
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
+            .map_err(|e| Error::system("pidfd_open", usize::try_from(pid.as_raw_pid()).unwrap_or(0), e))?;
+        let pidfd = descriptors::raise(pidfd);
+        Ok(Self { pid, pidfd, ours_to_reap, creator: crate::forked::Creator::here() })
+    }
+
+    /// Its number, for humans.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Whether it still runs.
+    pub fn is_alive(&self) -> bool {
+        !is_dead(self.pidfd.as_fd())
+    }
+
+    /// How it ended; `None` while it runs. Leaves it for the program to reap.
+    pub fn end(&self) -> Option<End> {
+        if self.is_alive() {
+            return None;
+        }
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let peeked =
+            rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options));
+        Some(match peeked {
+            Ok(Some(status)) => match (status.exit_status(), status.terminating_signal()) {
+                (Some(status), _) => End::Exited { status },
+                (None, Some(signal)) => End::Killed { signal },
+                (None, None) => End::Unknown,
+            },
+            _ => remembered(self.pidfd.as_fd()),
+        })
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// [`Error::System`]: `ESRCH` where it is gone.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        rustix::process::pidfd_send_signal(&self.pidfd, signal)
+            .map_err(|e| Error::system("pidfd_send_signal", signal.as_raw().unsigned_abs() as usize, e))
+    }
+
+    /// Kills it, waits until it is dead, and reaps it where that is ours to do.
+    pub fn kill(&self) {
+        if !self.creator.is_here() {
+            return;
+        }
+        let _ = self.signal(Signal::KILL);
+        let mut one = [rustix::event::PollFd::new(&self.pidfd, rustix::event::PollFlags::IN)];
+        // Killing cannot be refused; only a process stuck inside the kernel takes its time, and we do not wait for that.
+        let patience = rustix::time::Timespec { tv_sec: 2, tv_nsec: 0 };
+        let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, Some(&patience)));
+        self.reap();
+    }
+
+    /// Reaps it where it is dead and that is ours to do.
+    pub fn reap(&self) {
+        if self.ours_to_reap && self.creator.is_here() {
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            let _ = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options);
+        }
+    }
+}
+
+impl AsFd for Process {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+/// What the pidfd of a reaped process remembers of its end.
+fn remembered(pidfd: BorrowedFd<'_>) -> End {
+    /// `struct pidfd_info` (linux/pidfd.h) in its first published size, 64 bytes.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Info {
+        mask: u64,
+        cgroup: u64,
+        ids: [u32; 11],
+        exit_code: i32,
+    }
+    const INFO_EXIT: u64 = 1 << 3;
+    let mut info = Info { mask: INFO_EXIT, ..Info::default() };
+    // _IOWR(0xFF, 11, struct pidfd_info)
+    let request = 3_usize << 30 | size_of::<Info>() << 16 | 0xff << 8 | 11;
+    // SAFETY: the kernel reads and writes as many bytes behind the pointer as the request's size field states.
+    let asked = unsafe { syscall!(Sysno::ioctl, pidfd.as_raw_fd(), request, &raw mut info) };
+    if asked.is_err() || info.mask & INFO_EXIT == 0 {
+        return End::Unknown;
+    }
+    match info.exit_code & 0x7f {
+        0 => End::Exited { status: info.exit_code >> 8 & 0xff },
+        signal => End::Killed { signal },
+    }
+}
+
+/// Whether an errno says that no more processes may be made.
+pub fn is_exhaustion(errno: Errno) -> bool {
+    matches!(errno, Errno::AGAIN | Errno::NOMEM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hold(command: &str) -> (std::process::Child, Process) {
+        let child = std::process::Command::new("sh").args(["-c", command]).spawn().unwrap();
+        let process = Process::hold(Pid::from_child(&child), false).unwrap();
+        (child, process)
+    }
+
+    fn ended(process: &Process) -> End {
+        loop {
+            if let Some(end) = process.end() {
+                return end;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn ends_are_told_apart_and_left_to_the_program() {
+        let (mut child, process) = hold("exit 7");
+        assert_eq!(ended(&process), End::Exited { status: 7 });
+        assert_eq!(child.wait().unwrap().code(), Some(7), "the status is still there");
+        let after = process.end().unwrap();
+        assert!(matches!(after, End::Exited { status: 7 } | End::Unknown), "{after}");
+
+        let (mut child, process) = hold("kill -SEGV $$");
+        assert_eq!(ended(&process), End::Killed { signal: 11 });
+        assert_eq!(End::Killed { signal: 11 }.to_string(), "it was killed by SIGSEGV");
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn killing_ends_it() {
+        let (mut child, process) = hold("sleep 100");
+        assert_eq!(process.end(), None);
+        process.kill();
+        assert_eq!(process.end(), Some(End::Killed { signal: 9 }));
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,106 @@
+//! Memory that two processes share: an anonymous file, mapped before the fork at the same address on both sides.
+//!
+//! The file is sealed against shrinking, so that no other holder of it can make an access here fault (memfd_create(2),
+//! F_SEAL_SHRINK in fcntl(2)).
+
+use core::ptr::NonNull;
+use std::os::fd::OwnedFd;
+
+use orrery_sys::{PAGE, descriptors};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+
+use crate::{Error, Result};
+
+/// A shared mapping of a file without a name in the file system.
+#[derive(Debug)]
+pub struct SharedMemory {
+    start: NonNull<u8>,
+    len: usize,
+    /// Kept for those who are to find the memory in `/proc/PID/fd`.
+    _fd: Option<OwnedFd>,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; whoever reads or writes through its pointers answers for
+// that separately.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// Makes `len` bytes (rounded up to whole pages) of zeros. `name` is what `/proc/PID/maps` shows. No descriptor stays
+    /// open: children inherit the mapping.
+    ///
+    /// # Errors
+    /// [`Error::System`]: out of descriptors, memory or address space.
+    pub fn new(name: &str, len: usize) -> Result<Self> {
+        let (start, len, _) = make(name, len)?;
+        Ok(Self { start, len, _fd: None })
+    }
+
+    /// Like [`SharedMemory::new`], with a descriptor through which other programs find and read it (`/proc/PID/fd`).
+    ///
+    /// # Errors
+    /// Those of [`SharedMemory::new`].
+    pub fn to_be_found(name: &str, len: usize) -> Result<Self> {
+        let (start, len, fd) = make(name, len)?;
+        Ok(Self { start, len, _fd: Some(descriptors::raise(fd)) })
+    }
+    /// Its first byte.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Its size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: there is at least a page.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Takes this process' right to write through the mapping: what the other side owns, a stray write of ours cannot
+    /// reach. Async-signal-safe.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    ///
+    /// # Safety
+    /// Nothing in this process may write to the memory any more.
+    pub unsafe fn forbid_writing(&self) -> Result<()> {
+        // SAFETY: our own mapping; the caller has given up writing to it.
+        unsafe { rustix::mm::mprotect(self.start.as_ptr().cast(), self.len, MprotectFlags::READ) }
+            .map_err(|e| Error::system("mprotect", self.len, e))
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and with the handle goes the last use of it.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A new mapping, its size and its file.
+fn make(name: &str, len: usize) -> Result<(NonNull<u8>, usize, OwnedFd)> {
+    let len = len.max(1).next_multiple_of(PAGE);
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(|e| Error::system("memfd_create", len, e))?;
+    rustix::fs::ftruncate(&fd, len as u64).map_err(|e| Error::system("ftruncate(memfd)", len, e))?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
+        .map_err(|e| Error::system("F_ADD_SEALS", len, e))?;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
+    let start = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0) }
+        .map_err(|e| Error::system("mmap(memfd)", len, e))?;
+    let start = NonNull::new(start.cast::<u8>()).ok_or(Error::system(
+        "mmap(memfd)",
+        len,
+        rustix::io::Errno::NOMEM,
+    ))?;
+    // SAFETY: advice about our own mapping that changes no contents.
+    let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump) };
+    Ok((start, len, fd))
+}

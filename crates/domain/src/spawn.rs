@@ -1,0 +1,433 @@
+//! Domains are born here: forked from main through libc, so that everybody's fork handlers run, or cloned from a parked
+//! *spare*.
+//!
+//! **In the child, from fork(2) to the call of the body, only async-signal-safe code runs** (see [`crate::settle`]).
+//!
+//! A program with threads and gigabytes should not fork while it serves. So a domain that may be restarted keeps a
+//! spare: a process forked once, when the domain was made, which does nothing but sleep until main orders an instance.
+//! It clones one with CLONE_PARENT (clone(2)), so that instances are main's own children, with main's memory, files
+//! and directory as of the domain's creation.
+//!
+//! Birth, step by step, over one shared page (the cradle):
+//!
+//! 1. The child starts its watcher, then waits for `go`. It cannot end by itself meanwhile, so its number cannot be
+//!    anybody else's when main
+//! 2. takes hold of it (pidfd_open(2)) and says `go`.
+//! 3. The child settles: groups, limits, scheduling, descriptors, signals. It reports success or the step that failed.
+//! 4. It runs the body, and ends with it.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use orrery_sys::{descriptors, signals};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
+use rustix::thread::futex;
+
+use crate::channel::Channel;
+use crate::copy::{Kin, copy_process};
+use crate::forked::{self, Creator};
+use crate::gate::is_dead;
+use crate::limits::{Enforcement, Limits};
+use crate::process::{End, Process};
+use crate::scheduling::Scheduling;
+use crate::settle::{Descriptors, Settlement, Signals, Step, set_name};
+use crate::shared::SharedMemory;
+use crate::time::Moment;
+use crate::watch::{Watcher, last_errno};
+use crate::{Error, Result};
+
+/// How long a new process may take for a step that main waits for.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Who takes the status of a dead domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Reaper {
+    /// The library, so that no zombie stays.
+    #[default]
+    Library,
+    /// The program: the domain is an ordinary child, and its end shows in `waitpid(-1)`.
+    Program,
+}
+
+/// What a domain should be.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Its name; the process is called so (the first 15 bytes).
+    pub name: String,
+    /// Which of main's open files it keeps.
+    pub descriptors: Descriptors,
+    /// What becomes of main's signal dispositions.
+    pub signals: Signals,
+    /// When and where it runs.
+    pub scheduling: Scheduling,
+    /// What it may use.
+    pub limits: Limits,
+    /// Whether a dead instance can be followed by another: costs a parked process.
+    pub restartable: bool,
+    /// Who reaps it. Restartable domains are always reaped by the library.
+    pub reaper: Reaper,
+}
+
+/// What a domain runs: called in the new process, which ends when it returns.
+pub type Body = Box<dyn Fn() + Send + Sync>;
+
+/// Forks: is given libc's fork(2) and calls it once, around it whatever has to be. Returns what that returned, or -1
+/// with errno set.
+pub type ForkBy<'a> = &'a dyn Fn(&dyn Fn() -> i32) -> i32;
+
+/// The shared page of a birth.
+#[repr(C)]
+struct Cradle {
+    /// How many instances main has ordered of the spare.
+    ordered: AtomicU32,
+    /// How many orders the spare has answered.
+    answered: AtomicU32,
+    /// The answer: a process id, or a negated errno.
+    answer: AtomicU32,
+    /// Main has taken hold of the child.
+    go: AtomicU32,
+    /// 0: not yet; 1: settled; otherwise the failed step in the upper half and the errno in the lower.
+    settled: AtomicU32,
+}
+
+/// Everything that a child needs, laid out before the fork.
+struct Plan {
+    settlement: Settlement,
+    cradle: SharedMemory,
+    watcher: Watcher,
+    spare_watcher: Option<Watcher>,
+    body: Body,
+}
+
+impl Plan {
+    fn cradle(&self) -> &Cradle {
+        // SAFETY: the memory is at least a page, zeroed, and holds nothing but this; all fields are atomics.
+        unsafe { self.cradle.start().cast::<Cradle>().as_ref() }
+    }
+}
+
+/// A domain, seen from main. Dropping it kills it.
+pub struct Domain {
+    name: String,
+    // In a domain the watcher runs on the plan, so it is never freed there: see `Drop`.
+    plan: core::mem::ManuallyDrop<Box<Plan>>,
+    spare: Option<Process>,
+    process: Arc<Process>,
+    reap: bool,
+    creator: Creator,
+    _main: OwnedFd,
+}
+
+impl Domain {
+    /// Makes a domain with the settings, which runs `body`. The kernel marks the death of each instance in `channel`.
+    ///
+    /// # Errors
+    /// [`Error::Setting`], [`Error::Settle`], [`Error::DiedEarly`], [`Error::System`]; nothing is left over then.
+    ///
+    /// # Safety
+    /// `channel` outlives the domain. `body` runs in a forked child of a process that may have other threads: it must
+    /// not wait for locks that they may have held (std's and libc's allocators are safe).
+    pub unsafe fn start(settings: &Settings, channel: &Channel, body: Body) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::start_by(settings, channel, body, &|fork| fork()) }
+    }
+
+    /// Like [`Domain::start`], for those who have something to do around the fork.
+    ///
+    /// # Errors
+    /// Those of [`Domain::start`].
+    ///
+    /// # Safety
+    /// As for [`Domain::start`]; and what `by` does in the child before it returns is async-signal-safe.
+    pub unsafe fn start_by(
+        settings: &Settings,
+        channel: &Channel,
+        body: Body,
+        by: ForkBy<'_>,
+    ) -> Result<Self> {
+        let bounds = settings.limits.prepare(&settings.name)?;
+        let scheduling = settings.scheduling.prepare(bounds.nice())?;
+        let main = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
+            .map(descriptors::raise)
+            .map_err(|e| Error::system("pidfd_open(self)", 0, e))?;
+        let watcher = Watcher::prepare(main.as_raw_fd(), channel.domain_mark())?;
+        let spare_watcher = settings
+            .restartable
+            .then(|| Watcher::prepare(main.as_raw_fd(), core::ptr::null()))
+            .transpose()?;
+        let settlement = Settlement {
+            bounds,
+            scheduling,
+            signals: settings.signals,
+            keep: keep(&settings.descriptors, main.as_raw_fd()),
+            name: process_name(&settings.name),
+        };
+        let cradle = SharedMemory::new("orrery-cradle", 1)?;
+        let plan = Box::new(Plan { settlement, cradle, watcher, spare_watcher, body });
+        let reap = settings.restartable || settings.reaper == Reaper::Library;
+        let (spare, process) = if settings.restartable {
+            let spare = fork(&plan, Role::Spare, by)?;
+            let spare = Process::hold(spare, true)?;
+            let process = order(&plan, &spare, &settings.name).and_then(|pid| deliver(&plan, pid, true));
+            match process {
+                Ok(process) => (Some(spare), process),
+                Err(error) => {
+                    spare.kill();
+                    return Err(error);
+                }
+            }
+        } else {
+            let pid = fork(&plan, Role::Instance, by)?;
+            (None, deliver(&plan, pid, reap)?)
+        };
+        Ok(Self {
+            name: settings.name.clone(),
+            plan: core::mem::ManuallyDrop::new(plan),
+            spare,
+            process: Arc::new(process),
+            reap,
+            creator: Creator::here(),
+            _main: main,
+        })
+    }
+
+    /// The process that is the domain now.
+    pub fn process(&self) -> &Arc<Process> {
+        &self.process
+    }
+
+    /// The parked spare, where there is one.
+    pub fn spare(&self) -> Option<&Process> {
+        self.spare.as_ref()
+    }
+
+    /// Replaces the dead instance by a new one. A living one is killed first.
+    ///
+    /// # Errors
+    /// [`Error::SpareGone`] where the domain is not restartable any more, [`Error::Settle`] (`EAGAIN`: no more processes
+    /// may be made now), [`Error::DiedEarly`], [`Error::System`]. It may be tried again later.
+    pub fn relaunch(&mut self) -> Result<()> {
+        self.process.kill();
+        let Some(spare) = &self.spare else { return Err(Error::SpareGone { name: self.name.clone() }) };
+        let pid = order(&self.plan, spare, &self.name)?;
+        self.process = Arc::new(deliver(&self.plan, pid, self.reap)?);
+        Ok(())
+    }
+
+    /// How the limits are held.
+    pub fn enforcement(&self) -> Enforcement {
+        self.plan.settlement.bounds.enforcement
+    }
+
+    /// How often the kernel killed an instance because the memory limit was reached; groups only.
+    pub fn memory_kills(&self) -> u64 {
+        self.plan.settlement.bounds.group.memory_kills()
+    }
+
+    /// Bytes of memory in use, where a group bounds it.
+    pub fn memory_used(&self) -> Option<u64> {
+        self.plan.settlement.bounds.group.memory_used()
+    }
+}
+
+impl core::fmt::Debug for Domain {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Domain")
+            .field("name", &self.name)
+            .field("process", &self.process)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // In a forked child the processes are not ours, and in the domain itself the plan is in use.
+        if self.creator.is_here() {
+            if let Some(spare) = &self.spare {
+                spare.kill();
+            }
+            self.process.kill();
+            // SAFETY: dropped once, here; nothing uses the plan after this.
+            unsafe { core::mem::ManuallyDrop::drop(&mut self.plan) };
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Instance,
+    Spare,
+}
+
+/// Forks through libc; the child never returns from here.
+fn fork(plan: &Plan, role: Role, by: ForkBy<'_>) -> Result<Pid> {
+    let cradle = plan.cradle();
+    cradle.go.store(0, Ordering::SeqCst);
+    cradle.settled.store(0, Ordering::SeqCst);
+    let mask = signals::block_all();
+    // SAFETY: the child runs async-signal-safe code only, up to the body, for which the caller of `start` vouches.
+    let pid = by(&|| unsafe { libc::fork() });
+    if pid == 0 {
+        forked::enter();
+        match role {
+            Role::Instance => live(plan, mask),
+            Role::Spare => park(plan, mask),
+        }
+    }
+    let errno = last_errno();
+    signals::set_mask(mask);
+    Pid::from_raw(pid.max(0)).ok_or(Error::Settle { step: Step::Fork, errno })
+}
+
+/// In the spare: sleeps, and clones an instance whenever main orders one.
+fn park(plan: &Plan, mask: signals::Mask) -> ! {
+    set_name(b"orrery-spare\0\0\0\0");
+    let cradle = plan.cradle();
+    if let Some(watcher) = &plan.spare_watcher
+        && let Err(errno) = watcher.start()
+    {
+        cradle.answer.store(errno.raw_os_error().wrapping_neg().cast_unsigned(), Ordering::SeqCst);
+        cradle.answered.store(1, Ordering::SeqCst);
+        wake(&cradle.answered);
+        exit();
+    }
+    let mut answered = 0;
+    loop {
+        while cradle.ordered.load(Ordering::SeqCst) == answered {
+            let _ = futex::wait(&cradle.ordered, futex::Flags::empty(), answered, None);
+        }
+        // SAFETY: the spare has one thread as far as libc knows, and the copy goes on to `live`.
+        let pid = match unsafe { copy_process(Kin::Sibling) } {
+            Ok(None) => live(plan, mask),
+            Ok(Some(copied)) => copied.pid.as_raw_pid(),
+            Err(errno) => errno.raw_os_error().wrapping_neg(),
+        };
+        answered = answered.wrapping_add(1);
+        cradle.answer.store(pid.cast_unsigned(), Ordering::SeqCst);
+        cradle.answered.store(answered, Ordering::SeqCst);
+        wake(&cradle.answered);
+    }
+}
+
+/// In the new domain: settles, then lives.
+fn live(plan: &Plan, mask: signals::Mask) -> ! {
+    let cradle = plan.cradle();
+    let fail = |step: Step, errno: Errno| -> ! {
+        let packed = (step as u32) << 16 | errno.raw_os_error().unsigned_abs() & 0xffff;
+        cradle.settled.store(packed, Ordering::SeqCst);
+        wake(&cradle.settled);
+        exit()
+    };
+    if let Err(errno) = plan.watcher.start() {
+        fail(Step::Watch, errno);
+    }
+    while cradle.go.load(Ordering::SeqCst) == 0 {
+        let _ = futex::wait(&cradle.go, futex::Flags::empty(), 0, None);
+    }
+    if let Err((step, errno)) = plan.settlement.apply() {
+        fail(step, errno);
+    }
+    cradle.settled.store(1, Ordering::SeqCst);
+    wake(&cradle.settled);
+    signals::set_mask(if plan.settlement.signals == Signals::Keep { mask } else { 0 });
+    (plan.body)();
+    exit()
+}
+
+fn exit() -> ! {
+    // SAFETY: ends the process without running anything of the program's.
+    unsafe { libc::_exit(0) }
+}
+
+fn wake(word: &AtomicU32) {
+    let _ = futex::wake(word, futex::Flags::empty(), u32::MAX >> 1);
+}
+
+/// Orders an instance of the spare; returns its process id.
+fn order(plan: &Plan, spare: &Process, name: &str) -> Result<Pid> {
+    let cradle = plan.cradle();
+    cradle.go.store(0, Ordering::SeqCst);
+    cradle.settled.store(0, Ordering::SeqCst);
+    let number = cradle.ordered.load(Ordering::SeqCst).wrapping_add(1);
+    cradle.ordered.store(number, Ordering::SeqCst);
+    wake(&cradle.ordered);
+    let answered = await_word(&cradle.answered, spare.as_fd(), |value| value == number)?;
+    if !answered {
+        return Err(Error::SpareGone { name: name.to_owned() });
+    }
+    let answer = cradle.answer.load(Ordering::SeqCst).cast_signed();
+    Pid::from_raw(answer.max(0))
+        .ok_or(Error::Settle { step: Step::Fork, errno: errno_of(answer.wrapping_neg()) })
+}
+
+/// An errno that another process wrote.
+fn errno_of(raw: i32) -> Errno {
+    if (1..4096).contains(&raw) { Errno::from_raw_os_error(raw) } else { Errno::IO }
+}
+
+/// Takes hold of a new child and lets it settle.
+fn deliver(plan: &Plan, pid: Pid, reap: bool) -> Result<Process> {
+    let cradle = plan.cradle();
+    let process = Process::hold(pid, reap)?;
+    cradle.go.store(1, Ordering::SeqCst);
+    wake(&cradle.go);
+    let settled = await_word(&cradle.settled, process.as_fd(), |value| value != 0);
+    let state = cradle.settled.load(Ordering::SeqCst);
+    match (settled, state) {
+        (Ok(true), 1) => Ok(process),
+        (Ok(true), packed) => {
+            process.kill();
+            let errno = errno_of(i32::try_from(packed & 0xffff).unwrap_or(0));
+            Err(Error::Settle { step: Step::of(packed >> 16), errno })
+        }
+        (Ok(false), _) => {
+            let end = process.end().unwrap_or(End::Unknown);
+            process.reap();
+            Err(Error::DiedEarly { end })
+        }
+        (Err(error), _) => {
+            process.kill();
+            Err(error)
+        }
+    }
+}
+
+/// Waits until `word` is as wanted (true) or the process is dead (false).
+fn await_word(word: &AtomicU32, pidfd: BorrowedFd<'_>, wanted: impl Fn(u32) -> bool) -> Result<bool> {
+    let end = Moment::now().after(PATIENCE);
+    loop {
+        let value = word.load(Ordering::SeqCst);
+        if wanted(value) {
+            return Ok(true);
+        }
+        if is_dead(pidfd) {
+            return Ok(wanted(word.load(Ordering::SeqCst)));
+        }
+        if Moment::now() >= end {
+            return Err(Error::system("wait for the new domain", 0, Errno::TIMEDOUT));
+        }
+        let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        let _ = futex::wait(word, futex::Flags::empty(), value, Some(&nap));
+    }
+}
+
+/// The sorted descriptors that the child keeps, the watcher's among them.
+fn keep(descriptors: &Descriptors, main: RawFd) -> Option<Vec<RawFd>> {
+    let Descriptors::Only(list) = descriptors else { return None };
+    let mut keep: Vec<RawFd> = list.iter().copied().filter(|fd| *fd >= 0).chain([main]).collect();
+    keep.sort_unstable();
+    keep.dedup();
+    Some(keep)
+}
+
+fn process_name(name: &str) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    for (to, from) in bytes[..15].iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    bytes
+}

@@ -1,0 +1,188 @@
+//! The watcher: a thread of the domain that ends the domain when main dies, and makes the kernel tell main when the
+//! domain dies.
+//!
+//! `PR_SET_PDEATHSIG` would follow the *thread* that forked, which may end long before the program does. So the watcher
+//! polls main's pidfd, which main opened itself before the fork: there is no moment at which main could die unseen. The
+//! domain may compute, hang or sleep meanwhile.
+//!
+//! It is a bare clone(2): libc knows nothing of it, so the domain stays single-threaded in libc's eyes. It shares the
+//! creator's thread-local storage and hence **must not touch any**: no errno, no allocation, no panic, no std; only
+//! system calls made directly. It blocks all signals, so that no handler ever runs on it.
+//!
+//! For the other direction it holds a robust futex (get_robust_list(2)): when its thread dies, as all threads do when a
+//! process dies, the kernel flags the word and wakes a waiter.
+
+use core::ffi::{c_int, c_void};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::{BorrowedFd, RawFd};
+
+use orrery_sys::PAGE;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use syscalls::{Sysno, syscall};
+
+use crate::{Error, Result};
+
+const STACK: usize = 4 * PAGE;
+/// Somebody waits on the word: without it the kernel flags but does not wake (`FUTEX_WAITERS`).
+const WAITERS: u32 = 0x8000_0000;
+
+/// `struct robust_list_head` with one entry.
+#[repr(C)]
+struct RobustList {
+    first: *const Entry,
+    offset: isize,
+    pending: *const Entry,
+}
+
+#[repr(C)]
+struct Entry {
+    next: *const c_void,
+}
+
+/// What the watcher needs; made before the fork.
+#[derive(Debug)]
+pub struct Watcher {
+    stack: NonNull<u8>,
+    main: RawFd,
+    mark: *const AtomicU32,
+    ear: Option<Ear>,
+}
+
+/// Something else that a watcher listens to.
+#[derive(Clone, Copy, Debug)]
+pub struct Ear {
+    /// A descriptor of the domain's.
+    pub fd: RawFd,
+    /// Called on the watcher's thread, with `with`, whenever the descriptor is readable; it must see to it that the
+    /// descriptor is not readable any more, and is bound by the rules at the top of this file.
+    pub heed: unsafe extern "C" fn(with: *const c_void),
+    /// What it is called with.
+    pub with: *const c_void,
+}
+
+// SAFETY: the stack belongs to the watcher, which only runs in the child; the rest are plain values.
+unsafe impl Send for Watcher {}
+// SAFETY: as above.
+unsafe impl Sync for Watcher {}
+
+impl Watcher {
+    /// Makes room for its stack. `main` is main's pidfd; `mark` a word in shared memory or null. Both must stay valid in
+    /// the child.
+    ///
+    /// # Errors
+    /// [`Error::System`]: out of memory or address space.
+    pub fn prepare(main: RawFd, mark: *const AtomicU32) -> Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping takes nothing from anybody.
+        let stack = unsafe {
+            rustix::mm::mmap_anonymous(core::ptr::null_mut(), STACK, protection, MapFlags::PRIVATE)
+        }
+        .map_err(|e| Error::system("mmap(a stack)", STACK, e))?;
+        let stack = NonNull::new(stack.cast()).ok_or(Error::system("mmap(a stack)", STACK, Errno::NOMEM))?;
+        Ok(Self { stack, main, mark, ear: None })
+    }
+
+    /// Lets it listen to something else, too.
+    ///
+    /// # Safety
+    /// `ear.heed` keeps to the rules at the top of this file, and may be called with `ear.with` for as long as the domain
+    /// lives.
+    pub unsafe fn listen(&mut self, ear: Ear) {
+        self.ear = Some(ear);
+    }
+
+    /// Starts it in the calling process, the domain. Signals must be blocked, and the watcher must stay where it is for as
+    /// long as the process lives. Async-signal-safe.
+    ///
+    /// # Errors
+    /// Those of clone(2).
+    pub fn start(&self) -> core::result::Result<(), Errno> {
+        // SAFETY: the top of our own stack area.
+        let top = unsafe { self.stack.as_ptr().add(STACK) };
+        let flags = libc::CLONE_VM
+            | libc::CLONE_FS
+            | libc::CLONE_FILES
+            | libc::CLONE_SIGHAND
+            | libc::CLONE_THREAD
+            | libc::CLONE_SYSVSEM;
+        let argument = core::ptr::from_ref(self).cast_mut().cast::<c_void>();
+        // SAFETY: the thread runs on a stack of its own, on `self`, which stays where it is for as long as the process
+        // lives (it belongs to a leaked plan), and touches nothing else.
+        let result = unsafe { libc::clone(watch, top.cast(), flags, argument) };
+        // clone(3) sets errno on failure, which we read at once on our own thread.
+        if result < 0 { Err(last_errno()) } else { Ok(()) }
+    }
+}
+
+/// What libc's last failed call says.
+pub fn last_errno() -> Errno {
+    let raw = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+    if raw > 0 { Errno::from_raw_os_error(raw) } else { Errno::AGAIN }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; in main nothing ever runs on it, and in a domain the watcher is never dropped.
+        let _ = unsafe { rustix::mm::munmap(self.stack.as_ptr().cast(), STACK) };
+    }
+}
+
+/// The thread. It shares our thread-local storage: see the top of this file.
+extern "C" fn watch(argument: *mut c_void) -> c_int {
+    // SAFETY: `start` passes itself, which outlives the thread.
+    let watcher = unsafe { &*argument.cast::<Watcher>() };
+    let mut list = RobustList { first: core::ptr::null(), offset: 0, pending: core::ptr::null() };
+    let mut entry = Entry { next: core::ptr::null() };
+    if !watcher.mark.is_null() {
+        entry.next = (&raw const list).cast();
+        list.first = &raw const entry;
+        list.offset = watcher.mark.addr().wrapping_sub((&raw const entry).addr()).cast_signed();
+        // SAFETY: the list lives on this stack for as long as the thread.
+        let set = unsafe { syscall!(Sysno::set_robust_list, &raw const list, size_of::<RobustList>()) };
+        if set.is_ok() {
+            let own = rustix::thread::gettid().as_raw_pid().unsigned_abs();
+            // SAFETY: the word lies in memory shared with main, mapped for good in this process.
+            unsafe { &*watcher.mark }.store(own | WAITERS, Ordering::SeqCst);
+        }
+    }
+    // SAFETY: main's pidfd was open at the fork. Should the program close it, poll says so below.
+    let main = unsafe { BorrowedFd::borrow_raw(watcher.main) };
+    let mut ear = watcher.ear;
+    loop {
+        // SAFETY: as above.
+        let other = ear.map_or(main, |ear| unsafe { BorrowedFd::borrow_raw(ear.fd) });
+        let mut both =
+            [PollFd::from_borrowed_fd(main, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
+        if rustix::event::poll(&mut both, None).is_err() {
+            continue;
+        }
+        // The program closed or replaced our descriptor: then the only sign left is our parent's death.
+        if both[0].revents().contains(PollFlags::NVAL) {
+            break;
+        }
+        if both[0].revents().contains(PollFlags::IN) {
+            // SAFETY: ends the whole process, which is what this thread is for.
+            let _ = unsafe { syscall!(Sysno::exit_group, 0) };
+        }
+        match ear {
+            Some(_) if both[1].revents().contains(PollFlags::NVAL) => ear = None,
+            Some(ear) if !both[1].revents().is_empty() => {
+                // SAFETY: `listen`'s caller vouches for it.
+                unsafe { (ear.heed)(ear.with) };
+            }
+            _ => {}
+        }
+    }
+    let mut nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    let parent = rustix::process::getppid();
+    while rustix::process::getppid() == parent {
+        // SAFETY: sleeps; the kernel reads one timespec.
+        let _ = unsafe { syscall!(Sysno::nanosleep, &raw mut nap, 0) };
+    }
+    // SAFETY: as above.
+    let _ = unsafe { syscall!(Sysno::exit_group, 0) };
+    0
+}

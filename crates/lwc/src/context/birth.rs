@@ -1,0 +1,333 @@
+//! A context is born: a copy of its creator, made to what was asked for, parked until somebody switches to it.
+//!
+//! The copy is a hidden child of the *root* ([`orrery_domain::copy`]), whoever creates it. So contexts outlive their
+//! creators, the root can bury all of them, and none shows up in the program's wait(2).
+
+use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+use orrery_domain::copy::{Copied, Kin, copy_process};
+use orrery_domain::forked::Creator;
+use orrery_domain::gate::is_dead;
+use orrery_domain::watch::Watcher;
+use orrery_sys::process::Threads;
+use orrery_sys::{PAGE, PageRange, signals};
+use rustix::io::Errno;
+use rustix::thread::futex;
+use syscalls::{Sysno, syscall};
+
+use super::error::{Error, Result};
+use super::leash::Leash;
+use super::link::Link;
+use super::program::ROOT;
+use super::ranges::{contains, privatise, share, unmap, without};
+use super::spec::{Checked, Spec};
+use super::state::State;
+use super::{Arrival, Context, handover, introduce, reaper};
+
+/// Signals that the kernel raises because of what a context did itself (signal(7)); all others are not its business.
+const OWN_DOING: [i32; 10] = [
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGABRT,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGSEGV,
+    libc::SIGSYS,
+    libc::SIGPIPE,
+    libc::SIGXCPU,
+    libc::SIGXFSZ,
+];
+
+/// Where the user's part of the address space ends.
+const EVERYTHING: PageRange = PageRange { start: 0, end: usize::MAX & !(PAGE - 1) };
+
+/// What a new context does before it waits.
+const STEPS: [&str; 7] = [
+    "be set up",
+    "be set up within its memory",
+    "unmap memory",
+    "have shared memory of its own",
+    "close descriptors",
+    "watch over its end",
+    "close itself to debuggers",
+];
+
+/// Who comes out of a birth.
+pub(crate) enum Born {
+    /// The creator, with the new context's name.
+    Creator(Context),
+    /// The new context, switched to for the first time, with its creator's name.
+    Context(Context, Arrival),
+}
+
+/// What both sides need of what was made before.
+struct Ends {
+    link: Link,
+    seat: u32,
+    /// The new context's: its own end, and the descriptor for the creator.
+    child: (OwnedFd, OwnedFd),
+    /// The creator's: its own end, and the descriptor for the new context.
+    parent: (OwnedFd, OwnedFd),
+    watcher: Watcher,
+}
+
+/// Creates a context of the calling one.
+pub(crate) fn create(state: &mut State, spec: &Spec) -> Result<Born> {
+    let checked = spec.check()?;
+    let threads = Threads::open()?.count()?;
+    if threads > state.own_threads() {
+        return Err(Error::NotAlone { others: threads - state.own_threads() });
+    }
+    state.sweep_grants();
+    reaper::sweep(state);
+    share_all(state, &checked.share)?;
+    let ends = prepare(state)?;
+    let seat = ends.seat;
+    let mask = signals::block_all();
+    let kin = if state.me == ROOT { Kin::HiddenChild } else { Kin::Sibling };
+    // SAFETY: the process has one thread as far as libc knows; a context's other one is its watcher, which has no state.
+    let copied = match unsafe { copy_process(kin) } {
+        Ok(None) => {
+            let number = live(state, ends, spec, &checked, mask);
+            let arrival = wait_for_control(state, number);
+            return Ok(Born::Context(state.handle(number), arrival));
+        }
+        Ok(Some(copied)) => Ok(copied),
+        Err(errno) => Err(Error::Birth { step: "be forked", errno }),
+    };
+    signals::set_mask(mask);
+    let delivered = copied.and_then(|copied| deliver(state, ends, copied, checked.access));
+    if delivered.is_err() {
+        // Whatever there is of it goes; a seat without a process is given up by ourselves.
+        reaper::bury(state, seat, true);
+        if state.program.pid(seat).is_none() {
+            state.program.vacate(seat);
+        }
+    }
+    delivered.map(|slot| Born::Creator(state.handle(slot)))
+}
+
+/// Makes the ranges shared that are not yet.
+fn share_all(state: &mut State, ranges: &[PageRange]) -> Result<()> {
+    for range in ranges {
+        if let Some(part) = state
+            .shared
+            .iter()
+            .find(|shared| shared.range.overlaps(*range) && !contains(*range, shared.range))
+        {
+            let why = "it is part of a larger range that is shared as a whole: share all of that";
+            return Err(Error::Memory { address: part.range.start, what: "shared", why });
+        }
+        for piece in without(*range, state.shared.iter().map(|shared| shared.range)) {
+            state.shared.push(share(piece)?);
+        }
+    }
+    Ok(())
+}
+
+fn prepare(state: &State) -> Result<Ends> {
+    let (link, _file) = Link::make()?;
+    let child = introduce::pair()?;
+    let parent = introduce::pair()?;
+    let seat = state.program.reserve()?;
+    let mark = state.program.seat(seat).face.mark();
+    match Watcher::prepare(state.main, mark) {
+        Ok(watcher) => Ok(Ends { link, seat, child, parent, watcher }),
+        Err(error) => {
+            state.program.vacate(seat);
+            Err(error.into())
+        }
+    }
+}
+
+/// In the creator: takes hold of the new context, once it waits.
+fn deliver(state: &mut State, ends: Ends, copied: Copied, access: Vec<PageRange>) -> Result<usize> {
+    let Ends { link, seat: number, child, parent, watcher: _ } = ends;
+    drop(child.0);
+    drop(parent.1);
+    let seat = state.program.seat(number);
+    seat.pid.store(copied.pid.as_raw_pid().unsigned_abs(), SeqCst);
+    await_settled(&seat.settled, &copied);
+    match seat.settled.load(SeqCst) {
+        1 => {}
+        0 => return Err(Error::Birth { step: STEPS[1], errno: Errno::FAULT }),
+        packed => {
+            let step = STEPS.get((packed >> 16) as usize).copied().unwrap_or(STEPS[0]);
+            let errno = i32::try_from(packed & 0xfff).unwrap_or(0).max(1);
+            return Err(Error::Birth { step, errno: Errno::from_raw_os_error(errno) });
+        }
+    }
+    let grant = state.add_grant(parent.0, access)?;
+    let generation = seat.generation.load(SeqCst);
+    state.add_peer(child.1, copied.pidfd, (number, generation), link, Some(grant))
+}
+
+fn await_settled(settled: &AtomicU32, copied: &Copied) {
+    for round in 0.. {
+        if settled.load(SeqCst) != 0 || is_dead(copied.pidfd.as_fd()) {
+            return;
+        }
+        if round < 50 {
+            rustix::thread::sched_yield();
+        } else {
+            let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+            let _ = futex::wait(settled, futex::Flags::empty(), 0, Some(&nap));
+        }
+    }
+}
+
+/// In the new context: becomes what was asked for. Gives the place of its creator among its peers.
+fn live(state: &mut State, ends: Ends, spec: &Spec, checked: &Checked, mask: signals::Mask) -> usize {
+    let number = ends.seat;
+    let settled = &state.program.seat(number).settled;
+    match settle(state, ends, spec, checked) {
+        Ok(slot) => {
+            let mask = if spec.shared_signals { mask } else { mask | !signals::mask_of(&OWN_DOING) };
+            signals::set_mask(mask);
+            settled.store(1, SeqCst);
+            let _ = futex::wake(settled, futex::Flags::empty(), 1);
+            slot
+        }
+        Err((step, errno)) => {
+            settled.store(step << 16 | errno.raw_os_error().unsigned_abs() & 0xfff, SeqCst);
+            let _ = futex::wake(settled, futex::Flags::empty(), 1);
+            die()
+        }
+    }
+}
+
+fn settle(
+    state: &mut State,
+    ends: Ends,
+    spec: &Spec,
+    checked: &Checked,
+) -> core::result::Result<usize, (u32, Errno)> {
+    let Ends { mut link, seat, child, parent, watcher } = ends;
+    let at = |step: u32| move |errno: Errno| (step, errno);
+    let because = |step: u32| {
+        move |error: Error| match error {
+            Error::System(error) => (step, error.errno),
+            _ => (step, Errno::IO),
+        }
+    };
+    let creator = (state.me, state.program.seat(state.me).generation.load(SeqCst));
+    state.me = seat;
+    state.creator = Creator::here();
+    state.looked = None;
+    // Our creator's ends are its own, and so is what it says to others.
+    state.grants.clear();
+    if let Some(leash) = state.leash.take() {
+        leash.close_copy();
+    }
+    drop(parent.0);
+    drop(child.1);
+    for peer in state.peers.iter_mut().flatten() {
+        peer.link = None;
+        peer.through = None;
+    }
+    for range in &checked.unmap {
+        unmap(*range).map_err(at(2))?;
+    }
+    own_memory(state, checked).map_err(at(3))?;
+    let leash = Leash::make(state.program.control(), seat).map_err(because(0))?;
+    state.leash = Some(leash);
+    let creators_pidfd = core::mem::replace(&mut state.pidfd, super::state::own_pidfd().map_err(because(0))?);
+    let everything = vec![EVERYTHING];
+    let grant = state.add_grant(child.0, everything).map_err(because(0))?;
+    link.turn();
+    let slot = state.add_peer(parent.1, creators_pidfd, creator, link, Some(grant)).map_err(because(0))?;
+    close_descriptors(state, slot, leash.descriptor(), &spec.close).map_err(at(4))?;
+    if !spec.dumpable {
+        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+            .map_err(at(6))?;
+    }
+    let watcher = Box::leak(Box::new(watcher));
+    // SAFETY: the leash's `heed` keeps to the rules, and neither leash nor watcher are ever freed.
+    unsafe { watcher.listen(leash.ear()) };
+    watcher.start().map_err(at(5))?;
+    Ok(slot)
+}
+
+/// Leaves of the shared ranges those that were declared, and makes the others' remains our own.
+fn own_memory(state: &mut State, checked: &Checked) -> rustix::io::Result<()> {
+    let declared = |range: PageRange| checked.share.iter().any(|share| contains(*share, range));
+    for shared in state.shared.iter().filter(|shared| !declared(shared.range)) {
+        for piece in without(shared.range, checked.unmap.iter().copied()) {
+            privatise(piece)?;
+        }
+    }
+    state.shared.retain(|shared| declared(shared.range));
+    let gone = |range: PageRange| checked.unmap.iter().any(|unmap| unmap.overlaps(range));
+    state.overlaid.retain(|range| !gone(*range));
+    Ok(())
+}
+
+/// Closes what was to be closed, except what the context itself runs on.
+fn close_descriptors(
+    state: &mut State,
+    creator: usize,
+    leash: RawFd,
+    ranges: &[(u32, u32)],
+) -> rustix::io::Result<()> {
+    if ranges.is_empty() {
+        return Ok(());
+    }
+    let to_close = |fd: RawFd| {
+        let fd = fd.unsigned_abs();
+        ranges.iter().any(|(first, last)| (*first..=*last).contains(&fd))
+    };
+    for slot in 0..state.peers.len() {
+        if slot != creator && state.peers[slot].as_ref().is_some_and(|peer| to_close(peer.fd.as_raw_fd())) {
+            state.peers[slot] = None;
+        }
+    }
+    let mut keep: Vec<u32> = state
+        .peers
+        .iter()
+        .flatten()
+        .flat_map(|peer| [peer.fd.as_raw_fd(), peer.pidfd.as_raw_fd()])
+        .chain(state.grants.iter().flatten().map(|grant| grant.socket.as_raw_fd()))
+        .chain(state.shared.iter().map(|shared| shared.file.as_raw_fd()))
+        .chain([leash, state.main, state.pidfd.as_raw_fd()])
+        .map(RawFd::unsigned_abs)
+        .collect();
+    keep.sort_unstable();
+    for (first, last) in ranges {
+        let mut from = *first;
+        for kept in keep.iter().copied().filter(|kept| (*first..=*last).contains(kept)) {
+            if kept > from {
+                close_range(from, kept - 1)?;
+            }
+            from = kept.saturating_add(1);
+        }
+        if from <= *last {
+            close_range(from, *last)?;
+        }
+    }
+    Ok(())
+}
+
+fn close_range(first: u32, last: u32) -> rustix::io::Result<()> {
+    // SAFETY: the creator asked for it: see `Spec::close_descriptors`.
+    unsafe { syscall!(Sysno::close_range, first, last, 0) }
+        .map(|_| ())
+        .map_err(|errno| Errno::from_raw_os_error(errno.into_raw()))
+}
+
+/// In the new context: waits until somebody switches to it.
+fn wait_for_control(state: &mut State, creator: usize) -> Arrival {
+    match handover::park(state, None, None) {
+        Ok(arrival) => arrival,
+        // Whoever switched here died on the way, and there is nobody to tell: control is given back to the creator.
+        Err(_) => Arrival { caller: state.handle(creator), word: 0, bytes: Vec::new() },
+    }
+}
+
+/// Ends this process alone: an exit would be taken for the program's.
+pub(crate) fn die() -> ! {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    loop {
+        std::thread::park();
+    }
+}

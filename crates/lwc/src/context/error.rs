@@ -1,0 +1,136 @@
+//! What can go wrong with contexts.
+
+use orrery_domain::End;
+use rustix::io::Errno;
+
+/// Why a context could not be created, switched to or overlaid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A signal handler interrupted a call about contexts and made another one.
+    #[error(
+        "called from a signal handler that interrupted another call about contexts: return from it first"
+    )]
+    Busy,
+    /// Contexts belong to another thread.
+    #[error("contexts belong to the thread that created the first one: call it there")]
+    WrongThread,
+    /// The process was forked since.
+    #[error("contexts belong to the process that this one was forked from: create new ones here")]
+    OtherProcess,
+    /// Other threads run.
+    #[error("{others} other threads run, and would not exist in the new context: end them first")]
+    NotAlone {
+        /// Threads beside the calling one.
+        others: usize,
+    },
+    /// The descriptor names no context.
+    #[error("descriptor {descriptor} names no context here: it was closed, or never was one")]
+    NoContext {
+        /// The descriptor.
+        descriptor: i32,
+    },
+    /// The context ended before.
+    #[error("the context of descriptor {descriptor} has ended: close the descriptor and create a new one")]
+    Gone {
+        /// The descriptor.
+        descriptor: i32,
+    },
+    /// The context died while it had control.
+    #[error("the context of descriptor {descriptor} died before it switched back: {end}")]
+    Died {
+        /// The descriptor.
+        descriptor: i32,
+        /// How it died.
+        end: End,
+    },
+    /// The context that had control died, and so did the one that had switched to it.
+    #[error("the context that had control died, and so did the one that waited for it")]
+    Orphaned,
+    /// Control did not come back in time; the context that had it was killed.
+    #[error("control did not come back in time: the context that had it was killed")]
+    TimedOut,
+    /// The root cannot be given a time limit: ending it would end the program.
+    #[error("a switch to the root takes no time limit, for ending the root would end the program")]
+    RootLimit,
+    /// More bytes than a switch carries.
+    #[error("a switch carries at most {room} bytes, not {bytes}: share memory for more")]
+    TooLong {
+        /// How many were given.
+        bytes: usize,
+        /// How many fit.
+        room: usize,
+    },
+    /// No context more fits.
+    #[error("a program has at most {most} contexts at a time: close some")]
+    Full {
+        /// The bound.
+        most: usize,
+    },
+    /// A range is empty, not made of whole pages, or no range.
+    #[error("the range {start:#x}+{length:#x} is not made of whole pages of 4096 bytes")]
+    Unaligned {
+        /// Its start.
+        start: usize,
+        /// Its length in bytes.
+        length: usize,
+    },
+    /// Two specifications contradict.
+    #[error("the specifications of {first:#x} and of {second:#x} overlap: give each range one")]
+    Overlap {
+        /// Where one range starts.
+        first: usize,
+        /// Where the other one does.
+        second: usize,
+    },
+    /// Memory that cannot be shared or unmapped.
+    #[error("the memory at {address:#x} cannot be {what}: {why}")]
+    Memory {
+        /// Where.
+        address: usize,
+        /// What was to be done with it.
+        what: &'static str,
+        /// Why not.
+        why: &'static str,
+    },
+    /// No capability for the range.
+    #[error("descriptor {descriptor} carries no right to the range {start:#x}+{length:#x}")]
+    Denied {
+        /// The descriptor.
+        descriptor: i32,
+        /// Its start.
+        start: usize,
+        /// Its length in bytes.
+        length: usize,
+    },
+    /// The new context could not become what was asked for.
+    #[error("the new context could not {step}: {errno}")]
+    Birth {
+        /// What it tried.
+        step: &'static str,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// A system call failed.
+    #[error(transparent)]
+    System(#[from] orrery_sys::Error),
+}
+
+impl Error {
+    pub(crate) fn system(operation: &'static str, value: usize, errno: Errno) -> Self {
+        Self::System(orrery_sys::Error::new(operation, value, errno))
+    }
+}
+
+impl From<orrery_domain::Error> for Error {
+    fn from(error: orrery_domain::Error) -> Self {
+        match error {
+            orrery_domain::Error::System(error) => Self::System(error),
+            // The parts of a domain that contexts use fail in system calls alone.
+            _ => Self::system("set up a domain", 0, Errno::IO),
+        }
+    }
+}
+
+/// What the functions about contexts return.
+pub type Result<T> = core::result::Result<T, Error>;

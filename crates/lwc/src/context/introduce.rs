@@ -1,0 +1,118 @@
+//! Introductions: how a context speaks to one that it never spoke to.
+//!
+//! It sends, over the descriptor that it holds, a new link, a descriptor of itself, and its pidfd (SCM_RIGHTS in unix(7)).
+//! Holding a descriptor is thus what it takes to be heard. The creator of a context and the context itself need no
+//! introduction: they have a link from the beginning.
+
+use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, OwnedFd};
+
+use orrery_sys::descriptors;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+use super::error::{Error, Result};
+use super::link::Link;
+use super::program::SEATS;
+use super::state::{State, is_hung_up};
+
+/// A pair of ends: the context's own, out of the program's way, and the descriptor for others.
+pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd)> {
+    let (theirs, own) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(|e| Error::system("socketpair", 0, e))?;
+    Ok((descriptors::raise(own), theirs))
+}
+
+/// Sees to it that we have a link to the peer, and it a descriptor of us. True where it has to look for an introduction.
+pub(crate) fn ensure(state: &mut State, slot: usize) -> Result<bool> {
+    let peer = state.peer(slot)?;
+    let held = peer.through.is_some_and(|grant| state.is_held(grant));
+    if held && peer.link.as_ref().is_some_and(|link| !link.is_closed()) {
+        return Ok(false);
+    }
+    state.sweep_grants();
+    let (link, file) = Link::make()?;
+    let (own, theirs) = pair()?;
+    let generation = state.seat().generation.load(Ordering::SeqCst);
+    let grant = state.add_grant(own, Vec::new())?;
+    link.set_slot(slot);
+    let words = [state.me.to_ne_bytes(), generation.to_ne_bytes()].concat();
+    let fds = [file.as_fd(), theirs.as_fd(), state.pidfd.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    let peer = state.peer(slot)?;
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(&peer.fd, &[IoSlice::new(&words)], &mut ancillary, flags).map_err(|errno| {
+        let descriptor = std::os::fd::AsRawFd::as_raw_fd(&peer.fd);
+        if is_hung_up(&peer.fd) {
+            Error::Gone { descriptor }
+        } else {
+            Error::system("introduce oneself over", descriptor.unsigned_abs() as usize, errno)
+        }
+    })?;
+    let peer = state.peer_mut(slot)?;
+    peer.link = Some(link);
+    peer.through = Some(grant);
+    Ok(true)
+}
+
+/// Accepts what introductions there are. What makes no sense is dropped.
+pub(crate) fn accept_all(state: &mut State) {
+    for grant in 0..state.grants.len() {
+        while let Some((words, fds)) = receive(state, grant) {
+            let mut fds = fds.into_iter();
+            let (Some(link), Some(theirs), Some(pidfd)) = (fds.next(), fds.next(), fds.next()) else {
+                continue;
+            };
+            let (seat, generation) = words;
+            if let Ok(link) = Link::accept(link.as_fd())
+                && (seat as usize) < SEATS
+            {
+                let _ =
+                    state.add_peer(theirs, descriptors::raise(pidfd), (seat, generation), link, Some(grant));
+            }
+        }
+    }
+}
+
+/// One message of a grant.
+fn receive(state: &State, grant: usize) -> Option<((u32, u32), Vec<OwnedFd>)> {
+    let socket = &state.grants.get(grant)?.as_ref()?.socket;
+    let mut words = [0; 8];
+    let fds = receive_on(socket, &mut words)?;
+    let word = |at: usize| u32::from_ne_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
+    Some(((word(0), word(4)), fds))
+}
+
+/// One message with descriptors, if there is one.
+pub(crate) fn receive_on(socket: &OwnedFd, words: &mut [u8]) -> Option<Vec<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(words)], &mut ancillary, flags).ok()?;
+    let fds: Vec<OwnedFd> = ancillary
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    // The end of the stream looks like an empty message.
+    (received.bytes != 0).then_some(fds)
+}
+
+/// Sends one descriptor.
+pub(crate) fn send_file(socket: &OwnedFd, file: &OwnedFd) -> rustix::io::Result<()> {
+    let fds = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[IoSlice::new(&[1])], &mut ancillary, flags).map(|_| ())
+}

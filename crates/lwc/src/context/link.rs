@@ -1,0 +1,247 @@
+//! A link: memory that two contexts have to themselves, in which one says to the other what it wants.
+//!
+//! Each side writes one half and reads the other. The kernel keeps everybody else out, so whatever comes over a link
+//! comes from the one context at its other end. That one may be hostile: lengths are checked, and bytes copied once.
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use orrery_sys::PAGE;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::error::{Error, Result};
+
+/// How many bytes a switch carries.
+pub const ROOM: usize = 64 << 10;
+
+const LENGTH: usize = PAGE + 2 * ROOM;
+
+/// What one side says.
+#[repr(C, align(64))]
+struct Half {
+    sent: AtomicU32,
+    kind: AtomicU32,
+    word: AtomicU64,
+    extent: AtomicU64,
+    length: AtomicU32,
+    /// Under which number its owner knows the other side.
+    slot: AtomicU32,
+    /// Its owner has closed its descriptor of the other side.
+    closed: AtomicU32,
+}
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Kind {
+    /// Control, with arguments.
+    Switch = 1,
+    /// "Give me a copy of your memory from `word` on, `extent` bytes".
+    Copy,
+    /// "Share it with me".
+    Share,
+    /// "Narrow what I may overlay to these ranges".
+    Restrict,
+    /// The answer to any of these: an errno, or 0.
+    Reply,
+}
+
+impl Kind {
+    fn of(number: u32) -> Option<Self> {
+        [Self::Switch, Self::Copy, Self::Share, Self::Restrict, Self::Reply]
+            .into_iter()
+            .find(|kind| *kind as u32 == number)
+    }
+}
+
+/// A message.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) kind: Kind,
+    pub(crate) word: u64,
+    pub(crate) extent: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// One side's view of a link.
+#[derive(Debug)]
+pub(crate) struct Link {
+    start: NonNull<u8>,
+    /// Which half is ours.
+    side: usize,
+    taken: u32,
+}
+
+// SAFETY: the mapping belongs to the process; the handle is used by one thread at a time, as its `&mut self` demands.
+unsafe impl Send for Link {}
+
+impl Link {
+    /// Makes one, seen from side 0, and the file by which the other side maps it.
+    pub(crate) fn make() -> Result<(Self, OwnedFd)> {
+        let fd = rustix::fs::memfd_create("orrery-link", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|e| Error::system("memfd_create", LENGTH, e))?;
+        rustix::fs::ftruncate(&fd, LENGTH as u64)
+            .and_then(|()| {
+                rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            })
+            .map_err(|e| Error::system("ftruncate(memfd)", LENGTH, e))?;
+        Ok((Self::map(fd.as_fd(), 0)?, fd))
+    }
+
+    /// Maps what another context made, seen from side 1.
+    pub(crate) fn accept(fd: BorrowedFd<'_>) -> Result<Self> {
+        let refuse = |errno| Error::system("accept a link", 0, errno);
+        // Only a file that cannot shrink under us may be touched.
+        let seals = rustix::fs::fcntl_get_seals(fd).map_err(refuse)?;
+        let length = rustix::fs::fstat(fd).map_err(refuse)?.st_size;
+        if !seals.contains(SealFlags::SHRINK) || usize::try_from(length) != Ok(LENGTH) {
+            return Err(refuse(rustix::io::Errno::INVAL));
+        }
+        Self::map(fd, 1)
+    }
+
+    fn map(fd: BorrowedFd<'_>, side: usize) -> Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
+        let start =
+            unsafe { rustix::mm::mmap(core::ptr::null_mut(), LENGTH, protection, MapFlags::SHARED, fd, 0) }
+                .map_err(|e| Error::system("mmap(memfd)", LENGTH, e))?;
+        let start = NonNull::new(start.cast::<u8>()).ok_or(Error::system(
+            "mmap(memfd)",
+            LENGTH,
+            rustix::io::Errno::NOMEM,
+        ))?;
+        Ok(Self { start, side, taken: 0 })
+    }
+
+    /// In a context just created over this mapping: sees it from the other side.
+    pub(crate) fn turn(&mut self) {
+        self.side = 1 - self.side;
+    }
+
+    fn half(&self, side: usize) -> &Half {
+        // SAFETY: the mapping is page-aligned and holds two halves of atomics in its first page.
+        unsafe { self.start.cast::<Half>().add(side).as_ref() }
+    }
+
+    fn mine(&self) -> &Half {
+        self.half(self.side)
+    }
+
+    fn theirs(&self) -> &Half {
+        self.half(1 - self.side)
+    }
+
+    /// The number under which the other side knows us.
+    pub(crate) fn their_slot(&self) -> u32 {
+        self.theirs().slot.load(Ordering::Relaxed)
+    }
+
+    /// Says under which number we know the other side.
+    pub(crate) fn set_slot(&self, slot: usize) {
+        self.mine().slot.store(u32::try_from(slot).unwrap_or(u32::MAX), Ordering::SeqCst);
+    }
+
+    /// Says that our descriptor of the other side is closed.
+    pub(crate) fn set_closed(&self) {
+        self.mine().closed.store(1, Ordering::SeqCst);
+    }
+
+    /// Whether the other side has closed its descriptor of us.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.theirs().closed.load(Ordering::SeqCst) != 0
+    }
+
+    /// Writes a message that the other side does not see before [`Link::publish`]; at most [`ROOM`] bytes of `bytes`.
+    pub(crate) fn stage(&mut self, kind: Kind, word: u64, extent: u64, bytes: &[u8]) {
+        let length = bytes.len().min(ROOM);
+        let mine = self.mine();
+        mine.kind.store(kind as u32, Ordering::Relaxed);
+        mine.word.store(word, Ordering::Relaxed);
+        mine.extent.store(extent, Ordering::Relaxed);
+        mine.length.store(u32::try_from(length).unwrap_or(0), Ordering::Relaxed);
+        // SAFETY: our half of the bytes is ROOM long and written by us alone.
+        unsafe {
+            let to = self.start.as_ptr().add(PAGE + self.side * ROOM);
+            core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, length);
+        }
+    }
+
+    /// Sends what was staged.
+    pub(crate) fn publish(&mut self) {
+        self.mine().sent.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Takes the other side's message, if there is a new one. What makes no sense is dropped.
+    pub(crate) fn take(&mut self) -> Option<Message> {
+        let theirs = self.theirs();
+        let sent = theirs.sent.load(Ordering::SeqCst);
+        if sent == self.taken {
+            return None;
+        }
+        let kind = Kind::of(theirs.kind.load(Ordering::Relaxed));
+        let (word, extent) = (theirs.word.load(Ordering::Relaxed), theirs.extent.load(Ordering::Relaxed));
+        let length = (theirs.length.load(Ordering::Relaxed) as usize).min(ROOM);
+        let mut bytes = Vec::with_capacity(length);
+        // SAFETY: the other half of the bytes is ROOM long, and so many bytes were reserved. Should a hostile other side
+        // write meanwhile, we get a mixture, which is as good as anything else it could have sent.
+        unsafe {
+            let from = self.start.as_ptr().add(PAGE + (1 - self.side) * ROOM);
+            core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), length);
+            bytes.set_len(length);
+        }
+        self.taken = sent;
+        Some(Message { kind: kind?, word, extent, bytes })
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, with whose handle its last use goes.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), LENGTH) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_pass_once_and_whole() {
+        let (mut a, fd) = Link::make().unwrap();
+        let mut b = Link::accept(fd.as_fd()).unwrap();
+        assert!(b.take().is_none());
+        a.stage(Kind::Switch, 7, 9, b"hello");
+        assert!(b.take().is_none(), "staged is not sent");
+        a.publish();
+        let message = b.take().unwrap();
+        assert_eq!((message.kind, message.word, message.extent), (Kind::Switch, 7, 9));
+        assert_eq!(message.bytes, b"hello");
+        assert!(b.take().is_none() && a.take().is_none());
+    }
+
+    #[test]
+    fn nonsense_is_dropped() {
+        let (mut a, fd) = Link::make().unwrap();
+        let mut b = Link::accept(fd.as_fd()).unwrap();
+        a.stage(Kind::Switch, 0, 0, &[1; 8]);
+        a.mine().kind.store(99, Ordering::SeqCst);
+        a.publish();
+        assert!(b.take().is_none());
+        a.stage(Kind::Switch, 0, 0, &[1; 8]);
+        a.mine().length.store(u32::MAX, Ordering::SeqCst);
+        a.publish();
+        assert_eq!(b.take().unwrap().bytes.len(), ROOM);
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(Link::accept(file.as_fd()).is_err());
+        let fd = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, LENGTH as u64).unwrap();
+        assert!(Link::accept(fd.as_fd()).is_err());
+    }
+}

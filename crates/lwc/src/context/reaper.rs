@@ -1,0 +1,132 @@
+//! The root is the kernel's parent of all contexts: it alone can learn how one ended, and must, or its process stays.
+//!
+//! The root asks the kernel itself. Others ask the root, which is parked while they have control: they write a request
+//! into the program's memory and call. An exit in any context ends the program with its status.
+
+use core::sync::atomic::Ordering;
+
+use orrery_domain::End;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use rustix::thread::futex;
+
+use super::program::{Program, ROOT};
+use super::state::State;
+
+/// A request is a seat's number with these; the root's own number asks for a look at all seats.
+const ASKED: u32 = 1 << 31;
+const KILL: u32 = 1 << 30;
+
+/// How the process on `seat` ended, which is dead or about to be, or is killed first.
+pub(crate) fn bury(state: &State, seat: u32, kill: bool) -> End {
+    if state.me == ROOT {
+        return reap(state.program, seat, kill);
+    }
+    ask(state.program, seat | ASKED | if kill { KILL } else { 0 });
+    unpack(state.program.answer().load(Ordering::SeqCst))
+}
+
+/// Buries whoever is dead.
+pub(crate) fn sweep(state: &State) {
+    if state.me == ROOT { sweep_here(state.program) } else { ask(state.program, ROOT | ASKED) }
+}
+
+fn ask(program: &Program, what: u32) {
+    let request = program.request();
+    request.store(what, Ordering::SeqCst);
+    program.seat(ROOT).face.call();
+    // Should the root die, our watcher ends us.
+    while request.load(Ordering::SeqCst) == what {
+        let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+        let _ = futex::wait(request, futex::Flags::empty(), what, Some(&nap));
+    }
+}
+
+/// In the root: does what was asked.
+pub(crate) fn serve(state: &State) {
+    let request = state.program.request();
+    let what = request.load(Ordering::SeqCst);
+    if state.me != ROOT || what & ASKED == 0 {
+        return;
+    }
+    let seat = what & !(ASKED | KILL);
+    let end = if seat == ROOT {
+        sweep_here(state.program);
+        End::Unknown
+    } else {
+        reap(state.program, seat, what & KILL != 0)
+    };
+    state.program.answer().store(pack(end), Ordering::SeqCst);
+    request.store(0, Ordering::SeqCst);
+    let _ = futex::wake(request, futex::Flags::empty(), u32::MAX >> 1);
+}
+
+fn sweep_here(program: &Program) {
+    for seat in program.used() {
+        if program.seat(seat).face.is_marked_dead()
+            && let Some(pid) = program.pid(seat)
+            && let Some(end) = wait(pid, WaitIdOptions::NOHANG)
+        {
+            conclude(program, seat, end);
+        }
+    }
+}
+
+fn reap(program: &Program, seat: u32, kill: bool) -> End {
+    let Some(pid) = program.pid(seat) else {
+        return unpack(program.seat(seat).end.load(Ordering::SeqCst));
+    };
+    // The number is read from memory that every context can write: only a hidden child of ours is killed.
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | hidden();
+    if kill && rustix::process::waitid(WaitId::Pid(pid), look).is_ok() {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
+    let end = wait(pid, WaitIdOptions::empty()).unwrap_or(End::Unknown);
+    conclude(program, seat, end)
+}
+
+/// A context is dead and reaped.
+fn conclude(program: &Program, seat: u32, end: End) -> End {
+    program.release(seat, pack(end));
+    if let End::Exited { status } = end {
+        // SAFETY: ends the program, as the context's exit meant to. The context has run the exit handlers.
+        unsafe { libc::_exit(status) };
+    }
+    end
+}
+
+fn hidden() -> WaitIdOptions {
+    WaitIdOptions::from_bits_retain(libc::__WALL.cast_unsigned())
+}
+
+/// Takes the status of a child.
+fn wait(pid: Pid, how: WaitIdOptions) -> Option<End> {
+    let options = WaitIdOptions::EXITED | how | hidden();
+    let waited = rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::Pid(pid), options));
+    match waited {
+        Ok(Some(status)) => Some(match (status.exit_status(), status.terminating_signal()) {
+            (Some(status), _) => End::Exited { status },
+            (None, Some(signal)) => End::Killed { signal },
+            (None, None) => End::Unknown,
+        }),
+        Ok(None) => None,
+        // The program has reaped it with __WALL.
+        Err(_) => Some(End::Unknown),
+    }
+}
+
+fn pack(end: End) -> u32 {
+    match end {
+        End::Killed { signal } => signal.unsigned_abs() & 0xff | 0x100,
+        End::Exited { status } => status.unsigned_abs() & 0xff | 0x200,
+        End::Unknown => 0,
+    }
+}
+
+fn unpack(packed: u32) -> End {
+    let value = i32::try_from(packed & 0xff).unwrap_or(0);
+    match packed & 0xf00 {
+        0x100 => End::Killed { signal: value },
+        0x200 => End::Exited { status: value },
+        _ => End::Unknown,
+    }
+}

@@ -1,0 +1,108 @@
+//! What a new context has of its creator.
+
+use orrery_sys::PageRange;
+
+use super::error::{Error, Result};
+use super::ranges::pages;
+
+/// What a new context has of its creator.
+///
+/// By default it has a copy of all memory (copy-on-write), all descriptors and all credentials, no right to its creator's
+/// memory, deaf ears for signals that are not its own doing, and is closed to debuggers (`PR_SET_DUMPABLE` in prctl(2)).
+#[derive(Clone, Debug, Default)]
+pub struct Spec {
+    pub(crate) share: Vec<(usize, usize)>,
+    pub(crate) unmap: Vec<(usize, usize)>,
+    pub(crate) access: Vec<(usize, usize)>,
+    pub(crate) close: Vec<(u32, u32)>,
+    pub(crate) shared_signals: bool,
+    pub(crate) dumpable: bool,
+}
+
+impl Spec {
+    /// The default.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The `length` bytes from `start` on are one memory in both contexts (`LWC_SHARE`), at the same address. Plain
+    /// private memory becomes shared; shared mappings of the program's are shared anyway.
+    ///
+    /// # Safety
+    /// What lies there may change at every switch: no reference to it may live across one, and what it points to must
+    /// mean the same in both contexts. Memory that an allocator hands out has its books elsewhere: map it (mmap(2)).
+    #[must_use]
+    pub unsafe fn share(mut self, start: *const u8, length: usize) -> Self {
+        self.share.push((start.expose_provenance(), length));
+        self
+    }
+
+    /// The new context does not have the `length` bytes from `start` on (`LWC_UNMAP`). Parts without mappings are fine.
+    ///
+    /// # Safety
+    /// The new context must not use anything there: not its own stack, not code, not what its allocator keeps there.
+    #[must_use]
+    pub unsafe fn unmap(mut self, start: *const u8, length: usize) -> Self {
+        self.unmap.push((start.addr(), length));
+        self
+    }
+
+    /// The new context may overlay the `length` bytes of its creator's memory from `start` on (`LWC_MAY_ACCESS`,
+    /// `LWC_MAY_OVERLAY`).
+    #[must_use]
+    pub fn may_access(mut self, start: usize, length: usize) -> Self {
+        self.access.push((start, length));
+        self
+    }
+
+    /// The new context does not have the descriptors `first` to `last` (`LWC_UNMAP`). Its creator's it keeps.
+    #[must_use]
+    pub fn close_descriptors(mut self, first: u32, last: u32) -> Self {
+        self.close.push((first, last));
+        self
+    }
+
+    /// Whether the new context gets signals that no context caused, if its creator does (`LWC_SHAREDSIGNALS`).
+    #[must_use]
+    pub fn shared_signals(mut self, yes: bool) -> Self {
+        self.shared_signals = yes;
+        self
+    }
+
+    /// Whether debuggers and other processes of the same user may look into the new context, if they may into its
+    /// creator.
+    #[must_use]
+    pub fn dumpable(mut self, yes: bool) -> Self {
+        self.dumpable = yes;
+        self
+    }
+
+    /// The same in pages, free of contradictions.
+    pub(crate) fn check(&self) -> Result<Checked> {
+        let all = |list: &[(usize, usize)]| -> Result<Vec<PageRange>> {
+            list.iter().map(|(start, length)| pages(*start, *length)).collect()
+        };
+        let checked =
+            Checked { share: all(&self.share)?, unmap: all(&self.unmap)?, access: all(&self.access)? };
+        let treated: Vec<PageRange> = checked.share.iter().chain(&checked.unmap).copied().collect();
+        for (index, first) in treated.iter().enumerate() {
+            if let Some(second) = treated[index + 1..].iter().find(|second| second.overlaps(*first)) {
+                return Err(Error::Overlap { first: first.start, second: second.start });
+            }
+        }
+        if let Some((first, last)) = self.close.iter().find(|(first, last)| first > last) {
+            let length = (*last as usize).wrapping_sub(*first as usize);
+            return Err(Error::Unaligned { start: *first as usize, length });
+        }
+        Ok(checked)
+    }
+}
+
+/// A specification in pages.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) share: Vec<PageRange>,
+    pub(crate) unmap: Vec<PageRange>,
+    pub(crate) access: Vec<PageRange>,
+}

@@ -1,0 +1,497 @@
+//! An area: memory that main uses like any other and orbits see snapshots of.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::vec::Vec;
+
+use allocator_api2::alloc::{AllocError, Allocator};
+use orrery_sys::{PAGE, PageRange};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
+
+use super::arena::{self, Arena, in_orbit, only_in_main};
+use super::heap::Heap;
+use super::lock::Lock;
+use super::mirror::Marks;
+use super::tracking::Watcher;
+use super::{Error, Mode, forking};
+
+/// The least by which an area's memory grows, and the most by which it grows in advance.
+const STEP: usize = 64 << 10;
+const LEAP: usize = 64 << 20;
+
+/// What an area is to be like.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct AreaOptions {
+    /// How its pages reach orbits.
+    pub mode: Mode,
+    /// The bytes up to which it can grow; 0 lets Orrery choose (a sixteenth of what is free, at most 16 GiB). Address
+    /// space costs nothing.
+    pub capacity: usize,
+    /// Where it is to lie, page aligned; anywhere if `None`. At an address outside of the arena it cannot grow beyond
+    /// what was free there.
+    pub address: Option<usize>,
+}
+
+/// How an area is used; decided by the first use.
+const UNDECIDED: u8 = 0;
+const HEAP: u8 = 1;
+const RAW: u8 = 2;
+
+/// A stretch of main's memory with an allocator inside, which orbits see as it was at their call.
+///
+/// Handles are cheap to clone and belong to all threads; the memory goes with the last one. All blocks that it gives
+/// out are zeroed.
+#[derive(Clone)]
+pub struct Area(Arc<Inner>);
+
+pub(super) struct Inner {
+    range: PageRange,
+    /// Its place in the arena, and so in every mirror: `range` itself unless the user chose an address.
+    home: PageRange,
+    mode: Mode,
+    committed: AtomicUsize,
+    used: AtomicUsize,
+    kind: AtomicU8,
+    watch: Lock<Watch>,
+    heap: Lock<Heap>,
+}
+
+/// Who watches an area.
+struct Watch {
+    /// None until somebody does.
+    watcher: Option<Watcher>,
+    mirrors: Vec<Arc<Marks>>,
+}
+
+impl Area {
+    /// Makes an area with `initial` bytes of memory (rounded up to whole pages).
+    ///
+    /// # Errors
+    /// [`Error::Size`], [`Error::Address`], [`Error::ArenaFull`], [`Error::Memory`], [`Error::InOrbit`].
+    pub fn new(initial: usize, options: &AreaOptions) -> Result<Self, Error> {
+        only_in_main("making an area")?;
+        let arena = Arena::get()?;
+        let wanted =
+            if options.capacity == 0 { arena.usual_capacity().max(initial) } else { options.capacity };
+        let wrong = Error::Size { initial, capacity: wanted };
+        let capacity = wanted.checked_next_multiple_of(PAGE).ok_or(wrong)?;
+        let first = initial.checked_next_multiple_of(PAGE).filter(|first| *first <= capacity).ok_or(wrong)?;
+        if capacity == 0 {
+            return Err(wrong);
+        }
+        let (range, home) = place(arena, capacity, options)?;
+        let inner = Inner {
+            range,
+            home,
+            mode: options.mode,
+            committed: AtomicUsize::new(0),
+            used: AtomicUsize::new(0),
+            kind: AtomicU8::new(UNDECIDED),
+            watch: Lock::new(Watch { watcher: None, mirrors: Vec::new() }),
+            heap: Lock::new(Heap::new()),
+        };
+        // SAFETY: the range is the area's own. Tracking works by base pages, so huge ones would only be split again.
+        let _ = unsafe {
+            madvise(core::ptr::with_exposed_provenance_mut(range.start), range.len(), Advice::LinuxNoHugepage)
+        };
+        inner.commit(first)?;
+        let inner = Arc::new(inner);
+        forking::add_area(&inner);
+        Ok(Self(inner))
+    }
+
+    /// The area that holds `pointer`, if there is one.
+    pub fn containing<T>(pointer: *const T) -> Option<Self> {
+        forking::area_at(pointer.addr()).map(Self)
+    }
+
+    /// Its first address.
+    pub fn base(&self) -> usize {
+        self.0.range.start
+    }
+
+    /// The bytes up to which it can grow.
+    pub fn capacity(&self) -> usize {
+        self.0.range.len()
+    }
+
+    /// How its pages reach orbits.
+    pub fn mode(&self) -> Mode {
+        self.0.mode
+    }
+
+    /// The bytes from its start that orbits get to see: those in use by blocks, or what [`Area::set_used`] said.
+    pub fn used(&self) -> usize {
+        self.0.used.load(Ordering::Acquire)
+    }
+
+    /// Whether `pointer` leads into it.
+    pub fn contains<T>(&self, pointer: *const T) -> bool {
+        self.0.range.contains(pointer.addr())
+    }
+
+    /// A block of zeros, for any thread. The area grows as needed.
+    ///
+    /// # Errors
+    /// [`Error::AreaFull`], [`Error::Memory`], [`Error::Use`] after [`Area::raw`], [`Error::InOrbit`].
+    pub fn allocate(&self, layout: Layout) -> Result<NonNull<u8>, Error> {
+        only_in_main("allocating in an area")?;
+        self.0.use_as(HEAP)?;
+        if layout.size() == 0 {
+            return Ok(layout.dangling_ptr());
+        }
+        let mut heap = self.0.heap.lock();
+        loop {
+            if let Some(block) = heap.allocate(layout) {
+                self.0.used.fetch_max(heap.high() - self.0.range.start, Ordering::AcqRel);
+                return Ok(block);
+            }
+            self.0.grow(&mut heap, layout)?;
+        }
+    }
+
+    /// Gives a block back. In an orbit nothing happens: what main owns is main's to free.
+    ///
+    /// # Safety
+    /// The block came from this area with this layout and is not used any more.
+    pub unsafe fn free(&self, block: NonNull<u8>, layout: Layout) {
+        if layout.size() != 0 && !in_orbit() {
+            // SAFETY: the caller's promise.
+            unsafe { self.0.heap.lock().free(block, layout) };
+        }
+    }
+
+    /// Changes a block's size, moving it if need be; bytes that are new are zero. After an error the block is as it was.
+    ///
+    /// # Errors
+    /// Those of [`Area::allocate`].
+    ///
+    /// # Safety
+    /// The block came from this area with this layout; `size`, rounded up to the alignment, fits `isize`. The old
+    /// pointer is not used after success.
+    pub unsafe fn reallocate(
+        &self,
+        block: NonNull<u8>,
+        layout: Layout,
+        size: usize,
+    ) -> Result<NonNull<u8>, Error> {
+        only_in_main("reallocating in an area")?;
+        // SAFETY: the caller's promise.
+        let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        if layout.size() == 0 || size == 0 {
+            let moved = self.allocate(new)?;
+            // SAFETY: as above.
+            unsafe { self.free(block, layout) };
+            return Ok(moved);
+        }
+        {
+            let mut heap = self.0.heap.lock();
+            // SAFETY: as above.
+            if unsafe { heap.resize(block, layout, size) } {
+                self.0.used.fetch_max(heap.high() - self.0.range.start, Ordering::AcqRel);
+                return Ok(block);
+            }
+        }
+        let moved = self.allocate(new)?;
+        // SAFETY: both blocks have as many bytes; the old one is given up by the caller.
+        unsafe {
+            moved.copy_from_nonoverlapping(block, layout.size().min(size));
+            self.free(block, layout);
+        }
+        Ok(moved)
+    }
+
+    /// How many blocks are in use.
+    pub fn blocks(&self) -> usize {
+        self.0.heap.lock().blocks()
+    }
+
+    /// The memory itself, for those who lay it out themselves: where it starts and how many bytes it has now. Nothing of
+    /// it reaches orbits before [`Area::set_used`] says how much is in use.
+    ///
+    /// # Errors
+    /// [`Error::Use`] once blocks have been allocated.
+    pub fn raw(&self) -> Result<(NonNull<u8>, usize), Error> {
+        self.0.use_as(RAW)?;
+        let start = core::ptr::with_exposed_provenance_mut(self.0.range.start);
+        let base =
+            NonNull::new(start).ok_or(Error::Address { address: 0, bytes: 0, reason: "nothing is there" })?;
+        Ok((base, self.0.committed.load(Ordering::Acquire)))
+    }
+
+    /// Says that the first `bytes` of raw memory are in use, growing the area if it has fewer.
+    ///
+    /// # Errors
+    /// [`Error::Use`] once blocks have been allocated, [`Error::AreaFull`], [`Error::Memory`].
+    pub fn set_used(&self, bytes: usize) -> Result<(), Error> {
+        self.0.use_as(RAW)?;
+        if self.used() == bytes {
+            return Ok(());
+        }
+        if bytes > self.0.committed.load(Ordering::Acquire) {
+            only_in_main("growing an area")?;
+            let _heap = self.0.heap.lock();
+            self.0.commit(self.0.size_for(bytes)?)?;
+        }
+        self.0.used.store(bytes, Ordering::Release);
+        Ok(())
+    }
+
+    pub(super) fn inner(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl core::fmt::Debug for Area {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Area")
+            .field("range", &self.0.range)
+            .field("used", &self.used())
+            .field("mode", &self.0.mode)
+            .finish_non_exhaustive()
+    }
+}
+
+// SAFETY: blocks stay where they are until they are freed, or the last handle goes; handles are all the same heap.
+unsafe impl Allocator for Area {
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        let block = Self::allocate(self, layout).map_err(|_| AllocError)?;
+        Ok(NonNull::slice_from_raw_parts(block, layout.size()))
+    }
+
+    fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        Allocator::allocate(self, layout)
+    }
+
+    unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { self.free(block, layout) };
+    }
+
+    unsafe fn grow(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        if new.align() <= old.align() {
+            // SAFETY: the caller's promise; the old alignment serves the new one too.
+            let moved = unsafe { self.reallocate(block, old, new.size()) }.map_err(|_| AllocError)?;
+            return Ok(NonNull::slice_from_raw_parts(moved, new.size()));
+        }
+        let moved = Allocator::allocate(self, new)?;
+        // SAFETY: the new block is at least as large; the old one is given up by the caller.
+        unsafe {
+            moved.cast::<u8>().copy_from_nonoverlapping(block, old.size());
+            self.free(block, old);
+        }
+        Ok(moved)
+    }
+
+    unsafe fn grow_zeroed(
+        &self,
+        block: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: the caller's promise. New bytes are zero in any case.
+        unsafe { self.grow(block, old, new) }
+    }
+}
+
+impl Inner {
+    pub(super) fn range(&self) -> PageRange {
+        self.range
+    }
+
+    pub(super) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub(super) fn home(&self) -> PageRange {
+        self.home
+    }
+
+    /// The bytes, in whole pages, that orbits get to see.
+    pub(super) fn seen(&self) -> usize {
+        self.used.load(Ordering::Acquire).next_multiple_of(PAGE).min(self.committed.load(Ordering::Acquire))
+    }
+
+    /// Adds what was written to the pending pages of all who watch; `marks` belongs to one of them, maybe a new one.
+    /// Then feeds the tracker's knowledge to `then`.
+    pub(super) fn collect<R>(
+        &self,
+        marks: &Arc<Marks>,
+        then: impl FnOnce(&Watcher) -> R,
+    ) -> Result<R, Error> {
+        let mut watch = self.watch.lock();
+        let Watch { watcher, mirrors } = &mut *watch;
+        if watcher.as_ref().is_none_or(|watcher| !watcher.is_of_this_process()) {
+            // The first time in this process: all counts as written, and who watched before is elsewhere.
+            mirrors.clear();
+            *watcher = None;
+        }
+        let watcher = match watcher {
+            Some(watcher) => watcher,
+            None => watcher.insert(Watcher::new(self.range)?),
+        };
+        let first = Arena::get()?.page(self.home.start);
+        if !mirrors.iter().any(|other| Arc::ptr_eq(other, marks)) {
+            mirrors.retain(|other| other.is_in_use());
+            mirrors.push(Arc::clone(marks));
+            marks.begin(first, self.home.pages(), self.committed.load(Ordering::Acquire) / PAGE);
+        }
+        watcher.written(self.seen(), |run| {
+            let page = first + (run.start - self.range.start) / PAGE;
+            mirrors.iter().for_each(|mirror| mirror.add(page, run.pages()));
+        })?;
+        Ok(then(watcher))
+    }
+
+    /// Before a fork: nobody may be in the middle of anything.
+    pub(super) fn take_locks(&self) {
+        self.watch.take();
+        self.heap.take();
+    }
+
+    /// After a fork, on both sides.
+    ///
+    /// # Safety
+    /// [`Inner::take_locks`] was called by this thread, or by the one that forked it.
+    pub(super) unsafe fn give_locks(&self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.heap.give();
+            self.watch.give();
+        }
+    }
+
+    fn use_as(&self, kind: u8) -> Result<(), Error> {
+        match self.kind.compare_exchange(UNDECIDED, kind, Ordering::AcqRel, Ordering::Acquire) {
+            Err(other) if other != kind => Err(Error::Use {
+                base: self.range.start,
+                used: if other == RAW { "as raw memory" } else { "by its allocator" },
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The size to commit so that `bytes` are there, with something in advance.
+    fn size_for(&self, bytes: usize) -> Result<usize, Error> {
+        let has = self.committed.load(Ordering::Acquire);
+        let least = bytes.checked_next_multiple_of(PAGE).filter(|least| *least <= self.range.len()).ok_or(
+            Error::AreaFull {
+                base: self.range.start,
+                bytes: bytes.saturating_sub(has),
+                capacity: self.range.len(),
+            },
+        )?;
+        Ok(least.max(has + (has / 4 / PAGE * PAGE).clamp(STEP, LEAP)).min(self.range.len()))
+    }
+
+    /// Gives the heap memory for one more block of `layout`.
+    fn grow(&self, heap: &mut Heap, layout: Layout) -> Result<(), Error> {
+        let has = self.committed.load(Ordering::Acquire);
+        let more = layout.size().saturating_add(layout.align()).saturating_add(PAGE);
+        let unclaimed = heap.end().max(self.range.start) < self.range.start + has;
+        if !unclaimed {
+            self.commit(match self.size_for(has.saturating_add(more)) {
+                // The last pages may do, even if what is asked for in advance does not fit.
+                Err(_) if has < self.range.len() => self.range.len(),
+                other => other.map_err(|error| match error {
+                    Error::AreaFull { base, capacity, .. } => {
+                        Error::AreaFull { base, bytes: layout.size(), capacity }
+                    }
+                    other => other,
+                })?,
+            })?;
+        }
+        let end = self.range.start + self.committed.load(Ordering::Acquire);
+        // SAFETY: the memory was just made writable, or was not given to the heap yet, and is the area's own.
+        unsafe { heap.extend(self.range.start, end) }.ok_or(Error::AreaFull {
+            base: self.range.start,
+            bytes: layout.size(),
+            capacity: self.range.len(),
+        })
+    }
+
+    /// Makes the first `bytes`, whole pages, readable and writable. Callers exclude one another.
+    fn commit(&self, bytes: usize) -> Result<(), Error> {
+        let has = self.committed.load(Ordering::Acquire);
+        if bytes > has {
+            let start = core::ptr::with_exposed_provenance_mut(self.range.start + has);
+            // SAFETY: the range is reserved for this area and was not accessible.
+            unsafe { mprotect(start, bytes - has, MprotectFlags::READ | MprotectFlags::WRITE) }
+                .map_err(|errno| Error::Memory { bytes: bytes - has, errno })?;
+            self.committed.store(bytes, Ordering::Release);
+        }
+        Ok(())
+    }
+}
+
+/// Finds a place for an area: where it lies, and where in the mirrors.
+fn place(
+    arena: &'static Arena,
+    capacity: usize,
+    options: &AreaOptions,
+) -> Result<(PageRange, PageRange), Error> {
+    let Some(address) = options.address else {
+        let home = arena.cut(capacity, None)?;
+        return Ok((home, home));
+    };
+    let refused = |reason| Error::Address { address, bytes: capacity, reason };
+    if address == 0 || !address.is_multiple_of(PAGE) {
+        return Err(refused("the address is no multiple of the page size"));
+    }
+    let end = address.checked_add(capacity).ok_or(refused("it would end behind all addresses"))?;
+    let range = PageRange::new(address, end);
+    if range.overlaps(arena.range()) {
+        let home = arena.cut(capacity, Some(address)).map_err(|_| {
+            refused("the arena has other areas there, or the address is no multiple of 2 MiB")
+        })?;
+        return Ok((home, home));
+    }
+    let home = arena.cut(capacity, None)?;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+    let start = core::ptr::with_exposed_provenance_mut(address);
+    // SAFETY: nothing is replaced.
+    match unsafe { mmap_anonymous(start, capacity, ProtFlags::empty(), flags) } {
+        Ok(found) if found == start => {
+            found.expose_provenance();
+            Ok((range, home))
+        }
+        other => {
+            if let Ok(elsewhere) = other {
+                // SAFETY: the mapping was just made by a kernel that takes addresses as hints.
+                let _ = unsafe { munmap(elsewhere, capacity) };
+            }
+            arena.give_back(home);
+            Err(refused("other memory is there, or the kernel keeps the address back"))
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if in_orbit() {
+            return;
+        }
+        let Watch { watcher, mirrors } =
+            core::mem::replace(&mut *self.watch.lock(), Watch { watcher: None, mirrors: Vec::new() });
+        if watcher.as_ref().is_some_and(Watcher::is_of_this_process) {
+            mirrors.iter().for_each(|marks| marks.end(self.home));
+        }
+        drop(watcher);
+        if self.range == self.home {
+            // Where even this fails the addresses stay in use; nothing else is lost.
+            if arena::empty(self.home).is_err() {
+                return;
+            }
+        } else {
+            // SAFETY: the area's own memory, which nobody has a handle of any more.
+            let _ =
+                unsafe { munmap(core::ptr::with_exposed_provenance_mut(self.range.start), self.range.len()) };
+        }
+        if let Ok(arena) = Arena::get() {
+            arena.give_back(self.home);
+        }
+    }
+}

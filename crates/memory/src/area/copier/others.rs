@@ -1,0 +1,105 @@
+//! Big mappings that a copier has no use for.
+//!
+//! They are marked `MADV_DONTFORK` around the fork. A mapping that the program itself keeps out of its children must
+//! not be marked back, and only `/proc/self/smaps` tells; reading that costs as much as the fork would, so each big
+//! mapping is looked up once. (A program that marks a mapping *later* finds the mark gone after such a call.)
+
+use std::vec::Vec;
+
+use orrery_sys::PageRange;
+use orrery_sys::maps::{Access, Maps, for_each_not_forked};
+use rustix::mm::{Advice, madvise};
+
+use super::Job;
+use crate::area::arena::Arena;
+
+/// What counts as big.
+const BIG: usize = 32 << 20;
+/// Memory around the thread's own data and stack that always goes along.
+const NEAR: usize = 1 << 20;
+/// Room for the text of the kernel's tables.
+const TEXT: usize = 64 << 10;
+
+/// What is known about big mappings.
+pub(in crate::area) struct Others {
+    /// Those that the program leaves to its children.
+    forked: Vec<PageRange>,
+    /// Those that are left out now.
+    marked: Vec<PageRange>,
+    text: Vec<u8>,
+}
+
+impl Others {
+    pub(super) const fn new() -> Self {
+        Self { forked: Vec::new(), marked: Vec::new(), text: Vec::new() }
+    }
+
+    /// Leaves big mappings without a part in `jobs` out of forks until the guard goes. What cannot be left out comes along, at its price.
+    pub(super) fn leave_out(&mut self, jobs: &[Job]) -> LeftOut<'_> {
+        self.marked.clear();
+        if self.find(jobs).is_err() {
+            self.marked.clear();
+        }
+        for range in &self.marked {
+            let start = core::ptr::with_exposed_provenance_mut(range.start);
+            // Where another thread just unmapped a part, the rest is marked all the same.
+            // SAFETY: the advice concerns forks only.
+            let _ = unsafe { madvise(start, range.len(), Advice::LinuxDontFork) };
+        }
+        LeftOut(self)
+    }
+
+    /// Puts the parts of big mappings that can be left out into `marked`.
+    fn find(&mut self, jobs: &[Job]) -> orrery_sys::Result<()> {
+        let arena = Arena::get().map(Arena::range).unwrap_or_default();
+        self.text.resize(TEXT, 0);
+        let found = &mut self.marked;
+        Maps::open()?.for_each(&mut self.text, |line| {
+            let private =
+                line.access.contains(Access::READ | Access::WRITE) && !line.access.contains(Access::SHARED);
+            if private && line.inode == 0 && line.range.len() >= BIG && !line.range.overlaps(arena) {
+                found.push(line.range);
+            }
+            Ok(())
+        })?;
+        // Areas may lie outside of the arena too.
+        found.retain(|range| !jobs.iter().any(|job| range.contains(job.address)));
+        if found.iter().any(|range| !self.forked.contains(range)) {
+            let mut not_forked = Vec::new();
+            for_each_not_forked(&mut self.text, |range| {
+                not_forked.push(range);
+                Ok(())
+            })?;
+            self.forked.clear();
+            self.forked.extend(found.iter().filter(|range| !not_forked.contains(range)));
+        }
+        found.retain(|range| self.forked.contains(range));
+        // What the copier runs on: its stack, its thread's data.
+        let here = 0_u8;
+        // SAFETY: asking for the own thread has no preconditions.
+        let thread = unsafe { libc::pthread_self() };
+        for needed in [(&raw const here).addr(), usize::try_from(thread).unwrap_or(0)] {
+            let keep = PageRange::covering(needed.saturating_sub(NEAR), 2 * NEAR);
+            let parts = |range: &PageRange| {
+                let (below, above) =
+                    (keep.start.clamp(range.start, range.end), keep.end.clamp(range.start, range.end));
+                [PageRange::new(range.start, below), PageRange::new(above, range.end)]
+            };
+            *found = found.iter().flat_map(parts).filter(|part| !part.is_empty()).collect();
+        }
+        Ok(())
+    }
+}
+
+/// While this lives, forks lack the big mappings.
+pub(super) struct LeftOut<'a>(&'a mut Others);
+
+impl Drop for LeftOut<'_> {
+    fn drop(&mut self) {
+        for range in &self.0.marked {
+            let start = core::ptr::with_exposed_provenance_mut(range.start);
+            // SAFETY: as in `leave_out`.
+            let _ = unsafe { madvise(start, range.len(), Advice::LinuxDoFork) };
+        }
+    }
+}

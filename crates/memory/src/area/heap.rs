@@ -1,0 +1,154 @@
+//! The allocator inside an area.
+//!
+//! talc does the work. Its free lists are kept outside of the area, so that allocating dirties the pages of the blocks
+//! themselves and hardly another; only boundary tags and the links of free blocks lie among the data.
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+use std::boxed::Box;
+
+use orrery_sys::{PAGE, PageRange};
+use rustix::mm::{Advice, madvise};
+use talc::base::Talc;
+use talc::base::binning::DefaultBinning;
+use talc::min_first_heap_size;
+use talc::source::Manual;
+
+/// Room for talc's free lists, and for nothing else.
+type Lists = Box<[u64]>;
+
+/// Blocks of at least this size are zeroed by dropping their pages.
+const LARGE: usize = 128 << 10;
+/// What a page table of the lowest level maps.
+const CHUNK: usize = 2 << 20;
+
+/// A heap in an area's memory.
+pub(super) struct Heap {
+    talc: Talc<Manual, DefaultBinning>,
+    /// Behind the last byte that talc has.
+    top: Option<NonNull<u8>>,
+    /// Behind the last byte that was ever part of a block.
+    high: usize,
+    blocks: usize,
+    /// Behind the last byte that it was given.
+    given: usize,
+    _lists: Option<Lists>,
+}
+
+// SAFETY: the raw pointers inside lead to the heap's own lists and to the area's memory, wherever it is used.
+unsafe impl Send for Heap {}
+
+impl Heap {
+    pub(super) const fn new() -> Self {
+        Self { talc: Talc::new(Manual), top: None, high: 0, blocks: 0, given: 0, _lists: None }
+    }
+
+    /// Gives it the memory up to `end` that follows what it has; the first time from `start` on.
+    ///
+    /// # Safety
+    /// The memory is readable, writable and the heap's alone as long as it lives.
+    pub(super) unsafe fn extend(&mut self, start: usize, end: usize) -> Option<()> {
+        let new_end = core::ptr::with_exposed_provenance_mut::<u8>(end);
+        if self.top.is_none() && self._lists.is_none() {
+            let mut lists: Lists =
+                vec![0; min_first_heap_size::<DefaultBinning>().div_ceil(8)].into_boxed_slice();
+            // SAFETY: the lists live as long as the heap and nobody else has them.
+            unsafe { self.talc.claim(lists.as_mut_ptr().cast(), size_of_val(&*lists)) }?;
+            // What is left over there must never become a block.
+            // SAFETY: a byte is not nothing.
+            while unsafe { self.talc.try_allocate(Layout::new::<u8>()) }.is_some() {}
+            self._lists = Some(lists);
+        }
+        // SAFETY: the caller's promise; `top` is what talc said its end was.
+        self.top = Some(unsafe {
+            match self.top {
+                Some(top) => self.talc.extend(top, new_end),
+                None => self.talc.claim(core::ptr::with_exposed_provenance_mut(start), end - start)?,
+            }
+        });
+        self.given = end;
+        Some(())
+    }
+
+    /// Behind the last byte that was ever handed out.
+    pub(super) fn high(&self) -> usize {
+        self.high
+    }
+
+    /// Behind the last byte that it has, or 0 where it has none.
+    pub(super) fn end(&self) -> usize {
+        self.given
+    }
+
+    /// How many blocks are in use.
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// A block of zeros, if there is room. The layout has bytes.
+    pub(super) fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
+        // SAFETY: the caller asks for bytes.
+        let block = unsafe { self.talc.try_allocate(layout) }?;
+        self.blocks += 1;
+        self.high = self.high.max(block.addr().get() + layout.size());
+        zero(block, layout.size());
+        Some(block)
+    }
+
+    /// Takes a block back.
+    ///
+    /// # Safety
+    /// It came from this heap with this layout and is not used any more.
+    pub(super) unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout) {
+        self.blocks -= 1;
+        // SAFETY: the caller's promise.
+        unsafe { self.talc.deallocate(block.as_ptr(), layout) };
+    }
+
+    /// Changes the size of a block where it is, if that is possible; bytes that are new are zero.
+    ///
+    /// # Safety
+    /// It came from this heap with this layout; `size` is not zero.
+    pub(super) unsafe fn resize(&mut self, block: NonNull<u8>, layout: Layout, size: usize) -> bool {
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.talc.try_realloc_in_place(block.as_ptr(), layout, size) };
+        if done && size > layout.size() {
+            self.high = self.high.max(block.addr().get() + size);
+            // SAFETY: the block has `size` bytes now.
+            zero(unsafe { block.add(layout.size()) }, size - layout.size());
+        }
+        done
+    }
+}
+
+/// Zeroes `len` bytes of a block; whole pages of a large one are dropped rather than written.
+///
+/// Some kernels give the page table of dropped pages back and then say nothing of their loss
+/// ([`crate::tracker::WpAsync`]). One page written in each table's reach keeps the table.
+fn zero(block: NonNull<u8>, len: usize) {
+    let start = block.addr().get();
+    let whole = PageRange::new(
+        start.next_multiple_of(PAGE),
+        ((start + len) & !(PAGE - 1)).max(start.next_multiple_of(PAGE)),
+    );
+    if len >= LARGE {
+        // SAFETY: the pages lie inside a block that nobody uses yet; dropped private memory reads as zeros.
+        let dropped = unsafe {
+            madvise(core::ptr::with_exposed_provenance_mut(whole.start), whole.len(), Advice::LinuxDontNeed)
+        };
+        if dropped.is_ok() {
+            // SAFETY: both ends lie inside the block.
+            unsafe {
+                block.write_bytes(0, whole.start - start);
+                block.add(whole.end - start).write_bytes(0, start + len - whole.end);
+            }
+            for page in (whole.start..whole.end).step_by(CHUNK) {
+                // SAFETY: the page lies inside the block.
+                unsafe { core::ptr::with_exposed_provenance_mut::<u8>(page).write_volatile(0) };
+            }
+            return;
+        }
+    }
+    // SAFETY: the block has `len` bytes.
+    unsafe { block.write_bytes(0, len) };
+}

@@ -1,0 +1,399 @@
+//! Describing and creating an orbit.
+
+use core::any::Any;
+use core::cell::Cell;
+use core::ffi::{c_long, c_ulong, c_void};
+use core::ops::Range;
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Mutex};
+
+use orrery_domain::forked::Creator;
+use orrery_domain::{
+    Channel, Descriptors, Domain, End, History, Limits, Moment, Partner, Reaper, Restart, Scheduling,
+    Settings, Signals, StatisticsPage, Woken,
+};
+use orrery_memory::area::{Mirror, without_areas};
+
+use crate::code::Code;
+use crate::error::{Error, Fault, Result};
+use crate::ledger::Ledger;
+use crate::mail::Mail;
+use crate::orbit::Orbit;
+use crate::protocol::{ARGUMENTS, Function, REQUEST};
+use crate::records::Records;
+use crate::serve::{Entry, Init, Program};
+use crate::shared::Shared;
+use crate::state::{Phase, Place, State};
+use crate::task::{self, Task};
+use crate::update::Permissions;
+
+/// What to do with a call when the queue is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackPressure {
+    /// Wait for room.
+    Wait,
+    /// Wait for room, then fail.
+    WaitAtMost(Duration),
+    /// Fail.
+    Fail,
+    /// Cancel the oldest waiting call that is cancellable; fail where there is none.
+    CancelOldest,
+}
+
+/// Where an orbit runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Placement {
+    /// On the caller's CPU for synchronous calls (main waits anyway, and no other CPU has to be woken), anywhere for
+    /// asynchronous ones.
+    #[default]
+    Auto,
+    /// On the CPU of whoever called last.
+    Caller,
+    /// On this CPU.
+    Cpu(usize),
+    /// Where the scheduler wants it.
+    Anywhere,
+}
+
+/// An orbit's description.
+pub struct Builder {
+    name: String,
+    entry: Entry,
+    init: Init,
+    restart: Restart,
+    settings: Settings,
+    bound: u32,
+    back_pressure: BackPressure,
+    time_limit: Option<Duration>,
+    init_limit: Duration,
+    placement: Placement,
+    largest_update: usize,
+    allowed: Vec<Range<usize>>,
+}
+
+impl core::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Builder")
+            .field("name", &self.name)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Builder {
+    pub(crate) fn new(name: String) -> Self {
+        Self {
+            name,
+            entry: Entry::None,
+            init: Init::None,
+            restart: Restart::Never,
+            settings: Settings::default(),
+            bound: 64,
+            back_pressure: BackPressure::WaitAtMost(Duration::from_secs(1)),
+            time_limit: None,
+            init_limit: Duration::from_secs(60),
+            placement: Placement::Auto,
+            largest_update: 256 << 20,
+            allowed: Vec::new(),
+        }
+    }
+
+    /// What a call runs. The closure may keep what it captures from main as of the orbit's creation.
+    #[must_use]
+    pub fn entry(mut self, entry: impl Fn(&mut Task<'_>) -> i64 + Send + Sync + 'static) -> Self {
+        self.entry = Entry::Closure(Box::new(entry));
+        self
+    }
+
+    /// A C function as what a call runs. [`Builder::create`] checks that there is code.
+    ///
+    /// # Safety
+    /// There is a function of this type.
+    #[must_use]
+    pub unsafe fn c_entry(mut self, entry: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_long) -> Self {
+        self.entry = Entry::Function(Function::C(entry));
+        self
+    }
+
+    /// Like [`Builder::c_entry`], for a function that takes the store first.
+    ///
+    /// # Safety
+    /// There is a function of this type.
+    #[must_use]
+    pub unsafe fn store_first_entry(
+        mut self,
+        entry: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_ulong,
+    ) -> Self {
+        self.entry = Entry::Function(Function::StoreFirst(entry));
+        self
+    }
+
+    /// Runs in the orbit before its first task, and again in each instance after a restart. What it returns is the
+    /// orbit's private store: [`Task::store`].
+    #[must_use]
+    pub fn init<T: 'static>(mut self, init: impl Fn() -> T + Send + Sync + 'static) -> Self {
+        self.init = Init::Closure(Box::new(move || Box::new(init()) as Box<dyn Any>));
+        self
+    }
+
+    /// A C function that returns the store.
+    ///
+    /// # Safety
+    /// There is a function of this type.
+    #[must_use]
+    pub unsafe fn c_init(mut self, init: unsafe extern "C" fn() -> *mut c_void) -> Self {
+        self.init = Init::C(init);
+        self
+    }
+
+    /// When it comes back after a death. Unless never, a parked spare process is kept for it.
+    #[must_use]
+    pub fn restart(mut self, restart: Restart) -> Self {
+        self.restart = restart;
+        self
+    }
+
+    /// What it may use.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.settings.limits = limits;
+        self
+    }
+
+    /// When and where it runs.
+    #[must_use]
+    pub fn scheduling(mut self, scheduling: Scheduling) -> Self {
+        self.settings.scheduling = scheduling;
+        self
+    }
+
+    /// Which of main's open files it keeps.
+    #[must_use]
+    pub fn descriptors(mut self, descriptors: Descriptors) -> Self {
+        self.settings.descriptors = descriptors;
+        self
+    }
+
+    /// What becomes of main's signal dispositions in it.
+    #[must_use]
+    pub fn signals(mut self, signals: Signals) -> Self {
+        self.settings.signals = signals;
+        self
+    }
+
+    /// Who takes its exit status, where it is never restarted.
+    #[must_use]
+    pub fn reaper(mut self, reaper: Reaper) -> Self {
+        self.settings.reaper = reaper;
+        self
+    }
+
+    /// How many calls may be under way, the running one included.
+    #[must_use]
+    pub fn queue(mut self, bound: u32) -> Self {
+        self.bound = bound;
+        self
+    }
+
+    /// What to do with a call when the queue is full; to wait for a second and then fail unless set.
+    #[must_use]
+    pub fn back_pressure(mut self, policy: BackPressure) -> Self {
+        self.back_pressure = policy;
+        self
+    }
+
+    /// How long a task may run before the orbit is killed; for ever unless set.
+    #[must_use]
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = Some(limit);
+        self
+    }
+
+    /// How long the init function may take at creation; a minute unless set.
+    #[must_use]
+    pub fn init_limit(mut self, limit: Duration) -> Self {
+        self.init_limit = limit;
+        self
+    }
+
+    /// Where it runs.
+    #[must_use]
+    pub fn placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
+        self
+    }
+
+    /// The largest update that main takes, in bytes; 256 MiB unless set.
+    #[must_use]
+    pub fn largest_update(mut self, bytes: usize) -> Self {
+        self.largest_update = bytes;
+        self
+    }
+
+    /// Lets updates modify memory outside of areas.
+    ///
+    /// # Safety
+    /// The range is mapped and writable for as long as updates of this orbit are applied.
+    #[must_use]
+    pub unsafe fn allow(mut self, range: Range<usize>) -> Self {
+        self.allowed.push(range);
+        self
+    }
+
+    /// Creates the orbit. When this returns, its init function has.
+    ///
+    /// # Errors
+    /// [`Error::Init`] where the init function crashed or took too long, [`Error::Name`], [`Error::NoFunction`],
+    /// [`Error::Inside`] in an orbit, [`Error::Domain`] where the process could not be made or a setting makes no sense,
+    /// [`Error::Area`] where there is no room for areas. Nothing is left over then.
+    pub fn create(self) -> Result<Orbit> {
+        if task::is_orbit() {
+            return Err(Error::Inside { operation: "creating an orbit" });
+        }
+        if self.name.is_empty() || self.name.chars().count() > 50 || self.name.chars().any(char::is_control) {
+            return Err(Error::Name { name: self.name });
+        }
+        let code = Code::of_this_process().map_err(orrery_domain::Error::from)?;
+        let has_entry = !matches!(self.entry, Entry::None);
+        if let Entry::Function(function) = &self.entry
+            && function.is_foreign()
+            && !code.contains(function.address())
+        {
+            return Err(Error::NoFunction { address: function.address() });
+        }
+        if let Init::C(init) = self.init
+            && !code.contains(init as *const () as usize)
+        {
+            return Err(Error::NoFunction { address: init as *const () as usize });
+        }
+        let mirror = Arc::new(Mirror::new()?);
+        // Twice the bound: cancelled calls keep their slots until the orbit has come past them.
+        let channel =
+            Arc::new(Channel::new("orrery-queue", self.bound.saturating_mul(2), REQUEST + ARGUMENTS)?);
+        let ledger = Arc::new(Ledger::new(channel.slots())?);
+        let mail = Arc::new(Mail::new().map_err(orrery_domain::Error::from)?);
+        let statistics = StatisticsPage::new(&self.name)?;
+        let program = Program {
+            name: self.name.clone(),
+            entry: self.entry,
+            init: self.init,
+            channel: Arc::clone(&channel),
+            ledger: Arc::clone(&ledger),
+            mail: Arc::clone(&mail),
+            mirror: Arc::clone(&mirror),
+        };
+        let mut settings = self.settings;
+        settings.name.clone_from(&self.name);
+        settings.restartable = History::restartable(self.restart);
+        if let Placement::Cpu(cpu) = self.placement {
+            settings.scheduling.cpus = Some(vec![cpu]);
+        }
+        if let Descriptors::Only(keep) = &mut settings.descriptors {
+            keep.push(mail.orbit_end().as_raw_fd());
+            keep.extend(mirror.descriptors().map(|fd| fd.as_raw_fd()));
+        }
+        let memory_limit = settings.limits.memory;
+        let domain = start(&settings, &channel, program)?;
+        let born = Moment::now();
+        await_ready(&self.name, &domain, &channel, &ledger, self.init_limit)?;
+        statistics.created().store(born.0, Ordering::Relaxed);
+        statistics.bound().store(self.bound.into(), Ordering::Relaxed);
+        statistics.state().store(1, Ordering::Relaxed);
+        statistics.memory_limit().store(memory_limit.unwrap_or(0), Ordering::Relaxed);
+        statistics.cpu_limit().store(settings.limits.cpu_percent.unwrap_or(0).into(), Ordering::Relaxed);
+        statistics.process_limit().store(settings.limits.processes.unwrap_or(0).into(), Ordering::Relaxed);
+        let pid = domain.process().pid();
+        statistics.domain().store(pid.as_raw_pid().unsigned_abs().into(), Ordering::Relaxed);
+        let allowed = rustix::thread::sched_getaffinity(Some(pid))
+            .or_else(|_| rustix::thread::sched_getaffinity(None))
+            .map_err(|e| orrery_domain::Error::from(orrery_sys::Error::new("sched_getaffinity", 0, e)))?;
+        // SAFETY: the state keeps the channel, and this is main's only end.
+        let side = unsafe { channel.main() };
+        let state = State {
+            name: self.name.clone(),
+            domain: Some(domain),
+            _channel: Arc::clone(&channel),
+            side,
+            mirror,
+            ledger,
+            mail,
+            received: 0,
+            mail_buffer: Vec::new(),
+            largest_update: self.largest_update,
+            permissions: Permissions { code, ranges: self.allowed },
+            records: Records::with_room(self.bound as usize),
+            flights: VecDeque::with_capacity(channel.slots() as usize),
+            next_call: 1,
+            history: History::new(self.restart, born),
+            phase: Phase::Up,
+            place: Place { allowed, pinned: None },
+            memory_limit,
+            memory_kills: 0,
+            statistics,
+            last_fault: None,
+        };
+        Ok(Orbit {
+            shared: Arc::new(Shared {
+                name: self.name,
+                creator: Creator::here(),
+                channel,
+                state: Mutex::new(state),
+                bound: self.bound,
+                back_pressure: self.back_pressure,
+                time_limit: self.time_limit,
+                placement: self.placement,
+                has_entry,
+            }),
+        })
+    }
+}
+
+/// Makes the process, leaving main's areas out of it.
+fn start(settings: &Settings, channel: &Channel, program: Program) -> Result<Domain> {
+    let failed = Cell::new(None);
+    let by = |fork: &dyn Fn() -> i32| match without_areas(fork) {
+        Ok(pid) => pid,
+        Err(error) => {
+            failed.set(Some(error));
+            -1
+        }
+    };
+    // SAFETY: the program keeps the channel; its code takes no lock that another thread of main may hold, and what the
+    // user's functions do is theirs to know (the book says so).
+    let domain = unsafe { Domain::start_by(settings, channel, Box::new(move || program.run()), &by) };
+    match (domain, failed.take()) {
+        (_, Some(error)) => Err(error.into()),
+        (domain, None) => Ok(domain?),
+    }
+}
+
+/// Waits until the init function has returned.
+fn await_ready(
+    name: &str,
+    domain: &Domain,
+    channel: &Channel,
+    ledger: &Ledger,
+    limit: Duration,
+) -> Result<()> {
+    let gate = channel.main_gate();
+    let until = Moment::now().after(limit);
+    loop {
+        let heard = gate.heard();
+        if ledger.is_ready() {
+            return Ok(());
+        }
+        let partner = Partner::Pidfd(domain.process().as_fd());
+        let fault = match gate.wait(heard, Some(until), partner) {
+            Woken::Rung => continue,
+            Woken::TimedOut => Fault::TimeLimit { limit },
+            Woken::PartnerGone if ledger.is_ready() => return Ok(()),
+            Woken::PartnerGone => ledger
+                .obituary()
+                .unwrap_or_else(|| Fault::of_end(domain.process().end().unwrap_or(End::Unknown))),
+        };
+        return Err(Error::Init { orbit: name.to_owned(), fault });
+    }
+}

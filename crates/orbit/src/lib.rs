@@ -1,0 +1,70 @@
+//! Orbits: auxiliary tasks (checkers, watchdogs, detectors, snapshot writers) in an address space of their own, with
+//! main's state as it was at each call.
+//!
+//! Main keeps what a task looks at in an [`Area`]. A call takes a snapshot of the areas that it names, by copying the
+//! pages written since the last call, and runs the task in the orbit, where main's pointers lead to the snapshot. A task
+//! that wants to change something in main sends an [`Update`]; main applies it, or does not. When a task crashes, hangs
+//! or eats all memory, the call returns an error that says so, and main goes on.
+//!
+//! ```
+//! use core::alloc::Layout;
+//! use orrery_orbit::{Area, AreaOptions, Call, Orbit, Task};
+//!
+//! let area = Area::new(1 << 20, &AreaOptions::default())?;
+//! let number = area.allocate(Layout::new::<i64>())?.cast::<i64>().as_ptr();
+//!
+//! let doubler = Orbit::builder("doubler")
+//!     .entry(|task: &mut Task<'_>| {
+//!         // SAFETY: main passes the address of a number in the area that it names.
+//!         let number = unsafe { &mut *task.argument::<*mut i64>().unwrap() };
+//!         *number *= 2; // the orbit's own copy
+//!         *number
+//!     })
+//!     .create()?;
+//!
+//! let address = number.expose_provenance().to_ne_bytes();
+//! let areas = [&area];
+//! let call = Call::new().areas(&areas).arguments(&address);
+//! unsafe { number.write(21) };
+//! let future = doubler.call_async(&call)?;
+//! unsafe { number.write(50) }; // too late for that call
+//! assert_eq!(future.get()?, 42);
+//! assert_eq!(doubler.call(&call)?, 100);
+//! assert_eq!(unsafe { number.read() }, 50);
+//! # Ok::<_, orrery_orbit::Error>(())
+//! ```
+
+mod builder;
+mod call;
+mod code;
+mod crash;
+mod error;
+mod flags;
+mod future;
+mod ledger;
+mod limit;
+mod mail;
+mod orbit;
+mod protocol;
+mod records;
+mod serve;
+mod shared;
+mod state;
+mod submit;
+mod task;
+mod update;
+mod waiting;
+
+pub use builder::{BackPressure, Builder, Placement};
+pub use call::Call;
+pub use error::{Error, Fault, Result};
+pub use flags::Flags;
+pub use future::{Finished, Future};
+pub use orbit::{Life, Orbit};
+pub use orrery_domain::{
+    Backoff, Class, Descriptors, Enforcement, Limits, Means, Reaper, Restart, Scheduling, Signals,
+};
+pub use orrery_memory::area::{Area, AreaBox, AreaOptions, AreaVec, Error as AreaError, Mode};
+pub use protocol::{ARGUMENTS, Function};
+pub use task::{Task, current_call, is_orbit, name, send, send_bytes};
+pub use update::{OPERATION_ARGUMENTS, Operation, Record, Records, Scratch, Update};

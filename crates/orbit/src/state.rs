@@ -1,0 +1,457 @@
+//! Main's side of an orbit: what is under way, what has come back, what to do when the orbit dies.
+//!
+//! No thread of ours runs in main. Whoever calls, waits or asks also *pumps*: takes in answers and updates, notices
+//! death, restarts when it is time. All of that happens under one lock and never waits for the orbit.
+//!
+//! A call is a [`Flight`] from the moment it is in the queue until the orbit is done with its slot *and* its pages. A
+//! cancelled call, and one whose task died, fly on as ghosts: their outcome is known, but the calls behind them build on
+//! their pages, so the orbit (or its successor) still has to put those in place.
+
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use orrery_domain::{Channel, Decision, Domain, End, History, Moment, Process, Side, StatisticsPage};
+use orrery_memory::area::{Delta, Mirror};
+use rustix::process::Signal;
+use rustix::thread::CpuSet;
+
+use crate::error::{Error, Fault, Result};
+use crate::ledger::{Claim, Ledger};
+use crate::mail::{Arrival, Mail};
+use crate::protocol::{ANSWER, Answer};
+use crate::records::Records;
+use crate::update::{Permissions, Update};
+
+/// How much longer than its limit a task may take before main looks for itself: the kernel's timer in the orbit should
+/// have fired.
+const GRACE: Duration = Duration::from_millis(300);
+
+/// A call in the queue.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    /// The message's number.
+    pub(crate) number: u32,
+    pub(crate) call: u64,
+    pub(crate) record: usize,
+    pub(crate) delta: Option<Delta>,
+    pub(crate) limit: Option<Duration>,
+    pub(crate) cancellable: bool,
+    /// Its outcome is known; only its pages fly on.
+    pub(crate) ghost: bool,
+    /// When main first saw that the orbit had taken it.
+    pub(crate) seen_running: Option<Moment>,
+}
+
+/// Whether the orbit lives.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    Up,
+    /// Dead; to be restarted then.
+    Waiting(Moment),
+    /// Dead for good.
+    Down {
+        fault: Fault,
+        restarts: u32,
+    },
+    /// Destroyed by its owner.
+    Destroyed,
+}
+
+/// Where the orbit runs, as far as main moves it.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Where it may run at all.
+    pub(crate) allowed: CpuSet,
+    /// Where it was last put; `None` for anywhere allowed.
+    pub(crate) pinned: Option<u32>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) name: String,
+    pub(crate) domain: Option<Domain>,
+    /// Keeps what `side` leads to.
+    pub(crate) _channel: Arc<Channel>,
+    pub(crate) side: Side,
+    pub(crate) mirror: Arc<Mirror>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) mail: Arc<Mail>,
+    pub(crate) received: u32,
+    pub(crate) mail_buffer: Vec<u8>,
+    pub(crate) largest_update: usize,
+    pub(crate) permissions: Permissions,
+    pub(crate) records: Records,
+    pub(crate) flights: VecDeque<Flight>,
+    pub(crate) next_call: u64,
+    pub(crate) history: History,
+    pub(crate) phase: Phase,
+    pub(crate) place: Place,
+    pub(crate) memory_limit: Option<u64>,
+    pub(crate) memory_kills: u64,
+    pub(crate) statistics: StatisticsPage,
+    /// What the last instance died of, for whoever asks.
+    pub(crate) last_fault: Option<Fault>,
+}
+
+impl State {
+    /// Takes in what has come. `suspicious`: also ask the kernel whether the orbit lives, for a system call.
+    pub(crate) fn pump(&mut self, suspicious: bool) {
+        if let Err(what) = self.take_in() {
+            self.corrupted(what);
+        }
+        if matches!(self.phase, Phase::Up) {
+            let marked = self.side.gate().is_marked_dead();
+            if suspicious || marked != Some(false) {
+                let end = self.domain.as_ref().and_then(|domain| domain.process().end());
+                if let Some(end) = end {
+                    self.died(end);
+                }
+            }
+        }
+        self.mind_the_clock();
+        if let Phase::Waiting(due) = self.phase
+            && Moment::now() >= due
+        {
+            self.restart();
+        }
+    }
+
+    /// Answers, updates, and slots that are done with.
+    fn take_in(&mut self) -> core::result::Result<(), String> {
+        self.take_mail();
+        let mut bytes = [0; ANSWER];
+        while let Some(len) = self.side.peek(&mut bytes).map_err(|e| e.to_string())? {
+            let answer = Answer::decode(&bytes[..len]).ok_or("an answer of the wrong size")?;
+            self.side.take();
+            // Updates of a task are sent before its answer.
+            self.take_mail();
+            let index = self
+                .flights
+                .iter()
+                .position(|flight| !flight.ghost)
+                .filter(|index| {
+                    let flight = &self.flights[*index];
+                    flight.call == answer.call && self.ledger.claim(flight.number) == Claim::Taken
+                })
+                .ok_or_else(|| format!("an answer to call {}, which is not running", answer.call))?;
+            if let Some(flight) = self.flights.get_mut(index) {
+                flight.ghost = true;
+                let (record, call) = (flight.record, flight.call);
+                if let Some(delta) = flight.delta.take() {
+                    self.mirror.release(delta);
+                }
+                self.records.close(record, call, Ok(answer.value));
+                self.statistics.returned().fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        self.land()
+    }
+
+    /// Lets go of the ghosts at the front whose slot the orbit has given back.
+    fn land(&mut self) -> core::result::Result<(), String> {
+        if self.flights.is_empty() {
+            return Ok(());
+        }
+        let waiting = self.side.waiting().map_err(|e| e.to_string())?;
+        let taken = self.side.sent().wrapping_sub(waiting);
+        while let Some(flight) = self.flights.front() {
+            let behind = taken.wrapping_sub(flight.number).wrapping_sub(1) < u32::MAX / 2;
+            if !(flight.ghost && behind) {
+                break;
+            }
+            if let Some(Flight { delta: Some(delta), .. }) = self.flights.pop_front() {
+                self.mirror.release(delta);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_mail(&mut self) {
+        if self.ledger.mailed() == self.received {
+            return;
+        }
+        while let Some(arrival) = self.mail.receive(&mut self.mail_buffer, self.largest_update) {
+            self.received = self.received.wrapping_add(1);
+            self.file(arrival);
+        }
+    }
+
+    /// Files an update under its call, which the orbit must have taken. That need not be the oldest one: its successor
+    /// may have begun before main took in the answer.
+    fn file(&mut self, arrival: Arrival) {
+        self.statistics.updates().fetch_add(1, Ordering::Relaxed);
+        let call = match &arrival {
+            Arrival::Update { call, .. } | Arrival::Refused { call, .. } => *call,
+        };
+        let taken = |flight: &&Flight| {
+            flight.call == call && !flight.ghost && self.ledger.claim(flight.number) == Claim::Taken
+        };
+        let Some(flight) = self.flights.iter().find(taken) else { return };
+        let checked = match arrival {
+            Arrival::Update { bytes, .. } => Update::check(call, bytes, &self.permissions),
+            Arrival::Refused { reason, .. } => Err(reason),
+        };
+        let checked = checked.map_err(|reason| Error::BadUpdate { call, reason });
+        if let Some(record) = self.records.get(flight.record, call)
+            && !record.abandoned
+        {
+            record.updates.push_back(checked);
+        }
+    }
+
+    /// The orbit is dead.
+    fn died(&mut self, end: End) {
+        // Its last words: what it sent before it died counts.
+        if let Err(what) = self.take_in() {
+            return self.corrupted(what);
+        }
+        let fault = self.fault_of(end);
+        if let Fault::Snapshot { .. } | Fault::Corrupted { .. } = fault {
+            return self.lost(fault, end);
+        }
+        self.fail_running(&fault);
+        self.decide(fault, end);
+    }
+
+    /// What it died of.
+    fn fault_of(&mut self, end: End) -> Fault {
+        let kills = self.domain.as_ref().map_or(0, Domain::memory_kills);
+        let starved = kills > self.memory_kills;
+        self.memory_kills = kills;
+        match end {
+            End::Killed { signal: libc::SIGKILL } => {
+                if let (true, Some(bytes)) = (starved, self.memory_limit) {
+                    return Fault::MemoryLimit { bytes };
+                }
+                let now = Moment::now();
+                let running =
+                    self.flights.iter().find(|f| !f.ghost && self.ledger.claim(f.number) == Claim::Taken);
+                // One that was killed before its limit was killed by somebody else.
+                if let Some(Flight { limit: Some(limit), .. }) = running
+                    && now.since(Moment(self.ledger.started())) >= *limit
+                {
+                    return Fault::TimeLimit { limit: *limit };
+                }
+                Fault::of_end(end)
+            }
+            End::Killed { signal } => match self.ledger.obituary() {
+                Some(Fault::Signal { signal: noted, address, instruction }) if noted == signal => {
+                    Fault::Signal { signal, address, instruction }
+                }
+                _ => Fault::of_end(end),
+            },
+            End::Exited { .. } | End::Unknown => match self.ledger.obituary() {
+                Some(Fault::Signal { .. }) | None => Fault::of_end(end),
+                Some(noted) => noted,
+            },
+        }
+    }
+
+    /// Ends the call whose task was running.
+    fn fail_running(&mut self, fault: &Fault) {
+        let running = self.flights.iter().position(|flight| {
+            // A claim that makes no sense is that of the task that destroyed it.
+            !flight.ghost && matches!(self.ledger.claim(flight.number), Claim::Taken | Claim::Nonsense)
+        });
+        if let Some(index) = running {
+            let flight = &mut self.flights[index];
+            flight.ghost = true;
+            let (record, call) = (flight.record, flight.call);
+            let error = Error::Fault { orbit: self.name.clone(), call, fault: fault.clone() };
+            self.records.close(record, call, Err(error));
+            self.statistics.failed().fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Restart, and when?
+    fn decide(&mut self, fault: Fault, end: End) {
+        self.last_fault = Some(fault.clone());
+        if let Some(domain) = &self.domain {
+            domain.process().reap();
+        }
+        match self.history.decide(end, Moment::now()) {
+            Decision::NotBefore(due) => {
+                self.phase = Phase::Waiting(due);
+                self.statistics.state().store(3, Ordering::Relaxed);
+            }
+            Decision::StayDown => self.go_down(fault, 0),
+            Decision::GiveUp { restarts } => self.go_down(fault, restarts),
+        }
+    }
+
+    fn go_down(&mut self, fault: Fault, restarts: u32) {
+        self.drop_flights(&fault);
+        self.phase = Phase::Down { fault, restarts };
+        self.statistics.state().store(4, Ordering::Relaxed);
+    }
+
+    /// All that is under way will never run.
+    fn drop_flights(&mut self, fault: &Fault) {
+        for flight in self.flights.drain(..) {
+            if let Some(delta) = flight.delta {
+                self.mirror.release(delta);
+            }
+            if !flight.ghost {
+                let call = flight.call;
+                let error = Error::NotRun { orbit: self.name.clone(), call, fault: fault.clone() };
+                self.records.close(flight.record, call, Err(error));
+                self.statistics.failed().fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The orbit wrote what it must not: nothing of what it shares with main can be relied on.
+    fn corrupted(&mut self, what: String) {
+        if let Some(domain) = &self.domain
+            && matches!(self.phase, Phase::Up)
+        {
+            let _ = domain.process().signal(Signal::KILL);
+            await_death(domain.process());
+            self.lost(Fault::Corrupted { what }, End::Killed { signal: libc::SIGKILL });
+        }
+    }
+
+    /// It is dead, and neither queue nor mirror can be relied on: a successor starts from nothing.
+    fn lost(&mut self, fault: Fault, end: End) {
+        self.fail_running(&fault);
+        self.drop_flights(&fault);
+        self.side.succeed(true);
+        let mut buffer = core::mem::take(&mut self.mail_buffer);
+        while self.mail.receive(&mut buffer, self.largest_update).is_some() {}
+        self.mail_buffer = buffer;
+        self.received = self.ledger.mailed();
+        match self.mirror.reset() {
+            Ok(()) => self.decide(fault, end),
+            Err(error) => {
+                self.go_down(Fault::Snapshot { reason: error.to_string() }, 0);
+            }
+        }
+    }
+
+    fn restart(&mut self) {
+        let Some(domain) = &mut self.domain else { return };
+        self.side.succeed(false);
+        self.ledger.forget();
+        let now = Moment::now();
+        self.history.restarted(now);
+        self.statistics.restarts().fetch_add(1, Ordering::Relaxed);
+        match domain.relaunch() {
+            Ok(()) => {
+                self.phase = Phase::Up;
+                self.place.pinned = None;
+                let pid = domain.process().pid().as_raw_pid().unsigned_abs();
+                self.statistics.domain().store(pid.into(), Ordering::Relaxed);
+                self.statistics.state().store(1, Ordering::Relaxed);
+                for flight in &mut self.flights {
+                    flight.seen_running = None;
+                }
+                // Whoever waits looked at the predecessor.
+                self.side.gate().stir();
+            }
+            Err(error) => {
+                let for_good = matches!(error, orrery_domain::Error::SpareGone { .. });
+                let died_of = match self.last_fault.take() {
+                    Some(Fault::NoRestart { died_of, .. }) => died_of,
+                    other => Box::new(other.unwrap_or(Fault::Unknown)),
+                };
+                let fault = Fault::NoRestart { reason: error.to_string(), died_of };
+                if for_good {
+                    self.go_down(fault, 0);
+                } else {
+                    // No room for a process now, perhaps later: by the same policy as after a crash.
+                    self.decide(fault, End::Killed { signal: libc::SIGKILL });
+                }
+            }
+        }
+    }
+
+    /// Kills a task that is over its limit although the timer in the orbit should have done so.
+    fn mind_the_clock(&mut self) {
+        if !matches!(self.phase, Phase::Up) {
+            return;
+        }
+        let Some(index) = self.flights.iter().position(|flight| !flight.ghost) else { return };
+        let flight = &mut self.flights[index];
+        let Some(limit) = flight.limit else { return };
+        if self.ledger.claim(flight.number) != Claim::Taken {
+            return;
+        }
+        let now = Moment::now();
+        let seen = *flight.seen_running.get_or_insert(now);
+        if now.since(seen) >= limit + GRACE
+            && let Some(domain) = &self.domain
+        {
+            let _ = domain.process().signal(Signal::KILL);
+            await_death(domain.process());
+            let fault = Fault::TimeLimit { limit };
+            let end = End::Killed { signal: libc::SIGKILL };
+            self.fail_running(&fault);
+            self.decide(fault, end);
+        }
+    }
+
+    /// When pumping will have something to do by itself.
+    pub(crate) fn next_look(&self) -> Option<Moment> {
+        match self.phase {
+            Phase::Waiting(due) => Some(due),
+            Phase::Up => {
+                let flight = self.flights.iter().find(|flight| !flight.ghost)?;
+                let limit = flight.limit? + GRACE;
+                Some(flight.seen_running.unwrap_or_else(Moment::now).after(limit))
+            }
+            _ => None,
+        }
+    }
+
+    /// Who to watch while waiting; `None` where nobody lives.
+    pub(crate) fn partner(&self) -> Option<Arc<Process>> {
+        match self.phase {
+            Phase::Up => self.domain.as_ref().map(|domain| Arc::clone(domain.process())),
+            _ => None,
+        }
+    }
+
+    /// Kills the orbit for good.
+    pub(crate) fn destroy(&mut self) {
+        if matches!(self.phase, Phase::Destroyed) {
+            return;
+        }
+        if let Some(domain) = self.domain.take() {
+            domain.process().kill();
+            // What it sent while it lived.
+            let _ = self.take_in();
+            drop(domain);
+        }
+        for flight in self.flights.drain(..) {
+            if let Some(delta) = flight.delta {
+                self.mirror.release(delta);
+            }
+        }
+        let name = self.name.clone();
+        self.records.close_all(|_| Error::Destroyed { orbit: name.clone() });
+        self.phase = Phase::Destroyed;
+        self.statistics.state().store(4, Ordering::Relaxed);
+        self.side.gate().stir();
+    }
+
+    /// Refuses where no call can be made.
+    pub(crate) fn check_up(&self) -> Result<()> {
+        match &self.phase {
+            Phase::Up | Phase::Waiting(_) => Ok(()),
+            Phase::Down { fault, restarts } => {
+                Err(Error::Dead { orbit: self.name.clone(), fault: fault.clone(), restarts: *restarts })
+            }
+            Phase::Destroyed => Err(Error::Destroyed { orbit: self.name.clone() }),
+        }
+    }
+}
+
+/// Waits until a killed process is dead, which takes the kernel a moment.
+fn await_death(process: &Process) {
+    let mut one = [rustix::event::PollFd::from_borrowed_fd(process.as_fd(), rustix::event::PollFlags::IN)];
+    let patience = rustix::time::Timespec { tv_sec: 2, tv_nsec: 0 };
+    let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, Some(&patience)));
+}

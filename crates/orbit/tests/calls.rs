@@ -1,0 +1,832 @@
+//! What a call brings to the task, and what the task brings back.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
+
+mod common;
+
+use std::ffi::{c_long, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::{address, area, number};
+use orrery_orbit::{
+    ARGUMENTS, Area, AreaVec, BackPressure, Call, Error, Flags, Life, Orbit, Placement, Reaper, Record,
+    Scratch, Task, send,
+};
+
+common::cases![
+    a_call_returns_what_the_task_returns,
+    arguments_arrive,
+    oversize_arguments_are_refused,
+    a_task_sees_main_as_of_its_call,
+    queued_calls_see_their_own_moments,
+    what_a_task_writes_is_gone_at_the_next_call,
+    areas_made_later_are_seen,
+    grown_areas_are_seen,
+    structures_with_pointers_are_seen,
+    several_orbits_watch_one_area,
+    a_function_may_be_named_by_the_call,
+    c_functions_are_called,
+    addresses_without_code_are_refused,
+    an_orbit_without_entry_needs_a_function,
+    the_store_lasts_and_init_comes_first,
+    the_orbit_has_what_main_had_at_its_creation,
+    threads_call_at_once,
+    futures_may_be_taken_in_any_order,
+    dropped_futures_leave_nothing,
+    no_return_value_keeps_nothing,
+    same_arguments_are_skipped,
+    any_waiting_call_skips,
+    same_arguments_are_cancelled,
+    any_cancellable_call_is_cancelled,
+    a_future_cancels_its_call,
+    cancelled_calls_leave_their_pages_to_the_next,
+    a_full_queue_fails,
+    a_full_queue_is_waited_for,
+    a_full_queue_makes_room,
+    updates_arrive_in_order,
+    updates_arrive_before_the_end,
+    updates_of_queued_calls_are_kept_apart,
+    large_updates_arrive,
+    many_updates_of_a_synchronous_call_arrive,
+    updates_are_applied_one_by_one,
+    bad_updates_are_refused,
+    sending_outside_of_a_task_is_an_error,
+    calls_from_inside_are_errors,
+    a_forked_child_of_main_is_told,
+    destroying_is_final,
+    the_program_may_reap_its_orbit,
+    names_are_checked,
+    statistics_count,
+    every_placement_works,
+    a_waiting_time_is_kept,
+];
+
+fn orbit(entry: impl Fn(&mut Task<'_>) -> i64 + Send + Sync + 'static) -> Orbit {
+    Orbit::builder("test").entry(entry).create().unwrap()
+}
+
+/// Returns the number at the address that the arguments give.
+fn read(task: &mut Task<'_>) -> i64 {
+    unsafe { *task.argument::<*const i64>().unwrap() }
+}
+
+/// Says that it has begun, then waits for a byte from the pipe that the argument names.
+fn wait(task: &mut Task<'_>) -> i64 {
+    task.send(Scratch::new().data(b"begun")).unwrap();
+    let pipe = unsafe { BorrowedFd::borrow_raw(task.argument::<i32>().unwrap()) };
+    i64::from(rustix::io::read(pipe, &mut [0; 1]) != Ok(1))
+}
+
+fn a_call_returns_what_the_task_returns() {
+    let orbit = orbit(|task| i64::from(task.arguments()[0]) * -3);
+    for i in 0..200 {
+        assert_eq!(orbit.call(&Call::new().arguments(&[i])), Ok(i64::from(i) * -3));
+    }
+    assert_eq!(orbit.life(), Ok(Life::Up));
+}
+
+fn arguments_arrive() {
+    let orbit = orbit(|task| task.arguments().iter().map(|b| i64::from(*b)).sum());
+    for len in [0, 1, 8, 100, ARGUMENTS - 1, 3, 0] {
+        let bytes: Vec<u8> = (0..len).map(|i| u8::try_from(i % 256).unwrap()).collect();
+        let sum = bytes.iter().map(|b| i64::from(*b)).sum();
+        assert_eq!(orbit.call(&Call::new().arguments(&bytes)), Ok(sum));
+    }
+}
+
+fn oversize_arguments_are_refused() {
+    let orbit = orbit(|_| 1);
+    let error = orbit.call(&Call::new().arguments(&[0; ARGUMENTS])).unwrap_err();
+    assert_eq!(error, Error::Arguments { bytes: ARGUMENTS });
+    assert_eq!(orbit.call(&Call::new()), Ok(1));
+}
+
+fn a_task_sees_main_as_of_its_call() {
+    let area = area();
+    let number = number(&area);
+    let orbit = orbit(read);
+    let (areas, bytes) = ([&area], address(number));
+    let call = Call::new().areas(&areas).arguments(&bytes);
+    for i in 0..500 {
+        unsafe { *number = i };
+        let future = orbit.call_async(&call).unwrap();
+        unsafe { *number = -1 };
+        assert_eq!(future.get(), Ok(i));
+    }
+}
+
+fn queued_calls_see_their_own_moments() {
+    let area = area();
+    let number = number(&area);
+    let orbit = orbit(|task| {
+        std::thread::sleep(Duration::from_millis(3));
+        read(task)
+    });
+    let (areas, bytes) = ([&area], address(number));
+    let call = Call::new().areas(&areas).arguments(&bytes);
+    let futures: Vec<_> = (0..40)
+        .map(|i| {
+            unsafe { *number = i };
+            orbit.call_async(&call).unwrap()
+        })
+        .collect();
+    unsafe { *number = -1 };
+    for (i, future) in (0..).zip(&futures) {
+        assert_eq!(future.get(), Ok(i));
+    }
+    assert_eq!(orbit.call(&call), Ok(-1));
+}
+
+fn what_a_task_writes_is_gone_at_the_next_call() {
+    let area = area();
+    let number = number(&area);
+    unsafe { *number = 5 };
+    let orbit = orbit(|task| unsafe {
+        let number = task.argument::<*mut i64>().unwrap();
+        *number += 1;
+        *number
+    });
+    let (areas, bytes) = ([&area], address(number));
+    let call = Call::new().areas(&areas).arguments(&bytes);
+    for _ in 0..50 {
+        assert_eq!(orbit.call(&call), Ok(6));
+    }
+    let futures: Vec<_> = (0..20).map(|_| orbit.call_async(&call).unwrap()).collect();
+    assert!(futures.iter().all(|future| future.get() == Ok(6)));
+    assert_eq!(unsafe { *number }, 5);
+}
+
+fn areas_made_later_are_seen() {
+    let orbit = orbit(read);
+    for i in 0..20 {
+        let area = area();
+        let number = number(&area);
+        unsafe { *number = i };
+        assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&address(number))), Ok(i));
+    }
+}
+
+fn grown_areas_are_seen() {
+    let area = area();
+    let orbit = orbit(read);
+    let mut numbers = Vec::new();
+    for i in 0..300_000 {
+        let number = number(&area);
+        unsafe { *number = i };
+        numbers.push(number);
+    }
+    for (i, number) in (0..).zip(&numbers).step_by(10_007) {
+        assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&address(*number))), Ok(i));
+    }
+}
+
+fn structures_with_pointers_are_seen() {
+    let area = area();
+    let mut lists: AreaVec<AreaVec<i64>> = AreaVec::new_in(area.clone());
+    let orbit = orbit(|task| {
+        let lists = unsafe { &*task.argument::<*const AreaVec<AreaVec<i64>>>().unwrap() };
+        lists.iter().flatten().sum()
+    });
+    let place = area.allocate(std::alloc::Layout::new::<AreaVec<AreaVec<i64>>>()).unwrap();
+    let place = place.cast::<AreaVec<AreaVec<i64>>>().as_ptr();
+    let mut sum = 0;
+    for i in 0..100 {
+        let mut list = AreaVec::new_in(area.clone());
+        list.extend(0..i);
+        sum += (0..i).sum::<i64>();
+        lists.push(list);
+        unsafe { std::ptr::copy_nonoverlapping(&raw const lists, place, 1) };
+        assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&address(place))), Ok(sum));
+    }
+}
+
+fn several_orbits_watch_one_area() {
+    let (first_area, second_area) = (area(), area());
+    let (a, b) = (number(&first_area), number(&second_area));
+    let orbits = [orbit(read), orbit(read), orbit(read)];
+    for i in 0..200_i64 {
+        unsafe {
+            *a = i;
+            *b = -i;
+        }
+        for (index, orbit) in orbits.iter().enumerate() {
+            if i % (i64::try_from(index).unwrap() + 1) == 0 {
+                let areas = [&first_area, &second_area];
+                assert_eq!(orbit.call(&Call::new().areas(&areas).arguments(&address(a))), Ok(i));
+                assert_eq!(orbit.call(&Call::new().areas(&areas[1..]).arguments(&address(b))), Ok(-i));
+            }
+        }
+    }
+}
+
+fn a_function_may_be_named_by_the_call() {
+    fn other(task: &mut Task<'_>) -> i64 {
+        i64::from(task.arguments()[0]) + 1_000
+    }
+    let orbit = orbit(|_| 1);
+    assert_eq!(orbit.call(&Call::new().function(other).arguments(&[5])), Ok(1_005));
+    assert_eq!(orbit.call(&Call::new()), Ok(1));
+}
+
+unsafe extern "C" fn c_task(arguments: *mut c_void, store: *mut c_void) -> c_long {
+    unsafe {
+        *store.cast::<c_long>() += 1;
+        *arguments.cast::<c_long>() * 100 + *store.cast::<c_long>()
+    }
+}
+
+unsafe extern "C" fn c_init() -> *mut c_void {
+    Box::into_raw(Box::new(7 as c_long)).cast()
+}
+
+fn c_functions_are_called() {
+    let orbit = unsafe { Orbit::builder("c").c_entry(c_task).c_init(c_init) }.create().unwrap();
+    let three = 3_i64.to_ne_bytes();
+    assert_eq!(orbit.call(&Call::new().arguments(&three)), Ok(308));
+    assert_eq!(orbit.call(&unsafe { Call::new().arguments(&three).c_function(c_task) }), Ok(309));
+}
+
+fn addresses_without_code_are_refused() {
+    static DATA: u64 = 7;
+    let wrong: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_long =
+        unsafe { std::mem::transmute(&raw const DATA) };
+    let orbit = orbit(|_| 1);
+    let address = (&raw const DATA).addr();
+    assert_eq!(orbit.call(&unsafe { Call::new().c_function(wrong) }), Err(Error::NoFunction { address }));
+    assert_eq!(orbit.call(&Call::new()), Ok(1));
+    let error = unsafe { Orbit::builder("wrong").c_entry(wrong) }.create().unwrap_err();
+    assert_eq!(error, Error::NoFunction { address });
+}
+
+fn an_orbit_without_entry_needs_a_function() {
+    let orbit = Orbit::builder("plain").create().unwrap();
+    assert_eq!(orbit.call(&Call::new()), Err(Error::NoEntry { orbit: "plain".to_owned() }));
+    assert_eq!(orbit.call(&Call::new().function(|_| 4)), Ok(4));
+}
+
+fn the_store_lasts_and_init_comes_first() {
+    let orbit = Orbit::builder("store")
+        .init(|| vec![10_i64])
+        .entry(|task| {
+            let byte = i64::from(task.arguments()[0]);
+            let store = task.store::<Vec<i64>>().unwrap();
+            store.push(byte);
+            store.iter().sum()
+        })
+        .create()
+        .unwrap();
+    let mut sum = 10;
+    for i in 0..100 {
+        sum += i64::from(i);
+        assert_eq!(orbit.call(&Call::new().arguments(&[i])), Ok(sum));
+    }
+}
+
+static GLOBAL: AtomicI64 = AtomicI64::new(0);
+
+fn the_orbit_has_what_main_had_at_its_creation() {
+    GLOBAL.store(5, Ordering::SeqCst);
+    let captured = Arc::new(vec![1_i64, 2, 3]);
+    let inner = Arc::clone(&captured);
+    let orbit = orbit(move |_| inner.iter().sum::<i64>() * 100 + GLOBAL.load(Ordering::SeqCst));
+    GLOBAL.store(6, Ordering::SeqCst);
+    assert_eq!(orbit.call(&Call::new()), Ok(605));
+    assert_eq!(orbit.call(&Call::new()), Ok(605));
+    assert_eq!(captured.len(), 3);
+}
+
+fn threads_call_at_once() {
+    let area = area();
+    let orbit = orbit(read);
+    std::thread::scope(|scope| {
+        for thread in 0..6_i64 {
+            let (orbit, area) = (&orbit, &area);
+            scope.spawn(move || {
+                let number = number(area);
+                let (areas, bytes) = ([area], address(number));
+                let call = Call::new().areas(&areas).arguments(&bytes);
+                for i in 0..300 {
+                    let value = thread * 1_000 + i;
+                    unsafe { *number = value };
+                    if i % 3 == 0 {
+                        let future = orbit.call_async(&call).unwrap();
+                        unsafe { *number = -1 };
+                        assert_eq!(future.get(), Ok(value));
+                    } else {
+                        assert_eq!(orbit.call(&call), Ok(value));
+                    }
+                }
+            });
+        }
+    });
+}
+
+fn futures_may_be_taken_in_any_order() {
+    let orbit = orbit(|task| i64::from(task.arguments()[0]));
+    let futures: Vec<_> = (0..30).map(|i| orbit.call_async(&Call::new().arguments(&[i])).unwrap()).collect();
+    for (i, future) in futures.iter().enumerate().rev() {
+        assert_eq!(future.get(), Ok(i64::try_from(i).unwrap()));
+        assert_eq!(future.try_get(), Ok(Some(i64::try_from(i).unwrap())), "it can be asked again");
+    }
+}
+
+fn dropped_futures_leave_nothing() {
+    let orbit = orbit(|task| {
+        let mut scratch = Scratch::new();
+        task.send(scratch.data(b"nobody reads this")).unwrap();
+        1
+    });
+    for _ in 0..500 {
+        drop(orbit.call_async(&Call::new()).unwrap());
+    }
+    assert_eq!(orbit.call(&Call::new()), Ok(1));
+    assert_eq!(orbit.statistics().unwrap().returned, 501);
+}
+
+fn no_return_value_keeps_nothing() {
+    let orbit = orbit(|_| 1);
+    for _ in 0..200 {
+        let future = orbit.call_async(&Call::new().flags(Flags::NO_RETURN_VALUE)).unwrap();
+        assert_eq!(future.get(), Err(Error::NoValue));
+    }
+    assert_eq!(orbit.call(&Call::new()), Ok(1));
+}
+
+/// An orbit that is busy until it is released, so that calls behind wait.
+fn busy(builder: orrery_orbit::Builder) -> (Orbit, orrery_orbit::Future, Hold) {
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let orbit = builder.entry(|task| i64::from(task.arguments()[0])).create().unwrap();
+    let pipe = read.as_raw_fd().to_ne_bytes();
+    let future = orbit.call_async(&Call::new().function(wait).arguments(&pipe)).unwrap();
+    // Until the orbit has taken it, it counts as waiting.
+    assert_eq!(future.receive().unwrap().unwrap().len(), 1);
+    (orbit, future, Hold(write))
+}
+
+/// Keeps an orbit busy.
+struct Hold(OwnedFd);
+
+impl Hold {
+    fn release(self) {
+        assert_eq!(rustix::io::write(&self.0, b"x"), Ok(1));
+    }
+}
+
+fn same_arguments_are_skipped() {
+    let (orbit, _running, hold) = busy(Orbit::builder("busy"));
+    let once = orbit.call_async(&Call::new().arguments(&[1])).unwrap();
+    let same = Call::new().arguments(&[1]).flags(Flags::SKIP_SAME_ARGUMENT);
+    assert_eq!(orbit.call_async(&same).unwrap_err(), Error::Skipped { waiting: once.call() });
+    let other = Call::new().arguments(&[2]).flags(Flags::SKIP_SAME_ARGUMENT);
+    let other = orbit.call_async(&other).unwrap();
+    let function = Call::new().arguments(&[1]).function(|_| 77).flags(Flags::SKIP_SAME_ARGUMENT);
+    let function = orbit.call_async(&function).unwrap();
+    hold.release();
+    assert_eq!((once.get(), other.get(), function.get()), (Ok(1), Ok(2), Ok(77)));
+    assert_eq!(orbit.call(&same), Ok(1), "nothing waits any more");
+}
+
+fn any_waiting_call_skips() {
+    let (orbit, running, hold) = busy(Orbit::builder("busy"));
+    let skip = Call::new().arguments(&[2]).flags(Flags::SKIP_ANY);
+    let first = orbit.call_async(&skip).unwrap();
+    assert_eq!(orbit.call_async(&skip).unwrap_err(), Error::Skipped { waiting: first.call() });
+    hold.release();
+    assert_eq!((running.get(), first.get()), (Ok(0), Ok(2)));
+}
+
+fn same_arguments_are_cancelled() {
+    let (orbit, _running, hold) = busy(Orbit::builder("busy"));
+    let cancellable =
+        |byte| orbit.call_async(&Call::new().arguments(&[byte]).flags(Flags::CANCELLABLE)).unwrap();
+    let (one, two) = (cancellable(1), cancellable(2));
+    let firm = orbit.call_async(&Call::new().arguments(&[1])).unwrap();
+    let last = orbit.call_async(&Call::new().arguments(&[1]).flags(Flags::CANCEL_SAME_ARGUMENT)).unwrap();
+    assert_eq!(one.get(), Err(Error::Cancelled { call: one.call() }));
+    hold.release();
+    assert_eq!((two.get(), firm.get(), last.get()), (Ok(2), Ok(1), Ok(1)));
+}
+
+fn any_cancellable_call_is_cancelled() {
+    let (orbit, running, hold) = busy(Orbit::builder("busy"));
+    let waiting: Vec<_> = (1..10)
+        .map(|byte| orbit.call_async(&Call::new().arguments(&[byte]).flags(Flags::CANCELLABLE)).unwrap())
+        .collect();
+    let last = orbit.call_async(&Call::new().arguments(&[50]).flags(Flags::CANCEL_ANY)).unwrap();
+    for future in &waiting {
+        assert_eq!(future.get(), Err(Error::Cancelled { call: future.call() }));
+    }
+    hold.release();
+    assert_eq!((running.get(), last.get()), (Ok(0), Ok(50)));
+}
+
+fn a_future_cancels_its_call() {
+    let (orbit, running, hold) = busy(Orbit::builder("busy"));
+    let waiting = orbit.call_async(&Call::new().arguments(&[1])).unwrap();
+    assert_eq!(running.cancel(), Ok(false), "it runs");
+    assert_eq!(waiting.cancel(), Ok(true));
+    assert_eq!(waiting.cancel(), Ok(false), "it is cancelled already");
+    assert_eq!(waiting.get(), Err(Error::Cancelled { call: waiting.call() }));
+    hold.release();
+    assert_eq!(running.get(), Ok(0));
+    assert_eq!(running.cancel(), Ok(false), "it is over");
+}
+
+fn cancelled_calls_leave_their_pages_to_the_next() {
+    let area = area();
+    let numbers: Vec<_> = (0..8)
+        .map(|_| {
+            area.allocate(std::alloc::Layout::from_size_align(4096, 4096).unwrap())
+                .unwrap()
+                .cast::<i64>()
+                .as_ptr()
+        })
+        .collect();
+    let (orbit, _running, hold) = busy(Orbit::builder("busy"));
+    let areas = [&area];
+    let mut futures = Vec::new();
+    for (i, number) in (0..).zip(&numbers) {
+        unsafe { **number = i + 1 };
+        let bytes = address(numbers[0]);
+        futures.push(orbit.call_async(&Call::new().areas(&areas).arguments(&bytes).function(read)).unwrap());
+    }
+    // Only the first and the last stay; the last sees what the cancelled ones brought.
+    for future in &futures[1..7] {
+        assert_eq!(future.cancel(), Ok(true));
+    }
+    hold.release();
+    for (i, number) in (0..).zip(&numbers) {
+        let bytes = address(*number);
+        let seen = orbit.call_async(&Call::new().areas(&areas).arguments(&bytes).function(read)).unwrap();
+        assert_eq!(seen.get(), Ok(i + 1));
+    }
+    assert_eq!((futures[0].get(), futures[7].get()), (Ok(1), Ok(1)));
+}
+
+fn a_full_queue_fails() {
+    let builder = Orbit::builder("full").queue(3).back_pressure(BackPressure::Fail);
+    let (orbit, running, hold) = busy(builder);
+    let waiting = [(); 2].map(|()| orbit.call_async(&Call::new().arguments(&[1])).unwrap());
+    let full = Error::QueueFull { orbit: "full".to_owned(), bound: 3 };
+    assert_eq!(orbit.call_async(&Call::new().arguments(&[1])).unwrap_err(), full);
+    assert_eq!(orbit.call(&Call::new().arguments(&[1])), Err(full));
+    hold.release();
+    assert_eq!(running.get(), Ok(0));
+    assert!(waiting.iter().all(|future| future.get() == Ok(1)));
+}
+
+fn a_full_queue_is_waited_for() {
+    let (orbit, _running, hold) = busy(Orbit::builder("full").queue(1).back_pressure(BackPressure::Wait));
+    let releaser = std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_millis(30));
+        hold.release();
+    });
+    for i in 0..20 {
+        let future = orbit.call_async(&Call::new().arguments(&[i])).unwrap();
+        drop(future);
+    }
+    assert_eq!(orbit.call(&Call::new().arguments(&[9])), Ok(9));
+    releaser.join().unwrap();
+    let patience = BackPressure::WaitAtMost(Duration::from_millis(30));
+    let (orbit, running, hold) = busy(Orbit::builder("full").queue(1).back_pressure(patience));
+    assert!(matches!(orbit.call(&Call::new().arguments(&[1])), Err(Error::QueueFull { .. })));
+    hold.release();
+    assert_eq!(running.get(), Ok(0));
+}
+
+fn a_full_queue_makes_room() {
+    let (orbit, _running, hold) =
+        busy(Orbit::builder("full").queue(3).back_pressure(BackPressure::CancelOldest));
+    let call = |byte| orbit.call_async(&Call::new().arguments(&[byte]).flags(Flags::CANCELLABLE)).unwrap();
+    let (oldest, old, new) = (call(1), call(2), call(3));
+    assert_eq!(oldest.get(), Err(Error::Cancelled { call: oldest.call() }));
+    hold.release();
+    assert_eq!((old.get(), new.get()), (Ok(2), Ok(3)));
+}
+
+fn updates_arrive_in_order() {
+    let orbit = orbit(|task| {
+        let mut scratch = Scratch::new();
+        for i in 0..5_u8 {
+            for j in 0..i {
+                scratch.data(&[i, j]);
+            }
+            task.send(&mut scratch).unwrap();
+            assert!(scratch.is_empty());
+        }
+        9
+    });
+    let finished = orbit.call_and_receive(&Call::new()).unwrap();
+    assert_eq!(finished.result, Ok(9));
+    assert_eq!(finished.updates.len(), 5);
+    for (i, update) in (0..).zip(&finished.updates) {
+        let update = update.as_ref().unwrap();
+        assert_eq!((update.call(), update.len()), (finished.call, usize::from(i)));
+        for (j, record) in (0..).zip(update.records()) {
+            assert_eq!(record, Record::Data(&[i, j]));
+        }
+    }
+    let future = orbit.call_async(&Call::new()).unwrap();
+    let mut count = 0;
+    while let Some(update) = future.receive().unwrap() {
+        assert_eq!(update.len(), count);
+        count += 1;
+    }
+    assert_eq!((count, future.get()), (5, Ok(9)));
+}
+
+fn updates_arrive_before_the_end() {
+    // That the task has begun is said by an update.
+    let (_orbit, running, hold) = busy(Orbit::builder("early"));
+    assert_eq!(running.try_get(), Ok(None), "the task still runs");
+    hold.release();
+    assert_eq!(running.receive(), Ok(None));
+    assert_eq!(running.finish().unwrap().result, Ok(0));
+}
+
+fn updates_of_queued_calls_are_kept_apart() {
+    let orbit = orbit(|task| {
+        let byte = task.arguments()[0];
+        for i in 0..3 {
+            task.send(Scratch::new().data(&[byte, i])).unwrap();
+        }
+        0
+    });
+    for _ in 0..20 {
+        let futures: Vec<_> =
+            (0..50).map(|byte| orbit.call_async(&Call::new().arguments(&[byte])).unwrap()).collect();
+        // Main looks when all of them are over, so that all updates are there at once.
+        assert_eq!(futures[49].get(), Ok(0));
+        for (byte, future) in (0..).zip(futures) {
+            let updates = future.finish().unwrap().updates;
+            assert_eq!(updates.len(), 3);
+            for (i, update) in (0..).zip(&updates) {
+                let update = update.as_ref().unwrap();
+                assert_eq!(update.records().next(), Some(Record::Data(&[byte, i])));
+            }
+        }
+    }
+}
+
+fn large_updates_arrive() {
+    let orbit = orbit(|task| {
+        let len = unsafe { task.argument::<usize>() }.unwrap();
+        let bytes: Vec<u8> = (0..len).map(|i| u8::try_from(i % 253).unwrap()).collect();
+        task.send(Scratch::new().data(&bytes)).unwrap();
+        0
+    });
+    for len in [0, 1, 30_000, 40_000, 5 << 20, 100 << 20] {
+        let finished = orbit.call_and_receive(&Call::new().arguments(&usize::to_ne_bytes(len))).unwrap();
+        let update = finished.updates[0].as_ref().unwrap();
+        let Some(Record::Data(bytes)) = update.records().next() else { panic!("no data") };
+        assert!(bytes.len() == len && (0..len).all(|i| usize::from(bytes[i]) == i % 253));
+    }
+    let orbit = Orbit::builder("small").largest_update(1000).entry(|task| {
+        let first = task.send(Scratch::new().data(&[1; 5000]));
+        task.send(Scratch::new().data(&[1; 50])).unwrap();
+        i64::from(first.is_ok())
+    });
+    let finished = orbit.create().unwrap().call_and_receive(&Call::new()).unwrap();
+    assert!(matches!(&finished.updates[0], Err(Error::BadUpdate { .. })));
+    assert_eq!(finished.updates[1].as_ref().unwrap().len(), 1);
+}
+
+fn many_updates_of_a_synchronous_call_arrive() {
+    // More than any socket holds: main has to take them in while it waits.
+    let orbit = orbit(|task| {
+        let mut scratch = Scratch::new();
+        for i in 0..3_000_u32 {
+            task.send(scratch.data(&i.to_ne_bytes()).data(&[7; 3_000])).unwrap();
+        }
+        3_000
+    });
+    let finished = orbit.call_and_receive(&Call::new()).unwrap();
+    assert_eq!((finished.result.unwrap(), finished.updates.len()), (3_000, 3_000));
+    for (i, update) in (0_u32..).zip(finished.updates) {
+        assert_eq!(update.unwrap().records().next(), Some(Record::Data(&i.to_ne_bytes())));
+    }
+}
+
+static APPLIED: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn operation(count: usize, arguments: *mut usize) -> usize {
+    APPLIED.fetch_add(1, Ordering::SeqCst);
+    unsafe { std::slice::from_raw_parts(arguments, count) }.iter().sum()
+}
+
+fn updates_are_applied_one_by_one() {
+    let area = area();
+    let (first, second) = (number(&area), number(&area));
+    let orbit = orbit(|task| {
+        let [first, second] = unsafe { task.argument::<[*mut i64; 2]>() }.unwrap();
+        let sum = unsafe {
+            *first += 1;
+            *first
+        };
+        let mut scratch = Scratch::new();
+        scratch
+            .modify(first, &sum.to_ne_bytes())
+            .modify(second, &77_i64.to_ne_bytes())
+            .operation(operation, &[1, 20, 300]);
+        task.send(&mut scratch).unwrap();
+        0
+    });
+    unsafe { *first = 10 };
+    let mut arguments = address(first).to_vec();
+    arguments.extend(address(second));
+    let areas = [&area];
+    let call = Call::new().areas(&areas).arguments(&arguments);
+    let finished = orbit.call_and_receive(&call).unwrap();
+    let update = finished.updates[0].as_ref().unwrap();
+    assert_eq!(unsafe { (*first, *second) }, (10, 0), "nothing is applied by itself");
+    let records: Vec<_> = update.records().collect();
+    unsafe { records[0].apply() }.unwrap();
+    assert_eq!(unsafe { (*first, *second) }, (11, 0), "the second is skipped");
+    assert_eq!(unsafe { records[2].apply() }, Ok(321));
+    assert_eq!(orbit.call(&call), Ok(0));
+    let finished = orbit.call_and_receive(&call).unwrap();
+    unsafe { finished.updates[0].as_ref().unwrap().apply() }.unwrap();
+    assert_eq!(unsafe { (*first, *second) }, (12, 77));
+    assert_eq!(APPLIED.load(Ordering::SeqCst), 2);
+}
+
+fn bad_updates_are_refused() {
+    let area = area();
+    let inside = number(&area);
+    let orbit = orbit(|task| {
+        let target = unsafe { task.argument::<*mut i64>() }.unwrap();
+        let local = 0_u64;
+        let mut scratch = Scratch::new();
+        // A good record before a bad one does not save it.
+        let _ = task.send(scratch.modify(target, &[0; 8]).modify(&raw const local, &[0; 8]));
+        let _ = task.send(scratch.modify(target, &vec![0; 1 << 30 >> 4]));
+        let _ = task.send(scratch.modify(std::ptr::null::<u8>(), &[1]));
+        let bytes = scratch.data(b"whole").bytes().to_vec();
+        let _ = orrery_orbit::send_bytes(&bytes[..bytes.len() - 3]);
+        let _ = orrery_orbit::send_bytes(&[0xff; 64]);
+        let data: orrery_orbit::Operation = unsafe { std::mem::transmute(target) };
+        scratch.clear();
+        let _ = task.send(scratch.operation(data, &[]));
+        let _ = task.send(scratch.modify(target, &5_i64.to_ne_bytes()));
+        0
+    });
+    let areas = [&area];
+    let bytes = address(inside);
+    let finished = orbit.call_and_receive(&Call::new().areas(&areas).arguments(&bytes)).unwrap();
+    assert_eq!(finished.result, Ok(0));
+    let (good, bad) = finished.updates.split_last().unwrap();
+    assert_eq!(bad.len(), 6);
+    for update in bad {
+        assert!(matches!(update, Err(Error::BadUpdate { .. })), "{update:?}");
+    }
+    unsafe { good.as_ref().unwrap().apply() }.unwrap();
+    assert_eq!(unsafe { *inside }, 5);
+}
+
+fn sending_outside_of_a_task_is_an_error() {
+    let mut scratch = Scratch::new();
+    scratch.data(b"x");
+    assert!(matches!(send(&mut scratch), Err(Error::Outside { .. })));
+    assert_eq!(scratch.len(), 1, "nothing is lost");
+    let orbit = Orbit::builder("init")
+        .init(|| matches!(send(Scratch::new().data(b"x")), Err(Error::Outside { .. })))
+        .entry(|task| i64::from(*task.store::<bool>().unwrap()))
+        .create()
+        .unwrap();
+    assert_eq!(orbit.call(&Call::new()), Ok(1));
+}
+
+fn calls_from_inside_are_errors() {
+    let other = Arc::new(orbit(|_| 1));
+    let pending = Arc::new(other.call_async(&Call::new()).unwrap());
+    let (inner, future) = (Arc::clone(&other), Arc::clone(&pending));
+    let orbit = orbit(move |_| {
+        let refused = |result: Result<(), Error>| i64::from(matches!(result, Err(Error::Inside { .. })));
+        refused(inner.call(&Call::new()).map(drop))
+            + refused(inner.call_async(&Call::new()).map(drop))
+            + refused(inner.end())
+            + refused(future.get().map(drop))
+            + refused(future.cancel().map(drop))
+            + refused(Orbit::builder("nested").create().map(drop))
+            + i64::from(matches!(
+                Area::new(1, &orrery_orbit::AreaOptions::default()),
+                Err(orrery_orbit::AreaError::InOrbit { .. })
+            ))
+    });
+    assert_eq!(orbit.call(&Call::new()), Ok(7));
+    assert_eq!((pending.get(), other.call(&Call::new())), (Ok(1), Ok(1)));
+}
+
+fn a_forked_child_of_main_is_told() {
+    let area = area();
+    let number = number(&area);
+    let orbit = orbit(read);
+    let (areas, bytes) = ([&area], address(number));
+    let call = Call::new().areas(&areas).arguments(&bytes);
+    unsafe { *number = 3 };
+    let future = orbit.call_async(&call).unwrap();
+    match unsafe { libc::fork() } {
+        0 => {
+            let told = |error: Error| matches!(error, Error::OtherProcess { .. });
+            let all = told(orbit.call(&call).unwrap_err())
+                && told(orbit.call_async(&call).unwrap_err())
+                && told(future.get().unwrap_err())
+                && told(orbit.end().unwrap_err());
+            drop(future);
+            drop(orbit);
+            // One of its own works, with the areas that it inherited.
+            unsafe { *number = 8 };
+            let own = Orbit::builder("own").entry(read).create().unwrap();
+            let works = own.call(&call) == Ok(8);
+            drop(own);
+            unsafe { libc::_exit(i32::from(!(all && works))) }
+        }
+        child => {
+            let mut status = 0;
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            assert_eq!(status, 0);
+        }
+    }
+    assert_eq!(future.get(), Ok(3));
+    assert_eq!(orbit.call(&call), Ok(3), "the child's writes are the child's");
+}
+
+fn destroying_is_final() {
+    let (orbit, running, _hold) = busy(Orbit::builder("test"));
+    let pid = orbit.pid().unwrap();
+    orbit.end().unwrap();
+    let gone = Error::Destroyed { orbit: "test".to_owned() };
+    assert!(common::ends(pid));
+    assert_eq!(running.get(), Err(gone.clone()));
+    assert_eq!(orbit.call(&Call::new()), Err(gone.clone()));
+    assert_eq!(orbit.life(), Err(gone));
+    assert_eq!(orbit.destroy(), Ok(()));
+    // A thread that waits is told.
+    let (orbit, running, _hold) = busy(Orbit::builder("test"));
+    let waiter = std::thread::spawn(move || running.get());
+    std::thread::sleep(Duration::from_millis(30));
+    orbit.end().unwrap();
+    assert!(matches!(waiter.join().unwrap(), Err(Error::Destroyed { .. })));
+}
+
+fn the_program_may_reap_its_orbit() {
+    let orbit =
+        Orbit::builder("child").reaper(Reaper::Program).entry(|_| std::process::exit(3)).create().unwrap();
+    let pid = i32::try_from(orbit.pid().unwrap()).unwrap();
+    let mut status = 0;
+    assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) }, 0, "it is a child, and lives");
+    assert!(orbit.call(&Call::new()).is_err());
+    assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, 0) }, pid);
+    assert_eq!(libc::WEXITSTATUS(status), 3);
+    assert!(matches!(orbit.call(&Call::new()), Err(Error::Dead { .. })));
+}
+
+fn names_are_checked() {
+    for name in ["", "a\0b", &"x".repeat(51)] {
+        assert!(matches!(Orbit::builder(name).create(), Err(Error::Name { .. })), "{name:?}");
+    }
+    let error = Orbit::builder("x").queue(0).create().unwrap_err();
+    assert!(error.to_string().contains("the bound of a queue"), "{error}");
+    assert_eq!(Orbit::builder("Prüfer 1").entry(|_| 1).create().unwrap().call(&Call::new()), Ok(1));
+}
+
+fn statistics_count() {
+    let area = area();
+    let number = number(&area);
+    let orbit = orbit(read);
+    for i in 0..10 {
+        unsafe { *number = i };
+        orbit.call(&Call::new().areas(&[&area]).arguments(&address(number))).unwrap();
+    }
+    let seen = orbit.statistics().unwrap();
+    assert_eq!((seen.calls, seen.returned, seen.failed, seen.queued(), seen.bound), (10, 10, 0, 0, 64));
+    assert!(seen.snapshot_pages >= 10 && seen.snapshot_nanoseconds > 0, "{seen:?}");
+    assert_eq!(seen.domain, u64::from(orbit.pid().unwrap()));
+}
+
+fn every_placement_works() {
+    let last = rustix::thread::sched_getcpu();
+    for placement in [Placement::Auto, Placement::Caller, Placement::Anywhere, Placement::Cpu(last)] {
+        let orbit = Orbit::builder("placed").placement(placement).entry(|_| 5).create().unwrap();
+        for round in 0..200 {
+            assert_eq!(orbit.call(&Call::new()), Ok(5));
+            if round % 50 == 0 {
+                assert_eq!(orbit.call_async(&Call::new()).unwrap().get(), Ok(5));
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+}
+
+fn a_waiting_time_is_kept() {
+    let (_orbit, running, hold) = busy(Orbit::builder("busy"));
+    assert_eq!(running.try_get(), Ok(None));
+    let patience = Duration::from_millis(5);
+    assert!(matches!(running.get_within(patience), Err(Error::TimedOut { .. })));
+    assert!(matches!(running.receive_within(patience), Err(Error::TimedOut { .. })));
+    hold.release();
+    assert_eq!(running.get(), Ok(0));
+}

@@ -1,0 +1,71 @@
+/*
+ * An event loop in which each session has memory of its own: Algorithm 2 of "Light-Weight Contexts" (OSDI
+ * 2016).
+ *
+ *     cc -Iinclude examples/lwc/algorithm2_sessions.c -Ltarget/release -lorrery -o algorithm2
+ *     printf 'a red\nb green\na blue\n' | LD_LIBRARY_PATH=target/release ./algorithm2
+ *
+ * To keep it short, events are lines of standard input: the first character names the session, the rest is
+ * what its client sent. A session remembers all its words in a global variable, which the others cannot see.
+ */
+#include <err.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <orrery/context.h>
+#include <orrery/lwc.h>
+
+enum { UNFINISHED, FINISHED };
+
+/* The session's state: each context has its own copy, empty as the root left it. */
+static char words[256];
+
+/* In a session's context: serves its events, one at each switch. */
+static void serve(int root, char name) {
+    for (;;) {
+        char event[64] = "";
+        size_t length = lwReceived(event, sizeof event - 1);
+        int finished = length == 3 && memcmp(event, "end", 3) == 0;
+        if (length > 0 && !finished)
+            snprintf(words + strlen(words), sizeof words - strlen(words), " %s", event);
+        printf("%c:%s%s\n", name, words, finished ? " (ended)" : "");
+        fflush(stdout);
+        if (lwSwitch(root, finished ? FINISHED : UNFINISHED, NULL) < 0)
+            errx(1, "lwSwitch: %s", lw_error());
+    }
+}
+
+int main(void) {
+    int sessions[256];
+    char line[64];
+    memset(sessions, -1, sizeof sessions);
+    /* Of the descriptors a session gets the standard ones and the root's. */
+    struct lwc_spec specs[] = {{LWC_FD, LWC_UNMAP, 3, LWC_ALL}};
+    setvbuf(stdin, NULL, _IONBF, 0);
+    while (fgets(line, sizeof line, stdin)) {
+        unsigned char name = (unsigned char)line[0];
+        line[strcspn(line, "\n")] = 0;
+        const char *event = line[0] && line[1] ? line + 2 : "";
+        if (sessions[name] < 0) {
+            int caller;
+            uint64_t args;
+            int new = lwCreate(specs, 1, 0, &caller, &args);
+            if (new < 0)
+                errx(1, "lwCreate: %s", lw_error());
+            if (caller != -1)
+                serve(new, (char)name);
+            sessions[name] = new;
+        }
+        uint64_t done;
+        int from = lwSwitchBytes(sessions[name], 0, event, strlen(event), 1000, &done);
+        if (from < 0)
+            warnx("session %c: %s", name, lw_error());
+        if (from < 0 || done == FINISHED) {
+            lwClose(sessions[name]);
+            sessions[name] = -1;
+        }
+    }
+    return 0;
+}

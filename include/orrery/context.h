@@ -1,0 +1,161 @@
+/*
+ * Orrery: contexts of the running program, each with memory, descriptors and credentials of its own, into
+ * which its thread steps and back.
+ *
+ *     int caller;
+ *     uint64_t args;
+ *     int new = lwCreate(NULL, 0, 0, &caller, &args);
+ *     if (new < 0)
+ *         err(1, "lwCreate: %s", lw_error());
+ *     if (caller != -1)                       // the new context, switched to for the first time
+ *         for (;;)
+ *             caller = lwSwitch(caller, args * 2, &args);
+ *     lwSwitch(new, 21, &args);               // the creator: args is 42
+ *
+ * Link with -lorrery. From "Light-Weight Contexts: An OS Abstraction for Safety and Performance" (Litton et
+ * al., OSDI 2016), sections 3.1 to 3.5, on a stock Linux kernel. lw_error (orrery/lwc.h) says in words what
+ * went wrong.
+ *
+ * CONTEXTS
+ *
+ * lwCreate copies the calling context as fork(2) copies a process: memory (copy-on-write), descriptors,
+ * credentials. The copy does not run until somebody switches to it; then lwCreate returns there, too. There
+ * is one thread of control: whoever calls lwSwitch stops there until control comes back, from whichever
+ * context. Arguments are a number, and up to LWC_ROOM bytes (lwSwitchBytes, lwReceived). The only ways into a
+ * context are returns of lwCreate and lwSwitch, and its signal handlers.
+ *
+ * Underneath, each context is a process; the program's own one, the root, is the parent of all. wait(2) does
+ * not see them. They end when the root ends, however that may be. An exit in any context ends the program
+ * with its status. A context that is killed, or dies of a fault, is an error of the switch that waits for it.
+ *
+ * DESCRIPTORS
+ *
+ * A context is named by a descriptor. It ends when the last context that holds one closes it, unless it has
+ * control. A new context holds one of its creator; whoever is switched to holds one of its caller. Close them
+ * with lwClose, which also lets go of what the library keeps; close(2) ends contexts just the same.
+ *
+ * RIGHTS
+ *
+ * A creator may overlay its own memory with any of its context's (lwOverlay); a context with what of its
+ * creator's the specification marked LWC_MAY_OVERLAY. lwRestrict narrows what a descriptor allows, at once,
+ * for all who hold it, for good. The owner of the memory checks. A context is closed to debuggers and other
+ * processes of its user (PR_SET_DUMPABLE in prctl(2)), unless LWC_DUMPABLE; the superuser can look into it.
+ *
+ * SIGNALS
+ *
+ * What the kernel raises for something that a context did (SIGSEGV, SIGFPE, SIGPIPE ...) it gets. Others go to
+ * the root at once, even while another context has control, and to contexts with LWC_SHAREDSIGNALS.
+ *
+ * ERRORS
+ *
+ * Calls that fail return -1 and set errno. Beside those listed at each call:
+ *
+ *   EBUSY     a signal handler interrupted another call about contexts
+ *   EPERM     contexts belong to another thread
+ *   ECHILD    contexts belong to another process, of which this one was forked
+ *   EBADF     the descriptor names no context here
+ *   ESRCH     the context has ended before
+ *   EINVAL    a range is empty, not made of pages of 4096 bytes, given twice, or of memory that cannot be
+ *             shared: the stack, unmapped, not readable and writable
+ *   others    what a system call answered: EMFILE, ENOMEM, EAGAIN (RLIMIT_NPROC) ...
+ */
+#ifndef ORRERY_CONTEXT_H
+#define ORRERY_CONTEXT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a specification is about. */
+#define LWC_VM 1 /* memory: addresses and bytes, whole pages */
+#define LWC_FD 2 /* descriptors: the first one, and how many */
+
+/* What becomes of it. */
+#define LWC_COW 0x1         /* lwCreate: a copy, as without a specification; lwOverlay: a copy */
+#define LWC_SHARE 0x2       /* memory: one and the same in both contexts, at the same address */
+#define LWC_UNMAP 0x4       /* lwCreate: not in the new context; lwOverlay: remove the overlay */
+#define LWC_MAY_ACCESS 0x8  /* lwCreate, memory: the new context may overlay it; besides one of the others */
+#define LWC_MAY_OVERLAY 0x8 /* the same by the paper's other name */
+
+/* A length: all there is from `start` on. */
+#define LWC_ALL ((size_t)-1)
+
+struct lwc_spec {
+    int type;
+    unsigned how;
+    uintptr_t start;
+    size_t length;
+};
+
+/* Options of lwCreate. */
+#define LWC_SHAREDSIGNALS 0x1 /* gets signals that no context caused, if its creator does */
+#define LWC_DUMPABLE 0x2      /* is as open to debuggers as its creator */
+
+/* How many bytes a switch carries. */
+#define LWC_ROOM 65536
+
+/*
+ * Creates a context. Returns its descriptor in the creator, where *caller is -1. Returns again in the new
+ * context when somebody first switches to it: the descriptor of its creator, with that of the caller in
+ * *caller and its argument in *args. Memory marked LWC_SHARE must not be malloc's.
+ *
+ * Errors, beside those above:
+ *   EINVAL    caller or args is null; a type, how or option is unknown; LWC_FD with another how than LWC_COW
+ *             and LWC_UNMAP
+ *   EAGAIN    the program has other threads
+ *   ENOSPC    there are 4096 contexts
+ *   EFAULT    the new context died of what was unmapped
+ */
+int lwCreate(const struct lwc_spec *specs, size_t count, unsigned options, int *caller, uint64_t *args);
+
+/*
+ * Switches to the context `target`. Returns when control comes back: the descriptor of the context that it
+ * comes from, with its argument in *result (which may be null).
+ *
+ * Errors, beside those above:
+ *   EOWNERDEAD  the context died while it had control, or whoever it switched to did and nobody else waited
+ */
+int lwSwitch(int target, uint64_t args, uint64_t *result);
+
+/*
+ * The same with `length` bytes, and, unless `limit` is 0, for no longer than `limit` milliseconds: whoever
+ * has control then is killed.
+ *
+ * Errors, beside those of lwSwitch:
+ *   EMSGSIZE   more than LWC_ROOM bytes
+ *   ETIMEDOUT  control did not come back in time
+ *   EINVAL     a limit for a switch to the root; bytes is null and length is not 0
+ */
+int lwSwitchBytes(int target, uint64_t args, const void *bytes, size_t length, unsigned limit,
+                  uint64_t *result);
+
+/* Copies the bytes that came with the last arrival in this context, `room` at most; returns how many came. */
+size_t lwReceived(void *buffer, size_t room);
+
+/*
+ * Narrows what holders of this descriptor may overlay to what of it the specifications name (LWC_VM; how is
+ * of no meaning). Without any, to nothing.
+ */
+int lwRestrict(int target, const struct lwc_spec *specs, size_t count);
+
+/*
+ * Maps memory of `target` at the same place of the calling context, whose own memory there is gone: a copy
+ * (LWC_COW), or the memory itself (LWC_SHARE). LWC_UNMAP removes the overlay: nothing is mapped there then.
+ * Specifications are done in order; if one fails, those before it stay.
+ *
+ * Errors, beside those above:
+ *   EACCES    the descriptor carries no right to all of a range
+ */
+int lwOverlay(int target, const struct lwc_spec *specs, size_t count);
+
+/* Closes a descriptor of a context. */
+int lwClose(int target);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
