@@ -225,7 +225,8 @@ thread_local! {
 static mut FIELD: [u8; 64 * 4096] = [0; 64 * 4096];
 
 fn field() -> &'static mut [u8; 64 * 4096] {
-    unsafe { &mut *(&raw mut FIELD) }
+    let field = &raw mut FIELD;
+    unsafe { &mut *field }
 }
 
 fn command_of(command: &str, argument: &str, connection: &Connection) -> String {
@@ -247,7 +248,10 @@ fn command_of(command: &str, argument: &str, connection: &Connection) -> String 
         }
         "exit" => std::process::exit(argument.parse().unwrap()),
         "panic" => panic!("as ordered"),
-        "crash" => unsafe { core::ptr::null_mut::<u8>().add(16).write_volatile(1) }.then_text(),
+        "crash" => {
+            unsafe { core::ptr::with_exposed_provenance_mut::<u8>(16).write_volatile(1) };
+            "alive".to_owned()
+        }
         "abort" => std::process::abort(),
         "overflow" => overflow(argument.len()).to_string(),
         "spin" => loop {
@@ -269,16 +273,6 @@ fn command_of(command: &str, argument: &str, connection: &Connection) -> String 
         "search" => search(argument),
         "close" => unsafe { libc::close(argument.parse().unwrap()).to_string() },
         other => format!("no command {other}"),
-    }
-}
-
-trait ThenText {
-    fn then_text(self) -> String;
-}
-
-impl ThenText for () {
-    fn then_text(self) -> String {
-        "alive".to_owned()
     }
 }
 
@@ -430,7 +424,7 @@ fn fill(argument: &str) {
         let name = std::ffi::CString::new(secret.clone()).unwrap();
         libc::setenv(name.as_ptr(), name.as_ptr(), 1);
         let file = libc::memfd_create(name.as_ptr(), 0);
-        assert_eq!(libc::write(file, secret.as_ptr().cast(), secret.len()), secret.len() as isize);
+        assert_eq!(libc::write(file, secret.as_ptr().cast(), secret.len()), secret.len().cast_signed());
     }
     let text = String::from_utf8(secret).unwrap();
     WORDS.with_borrow_mut(|words| words.push(text.clone()));
