@@ -64,6 +64,7 @@ impl Kernel {
     }
 
     /// A kernel whose facts are known already: for images made by hand.
+    #[cfg(test)]
     pub(crate) fn assemble(
         memory: Box<dyn PhysicalMemory>,
         info: Vmcoreinfo,
@@ -217,7 +218,8 @@ impl Windows {
 /// Follows a candidate from its note to its types; what holds together all the way is the kernel.
 fn examine(memory: &dyn PhysicalMemory, info: &Vmcoreinfo) -> Result<(Symbols, Types, Windows)> {
     let phys_base = info.number("NUMBER(phys_base)")?;
-    let levels = if info.number("NUMBER(pgtable_l5_enabled)").is_ok_and(|enabled| enabled != 0) { 5 } else { 4 };
+    let levels =
+        if info.number("NUMBER(pgtable_l5_enabled)").is_ok_and(|enabled| enabled != 0) { 5 } else { 4 };
     let tables = info.symbol("SYMBOL(init_top_pgt)").or_else(|_| info.symbol("SYMBOL(swapper_pg_dir)"))?;
     let mut windows = Windows { phys_base, direct: None, tables: 0, levels };
     windows.tables = windows.physical(memory, tables)?;

@@ -120,7 +120,10 @@ pub(crate) fn map(path: &Path) -> Result<MmapRaw> {
     let file = File::open(path).map_err(failed("open"))?;
     let length = file.metadata().map_err(failed("ask for the size of"))?.len();
     let Ok(length) = usize::try_from(length) else {
-        return Err(Error::NotAnImage { path: path.to_owned(), why: format!("{length} bytes cannot be mapped") });
+        return Err(Error::NotAnImage {
+            path: path.to_owned(),
+            why: format!("{length} bytes cannot be mapped"),
+        });
     };
     if length == 0 {
         return Err(Error::NotAnImage { path: path.to_owned(), why: "it is empty".to_owned() });
@@ -195,7 +198,10 @@ mod tests {
         let memory = MappedMemory::with_segments(map(file.path()).unwrap(), segments);
         let mut bytes = [0; 4];
         memory.read(0x2ffe, &mut bytes).unwrap();
-        assert_eq!(bytes, [0x1ffe % 251, 0x1fff % 251, 0x500 % 251, 0x501 % 251].map(|v| u8::try_from(v).unwrap()));
+        assert_eq!(
+            bytes,
+            [0x1ffe % 251, 0x1fff % 251, 0x500 % 251, 0x501 % 251].map(|v| u8::try_from(v).unwrap())
+        );
         let error = memory.read(0x3062, &mut bytes).unwrap_err();
         assert!(matches!(error, Error::NoMemory { physical: 0x3064 }), "{error}");
         assert!(memory.read(0xfff, &mut bytes).is_err());

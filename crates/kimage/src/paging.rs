@@ -5,6 +5,8 @@
 //! a page in swap, one being moved, or one that `PROT_NONE` hides.
 //! Source: Intel SDM volume 3, chapter 4; Linux `arch/x86/include/asm/pgtable*.h`.
 
+use std::collections::HashSet;
+
 use crate::error::{Error, Result};
 use crate::memory::PhysicalMemory;
 
@@ -94,8 +96,9 @@ impl<'m> PageTables<'m> {
         }
     }
 
-    /// Calls `visit` with every entry of `start..end` that is not empty, by ascending address. Tables that lie outside
-    /// the memory are reported through `problem` with the range they would have mapped, and passed over.
+    /// Calls `visit` with every entry of `start..end` that is not empty, by ascending address. A table or a page that
+    /// lies outside the memory, or a table that occurs twice, is reported through `problem` with the range that it
+    /// would have mapped, and passed over.
     pub fn walk(
         &self,
         start: u64,
@@ -103,38 +106,22 @@ impl<'m> PageTables<'m> {
         visit: &mut dyn FnMut(Entry),
         problem: &mut dyn FnMut(u64, u64, Error),
     ) {
-        self.walk_table(self.root, self.levels, start, end, visit, problem);
+        Walker { tables: self, seen: HashSet::new(), visit, problem }.table(
+            self.root,
+            self.levels,
+            start,
+            end,
+        );
     }
 
-    fn walk_table(
-        &self,
-        table: u64,
-        level: u8,
-        start: u64,
-        end: u64,
-        visit: &mut dyn FnMut(Entry),
-        problem: &mut dyn FnMut(u64, u64, Error),
-    ) {
-        let span = span(level);
-        let mut address = start;
-        // One read for the table, not one per entry: memory behind a device is slow to ask.
-        let mut bytes = [0; 4096];
-        if let Err(error) = self.memory.read(table, &mut bytes) {
-            return problem(start, end, error);
-        }
-        while address < end {
-            let from = address & !(span - 1);
-            let next = from.saturating_add(span).min(end);
-            let index = usize::try_from((address / span) % ENTRIES).unwrap_or(0) * 8;
-            let mut entry = [0; 8];
-            entry.copy_from_slice(&bytes[index..index + 8]);
-            match self.decode(from, u64::from_le_bytes(entry), level) {
-                Decoded::Nothing => {}
-                Decoded::Entry(entry) => visit(entry),
-                Decoded::Table(lower) => self.walk_table(lower, level - 1, address, next, visit, problem),
-            }
-            address = next;
-        }
+    /// Whether all of a page is memory.
+    fn holds(&self, leaf: &Leaf) -> bool {
+        let segments = self.memory.segments();
+        let index = segments.partition_point(|segment| segment.physical <= leaf.physical);
+        index.checked_sub(1).map(|index| segments[index]).is_some_and(|segment| {
+            let within = leaf.physical - segment.physical;
+            within < segment.length && leaf.size <= segment.length - within
+        })
     }
 
     fn decode(&self, address: u64, entry: u64, level: u8) -> Decoded {
@@ -152,6 +139,47 @@ impl<'m> PageTables<'m> {
             return Decoded::Entry(Entry::Page(leaf(address, entry & ADDRESS, entry, level)));
         }
         Decoded::Table(entry & ADDRESS)
+    }
+}
+
+/// A walk through the tables of a range. Tables that contain themselves would go on for 2^36 entries: none of a
+/// process' tables has two places, so that each is read once.
+struct Walker<'w, 'm> {
+    tables: &'w PageTables<'m>,
+    seen: HashSet<u64>,
+    visit: &'w mut dyn FnMut(Entry),
+    problem: &'w mut dyn FnMut(u64, u64, Error),
+}
+
+impl Walker<'_, '_> {
+    fn table(&mut self, table: u64, level: u8, start: u64, end: u64) {
+        if !self.seen.insert(table) {
+            let why = "it occurs twice in one address space".to_owned();
+            return (self.problem)(start, end, Error::Corrupt { kind: "page table", address: table, why });
+        }
+        let span = span(level);
+        let mut address = start;
+        // One read for the table, not one per entry: memory behind a device is slow to ask.
+        let mut bytes = [0; 4096];
+        if let Err(error) = self.tables.memory.read(table, &mut bytes) {
+            return (self.problem)(start, end, error);
+        }
+        while address < end {
+            let from = address & !(span - 1);
+            let next = from.saturating_add(span).min(end);
+            let index = usize::try_from((address / span) % ENTRIES).unwrap_or(0) * 8;
+            let mut entry = [0; 8];
+            entry.copy_from_slice(&bytes[index..index + 8]);
+            match self.tables.decode(from, u64::from_le_bytes(entry), level) {
+                Decoded::Nothing => {}
+                Decoded::Entry(Entry::Page(leaf)) if !self.tables.holds(&leaf) => {
+                    (self.problem)(address, next, Error::NoMemory { physical: leaf.physical });
+                }
+                Decoded::Entry(entry) => (self.visit)(entry),
+                Decoded::Table(lower) => self.table(lower, level - 1, address, next),
+            }
+            address = next;
+        }
     }
 }
 

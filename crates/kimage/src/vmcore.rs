@@ -5,7 +5,7 @@ use std::path::Path;
 
 use object::elf::{ET_CORE, FileHeader64, PT_LOAD};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
-use object::{Endianness, U64Bytes};
+use object::{Endianness, U64};
 
 use crate::error::{Error, Result};
 use crate::memory::{Layout, MappedMemory, Segment, map};
@@ -43,7 +43,7 @@ fn segments(bytes: &[u8]) -> Result<Vec<Segment>, &'static str> {
         return Err("it is an ELF file, but not a core");
     }
     let headers = header.program_headers(endian, bytes).map_err(|_| broken)?;
-    let number = |value: U64Bytes<Endianness>| value.get(endian);
+    let number = |value: U64<Endianness>| value.get(endian);
     let segments: Vec<Segment> = headers
         .iter()
         .filter(|header| header.p_type(endian) == PT_LOAD && number(header.p_filesz) > 0)

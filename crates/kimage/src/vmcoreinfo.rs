@@ -89,7 +89,8 @@ mod tests {
 
     #[test]
     fn values_are_found_by_their_whole_key() {
-        let page = b"OSRELEASE=6.1\nSYMBOL(_stext)=ffffffff81000000\nNUMBER(phys_base)=-16777216\nCRASHTIME=17\n\0x";
+        let page =
+            b"OSRELEASE=6.1\nSYMBOL(_stext)=ffffffff81000000\nNUMBER(phys_base)=-16777216\nCRASHTIME=17\n\0x";
         let info = Vmcoreinfo::parse(page, 0x1000).unwrap();
         assert_eq!(info.release(), "6.1");
         assert_eq!(info.symbol("SYMBOL(_stext)").unwrap(), 0xffff_ffff_8100_0000);
