@@ -283,7 +283,7 @@ fn write<W: Write + Seek>(
     into.write_all(notes)?;
     into.seek(SeekFrom::Start((notes_at + length).next_multiple_of(PAGE)))?;
     let mut memory = 0;
-    let mut page = [0; PAGE as usize];
+    let mut page = [0; 4096];
     for physical in runs.iter().flat_map(|run| &run.pages) {
         // A page outside the image (a device's) is written as zeros, so that all others stay in their places.
         if read(*physical, &mut page).is_err() {

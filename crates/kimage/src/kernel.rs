@@ -111,7 +111,7 @@ impl Kernel {
     ///
     /// [`Error::BadPointer`] where no structure of the kernel can lie there.
     pub fn object(&self, kind: &'static str, address: u64) -> Result<Object<'_>> {
-        if address < LOWEST || address > u64::MAX - 4096 {
+        if !(LOWEST..=u64::MAX - 4096).contains(&address) {
             return Err(Error::BadPointer { address, kind });
         }
         Ok(Object::new(self, kind, address))

@@ -32,6 +32,6 @@ pub use page::PageOwner;
 pub use paging::{Entry, Leaf, PageTables};
 pub use registers::{FloatState, Registers};
 pub use task::{Credentials, IdKind, State, Task};
-pub use types::{Field, Types};
+pub use types::{Field, TableEntry, Types};
 pub use vmcore::open_memory;
 pub use vmcoreinfo::Vmcoreinfo;

@@ -157,7 +157,9 @@ impl<'k> Mapping<'k> {
             flags: object.u64("vm_flags")?,
             page_offset: object.u64("vm_pgoff")?,
         };
-        if mapping.start >= mapping.end || mapping.end > USER_END || (mapping.start | mapping.end) % 4096 != 0
+        if mapping.start >= mapping.end
+            || mapping.end > USER_END
+            || !(mapping.start | mapping.end).is_multiple_of(4096)
         {
             return Err(
                 object.corrupt(format!("it would go from {:#x} to {:#x}", mapping.start, mapping.end))

@@ -6,18 +6,14 @@
 use crate::kallsyms::Symbols;
 use crate::kernel::{Kernel, Windows};
 use crate::memory::{PhysicalMemory, Segment};
-use crate::types::Types;
+use crate::types::{TableEntry, Types};
 use crate::vmcoreinfo::Vmcoreinfo;
 use crate::{Error, Result};
 
 pub(crate) const SIZE: usize = 2 << 20;
 const DIRECT: u64 = 0xffff_8880_0000_0000;
-const TEXT: u64 = 0xffff_ffff_8000_0000;
 
-/// `(structure, size, [(member, offset, size)])`.
-type Table = &'static [(&'static str, u64, &'static [(&'static str, u64, u64)])];
-
-const TYPES: Table = &[
+const TYPES: &[TableEntry] = &[
     ("list_head", 16, &[("next", 0, 8), ("prev", 8, 8)]),
     (
         "task_struct",
@@ -289,8 +285,6 @@ impl Maker {
 /// Where things of the machine lie.
 pub(crate) struct Machine {
     pub(crate) maker: Maker,
-    /// The process with memory and files, number 7, child of number 1.
-    pub(crate) process: u64,
     /// The lowest page table.
     pub(crate) table: u64,
     pub(crate) leaf_node: u64,
@@ -421,7 +415,7 @@ impl Machine {
         let state = m.make("fpstate");
         m.set(state, "fpstate", "size", 576);
         m.set(process, kind, "thread.fpu.fpstate", state);
-        Self { maker: m, process, table: low_data, leaf_node, dentry: leaf }
+        Self { maker: m, table: low_data, leaf_node, dentry: leaf }
     }
 
     /// The machine as a kernel to walk.
@@ -438,7 +432,6 @@ impl Machine {
             symbols.insert(name, *address);
         }
         let windows = Windows { phys_base: 0, direct: Some(DIRECT), tables: 0, levels: 4 };
-        assert!(TEXT > DIRECT);
         Kernel::assemble(Box::new(Ram { bytes, segments }), info, symbols, Types::from_table(TYPES), windows)
     }
 }

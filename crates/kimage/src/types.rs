@@ -21,6 +21,9 @@ pub struct Field {
     pub bits: Option<(u8, u8)>,
 }
 
+/// A structure of a table made by hand: its name, its size, and `(member, offset, size)`s.
+pub type TableEntry = (&'static str, u64, &'static [(&'static str, u64, u64)]);
+
 /// The types of a kernel.
 pub struct Types {
     btf: Option<Btf>,
@@ -42,9 +45,9 @@ impl Types {
         Ok(Self { btf: Some(btf), fields: RwLock::default(), sizes: RwLock::default() })
     }
 
-    /// Types from a table of `(structure, its size, [(member, offset, size)])`: for images made by hand.
+    /// Types from a table: for images made by hand.
     #[must_use]
-    pub fn from_table(table: &[(&'static str, u64, &[(&'static str, u64, u64)])]) -> Self {
+    pub fn from_table(table: &[TableEntry]) -> Self {
         let mut fields = HashMap::new();
         let mut sizes = HashMap::new();
         for &(kind, size, members) in table {
