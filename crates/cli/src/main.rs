@@ -3,6 +3,9 @@
 mod doctor;
 mod kimage;
 mod orbits;
+mod pipes;
+mod run;
+mod trace;
 mod warm;
 
 use std::io;
@@ -23,6 +26,8 @@ enum Command {
     Doctor(doctor::Arguments),
     Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
+    Run(run::Arguments),
+    Trace(trace::Arguments),
     Warm(warm::Arguments),
 }
 
@@ -31,6 +36,8 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Trace(arguments) => trace::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
     match result {

@@ -3,7 +3,7 @@
 
 use std::io::{Seek, SeekFrom, Write};
 
-use object::elf::{NT_AUXV, NT_FPREGSET, NT_PRPSINFO, NT_PRSTATUS, NoteType};
+use object::elf::{NT_AUXV, NT_FPREGSET, NT_PRPSINFO, NT_PRSTATUS};
 
 use crate::error::{Error, Result, Walk};
 use crate::file::OpenFile;
@@ -17,7 +17,7 @@ const HEADER: u64 = 64;
 const PROGRAM_HEADER: u64 = 56;
 const MOST_SEGMENTS: usize = 0xfff0;
 /// "FILE", in the order of the machine.
-const NT_FILE: NoteType = NoteType(0x4649_4c45);
+const NT_FILE: u32 = 0x4649_4c45;
 
 /// What became of a process' core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +65,8 @@ impl Bytes {
         self.0.resize(self.0.len().next_multiple_of(to), 0);
         self
     }
-    fn note(&mut self, kind: NoteType, content: &[u8]) {
-        self.u32(5).u32(u32::try_from(content.len()).unwrap_or(u32::MAX)).u32(kind.0).text(b"CORE", 8);
+    fn note(&mut self, kind: u32, content: &[u8]) {
+        self.u32(5).u32(u32::try_from(content.len()).unwrap_or(u32::MAX)).u32(kind).text(b"CORE", 8);
         self.0.extend_from_slice(content);
         self.align(4);
     }

@@ -92,7 +92,7 @@ fn a_core_is_an_elf_file_with_the_pages_in_their_places() {
     let mut notes = notes;
     let mut kinds = Vec::new();
     while let Some(note) = notes.next().unwrap() {
-        kinds.push(note.n_type(endian).0);
+        kinds.push(note.n_type(endian));
     }
     assert_eq!(kinds, [1, 3, 6, 0x4649_4c45, 2]);
     let file = object::File::parse(&*bytes).unwrap();
