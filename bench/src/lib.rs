@@ -39,6 +39,7 @@ mod sitting;
 mod work;
 mod worker;
 
+pub mod documents;
 pub mod examined;
 pub mod examples;
 pub mod footprint;
