@@ -97,7 +97,7 @@ static bool call(enum trouble trouble) {
 }
 
 static void tick(void) {
-    if (store_deadlines()->count > 0 && expiry.companion.under_way == 0)
+    if (settings.active_expiry && store_deadlines()->count > 0 && expiry.companion.under_way == 0)
         call(TROUBLE_NONE);
 }
 
