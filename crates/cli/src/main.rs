@@ -2,6 +2,9 @@
 
 mod doctor;
 mod orbits;
+mod pipes;
+mod run;
+mod trace;
 mod warm;
 
 use std::io;
@@ -21,6 +24,8 @@ struct Orrery {
 enum Command {
     Doctor(doctor::Arguments),
     Orbits(orbits::Arguments),
+    Run(run::Arguments),
+    Trace(trace::Arguments),
     Warm(warm::Arguments),
 }
 
@@ -28,6 +33,8 @@ fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Trace(arguments) => trace::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
     match result {
