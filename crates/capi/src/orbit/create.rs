@@ -36,7 +36,7 @@ pub struct Options {
     pub memory: usize,
     /// How much nicer than main it is.
     pub nice: c_int,
-    /// How many restarts in a row there may be; [`WITHOUT_LIMIT`] for any number.
+    /// How many restarts in a row there may be; `UINT_MAX` for any number.
     pub restart_limit: c_uint,
     /// The wait before the second restart in a row, in milliseconds; it doubles with each further one.
     pub backoff_first: c_uint,
