@@ -1,7 +1,5 @@
 //! The table in `README.md` names tests that exist.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use std::path::Path;
 
 #[test]
