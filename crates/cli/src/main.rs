@@ -1,7 +1,11 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod kimage;
 mod orbits;
+mod pipes;
+mod run;
+mod trace;
 mod vault;
 mod warm;
 
@@ -21,7 +25,10 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
+    Run(run::Arguments),
+    Trace(trace::Arguments),
     Vault(vault::Arguments),
     Warm(warm::Arguments),
 }
@@ -29,7 +36,10 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Trace(arguments) => trace::run(&arguments),
         Command::Vault(arguments) => vault::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
