@@ -6,6 +6,7 @@ mod orbits;
 mod pipes;
 mod run;
 mod trace;
+mod vault;
 mod warm;
 
 use std::io;
@@ -28,6 +29,7 @@ enum Command {
     Orbits(orbits::Arguments),
     Run(run::Arguments),
     Trace(trace::Arguments),
+    Vault(vault::Arguments),
     Warm(warm::Arguments),
 }
 
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         Command::Orbits(arguments) => orbits::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
+        Command::Vault(arguments) => vault::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
     match result {
