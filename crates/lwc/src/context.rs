@@ -67,6 +67,7 @@
 //! stop or end the program. The book tells all differences.
 
 mod birth;
+mod calls;
 mod error;
 mod handover;
 mod introduce;
@@ -78,15 +79,19 @@ mod ranges;
 mod reaper;
 mod spec;
 mod state;
+mod trap;
 
 use core::convert::Infallible;
 use core::time::Duration;
-use std::os::fd::RawFd;
+use std::ffi::CString;
+use std::os::fd::{BorrowedFd, RawFd};
 
+pub use calls::Calls;
 pub use error::{Error, Result};
 pub use link::ROOM;
 pub use overlay::Overlay;
 pub use spec::Spec;
+pub use trap::Call;
 
 use birth::Born;
 pub(crate) use birth::die;
@@ -111,6 +116,11 @@ pub struct Arrival {
     pub word: u64,
     /// The argument that is a buffer: a copy of what the caller gave.
     pub bytes: Vec<u8>,
+    /// The system call by which control came here: `caller` is stopped in it, and waits for an answer ([`Spec::trap`]).
+    ///
+    /// Control that goes there is the answer: [`Context::switch`] with what the call returns (-4095 to -1 are errors), or
+    /// [`Context::proceed`].
+    pub call: Option<Call>,
 }
 
 /// What a new context learns when control enters it for the first time.
@@ -195,6 +205,66 @@ impl Context {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
         handover::switch(&mut state, slot, word, bytes, Some(limit))
+    }
+
+    /// Lets the system call go on in which that context is stopped, with its own arguments. Returns when control comes back.
+    ///
+    /// **What its pointers point to may have changed since it was looked at**, where anybody else can write there: threads
+    /// and processes that the context started, and whoever shares that memory. Decide by values alone, or make the call
+    /// yourself.
+    ///
+    /// # Errors
+    /// [`Error::NoCall`], and those of [`Context::switch`].
+    pub fn proceed(self) -> Result<Arrival> {
+        let mut state = held(self.fd)?;
+        let slot = state.find(self)?;
+        handover::answer(&mut state, slot, trap::Answer::GoesOn, None)
+    }
+
+    /// Puts a descriptor into the context that is stopped in a system call, which can be told its number there by
+    /// answering with it.
+    ///
+    /// # Errors
+    /// [`Error::NoCall`]; [`Error::System`] where there is no room.
+    pub fn give(self, descriptor: BorrowedFd<'_>, close_on_exec: bool) -> Result<RawFd> {
+        let state = held(self.fd)?;
+        let slot = state.find(self)?;
+        trap::give(&state, slot, descriptor, close_on_exec)
+    }
+
+    /// Copies memory of a context that is trapped ([`Spec::trap`]) by the calling one, as it is now. Gives how much of the
+    /// buffer was filled: less than all where the context's memory ends.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] where there is none; [`Error::NoCall`] where it is not trapped by the calling context;
+    /// [`Error::Denied`] where the right to its memory was given up ([`Context::restrict`]).
+    pub fn copy_in(self, address: u64, buffer: &mut [u8]) -> Result<usize> {
+        let state = held(self.fd)?;
+        let slot = state.find(self)?;
+        trap::copy_in(&state, slot, address, buffer)
+    }
+
+    /// The same of a text that ends with 0, such as a path, of less than 4096 bytes.
+    ///
+    /// # Errors
+    /// Those of [`Context::copy_in`], and [`Error::System`] where it is longer.
+    pub fn copy_path(self, address: u64) -> Result<CString> {
+        let state = held(self.fd)?;
+        let slot = state.find(self)?;
+        trap::copy_path(&state, slot, address)
+    }
+
+    /// Writes into memory of a context that is trapped by the calling one.
+    ///
+    /// # Errors
+    /// Those of [`Context::copy_in`]; part of the bytes may have been written.
+    ///
+    /// # Safety
+    /// The context has not to mind: it passed the address for this, for instance.
+    pub unsafe fn copy_out(self, address: u64, bytes: &[u8]) -> Result<()> {
+        let state = held(self.fd)?;
+        let slot = state.find(self)?;
+        trap::copy_out(&state, slot, address, bytes)
     }
 
     /// Maps that context's memory from `start` on, `length` bytes, at the same place of the calling one, whose own memory

@@ -13,11 +13,11 @@ use rustix::io::Errno;
 use rustix::mm::MapFlags;
 
 use super::error::{Error, Result};
+use super::handover;
 use super::introduce::{receive_on, send_file};
 use super::link::{Kind, Message};
-use super::ranges::{SharedRange, contains, copy_out, map, pages, share, unmap, without};
+use super::ranges::{EVERYTHING, SharedRange, contains, copy_out, map, pages, share, unmap, without};
 use super::state::State;
-use super::{handover, program};
 
 /// How a range is overlaid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,14 @@ pub(crate) fn restrict(state: &mut State, slot: usize, keep: &[PageRange]) -> Re
         return Err(Error::TooLong { bytes: bytes.len(), room: super::link::ROOM });
     }
     let reply = handover::ask(state, slot, Kind::Restrict, (0, 0), &bytes)?;
-    answered(state, slot, PageRange::default(), &reply)
+    answered(state, slot, PageRange::default(), &reply)?;
+    // What we can look into ourselves is not the owner's to keep from us.
+    if !keep.iter().any(|range| contains(*range, EVERYTHING))
+        && let Some(listener) = &mut state.peer_mut(slot)?.listener
+    {
+        listener.memory = None;
+    }
+    Ok(())
 }
 
 /// What an answer says.
@@ -123,9 +130,7 @@ pub(crate) fn serve(state: &mut State, slot: usize, message: Message) {
     link.stage(Kind::Reply, u64::from(errno.unsigned_abs()), 0, &[]);
     link.publish();
     let hint = link.their_slot();
-    let seat: &program::Seat = state.program.seat(peer.seat);
-    seat.hint.store(hint, core::sync::atomic::Ordering::SeqCst);
-    seat.face.call();
+    handover::call(state, slot, hint);
 }
 
 fn attempt(state: &mut State, slot: usize, message: &Message) -> rustix::io::Result<()> {

@@ -15,11 +15,13 @@ use rustix::process::PidfdFlags;
 use rustix::thread::CpuSet;
 
 use super::Context;
+use super::calls::Calls;
 use super::error::{Error, Result};
 use super::leash::Leash;
 use super::link::Link;
 use super::program::{Program, ROOT, Seat};
 use super::ranges::SharedRange;
+use super::trap::Listener;
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
@@ -39,6 +41,8 @@ pub(crate) struct Peer {
     pub(crate) link: Option<Link>,
     /// The grant by which it reaches us.
     pub(crate) through: Option<usize>,
+    /// Where its system calls arrive, if it is ours to answer them.
+    pub(crate) listener: Option<Listener>,
 }
 
 /// Our end of a descriptor that others hold of us.
@@ -47,6 +51,8 @@ pub(crate) struct Grant {
     pub(crate) socket: OwnedFd,
     /// The memory of ours that holders may overlay.
     pub(crate) rights: Vec<PageRange>,
+    /// The system calls that holders may have us make.
+    pub(crate) calls: Calls,
 }
 
 #[derive(Debug)]
@@ -67,6 +73,8 @@ pub(crate) struct State {
     pub(crate) shared: Vec<SharedRange>,
     /// Where memory of other contexts lies over ours.
     pub(crate) overlaid: Vec<PageRange>,
+    /// Whether we are filtered ourselves.
+    pub(crate) filtered: bool,
     /// Where the program may run.
     pub(crate) cpus: Option<CpuSet>,
     /// The state of our bell when we last looked around.
@@ -155,6 +163,7 @@ impl State {
             leash: None,
             shared: Vec::new(),
             overlaid: Vec::new(),
+            filtered: false,
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             looked: None,
             serials: 0,
@@ -185,8 +194,17 @@ impl State {
         self.forget_replaced(fd.as_raw_fd());
         let slot = place(&mut self.peers);
         link.set_slot(slot);
-        self.peers[slot] =
-            Some(Peer { fd, inode, pidfd, seat, generation, serial, link: Some(link), through });
+        self.peers[slot] = Some(Peer {
+            fd,
+            inode,
+            pidfd,
+            seat,
+            generation,
+            serial,
+            link: Some(link),
+            through,
+            listener: None,
+        });
         Ok(slot)
     }
 
@@ -201,12 +219,17 @@ impl State {
         }
     }
 
-    pub(crate) fn add_grant(&mut self, socket: OwnedFd, rights: Vec<PageRange>) -> Result<usize> {
+    pub(crate) fn add_grant(
+        &mut self,
+        socket: OwnedFd,
+        rights: Vec<PageRange>,
+        calls: Calls,
+    ) -> Result<usize> {
         let slot = place(&mut self.grants);
         if let Some(leash) = self.leash {
             leash.add(&socket, slot)?;
         }
-        self.grants[slot] = Some(Grant { socket, rights });
+        self.grants[slot] = Some(Grant { socket, rights, calls });
         Ok(slot)
     }
 
@@ -280,6 +303,11 @@ impl Peer {
         let seat = program.seat(self.seat);
         use core::sync::atomic::Ordering::SeqCst;
         seat.generation.load(SeqCst) != self.generation || (self.seat != ROOT && seat.face.is_marked_dead())
+    }
+
+    /// Whether its descriptor still is what it was.
+    pub(crate) fn is_intact(&self) -> bool {
+        inode(self.fd.as_raw_fd()) == Some(self.inode)
     }
 
     /// Forgets it without closing its descriptor, whose number is somebody else's.
