@@ -70,13 +70,17 @@ mod birth;
 mod calls;
 mod error;
 mod handover;
+mod identity;
 mod introduce;
 mod leash;
 mod link;
 mod overlay;
+mod perform;
 mod program;
 mod ranges;
 mod reaper;
+mod rights;
+mod shapes;
 mod spec;
 mod state;
 mod trap;
@@ -90,6 +94,8 @@ pub use calls::Calls;
 pub use error::{Error, Result};
 pub use link::ROOM;
 pub use overlay::Overlay;
+pub use perform::Own;
+pub use rights::Rights;
 pub use spec::Spec;
 pub use trap::Call;
 
@@ -284,16 +290,62 @@ impl Context {
         overlay::overlay(&mut state, slot, range, how)
     }
 
-    /// Narrows what this descriptor allows to overlay to what of it lies in `keep`, (start, length) each. It holds at
-    /// once, for all who have copies of the descriptor.
+    /// Puts a copy of that context's descriptor `number` in the place of the calling one's own of that number. It refers to
+    /// the same open file.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] where this descriptor carries no right to it; [`Error::System`] with EBADF where there is none,
+    /// EBUSY where the calling context lives by the one that has the number here; [`Error::Gone`].
+    ///
+    /// # Safety
+    /// Nothing in the calling context may need what has this number now.
+    pub unsafe fn overlay_descriptor(self, number: u32) -> Result<()> {
+        let mut state = held(self.fd)?;
+        let slot = state.find(self)?;
+        overlay::overlay_descriptor(&mut state, slot, number)
+    }
+
+    /// Makes a system call for that context, as if it had made it itself, except for what `own` says is the caller's in its
+    /// place. Gives what the kernel returned: -4095 to -1 are errors.
+    ///
+    /// A context that is parked makes the call itself. For one that is stopped in a trapped call the calling context, its
+    /// creator, makes it; a descriptor that the call makes is put there. Then arguments are copied once, and written back
+    /// once. Reads and writes of more than some 56 KiB are done in part, as read(2) and write(2) may.
+    ///
+    /// # Errors
+    /// [`Error::CallDenied`] where this descriptor carries no right to the call; [`Error::CallUnknown`] where it cannot be
+    /// put together from two contexts; [`Error::Memory`], [`Error::Gone`]; [`Error::Stopped`] where the context is stopped
+    /// in a call that another one answers; [`Error::System`] where the target's descriptors cannot be borrowed (it is
+    /// closed to debuggers, and the caller no superuser), or its credentials not taken on.
+    ///
+    /// # Safety
+    /// The call may do to either context whatever such a call can do, to memory for instance.
+    pub unsafe fn syscall(self, own: Own, number: u32, arguments: [u64; 6]) -> Result<i64> {
+        let mut state = held(self.fd)?;
+        let slot = state.find(self)?;
+        perform::perform(&mut state, slot, own, number, arguments)
+    }
+
+    /// Narrows what this descriptor allows to overlays of the memory that lies in `keep`, (start, length) each: no other
+    /// memory, no descriptors, no system calls ([`Context::restrict_to`] can keep those). It holds at once, for all who
+    /// have copies of the descriptor.
     ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::TooLong`], [`Error::Gone`].
     pub fn restrict(self, keep: &[(usize, usize)]) -> Result<()> {
-        let keep = keep.iter().map(|(start, length)| pages(*start, *length)).collect::<Result<Vec<_>>>()?;
+        let rights =
+            keep.iter().try_fold(Rights::none(), |rights, (start, length)| rights.memory(*start, *length))?;
+        self.restrict_to(&rights)
+    }
+
+    /// Narrows what this descriptor allows to what is in `keep`, too.
+    ///
+    /// # Errors
+    /// Those of [`Context::restrict`].
+    pub fn restrict_to(self, keep: &Rights) -> Result<()> {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
-        overlay::restrict(&mut state, slot, &keep)
+        overlay::restrict(&mut state, slot, keep)
     }
 
     /// Closes the descriptor. The context ends if nobody else holds one.

@@ -16,13 +16,13 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 use syscalls::{Sysno, syscall};
 
-use super::calls::Calls;
 use super::error::{Error, Result};
 use super::introduce::receive_on;
 use super::leash::Leash;
 use super::link::Link;
 use super::program::ROOT;
-use super::ranges::{EVERYTHING, contains, privatise, share, unmap, without};
+use super::ranges::{contains, privatise, share, unmap, without};
+use super::rights::Rights;
 use super::spec::{Checked, Spec};
 use super::state::State;
 use super::trap::{self, Listener};
@@ -175,7 +175,8 @@ fn deliver(
     } else {
         None
     };
-    let grant = state.add_grant(parent.0, access, spec.callable)?;
+    let rights = Rights { memory: access, files: spec.fetchable.clone(), calls: spec.callable };
+    let grant = state.add_grant(parent.0, rights)?;
     let generation = seat.generation.load(SeqCst);
     let slot = state.add_peer(child.1, copied.pidfd, (number, generation), link, Some(grant))?;
     state.peer_mut(slot)?.listener = listener;
@@ -253,8 +254,7 @@ fn settle(
     let leash = Leash::make(state.program.control(), seat).map_err(because(0))?;
     state.leash = Some(leash);
     let creators_pidfd = core::mem::replace(&mut state.pidfd, super::state::own_pidfd().map_err(because(0))?);
-    let everything = vec![EVERYTHING];
-    let grant = state.add_grant(child.0, everything, Calls::all()).map_err(because(0))?;
+    let grant = state.add_grant(child.0, Rights::all()).map_err(because(0))?;
     link.turn();
     let slot = state.add_peer(parent.1, creators_pidfd, creator, link, Some(grant)).map_err(because(0))?;
     close_descriptors(state, slot, leash.descriptor(), &spec.close).map_err(at(4))?;
@@ -266,9 +266,13 @@ fn settle(
     let watcher = Box::leak(Box::new(watcher));
     // SAFETY: the leash's `heed` keeps to the rules, and neither leash nor watcher are ever freed.
     unsafe { watcher.listen(leash.ear()) };
-    watcher.start().map_err(at(5))?;
     let taken = spec.taken();
-    if spec.trap || !taken.is_empty() {
+    let filtered = spec.trap || !taken.is_empty();
+    if filtered {
+        rustix::thread::set_no_new_privs(true).map_err(at(8))?;
+    }
+    watcher.start().map_err(at(5))?;
+    if filtered {
         let grant = state.grants.get(grant).and_then(Option::as_ref).ok_or((8, Errno::IO))?;
         trap::filter(leash, &taken, &grant.socket, memory).map_err(at(8))?;
         state.filtered = true;

@@ -15,10 +15,10 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
-use super::calls::Calls;
 use super::error::{Error, Result};
 use super::link::Link;
 use super::program::SEATS;
+use super::rights::Rights;
 use super::state::{State, is_hung_up};
 
 /// A pair of ends: the context's own, out of the program's way, and the descriptor for others.
@@ -39,7 +39,7 @@ pub(crate) fn ensure(state: &mut State, slot: usize) -> Result<bool> {
     let (link, file) = Link::make()?;
     let (own, theirs) = pair()?;
     let generation = state.seat().generation.load(Ordering::SeqCst);
-    let grant = state.add_grant(own, Vec::new(), Calls::none())?;
+    let grant = state.add_grant(own, Rights::none())?;
     link.set_slot(slot);
     let words = [state.me.to_ne_bytes(), generation.to_ne_bytes()].concat();
     let fds = [file.as_fd(), theirs.as_fd(), state.pidfd.as_fd()];

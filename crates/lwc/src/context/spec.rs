@@ -21,6 +21,7 @@ pub struct Spec {
     pub(crate) withheld: Calls,
     pub(crate) trap: bool,
     pub(crate) callable: Calls,
+    pub(crate) fetchable: Vec<(u32, u32)>,
 }
 
 impl Spec {
@@ -98,6 +99,14 @@ impl Spec {
     #[must_use]
     pub fn trap(mut self, yes: bool) -> Self {
         self.trap = yes;
+        self
+    }
+
+    /// The new context may have copies of its creator's descriptors `first` to `last`
+    /// ([`Context::overlay_descriptor`](super::Context::overlay_descriptor)): `LWC_MAY_ACCESS` for descriptors.
+    #[must_use]
+    pub fn may_fetch(mut self, first: u32, last: u32) -> Self {
+        self.fetchable.push((first, last));
         self
     }
 

@@ -15,12 +15,12 @@ use rustix::process::PidfdFlags;
 use rustix::thread::CpuSet;
 
 use super::Context;
-use super::calls::Calls;
 use super::error::{Error, Result};
 use super::leash::Leash;
 use super::link::Link;
 use super::program::{Program, ROOT, Seat};
 use super::ranges::SharedRange;
+use super::rights::Rights;
 use super::trap::Listener;
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -49,10 +49,8 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 pub(crate) struct Grant {
     pub(crate) socket: OwnedFd,
-    /// The memory of ours that holders may overlay.
-    pub(crate) rights: Vec<PageRange>,
-    /// The system calls that holders may have us make.
-    pub(crate) calls: Calls,
+    /// What of ours is for holders to use.
+    pub(crate) rights: Rights,
 }
 
 #[derive(Debug)]
@@ -219,17 +217,12 @@ impl State {
         }
     }
 
-    pub(crate) fn add_grant(
-        &mut self,
-        socket: OwnedFd,
-        rights: Vec<PageRange>,
-        calls: Calls,
-    ) -> Result<usize> {
+    pub(crate) fn add_grant(&mut self, socket: OwnedFd, rights: Rights) -> Result<usize> {
         let slot = place(&mut self.grants);
         if let Some(leash) = self.leash {
             leash.add(&socket, slot)?;
         }
-        self.grants[slot] = Some(Grant { socket, rights, calls });
+        self.grants[slot] = Some(Grant { socket, rights });
         Ok(slot)
     }
 
@@ -260,6 +253,22 @@ impl State {
                 }
             }
         }
+    }
+
+    /// Whether a number is that of a descriptor by which the library, not the program, lives.
+    pub(crate) fn is_own(&self, number: RawFd) -> bool {
+        let own = |fd: &OwnedFd| fd.as_raw_fd() == number;
+        number == self.main
+            || own(&self.pidfd)
+            || self.leash.is_some_and(|leash| leash.descriptor() == number)
+            || self.grants.iter().flatten().any(|grant| own(&grant.socket))
+            || self.shared.iter().any(|shared| own(&shared.file))
+            || self.peers.iter().flatten().any(|peer| {
+                let heard = peer.listener.as_ref();
+                own(&peer.fd)
+                    || own(&peer.pidfd)
+                    || heard.is_some_and(|heard| own(&heard.fd) || heard.memory.as_ref().is_some_and(own))
+            })
     }
 
     /// The place of a context named by a handle.

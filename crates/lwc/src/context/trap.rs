@@ -30,6 +30,7 @@ use super::calls::Calls;
 use super::error::{Error, Result};
 use super::introduce::send_files;
 use super::leash::Leash;
+use super::rights::Rights;
 use super::state::{Peer, State};
 use super::{Arrival, handover};
 
@@ -60,6 +61,8 @@ pub(crate) struct Listener {
     pub(crate) fd: OwnedFd,
     /// Its memory, as long as the right to all of it was not given up.
     pub(crate) memory: Option<OwnedFd>,
+    /// What of it is ours to use: the system calls that we may make for it.
+    pub(crate) rights: Rights,
     /// The call that waits for an answer, and its kernel's number.
     pub(crate) pending: Option<(u64, Call)>,
     /// Nobody is behind it any more.
@@ -94,7 +97,8 @@ pub(crate) fn open_memory() -> rustix::io::Result<OwnedFd> {
         .map(orrery_sys::descriptors::raise)
 }
 
-/// In a new context, whose watcher runs: takes calls away, on both threads. With `memory` they are trapped: listener and
+/// In a new context, whose watcher runs, and that gave up gaining privileges before (`no_new_privs` in prctl(2), which is
+/// each thread's): takes calls away, on both threads. With `memory` they are trapped: listener and
 /// memory go out over `socket`.
 pub(crate) fn filter(
     leash: &'static Leash,
@@ -109,7 +113,6 @@ pub(crate) fn filter(
     } else {
         libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs()
     };
-    rustix::thread::set_no_new_privs(true)?;
     let starter = eventfd(1, EventfdFlags::CLOEXEC)?;
     let handing: &'static Handing = Box::leak(Box::new(Handing {
         socket: socket.as_raw_fd(),
@@ -209,7 +212,7 @@ impl Listener {
         // A parent on the same CPU is then switched to at once (Linux 6.6); without it, a little later.
         // SAFETY: the flags go by value.
         let _ = unsafe { syscall!(Sysno::ioctl, fd.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) };
-        Self { fd, memory: Some(memory), pending: None, is_over: false }
+        Self { fd, memory: Some(memory), rights: Rights::all(), pending: None, is_over: false }
     }
 
     fn receive(&self) -> Option<libc::seccomp_notif> {
