@@ -40,6 +40,21 @@ const ESSENTIAL: [libc::c_long; 22] = [
     libc::SYS_close,
 ];
 
+/// Calls that are allowed where an argument (its number first) says that they are about nobody else, but not otherwise.
+fn harmless(own: u32) -> [(u32, u32, u32); 8] {
+    const ADDRESS: u32 = 4;
+    [
+        (number_of(libc::SYS_kill), 0, own),
+        (number_of(libc::SYS_tgkill), 0, own),
+        (number_of(libc::SYS_sendto), ADDRESS, 0),
+        (number_of(libc::SYS_prlimit64), 0, 0),
+        (number_of(libc::SYS_sched_setaffinity), 0, 0),
+        (number_of(libc::SYS_sched_setscheduler), 0, 0),
+        (number_of(libc::SYS_sched_setparam), 0, 0),
+        (number_of(libc::SYS_sched_setattr), 0, 0),
+    ]
+}
+
 /// What reaches beyond what a context holds already: see [`Calls::global`].
 const GLOBAL: &[libc::c_long] = &[
     // Files by name.
@@ -125,12 +140,25 @@ const GLOBAL: &[libc::c_long] = &[
     libc::SYS_pidfd_getfd,
     libc::SYS_pidfd_send_signal,
     libc::SYS_kcmp,
+    libc::SYS_prlimit64,
+    libc::SYS_setpriority,
+    libc::SYS_ioprio_set,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sched_setparam,
+    libc::SYS_sched_setattr,
+    libc::SYS_migrate_pages,
+    libc::SYS_move_pages,
     libc::SYS_setns,
     libc::SYS_unshare,
     // The network and other means of speaking to others by name.
     libc::SYS_socket,
     libc::SYS_connect,
     libc::SYS_bind,
+    // To an address: what is sent to a connected socket passes. What sendmsg's address is, no filter sees.
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
     libc::SYS_shmget,
     libc::SYS_shmat,
     libc::SYS_shmctl,
@@ -259,7 +287,7 @@ impl Calls {
         const RETURN: u16 = 0x06;
         const NUMBER: u32 = 0;
         const ARCHITECTURE: u32 = 4;
-        const FIRST_ARGUMENT: u32 = 16;
+        const ARGUMENTS: u32 = 16;
         /// Numbers of the x32 interface, under which every call exists a second time.
         const X32: u32 = 0x4000_0000;
         let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs();
@@ -272,11 +300,13 @@ impl Calls {
             step(FROM, 0, 1, X32),
             step(RETURN, 0, 0, refused),
         ];
-        for number in [libc::SYS_kill, libc::SYS_tgkill].map(number_of) {
+        for (number, argument, value) in harmless(own) {
             program.extend([
-                step(EQUAL, 0, 4, number),
-                step(LOAD, 0, 0, FIRST_ARGUMENT),
-                step(EQUAL, 0, 1, own),
+                step(EQUAL, 0, 6, number),
+                step(LOAD, 0, 0, ARGUMENTS + 8 * argument),
+                step(EQUAL, 0, 3, value),
+                step(LOAD, 0, 0, ARGUMENTS + 8 * argument + 4),
+                step(EQUAL, 0, 1, 0),
                 step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
                 step(LOAD, 0, 0, NUMBER),
             ]);
@@ -323,7 +353,7 @@ mod tests {
     use super::*;
 
     /// What a filter says to a call: the kernel's interpreter, as far as our filters use it.
-    fn run(program: &[libc::sock_filter], number: u32, architecture: u32, first: u32) -> u32 {
+    fn run(program: &[libc::sock_filter], number: u32, architecture: u32, arguments: [u64; 6]) -> u32 {
         let (mut at, mut loaded) = (0, 0);
         loop {
             let step = &program[at];
@@ -334,7 +364,10 @@ mod tests {
                     loaded = match step.k {
                         0 => number,
                         4 => architecture,
-                        16 => first,
+                        at @ 16..64 if at % 4 == 0 => {
+                            let word = arguments[(at as usize - 16) / 8];
+                            u32::try_from(word >> (8 * (at % 8)) & 0xffff_ffff).unwrap()
+                        }
                         odd => panic!("loads {odd}"),
                     }
                 }
@@ -351,7 +384,7 @@ mod tests {
     fn filters_withhold_what_is_in_the_set() {
         let set = Calls::none().with(2, 4).with(9, 9).with(62, 62).with(200, 230);
         let program = set.filter(77, 1000);
-        let say = |number, first| run(&program, number, ARCHITECTURE_HERE, first);
+        let say = |number, first| run(&program, number, ARCHITECTURE_HERE, [first, 0, 0, 0, 7, 0]);
         for number in 0..500 {
             let essential = ESSENTIAL.iter().any(|call| number_of(*call) == number);
             let expected = if (425..=427).contains(&number) {
@@ -365,7 +398,21 @@ mod tests {
         }
         assert_eq!(say(62, 1000), libc::SECCOMP_RET_ALLOW, "a signal to itself");
         assert_eq!(say(0x4000_0002, 0), libc::SECCOMP_RET_ERRNO | 1, "by its other number");
-        assert_eq!(run(&program, 0, 0x4000_0003, 0), libc::SECCOMP_RET_KILL_PROCESS, "by 32 bits");
+        assert_eq!(run(&program, 0, 0x4000_0003, [0; 6]), libc::SECCOMP_RET_KILL_PROCESS, "by 32 bits");
+    }
+
+    #[test]
+    fn what_concerns_nobody_else_passes() {
+        let program = Calls::global().filter(77, 1000);
+        let say = |call, arguments| run(&program, number_of(call), ARCHITECTURE_HERE, arguments);
+        let send = |address| say(libc::SYS_sendto, [3, 4, 5, 6, address, 0]);
+        assert_eq!(send(0), libc::SECCOMP_RET_ALLOW);
+        assert_eq!((send(8), send(1 << 40)), (77, 77));
+        assert_eq!(say(libc::SYS_prlimit64, [0; 6]), libc::SECCOMP_RET_ALLOW);
+        assert_eq!(say(libc::SYS_prlimit64, [1, 0, 0, 0, 0, 0]), 77);
+        assert_eq!(say(libc::SYS_tgkill, [1000, 5, 6, 0, 0, 0]), libc::SECCOMP_RET_ALLOW);
+        assert_eq!(say(libc::SYS_tgkill, [0, 5, 6, 0, 0, 0]), 77);
+        assert_eq!(say(libc::SYS_sendmsg, [0; 6]), 77);
     }
 
     #[test]
