@@ -2,6 +2,7 @@
 
 mod doctor;
 mod orbits;
+mod orc;
 mod warm;
 
 use std::io;
@@ -21,6 +22,7 @@ struct Orrery {
 enum Command {
     Doctor(doctor::Arguments),
     Orbits(orbits::Arguments),
+    Orc(orc::Arguments),
     Warm(warm::Arguments),
 }
 
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
+        Command::Orc(arguments) => orc::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
     match result {
