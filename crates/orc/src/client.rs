@@ -272,7 +272,7 @@ impl Client {
             }
             let answer = match line.exchange(operation, request, descriptors) {
                 // The store ended and was started anew by hand.
-                Err(Error::Broken { .. }) => {
+                Err(Error::Broken { source, .. }) if source.kind() != io::ErrorKind::InvalidData => {
                     self.redial(&mut line)?;
                     line.exchange(operation, request, descriptors)?
                 }

@@ -156,6 +156,12 @@ pub(super) fn run_part(arguments: &PartArguments) -> Result<()> {
     let link: OwnedFd = rustix::io::dup(rustix::stdio::stdin()).context("find the link to the other part")?;
     rustix::io::fcntl_setfd(&link, rustix::io::FdFlags::CLOEXEC)
         .context("find the link to the other part")?;
+    // The program was started through a name in /proc that says nothing.
+    let name = match arguments.part {
+        Part::Server => c"orrery-store",
+        Part::Keeper => c"orrery-keeper",
+    };
+    rustix::thread::set_name(name).context("name the process")?;
     match arguments.part {
         Part::Server => {
             // An end that was asked for from the terminal is the keeper's to carry out.

@@ -128,27 +128,32 @@ impl Asking<'_> {
                 let id = ObjectId::of(bytes);
                 agree(expected, id)?;
                 let small = bytes.len() <= pack::LONGEST && flags & (ALONE | EXECUTABLE) == 0;
-                if self.state().table.of(&realm, id).is_none() {
+                let mut state = self.state();
+                if state.table.of(&realm, id).is_none() {
                     if small {
-                        self.pack(&realm, id, bytes)?;
+                        self.pack(&mut state, &realm, id, bytes)?;
                     } else {
-                        self.enter(&realm, id, copy(id, bytes)?, length, executable)?;
+                        self.enter(&mut state, &realm, id, copy(id, bytes)?, length, executable)?;
                     }
                 } else if executable {
-                    self.allow_execution(&realm, id)?;
+                    self.allow_execution(&mut state, &realm, id)?;
                 }
-                self.hand_out(&realm, id)
+                self.hand_out(&mut state, &realm, id)
             }
             Content::Descriptor { length } => {
                 let [fd] = descriptors else { return Err(Refusal::Descriptor) };
+                if length == 0 || length > largest {
+                    return Err(Refusal::Size);
+                }
                 let turn = self.turn(length)?;
                 self.room(&realm, whole_pages(length))?;
                 let (id, draft) = content::from_memory(fd.as_fd(), length, largest)?;
                 agree(expected, id)?;
                 let memory = draft.seal().map_err(exhausted)?;
                 drop(turn);
-                self.enter(&realm, id, memory, length, executable)?;
-                self.hand_out(&realm, id)
+                let mut state = self.state();
+                self.enter(&mut state, &realm, id, memory, length, executable)?;
+                self.hand_out(&mut state, &realm, id)
             }
         }
     }
@@ -163,13 +168,13 @@ impl Asking<'_> {
 
     fn enter(
         &self,
+        state: &mut State,
         realm: &Realm,
         id: ObjectId,
         memory: OwnedFd,
         length: u64,
         executable: bool,
     ) -> Result<(), Refusal> {
-        let mut state = self.state();
         let number = state.number();
         let object = Object { memory: Arc::new(Memory { number, fd: memory }), offset: 0, length };
         state
@@ -177,19 +182,14 @@ impl Asking<'_> {
             .map_err(|Full| Refusal::Quota)
     }
 
-    fn allow_execution(&self, realm: &Realm, id: ObjectId) -> Result<(), Refusal> {
-        let mut state = self.state();
+    fn allow_execution(&self, state: &mut State, realm: &Realm, id: ObjectId) -> Result<(), Refusal> {
         let entry = state.table.of(realm, id).ok_or(Refusal::NotFound)?;
         let (object, bytes) = (entry.object.clone(), entry.bytes);
         state.enter(realm, id, object, bytes, true, self.server.clock()).map_err(|Full| Refusal::Quota)
     }
 
     /// Puts a small object among others of its realm.
-    fn pack(&self, realm: &Realm, id: ObjectId, bytes: &[u8]) -> Result<(), Refusal> {
-        let mut state = self.state();
-        if state.table.of(realm, id).is_some() {
-            return Ok(());
-        }
+    fn pack(&self, state: &mut State, realm: &Realm, id: ObjectId, bytes: &[u8]) -> Result<(), Refusal> {
         let size = pack::room(bytes.len()) as u64;
         let room = state.table.make_room(realm, size);
         state.settle();
@@ -210,8 +210,9 @@ impl Asking<'_> {
         state.enter(realm, id, object, size, false, now).map_err(|Full| Refusal::Quota)
     }
 
-    fn hand_out(&self, realm: &Realm, id: ObjectId) -> Result<Answer, Refusal> {
-        let mut state = self.state();
+    /// Gives the client a hold on an object. One that was just made has to be handed out under the lock under which it was
+    /// made, or it may be gone.
+    fn hand_out(&self, state: &mut State, realm: &Realm, id: ObjectId) -> Result<Answer, Refusal> {
         let (place, entry) = state.table.find(self.holder, realm, id).ok_or(Refusal::NotFound)?;
         let answer = handle(id, &place, entry);
         state.settle();
@@ -219,7 +220,7 @@ impl Asking<'_> {
     }
 
     fn request(&self, id: ObjectId) -> Result<Answer, Refusal> {
-        self.hand_out(&self.peer.realm, id)
+        self.hand_out(&mut self.state(), &self.peer.realm, id)
     }
 
     fn release(&self, id: ObjectId) -> Result<Answer, Refusal> {
@@ -260,7 +261,8 @@ impl Asking<'_> {
         if executable && !may_execute(policy, shown.owner, shown.mode, self.peer.uid) {
             return Err(Refusal::Denied);
         }
-        if let Some(object) = self.known(&shown, executable) {
+        let known = self.known(&mut self.state(), &shown, executable);
+        if let Some(object) = known {
             return Ok((object, false));
         }
         let realm = &self.peer.realm;
@@ -269,22 +271,18 @@ impl Asking<'_> {
         let (id, draft) = self.server.readers.read(realm, fd, *piece, shown)?;
         let memory = draft.seal().map_err(exhausted)?;
         drop(turn);
+        let mut state = self.state();
         // What is public need not be there twice.
-        if !self.is_public(id, executable) {
-            self.enter(realm, id, memory, piece.length, executable)?;
+        let public = state.table.of(&Realm::Public, id).is_some_and(|entry| entry.executable || !executable);
+        if !public {
+            self.enter(&mut state, realm, id, memory, piece.length, executable)?;
         }
-        self.state().remember(realm, shown.key, id);
-        self.known(&shown, executable).map(|object| (object, true)).ok_or(Refusal::NotFound)
-    }
-
-    fn is_public(&self, id: ObjectId, executable: bool) -> bool {
-        let state = self.state();
-        state.table.of(&Realm::Public, id).is_some_and(|entry| entry.executable || !executable)
+        state.remember(realm, shown.key, id);
+        self.known(&mut state, &shown, executable).map(|object| (object, true)).ok_or(Refusal::NotFound)
     }
 
     /// The object of a piece that was read before, with a hold on it.
-    fn known(&self, shown: &Shown, executable: bool) -> Option<Object> {
-        let mut state = self.state();
+    fn known(&self, state: &mut State, shown: &Shown, executable: bool) -> Option<Object> {
         let realm = &self.peer.realm;
         let id = *state.files.get(realm)?.get(&shown.key)?;
         let fit = |entry: &Entry<Object>| entry.executable || !executable;

@@ -5,7 +5,7 @@
 //! be cut short under us.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
@@ -126,14 +126,20 @@ pub(super) fn from_memory(
     if u64::try_from(size).unwrap_or(0) < length {
         return Err(Refusal::Changed);
     }
-    read(fd, 0, length, length)
+    read(fd, "orc:object", 0, length, length)
 }
 
-/// Reads `there` bytes from `offset` into a draft of `length` and hashes all of it.
-fn read(fd: BorrowedFd<'_>, offset: u64, there: u64, length: u64) -> Result<(ObjectId, Draft), Refusal> {
+/// Reads `there` bytes from `offset` into a draft of `length`, which shows as `label`, and hashes all of it.
+fn read(
+    fd: BorrowedFd<'_>,
+    label: &str,
+    offset: u64,
+    there: u64,
+    length: u64,
+) -> Result<(ObjectId, Draft), Refusal> {
     let length = usize::try_from(length).map_err(|_| Refusal::Size)?;
     let there = usize::try_from(there).map_err(|_| Refusal::Size)?.min(length);
-    let mut draft = Draft::new("orc", length).map_err(exhausted)?;
+    let mut draft = Draft::new(label, length).map_err(exhausted)?;
     let bytes = draft.bytes();
     let mut hash = blake3::Hasher::new();
     let mut filled = 0;
@@ -212,10 +218,18 @@ impl Readers {
     }
 }
 
+/// What `/proc/PID/maps` shows of a piece: the name of the file that it was first read from.
+fn file_label(fd: &OwnedFd) -> String {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default();
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let plain = name.chars().filter(|c| c.is_ascii_graphic()).take(100);
+    format!("orc:{}", plain.collect::<String>())
+}
+
 fn piece_of(fd: &OwnedFd, piece: &Piece, shown: &Shown) -> Result<(ObjectId, Draft), Refusal> {
     let size = u64::try_from(shown.key.size).unwrap_or(0);
     let there = size.saturating_sub(piece.offset).min(piece.length);
-    let read = read(fd.as_fd(), piece.offset, there, piece.length)?;
+    let read = read(fd.as_fd(), &file_label(fd), piece.offset, there, piece.length)?;
     let after = rustix::fs::fstat(fd).map_err(|_| Refusal::Descriptor)?;
     if FileKey::of(&after, piece) == shown.key { Ok(read) } else { Err(Refusal::Changed) }
 }

@@ -28,6 +28,8 @@ const PATIENCE: rustix::net::sockopt::Timeout = rustix::net::sockopt::Timeout::S
 /// So many deaths of the store within [`SHORT`] are not to be cured by starting it again.
 const MOST_DEATHS: usize = 5;
 const SHORT: Duration = Duration::from_secs(10);
+/// How long a store may take to stop.
+const STOPPING: Duration = Duration::from_secs(10);
 
 /// What one tells the other.
 #[derive(Debug, Serialize, Deserialize)]
@@ -151,14 +153,12 @@ pub(super) fn keep(
         };
         let asked = listen(socket.as_fd(), &mut records, stop)?;
         if asked {
-            let _ = tell(socket.as_fd(), &Message::Stop, None);
+            dismiss(socket.as_fd());
         }
         drop(socket);
         if let Some(mut child) = child {
-            if !asked {
-                // It may have closed the link and live: two at a time must not be.
-                let _ = child.kill();
-            }
+            // It may have closed the link and live: two at a time must not be.
+            let _ = child.kill();
             let _ = child.wait();
         }
         if asked {
@@ -173,6 +173,21 @@ pub(super) fn keep(
                 deaths.len(),
                 SHORT.as_secs()
             )));
+        }
+    }
+}
+
+/// Tells the store to stop, and waits until it has closed the link. Were the link closed from this side, the store could find
+/// that out before it has read the message, and take the keeper for dead.
+fn dismiss(link: BorrowedFd<'_>) {
+    let begin = Instant::now();
+    let mut buffer = Vec::new();
+    let mut there = tell(link, &Message::Stop, None).is_ok();
+    while there && begin.elapsed() < STOPPING {
+        let pause = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        let mut waiting = [PollFd::from_borrowed_fd(link, PollFlags::IN)];
+        if rustix::event::poll(&mut waiting, Some(&pause)).is_ok_and(|ready| ready > 0) {
+            there = matches!(hear(link, &mut buffer, |_, _| ()), Ok(Some(())));
         }
     }
 }

@@ -54,6 +54,7 @@ pub(super) struct Server {
 /// # Errors
 /// Where the keeper's records make no sense, or the kernel refuses what no store can do without.
 pub(super) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
+    die_of_panics();
     allow_many_files();
     let (state, audit) = State::receive(link, launcher)?;
     let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -78,6 +79,15 @@ pub(super) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
     let result = server.work();
     drop(others);
     result
+}
+
+/// A thread that panics may leave a client without its answer, and the others with half a change: the keeper starts anew.
+fn die_of_panics() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::abort();
+    }));
 }
 
 /// Each object and each connection needs a descriptor.
