@@ -78,7 +78,7 @@ pub(super) struct Shown {
 }
 
 fn file_system(fd: BorrowedFd<'_>) -> u64 {
-    #[expect(clippy::unnecessary_cast, clippy::cast_sign_loss, reason = "a magic number, whatever its type")]
+    #[expect(clippy::cast_sign_loss, reason = "a magic number, whatever its type")]
     rustix::fs::fstatfs(fd).map_or(0, |found| found.f_type as u64)
 }
 
