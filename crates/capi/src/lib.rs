@@ -10,3 +10,4 @@ pub mod lwc;
 pub mod orbit;
 mod orbit_error;
 pub mod orc;
+pub mod vault;
