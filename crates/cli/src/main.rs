@@ -3,6 +3,7 @@
 mod doctor;
 mod kimage;
 mod orbits;
+mod orc;
 mod pipes;
 mod run;
 mod trace;
@@ -27,6 +28,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
+    Orc(orc::Arguments),
     Run(run::Arguments),
     Trace(trace::Arguments),
     Vault(vault::Arguments),
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
+        Command::Orc(arguments) => orc::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Vault(arguments) => vault::run(&arguments),
