@@ -1,6 +1,7 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod guard;
 mod orbits;
 mod warm;
 
@@ -20,6 +21,7 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Guard(guard::Arguments),
     Orbits(orbits::Arguments),
     Warm(warm::Arguments),
 }
@@ -27,6 +29,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Guard(arguments) => guard::run(arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
