@@ -6,6 +6,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::job::{Answer, Job, Outcome};
+use crate::log::Event;
 use crate::policy::Rights;
 use crate::resolve::{Found, Place, decimal, is_directory, is_link, is_plain};
 
@@ -157,6 +158,7 @@ fn perform(job: &Job<'_>, wanted: &Wanted) -> Outcome {
 /// refuses (`ELOOP`) if a link has come in between.
 fn at_once(job: &Job<'_>, wanted: &Wanted) -> Result<Option<Answer>, Errno> {
     if !is_plain(&wanted.path)
+        || wanted.flags.contains(OFlags::PATH)
         || !wanted.within.is_empty()
         || wanted.is_temporary()
         || job.monitor.policy.learning
@@ -173,9 +175,8 @@ fn at_once(job: &Job<'_>, wanted: &Wanted) -> Result<Option<Answer>, Errno> {
     if wanted.flags.intersects(OFlags::CREATE | OFlags::TRUNC) {
         job.still_waits()?;
     }
-    let of_path = wanted.flags.contains(OFlags::PATH);
     // Not to be held up by a pipe that nobody has at its other end.
-    let waits = !of_path && !wanted.flags.contains(OFlags::NONBLOCK);
+    let waits = !wanted.flags.contains(OFlags::NONBLOCK);
     let flags = wanted.flags() | if waits { OFlags::NONBLOCK } else { OFlags::empty() };
     let within = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let file = match rustix::fs::openat2(CWD, wanted.path.as_slice(), flags, wanted.mode, within) {
@@ -184,9 +185,6 @@ fn at_once(job: &Job<'_>, wanted: &Wanted) -> Result<Option<Answer>, Errno> {
         Err(_) => return Ok(None),
     };
     let stat = rustix::fs::fstat(&file)?;
-    if of_path {
-        return Ok((!job.monitor.own.is_proc(&stat)).then(|| wanted.given(file)));
-    }
     match FileType::from_raw_mode(stat.st_mode) {
         _ if job.monitor.own.is_proc(&stat) => return Ok(None),
         FileType::RegularFile | FileType::Directory => (),
@@ -214,7 +212,7 @@ fn existing(job: &Job<'_>, wanted: &Wanted, found: Found) -> Outcome {
         return Err(Errno::NOTDIR);
     }
     if wanted.flags.contains(OFlags::PATH) {
-        return Ok(wanted.given(found.file));
+        return stand_in(job, wanted, &found);
     }
     if is_link(&found.stat) {
         return Err(Errno::LOOP);
@@ -246,6 +244,32 @@ fn reopen(job: &Job<'_>, wanted: &Wanted, file: &OwnedFd) -> Result<OwnedFd, Err
     let mut number = [0; 16];
     let number = decimal(file.as_raw_fd(), &mut number);
     rustix::fs::openat(job.monitor.own.descriptors(), number, flags, wanted.mode)
+}
+
+/// The kernel puts no `O_PATH` descriptors into other processes. Where the program may read the file, it gets one for reading
+/// instead, which does all that the other would. Else the call goes on by itself, if there is nothing about files that the
+/// program must not see: what it then holds says no more than that, and whatever it does with it is asked about again.
+fn stand_in(job: &Job<'_>, wanted: &Wanted, found: &Found) -> Outcome {
+    let (rights, _) = job.rights(found);
+    let readable = match FileType::from_raw_mode(found.stat.st_mode) {
+        FileType::Directory => rights.contains(Rights::LIST),
+        FileType::RegularFile => rights.contains(Rights::READ),
+        _ => false,
+    };
+    if readable {
+        let mut number = [0; 16];
+        let number = decimal(found.file.as_raw_fd(), &mut number);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        if let Ok(file) = rustix::fs::openat(job.monitor.own.descriptors(), number, flags, Mode::empty()) {
+            return Ok(wanted.given(file));
+        }
+    }
+    // openat2(2) has its flags in memory, where they may change.
+    if job.monitor.policy.trees.all_visible() && job.name() != "openat2" {
+        return Ok(Answer::GoOn);
+    }
+    Err(job
+        .refuse(&Event::Call { reason: "O_PATH needs the right to read, or a policy with stat = [\"/\"]" }))
 }
 
 /// Makes the file, which must not exist.
