@@ -171,7 +171,7 @@ with tempfile.TemporaryDirectory(dir='.') as d:
     try: os.open(d + '/l', os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except OSError as e: print(e.errno)
     t = os.open(d, os.O_TMPFILE | os.O_RDWR, 0o600)
-    os.write(t, b'linked'); os.link(f'/proc/self/fd/{t}', d + '/linked', follow_symlinks=True)
+    os.write(t, b'linked'); os.link(f'/proc/self/fd/{t}', d + '/linked', src_dir_fd=fd)
     print(open(d + '/linked').read())
     os.setxattr(d + '/linked', 'user.x', b'v') if 'tmpfs' not in subprocess.getoutput('stat -f -c %T .') else None
 print(os.getcwd() == os.path.realpath('.'), os.path.realpath('/proc/self') == f'/proc/{os.getpid()}')
