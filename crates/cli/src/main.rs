@@ -2,7 +2,12 @@
 
 mod doctor;
 mod guard;
+mod kimage;
 mod orbits;
+mod pipes;
+mod run;
+mod trace;
+mod vault;
 mod warm;
 
 use std::io;
@@ -22,7 +27,11 @@ struct Orrery {
 enum Command {
     Doctor(doctor::Arguments),
     Guard(guard::Arguments),
+    Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
+    Run(run::Arguments),
+    Trace(trace::Arguments),
+    Vault(vault::Arguments),
     Warm(warm::Arguments),
 }
 
@@ -30,7 +39,11 @@ fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Guard(arguments) => guard::run(arguments),
+        Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Trace(arguments) => trace::run(&arguments),
+        Command::Vault(arguments) => vault::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
     match result {

@@ -1,0 +1,156 @@
+//! `make bench B=hijack-call`: what a system call costs under an executive, and under what else could be put under it.
+//!
+//! Each contender makes the calls in a process of its own, through the C library's functions, bound to the same CPU.
+
+use std::ffi::{OsString, c_int, c_void};
+use std::io;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail, ensure};
+use clap::{Parser, Subcommand};
+use orrery_bench::{
+    Bench, Case, Entry, Group, Options, Pin, Quantity, Unit, Worker, batched, machine, serve,
+};
+use orrery_hijack::Hijack;
+
+/// System calls under an executive beside their rivals
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// One contender, measured by the process that started this one
+    #[command(hide = true)]
+    Contender { way: String, pin: Pin },
+    /// The same, where what is measured lies under this process already
+    #[command(hide = true)]
+    Inside { pin: Pin },
+}
+
+const PATCHED: &str = "executive";
+const TIMED: &str = "executive, timed";
+const DISPATCHED: &str = "executive, dispatch only";
+const NATIVE: &str = "native";
+const PTRACE: &str = "ptrace (SYSCALL)";
+
+const CASES: [&str; 4] = ["getppid", "write", "read", "open and close"];
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    match arguments.role {
+        Some(Role::Contender { way, pin }) => return contender(&way, pin),
+        Some(Role::Inside { pin }) => return Ok(inside(pin)),
+        None => {}
+    }
+    let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
+    let mut bench = Bench::new("hijack-call", arguments.options);
+    let mut group = Group::new("call", entry(PATCHED, pin));
+    for way in [NATIVE, TIMED, DISPATCHED, PTRACE] {
+        group = group.against(entry(way, pin));
+    }
+    for case in CASES {
+        group = group.case(Case::new(case).quantity(case, Quantity::Mean(Unit::Nanoseconds)).quick(true));
+    }
+    bench.group(group);
+    bench.run()
+}
+
+fn entry(way: &'static str, pin: Pin) -> Entry {
+    Entry::new(way, move || Worker::start(&["contender".to_owned(), way.to_owned(), name(pin)]))
+}
+
+fn name(pin: Pin) -> String {
+    match pin {
+        Pin::None => "none".to_owned(),
+        Pin::Cpu(cpu) => cpu.to_string(),
+    }
+}
+
+/// Puts what is to be measured under this process.
+fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
+    let options = orrery_hijack::Options::default();
+    let options = match way {
+        NATIVE => return Ok(inside(pin)),
+        PTRACE => return traced(pin),
+        PATCHED => options,
+        TIMED => options.timed(true),
+        DISPATCHED => options.patch(false),
+        other => bail!("there is no contender {other:?}"),
+    };
+    let own = std::env::current_exe()?;
+    let words = [OsString::from("inside"), name(pin).into()];
+    Err(Hijack::start(options)?.execute(own.as_os_str(), &words).into())
+}
+
+fn inside(pin: Pin) -> ExitCode {
+    serve(|| {
+        if let Pin::Cpu(cpu) = pin {
+            machine::pin(cpu)?;
+        }
+        // SAFETY: opens files that every system has.
+        let (zero, null) = unsafe {
+            (
+                libc::open(c"/dev/zero".as_ptr(), libc::O_RDONLY),
+                libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY),
+            )
+        };
+        ensure!(zero >= 0 && null >= 0, "open /dev/zero and /dev/null: {}", io::Error::last_os_error());
+        Ok(Box::new(batched(move |work| call(work, zero, null))))
+    })
+}
+
+fn call(work: &str, zero: c_int, null: c_int) -> Result<()> {
+    let mut byte = 0_u8;
+    let place: *mut c_void = (&raw mut byte).cast();
+    // SAFETY: one byte is read or written; what is opened is closed.
+    let result = unsafe {
+        match work {
+            "getppid" => isize::from(libc::getppid() != 0),
+            "read" => libc::read(zero, place, 1),
+            "write" => libc::write(null, place, 1),
+            "open and close" => {
+                let file = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY);
+                isize::from(libc::close(file) == 0)
+            }
+            other => bail!("there is no call {other:?}"),
+        }
+    };
+    ensure!(result == 1, "{work}: {}", io::Error::last_os_error());
+    Ok(())
+}
+
+/// Serves in a child whose calls this process stops, twice each, and lets go on.
+fn traced(pin: Pin) -> Result<ExitCode> {
+    // SAFETY: the child traces itself to its parent, then serves; the parent only waits and continues.
+    unsafe {
+        let child = libc::fork();
+        ensure!(child >= 0, "fork: {}", io::Error::last_os_error());
+        if child == 0 {
+            libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+            libc::raise(libc::SIGSTOP);
+            return Ok(inside(pin));
+        }
+        if let Pin::Cpu(cpu) = pin {
+            // A partner that has to be woken belongs on the same CPU.
+            machine::pin(cpu)?;
+        }
+        let mut status = 0;
+        loop {
+            ensure!(
+                libc::waitpid(child, &raw mut status, 0) == child,
+                "wait: {}",
+                io::Error::last_os_error()
+            );
+            if libc::WIFEXITED(status) {
+                return Ok(ExitCode::from(u8::try_from(libc::WEXITSTATUS(status))?));
+            }
+            ensure!(libc::WIFSTOPPED(status), "the traced process died: status {status:#x}");
+            libc::ptrace(libc::PTRACE_SYSCALL, child, 0, 0);
+        }
+    }
+}

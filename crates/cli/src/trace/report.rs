@@ -1,0 +1,152 @@
+//! What was counted, as a table or as JSON.
+
+use std::fmt::Write as _;
+
+use comfy_table::{CellAlignment, Table, presets};
+use orrery_hijack::{Call, Counts};
+use serde_json::json;
+
+/// The calls, those first on which most time was spent.
+fn sorted(counts: &Counts) -> Vec<&Call> {
+    let mut calls: Vec<&Call> = counts.calls.iter().collect();
+    calls.sort_by_key(|call| std::cmp::Reverse((call.ticks, call.total())));
+    calls
+}
+
+#[expect(clippy::cast_precision_loss, reason = "durations are told with three digits")]
+fn duration(ticks: u64, nanoseconds: f64) -> String {
+    let ns = ticks as f64 * nanoseconds;
+    match ns {
+        ns if ns < 1e3 => format!("{ns:.0} ns"),
+        ns if ns < 1e6 => format!("{:.1} us", ns / 1e3),
+        ns if ns < 1e9 => format!("{:.1} ms", ns / 1e6),
+        ns => format!("{:.2} s", ns / 1e9),
+    }
+}
+
+pub(super) fn table(counts: &Counts, nanoseconds: f64, timed: bool) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let mut header = vec!["call", "calls", "patched"];
+    if timed {
+        header.extend(["errors", "total", "mean", "p50 <", "p99 <", "longest <"]);
+    }
+    table.set_header(header);
+    for call in sorted(counts) {
+        let mut row = vec![call.name(), call.total().to_string(), call.patched.to_string()];
+        if timed {
+            row.push(if call.errors == 0 { String::new() } else { call.errors.to_string() });
+            let finished: u64 = call.buckets.iter().sum();
+            let at =
+                |share| call.quantile(share).map_or_else(String::new, |ticks| duration(ticks, nanoseconds));
+            if let Some(mean) = call.ticks.checked_div(finished) {
+                row.push(duration(call.ticks, nanoseconds));
+                row.push(duration(mean, nanoseconds));
+                row.extend([at(0.5), at(0.99), at(1.0)]);
+            }
+        }
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let mut text = format!("{table}\n");
+    let total: u64 = counts.calls.iter().map(Call::total).sum();
+    let patched: u64 = counts.calls.iter().map(|call| call.patched).sum();
+    let _infallible = writeln!(
+        text,
+        "{total} calls in {} programs; {patched} of them from {} rewritten sites",
+        counts.followed, counts.patched_sites
+    );
+    for (count, reason) in &counts.unfollowed {
+        let _infallible = writeln!(text, "not followed: {count} (a program was executed, but {reason})");
+    }
+    if counts.unarmed > 0 {
+        let _infallible =
+            writeln!(text, "not followed: {} threads that a filter kept from it", counts.unarmed);
+    }
+    text
+}
+
+#[expect(clippy::cast_precision_loss, reason = "nanoseconds of a run")]
+pub(super) fn json(counts: &Counts, nanoseconds: f64) -> serde_json::Result<String> {
+    let ns = |ticks: u64| (ticks as f64 * nanoseconds).round();
+    let calls: Vec<_> = sorted(counts)
+        .into_iter()
+        .map(|call| {
+            let histogram: Vec<_> = (0..)
+                .zip(call.buckets)
+                .filter(|(_, count)| *count > 0)
+                .map(|(bucket, count)| json!({"below_ns": ns(orrery_hijack::bucket_end(bucket)), "calls": count}))
+                .collect();
+            json!({
+                "call": call.name(),
+                "number": call.number,
+                "calls": call.total(),
+                "dispatched": call.dispatched,
+                "patched": call.patched,
+                "errors": call.errors,
+                "total_ns": ns(call.ticks),
+                "histogram": histogram,
+            })
+        })
+        .collect();
+    let unfollowed: Vec<_> = counts
+        .unfollowed
+        .iter()
+        .map(|(count, reason)| json!({"programs": count, "reason": reason}))
+        .collect();
+    let report = json!({
+        "calls": calls,
+        "programs": counts.followed,
+        "unfollowed": unfollowed,
+        "unarmed_threads": counts.unarmed,
+        "patched_sites": counts.patched_sites,
+        "refused_sites": counts.refused_sites,
+    });
+    serde_json::to_string_pretty(&report).map(|text| text + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts() -> Counts {
+        let mut buckets = [0; 28];
+        buckets[2] = 3;
+        let call = Call { number: Some(39), dispatched: 1, patched: 2, errors: 1, ticks: 600, buckets };
+        Counts {
+            calls: vec![call],
+            followed: 1,
+            unfollowed: vec![(2, "of the weather")],
+            unarmed: 0,
+            patched_sites: 1,
+            refused_sites: 0,
+        }
+    }
+
+    #[test]
+    fn a_table_tells_calls_and_what_was_not_seen() {
+        let text = table(&counts(), 0.5, true);
+        assert!(text.contains("getpid") && text.contains("300 ns") && text.contains("128 ns"), "{text}");
+        assert!(text.contains("not followed: 2 (a program was executed, but of the weather)"), "{text}");
+        assert!(text.contains("3 calls in 1 programs; 2 of them from 1 rewritten sites"), "{text}");
+    }
+
+    #[test]
+    fn json_holds_the_histogram() {
+        let report: serde_json::Value = serde_json::from_str(&json(&counts(), 0.5).unwrap()).unwrap();
+        assert_eq!(report["calls"][0]["call"], "getpid");
+        assert_eq!(report["calls"][0]["histogram"][0]["below_ns"], 128.0);
+        assert_eq!(report["unfollowed"][0]["programs"], 2);
+    }
+
+    #[test]
+    fn durations_have_fitting_units() {
+        for (ticks, text) in
+            [(5, "5 ns"), (5_000, "5.0 us"), (5_000_000, "5.0 ms"), (5_000_000_000, "5.00 s")]
+        {
+            assert_eq!(duration(ticks, 1.0), text);
+        }
+    }
+}

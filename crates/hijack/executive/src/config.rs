@@ -1,0 +1,75 @@
+//! What the steward writes into an image before it runs.
+
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+/// How many ranges of code an executive knows.
+pub const RANGES: usize = 256;
+
+/// `[start, end)`; both zero where unused.
+#[repr(C)]
+pub struct Range {
+    /// The first address.
+    pub start: AtomicU64,
+    /// The address behind the last.
+    pub end: AtomicU64,
+    /// Which of the policy's patterns for callers its file matches: one bit each.
+    pub marks: AtomicU64,
+}
+
+/// The `sigaction` of the kernel's own interface.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Action {
+    /// `SIG_DFL`, `SIG_IGN` or a function.
+    pub handler: AtomicU64,
+    /// `SA_*`.
+    pub flags: AtomicU64,
+    /// Performs `rt_sigreturn`.
+    pub restorer: AtomicU64,
+    /// Further signals blocked while the handler runs.
+    pub mask: AtomicU64,
+}
+
+/// The image's exported `ORRERY_CONFIG`.
+#[repr(C)]
+pub struct Config {
+    /// Where the board is attached.
+    pub board: AtomicU64,
+    /// How long that is.
+    pub board_length: AtomicU64,
+    /// Where the image lies.
+    pub image: AtomicU64,
+    /// How long it is.
+    pub image_length: AtomicU64,
+    /// The image's code: calls from here are not dispatched.
+    pub code: AtomicU64,
+    /// How long that is.
+    pub code_length: AtomicU64,
+    /// Where the policy's table is; zero: there is none.
+    pub policy: AtomicU64,
+    /// Whether calls are timed.
+    pub timed: AtomicU8,
+    /// Whether sites are left as they are.
+    pub unpatched: AtomicU8,
+    /// Set when the program installs a system-call filter: from then on, nothing is called that the program did not call.
+    pub filtered: AtomicU8,
+    /// A site is rewritten when so many of its calls were dispatched.
+    pub threshold: AtomicU32,
+    /// How SIGSYS is handled.
+    pub action: Action,
+    /// Private, read-only mappings of code from files.
+    pub ranges: [Range; RANGES],
+}
+
+/// `SA_SIGINFO`.
+pub const SA_SIGINFO: u64 = 4;
+/// `SA_RESTORER`.
+pub const SA_RESTORER: u64 = 0x0400_0000;
+/// `SA_ONSTACK`.
+pub const SA_ONSTACK: u64 = 0x0800_0000;
+/// `SA_NODEFER`.
+pub const SA_NODEFER: u64 = 0x4000_0000;
+/// `SA_RESETHAND`.
+pub const SA_RESETHAND: u64 = 0x8000_0000;
+/// The flags of the executive's handler: it runs with the program's own mask, and so often as it must.
+pub const ACTION_FLAGS: u64 = SA_SIGINFO | SA_RESTORER | SA_NODEFER;

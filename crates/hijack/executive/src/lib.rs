@@ -1,0 +1,85 @@
+//! The executive: what sits under a program and receives its system calls.
+//!
+//! This crate is compiled twice. As an ordinary library it gives [`board`] (the memory that executives and their steward
+//! share) and [`config`] (what the steward writes into an image before it runs) to `orrery-hijack`. With the feature
+//! `image` that crate's build script makes a freestanding, position-independent image of it, which is written into every
+//! program that is to be a guest: no C library, no allocation, no thread-local storage.
+//!
+//! # The path of a call
+//!
+//! ```text
+//!  program                                executive                              kernel
+//!  -------                                ---------                              ------
+//!  mov $39,%eax
+//!  syscall  ------------------------------------------------------------------>  not from the executive's range:
+//!                                         signals::on_sigsys  <----------------  SIGSYS (syscall user dispatch)
+//!                                           counts, performs  ----------------->  getpid
+//!                                           writes rax        <----------------
+//!                                         rt_sigreturn  --------------------->
+//!  (goes on behind its syscall)  <--------------------------------------------
+//!
+//!  after some such calls from one place, `patch` has turned the mov into a jump:
+//!
+//!  jmp stub  ------>  stub (near the site):
+//!                       counts, mov $39,%eax
+//!                       jmp gate n  ----->  gate n:  syscall  ----------------->  getpid
+//!  behind the syscall  <------------------  jmp *target[n]    <----------------
+//! ```
+//!
+//! # What keeps it right
+//!
+//! - The kernel *kills* a thread whose dispatched call finds SIGSYS blocked or without handler. So the program's masks
+//!   never contain SIGSYS (`masks`), and its SIGSYS handler is only remembered (`actions`).
+//! - The handler runs with the program's own mask. A signal that arrives during a blocking call interrupts the
+//!   executive's call as it would have interrupted the program's; restarting is done by the kernel, in the executive.
+//!   The program's handler may leave with `siglongjmp`: nothing is held across a call that may be interrupted.
+//! - Nothing in the path of a call allocates or locks. Mapping and unmapping *code*, and rewriting it, exclude one
+//!   another (`ranges`); these hold a flag with all signals blocked.
+//! - Dispatch is a property of a thread and not inherited: `threads` arms every new thread and process before it runs
+//!   an instruction of the program, `exec` has the steward put an executive under a new program.
+//!
+//! A handler that does more than count plugs in at `serve::perform`.
+
+#![cfg_attr(not(test), no_std)]
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+compile_error!("the executive speaks the system calls of Linux on x86-64 only");
+
+pub mod board;
+pub mod config;
+pub mod glob;
+pub mod journal;
+pub mod numbers;
+pub mod policy;
+
+#[cfg_attr(not(feature = "image"), expect(dead_code, reason = "only the image uses these"))]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "words and addresses have 64 bits here, and numbers are cut as the kernel cuts them"
+)]
+mod running {
+    pub(crate) mod actions;
+    pub(crate) mod callers;
+    pub(crate) mod conditions;
+    pub(crate) mod count;
+    pub(crate) mod decide;
+    pub(crate) mod exec;
+    pub(crate) mod frame;
+    #[cfg(feature = "image")]
+    pub(crate) mod freestanding;
+    pub(crate) mod gates;
+    pub(crate) mod journal;
+    pub(crate) mod kernel;
+    pub(crate) mod masks;
+    pub(crate) mod patch;
+    pub(crate) mod paths;
+    pub(crate) mod policy;
+    pub(crate) mod ranges;
+    pub(crate) mod requests;
+    pub(crate) mod serve;
+    pub(crate) mod sites;
+    pub(crate) mod slots;
+    pub(crate) mod threads;
+    pub(crate) mod user;
+}

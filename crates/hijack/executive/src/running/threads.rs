@@ -1,0 +1,197 @@
+//! `fork`, `vfork`, `clone` and `clone3`: dispatch is not inherited, so whoever is born is armed here.
+//!
+//! | the child | how it comes to the program |
+//! |---|---|
+//! | has memory of its own | it returns from the handler as its parent does |
+//! | shares memory, has a stack | from `orrery_clone`, with the program's registers, on its own stack |
+//! | shares memory, and its parent waits (`vfork`, `posix_spawn`) | by `rt_sigreturn` from a copy of the frame, because it may overwrite the frame itself: it runs on the same stack, or takes its signals on the same alternate stack; its parent waits on the stack of that copy's slot |
+//!
+//! All signals are blocked until the child is armed, so that no handler runs unseen in it.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::count::board;
+use super::frame::Context;
+use super::gates::{
+    ORRERY_CONFIG, orrery_clone, orrery_sigreturn_at, orrery_sigreturn_releasing, orrery_vfork,
+};
+use super::kernel::{EAGAIN, EINVAL, address, block_signals, call};
+use super::slots::{self, Slot};
+use super::{actions, decide, ranges, user};
+use crate::numbers;
+
+const CLONE_VM: u64 = 0x100;
+const CLONE_VFORK: u64 = 0x4000;
+const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
+const ON: u64 = 1;
+/// `struct clone_args`: as far as it is defined today, in words.
+pub(crate) const CLONE_ARGUMENTS: usize = 11;
+const SMALLEST_CLONE_ARGUMENTS: u64 = 64;
+const FLAGS: usize = 0;
+const STACK: usize = 5;
+const STACK_SIZE: usize = 6;
+
+/// Arms dispatch in the calling thread.
+pub(crate) fn arm() {
+    let code = ORRERY_CONFIG.code.load(Relaxed);
+    let length = ORRERY_CONFIG.code_length.load(Relaxed);
+    // SAFETY: calls from outside of the image arrive at the handler from now on.
+    let result = unsafe { call(numbers::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, length, 0, 0]) };
+    if result != 0 {
+        board().unarmed.fetch_add(1, Relaxed);
+    }
+}
+
+/// What is to be born.
+struct Birth {
+    flags: u64,
+    /// The upper end of the child's stack; zero: its parent's.
+    stack: u64,
+    clone3: Option<[u64; CLONE_ARGUMENTS]>,
+}
+
+impl Birth {
+    fn read(number: u64, arguments: [u64; 6]) -> Result<Self, i64> {
+        Ok(match number {
+            numbers::fork => Self { flags: 0, stack: 0, clone3: None },
+            numbers::vfork => Self { flags: CLONE_VM | CLONE_VFORK, stack: 0, clone3: None },
+            numbers::clone => Self { flags: arguments[0], stack: arguments[1], clone3: None },
+            _ => {
+                let mut words = [0_u64; CLONE_ARGUMENTS];
+                if arguments[1] < SMALLEST_CLONE_ARGUMENTS {
+                    return Err(-EINVAL);
+                }
+                let known = CLONE_ARGUMENTS.min((arguments[1] / 8) as usize);
+                for (index, word) in words.iter_mut().enumerate().take(known) {
+                    *word = user::read_word(arguments[0] + 8 * index as u64)?;
+                }
+                let stack = if words[STACK] == 0 { 0 } else { words[STACK].wrapping_add(words[STACK_SIZE]) };
+                Self { flags: words[FLAGS], stack, clone3: Some(words) }
+            }
+        })
+    }
+}
+
+/// Serves all four. Does not return where the thread goes on by another way.
+pub(crate) fn give_birth(context: &mut Context, number: u64) -> i64 {
+    let arguments = context.arguments();
+    let birth = match Birth::read(number, arguments) {
+        Ok(birth) => birth,
+        Err(error) => return error,
+    };
+    if birth.flags & CLONE_VM == 0 {
+        fork(context, number, arguments, &birth)
+    } else if birth.flags & CLONE_VFORK != 0 {
+        vfork(context, number, arguments, &birth)
+    } else if birth.stack != 0 {
+        with_stack(context, &birth)
+    } else {
+        // Two threads at once on one stack.
+        -EINVAL
+    }
+}
+
+/// Takes the child's stack out of the arguments: it has to find its way out of here before it goes there.
+fn without_stack(
+    arguments: &mut [u64; 6],
+    birth: &Birth,
+    place: &mut [u64; CLONE_ARGUMENTS],
+) -> Result<(), i64> {
+    if birth.stack == 0 {
+        return Ok(());
+    }
+    if let Some(given) = birth.clone3 {
+        if arguments[1] > (CLONE_ARGUMENTS * 8) as u64 {
+            return Err(-EINVAL);
+        }
+        *place = given;
+        (place[STACK], place[STACK_SIZE]) = (0, 0);
+        arguments[0] = address(place);
+    } else {
+        arguments[1] = 0;
+    }
+    Ok(())
+}
+
+fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], birth: &Birth) -> i64 {
+    let mut words = [0; CLONE_ARGUMENTS];
+    if let Err(error) = without_stack(&mut arguments, birth, &mut words) {
+        return error;
+    }
+    block_signals();
+    // SAFETY: what the program asked for; the child gets a copy of this stack.
+    let result = unsafe { call(number, arguments) };
+    core::hint::black_box(&words);
+    if result == 0 {
+        ranges::unlock_in_child();
+        actions::install();
+        arm();
+        if birth.stack != 0 {
+            context.registers.rsp = birth.stack;
+        }
+    }
+    // The mask is put back on return from the signal.
+    result
+}
+
+fn with_stack(context: &Context, birth: &Birth) -> i64 {
+    let top = [context.mask, context.registers.rip];
+    // SAFETY: below the upper end of a stack that the program provides for the child.
+    if let Err(error) = unsafe { user::write(birth.stack.wrapping_sub(16), top) } {
+        return error;
+    }
+    let extended = context.extended();
+    block_signals();
+    // SAFETY: the registers are those of the call; the child's stack holds what is needed.
+    unsafe { orrery_clone(&raw const context.registers, extended.address, extended.features) }
+}
+
+fn vfork(context: &mut Context, number: u64, mut arguments: [u64; 6], birth: &Birth) -> i64 {
+    let Some(slot) = slots::take(context) else {
+        return -EAGAIN;
+    };
+    let call = slots::call(slot);
+    // SAFETY: the slot is ours until the parent has returned.
+    unsafe {
+        if let Err(error) = without_stack(&mut arguments, birth, &mut (*call).clone3) {
+            slots::release(slot);
+            return error;
+        }
+        let [a, b, c, d, e, f] = arguments;
+        (*call).call = [number, a, b, c, d, e, f];
+        (*call).stack = birth.stack;
+        (*call).own = context.registers.rsp;
+        block_signals();
+        orrery_vfork(slot, &raw const (*call).call, slots::stack(slot))
+    }
+}
+
+/// The child of a `vfork`, on the slot's stack.
+pub(crate) extern "C" fn vfork_child(slot: *mut Slot) -> ! {
+    actions::install();
+    arm();
+    // SAFETY: the copy is a whole frame, and the parent waits until the child does not need it any more.
+    unsafe {
+        let context = slots::context(slot);
+        (*context).registers.rax = 0;
+        let stack = (*slots::call(slot)).stack;
+        if stack != 0 {
+            (*context).registers.rsp = stack;
+        }
+        orrery_sigreturn_at(context.addr() as u64)
+    }
+}
+
+/// Its parent, when the child has executed a program or ended.
+pub(crate) extern "C" fn vfork_parent(slot: *mut Slot, result: u64) -> ! {
+    // SAFETY: the child is gone, so the stack below the program's pointer is free again.
+    unsafe {
+        let context = slots::context(slot);
+        (*context).registers.rax = result;
+        // The child may have put its own there.
+        (*context).registers.rsp = (*slots::call(slot)).own;
+        decide::tell_result((*slots::call(slot)).call[0], result.cast_signed());
+        let (frame, busy) = slots::put_back(slot);
+        orrery_sigreturn_releasing(frame, busy)
+    }
+}

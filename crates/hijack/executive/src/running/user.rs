@@ -1,0 +1,140 @@
+//! Memory that the program named in a system call. It may be unmapped: then the call fails with EFAULT, as always.
+
+use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::gates::ORRERY_CONFIG;
+use super::kernel::{EFAULT, address, address_mut, call};
+use crate::numbers;
+
+const PAGE: u64 = 4096;
+/// How much of a string is read at a time.
+const CHUNK: usize = 128;
+
+/// `struct iovec`.
+#[repr(C)]
+struct Piece {
+    start: u64,
+    length: u64,
+}
+
+/// Copies between our memory and the program's by a call that reports faults. `None` where there is no such call.
+fn transfer(number: u64, ours: u64, theirs: u64, length: u64) -> Option<Result<(), i64>> {
+    if ORRERY_CONFIG.filtered.load(Relaxed) != 0 {
+        return None;
+    }
+    let (local, remote) = (Piece { start: ours, length }, Piece { start: theirs, length });
+    // SAFETY: `ours` is memory of that length, by the callers below.
+    let result = unsafe {
+        let own = call(numbers::getpid, [0; 6]).cast_unsigned();
+        call(number, [own, address(&local), 1, address(&remote), 1, 0])
+    };
+    if result == length.cast_signed() {
+        Some(Ok(()))
+    } else if result >= 0 || result == -EFAULT {
+        Some(Err(-EFAULT))
+    } else {
+        // Forbidden, or not compiled into this kernel.
+        None
+    }
+}
+
+/// Reads plain data.
+///
+/// # Errors
+/// `-EFAULT`.
+///
+/// # Safety
+/// Any bytes must be a valid `T`.
+pub(crate) unsafe fn read<T: Copy>(from: u64) -> Result<T, i64> {
+    let mut value = MaybeUninit::<T>::uninit();
+    match transfer(numbers::process_vm_readv, address_mut(&mut value), from, size_of::<T>() as u64) {
+        Some(result) => result?,
+        // SAFETY: the program vouches for the address; where it lies, it gets a SIGSEGV rather than EFAULT.
+        None => unsafe {
+            value.write(core::ptr::with_exposed_provenance::<T>(from as usize).read_unaligned());
+        },
+    }
+    // SAFETY: written just now.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// Reads a word.
+///
+/// # Errors
+/// `-EFAULT`.
+pub(crate) fn read_word(from: u64) -> Result<u64, i64> {
+    // SAFETY: a word is any eight bytes.
+    unsafe { read(from) }
+}
+
+/// Writes plain data.
+///
+/// # Errors
+/// `-EFAULT`.
+///
+/// # Safety
+/// The program must have asked for this to be written there.
+pub(crate) unsafe fn write<T: Copy>(to: u64, value: T) -> Result<(), i64> {
+    match transfer(numbers::process_vm_writev, address(&value), to, size_of::<T>() as u64) {
+        Some(result) => result,
+        None => {
+            // SAFETY: as above.
+            unsafe { core::ptr::with_exposed_provenance_mut::<T>(to as usize).write_unaligned(value) };
+            Ok(())
+        }
+    }
+}
+
+/// Reads as much as there is, up to the buffer's length.
+///
+/// # Errors
+/// `-EFAULT`, where there is nothing.
+pub(crate) fn read_some(from: u64, to: &mut [u8]) -> Result<usize, i64> {
+    let mut done = 0;
+    while done < to.len() {
+        // A page is there as a whole, or not at all.
+        let at = from.wrapping_add(done as u64);
+        let length = (to.len() - done).min((PAGE - at % PAGE) as usize);
+        let place = to.as_mut_ptr().wrapping_add(done);
+        match transfer(numbers::process_vm_readv, place.addr() as u64, at, length as u64) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                if done == 0 {
+                    return Err(error);
+                }
+                break;
+            }
+            // SAFETY: as above; `place` has room for that much.
+            None => unsafe {
+                core::ptr::copy_nonoverlapping(
+                    core::ptr::with_exposed_provenance::<u8>(at as usize),
+                    place,
+                    length,
+                );
+            },
+        }
+        done += length;
+    }
+    Ok(done)
+}
+
+/// Reads a string: its bytes up to the zero, or as many as there is room for.
+///
+/// # Errors
+/// `-EFAULT`, where there is no zero.
+pub(crate) fn read_string(from: u64, to: &mut [u8]) -> Result<usize, i64> {
+    let mut done = 0;
+    while done < to.len() {
+        let at = from.wrapping_add(done as u64);
+        // Most are short, and few lie across the end of a page.
+        let length = CHUNK.min(to.len() - done).min((PAGE - at % PAGE) as usize);
+        let chunk = to.get_mut(done..done + length).unwrap_or(&mut []);
+        read_some(at, chunk)?;
+        if let Some(end) = chunk.iter().position(|byte| *byte == 0) {
+            return Ok(done + end);
+        }
+        done += length;
+    }
+    Ok(done)
+}

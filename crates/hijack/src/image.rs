@@ -1,0 +1,118 @@
+//! The executive's image: read from the ELF file that the build script made, laid out, relocated.
+
+use std::ops::Range;
+
+use object::elf::{PF_X, PT_LOAD, R_X86_64_RELATIVE};
+use object::read::elf::{ElfFile64, ProgramHeader};
+use object::{Endianness, Object, ObjectSymbol};
+
+use crate::error::{Error, Result};
+
+/// The parser reads structures where they lie.
+#[repr(C, align(16))]
+struct Aligned<T: ?Sized>(T);
+
+static ALIGNED: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/executive.so")));
+static ELF: &[u8] = &ALIGNED.0;
+const PAGE: u64 = 4096;
+
+/// An image, as it lies in memory that begins at address zero.
+#[derive(Debug)]
+pub(crate) struct Image {
+    bytes: Vec<u8>,
+    /// With what follows the bytes and is zero: whole pages.
+    pub(crate) length: u64,
+    /// The pages that are executed.
+    pub(crate) code: Range<u64>,
+    /// Where `ORRERY_CONFIG` is.
+    pub(crate) config: u64,
+    entries: usize,
+    relative: Vec<(usize, u64)>,
+}
+
+fn broken(what: impl ToString) -> Error {
+    Error::Image(what.to_string())
+}
+
+fn index(value: u64) -> Result<usize> {
+    usize::try_from(value).map_err(broken)
+}
+
+impl Image {
+    /// The image that this program carries.
+    pub(crate) fn embedded() -> Result<Self> {
+        let elf = ElfFile64::<Endianness>::parse(ELF).map_err(broken)?;
+        let endian = elf.endian();
+        let (mut bytes, mut length, mut code) = (Vec::new(), 0, None);
+        for segment in elf.elf_program_headers() {
+            if segment.p_type(endian) != PT_LOAD {
+                continue;
+            }
+            let (start, size) = (segment.p_vaddr(endian), segment.p_memsz(endian));
+            let data =
+                segment.data(endian, ELF).map_err(|()| broken("a segment lies outside of the file"))?;
+            let start_index = index(start)?;
+            if !data.is_empty() {
+                bytes.resize(start_index + data.len(), 0);
+                bytes[start_index..].copy_from_slice(data);
+            }
+            length = (start + size).next_multiple_of(PAGE);
+            if segment.p_flags(endian) & PF_X != 0 {
+                code = Some(start & !(PAGE - 1)..length);
+            }
+        }
+        let symbol = |name: &str| {
+            let mut symbols = elf.dynamic_symbols();
+            let found = symbols.find(|symbol| symbol.name() == Ok(name) && symbol.is_definition());
+            found.map(|symbol| symbol.address()).ok_or_else(|| broken(format!("no symbol {name}")))
+        };
+        let mut relative = Vec::new();
+        for (offset, relocation) in elf.dynamic_relocations().into_iter().flatten() {
+            let object::RelocationFlags::Elf { r_type: R_X86_64_RELATIVE } = relocation.flags() else {
+                return Err(broken(format!("it wants a relocation of another kind: {relocation:?}")));
+            };
+            relative.push((index(offset)?, relocation.addend().cast_unsigned()));
+        }
+        let image = Self {
+            length,
+            code: code.ok_or_else(|| broken("it has no code"))?,
+            config: symbol("ORRERY_CONFIG")?,
+            entries: index(symbol("ORRERY_ENTRIES")?)?,
+            relative,
+            bytes,
+        };
+        let fits = |at: usize| at + 8 <= image.bytes.len();
+        if !image.relative.iter().all(|(at, _)| fits(*at)) || !fits(image.entries + 8) {
+            return Err(broken("a relocation lies outside of its data"));
+        }
+        Ok(image)
+    }
+
+    /// The bytes to put at an address, and the addresses of handler and restorer there.
+    pub(crate) fn placed(&self, base: u64) -> (Vec<u8>, [u64; 2]) {
+        let mut bytes = self.bytes.clone();
+        for (at, addend) in &self.relative {
+            bytes[*at..at + 8].copy_from_slice(&base.wrapping_add(*addend).to_le_bytes());
+        }
+        let entry = |at: usize| bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
+        let entries = [entry(self.entries), entry(self.entries + 8)];
+        (bytes, entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_embedded_image_is_whole() {
+        let image = Image::embedded().unwrap();
+        assert!(image.code.start >= PAGE && image.code.end <= image.length);
+        assert!(!image.code.contains(&image.config));
+        let (bytes, [handler, restorer]) = image.placed(0x10_0000);
+        assert!(image.code.contains(&(handler - 0x10_0000)));
+        // The restorer performs system call 15.
+        let at = usize::try_from(restorer - 0x10_0000).unwrap();
+        assert_eq!(bytes[at..at + 7], [0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
+    }
+}

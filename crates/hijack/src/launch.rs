@@ -1,0 +1,305 @@
+//! Starting a program with an executive under it.
+
+use std::ffi::{CString, OsStr, OsString, c_char};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use orrery_executive::board::{ANSWERED, ASKED, CLAIMED, EXEC, EXEC_FAILED, FREE, Request, Unfollowed, YES};
+
+use crate::counts::Counts;
+use crate::error::{Error, Result};
+use crate::events::Events;
+use crate::image::Image;
+use crate::inject::Settings;
+use crate::policy::Policy;
+use crate::segment::Segment;
+use crate::{program, steward};
+
+/// A site is rewritten when so many of its calls were dispatched: about as many as rewriting costs.
+const THRESHOLD: u32 = 24;
+const PR_SET_PTRACER: i32 = 0x5961_6d61;
+/// How long to wait for the steward at a time, and how often.
+static PATIENCE: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
+const WAITS: u32 = 20;
+
+/// How executives are to behave.
+#[derive(Debug, Clone)]
+pub struct Options {
+    timed: bool,
+    patch: bool,
+    threshold: u32,
+    policy: Policy,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { timed: false, patch: true, threshold: THRESHOLD, policy: Policy::default() }
+    }
+}
+
+impl Options {
+    /// Whether calls and their errors are timed and counted, which costs some 50 ns a call.
+    #[must_use]
+    pub fn timed(mut self, timed: bool) -> Self {
+        self.timed = timed;
+        self
+    }
+
+    /// Whether hot sites are rewritten; else all calls are dispatched by the kernel.
+    #[must_use]
+    pub fn patch(mut self, patch: bool) -> Self {
+        self.patch = patch;
+        self
+    }
+
+    /// What is done with calls: see [`crate::policy`].
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// How many calls of one site are dispatched before it is rewritten.
+    #[must_use]
+    pub fn threshold(mut self, calls: u32) -> Self {
+        self.threshold = calls.max(1);
+        self
+    }
+}
+
+/// Executives, ready to be put under a program and all that it starts.
+#[derive(Debug)]
+pub struct Hijack {
+    segment: Arc<Segment>,
+}
+
+impl Hijack {
+    /// Prepares: makes the shared memory, and a steward process that ends when no guest is left.
+    ///
+    /// The steward is a forked child: call this before the process has threads of its own.
+    ///
+    /// # Errors
+    /// [`Error::Facility`] and [`Error::Traced`] say what this process or kernel cannot do.
+    pub fn start(options: Options) -> Result<Self> {
+        check_this_process()?;
+        let image = Image::embedded()?;
+        let segment = Arc::new(Segment::new()?);
+        let Options { timed, patch, threshold, policy } = options;
+        let settings = Settings { timed, patch, threshold, policy };
+        steward::start(&segment, image, settings)?;
+        Ok(Self { segment })
+    }
+
+    /// Becomes the program: as `exec` does, with the same process, parent and terminal.
+    ///
+    /// Returns only where that failed.
+    pub fn execute(&self, name: &OsStr, arguments: &[OsString]) -> Error {
+        match program::find(name) {
+            Ok(found) => self.become_program(&found, name, arguments),
+            Err(error) => error,
+        }
+    }
+
+    /// Starts the program as a child of this process.
+    ///
+    /// # Errors
+    /// Where it cannot be executed. What the kernel refuses only when the child tries is told by the child on standard
+    /// error, and by its status 127.
+    pub fn spawn(&self, name: &OsStr, arguments: &[OsString]) -> Result<Guest> {
+        let found = program::find(name)?;
+        // SAFETY: the child does nothing but execute the program.
+        let pid = unsafe { libc::fork() };
+        match pid {
+            -1 => Err(Error::system("make a process for the program")),
+            0 => {
+                let error = self.become_program(&found, name, arguments);
+                eprintln!("orrery: {error}");
+                // SAFETY: ends the child; what its parent had to do at exit is not for the child to do.
+                unsafe { libc::_exit(127) }
+            }
+            pid => Ok(Guest { pid }),
+        }
+    }
+
+    /// What was counted so far, of all guests.
+    pub fn counts(&self) -> Counts {
+        Counts::of(self.segment.board())
+    }
+
+    /// Single calls, as rules of the policy ask for them. One reader at a time, from before the program starts.
+    pub fn events(&self) -> Events {
+        Events::new(Arc::clone(&self.segment))
+    }
+
+    /// How often each rule of the policy fitted a call, and how often it acted.
+    pub fn rule_hits(&self) -> Vec<(u64, u64)> {
+        let rules = &self.segment.board().rules;
+        rules.iter().map(|rule| (rule.hits.load(Relaxed), rule.acts.load(Relaxed))).collect()
+    }
+
+    fn become_program(&self, found: &Path, name: &OsStr, arguments: &[OsString]) -> Error {
+        let refused = |source| Error::NotExecutable { program: found.to_owned(), source };
+        let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(|error| refused(error.into()));
+        let prepared = (|| {
+            let path = text(found.as_os_str())?;
+            let all: Result<Vec<CString>> =
+                std::iter::once(name).chain(arguments.iter().map(OsString::as_os_str)).map(text).collect();
+            Ok((path, all?))
+        })();
+        let (path, all) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return error,
+        };
+        let mut pointers: Vec<*const c_char> = all.iter().map(|argument| argument.as_ptr()).collect();
+        pointers.push(ptr::null());
+        let mask = block_signals();
+        let answer = self.announce(mask);
+        let error = match answer {
+            Some(YES) => {
+                // SAFETY: the lists end with null; `environ` is this process's own.
+                unsafe {
+                    libc::execv(path.as_ptr(), pointers.as_ptr());
+                }
+                let source = io::Error::last_os_error();
+                withdraw();
+                refused(source)
+            }
+            Some(reason) => {
+                let index = usize::try_from(reason).unwrap_or(0).wrapping_sub(1);
+                let reason = Unfollowed::ALL.get(index).copied().unwrap_or(Unfollowed::Deserted);
+                Error::Unfollowed(reason.reason())
+            }
+            None => Error::Unfollowed(Unfollowed::Deserted.reason()),
+        };
+        set_mask(mask);
+        error
+    }
+
+    /// Has the steward trace this thread, as an executive would.
+    fn announce(&self, mask: u64) -> Option<u32> {
+        let board = self.segment.board();
+        let free =
+            |request: &&Request| request.state.compare_exchange(FREE, CLAIMED, AcqRel, Relaxed).is_ok();
+        let request = board.requests.iter().find(free)?;
+        for _ in 0..WAITS * 100 {
+            if board.steward.load(Acquire) != 0 {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        // SAFETY: says who may trace this process, where only parents may; asks for a number; futex calls on a word that
+        // stays.
+        unsafe {
+            libc::prctl(PR_SET_PTRACER, u64::from(board.steward.load(Relaxed)), 0, 0, 0);
+            let thread = u32::try_from(libc::syscall(libc::SYS_gettid)).unwrap_or(0);
+            let nonce = u64::from(thread) << 32 ^ (&raw const mask).addr() as u64;
+            request.kind.store(EXEC, Relaxed);
+            request.thread.store(thread, Relaxed);
+            request.mask.store(mask, Relaxed);
+            request.nonce.store(nonce, Relaxed);
+            request.nonce_address.store((&raw const nonce).expose_provenance() as u64, Relaxed);
+            request.state.store(ASKED, Release);
+            board.doorbell.fetch_add(1, AcqRel);
+            libc::syscall(libc::SYS_futex, board.doorbell.as_ptr(), libc::FUTEX_WAKE, 1);
+            for _ in 0..WAITS {
+                let state = request.state.load(Acquire);
+                if state == ANSWERED {
+                    let answer = request.answer.load(Relaxed);
+                    request.state.store(FREE, Release);
+                    std::hint::black_box(&nonce);
+                    return Some(answer);
+                }
+                let word = request.state.as_ptr();
+                libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, state, &raw const PATIENCE);
+            }
+        }
+        None
+    }
+}
+
+/// A program that was started.
+#[derive(Debug)]
+pub struct Guest {
+    pid: libc::pid_t,
+}
+
+impl Guest {
+    /// Its process number.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Waits for it to end: its wait status.
+    ///
+    /// # Errors
+    /// Where somebody else has waited for it.
+    pub fn wait(self) -> Result<std::process::ExitStatus> {
+        let mut status = 0;
+        loop {
+            // SAFETY: waits for a child of this process.
+            if unsafe { libc::waitpid(self.pid, &raw mut status, 0) } >= 0 {
+                return Ok(std::os::unix::process::ExitStatusExt::from_raw(status));
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(Error::System { operation: "wait for the program", source: error });
+            }
+        }
+    }
+}
+
+fn check_this_process() -> Result<()> {
+    const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
+    // SAFETY: turns off what is not on; a kernel without dispatch, or an executive under this process, refuses.
+    if unsafe { libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0) } != 0 {
+        return Err(Error::Facility {
+            facility: "syscall user dispatch",
+            source: io::Error::last_os_error(),
+            way_out: "it needs a kernel with CONFIG_GENERIC_ENTRY from 5.11 on, and a process that has no executive yet",
+        });
+    }
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    match tracer.and_then(|tracer| tracer.trim().parse().ok()).unwrap_or(0) {
+        0 => Ok(()),
+        tracer => Err(Error::Traced(tracer)),
+    }
+}
+
+const SIG_SETMASK: i32 = 2;
+const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
+
+/// Blocks all signals but SIGSYS; gives the mask before. By the kernel's own interface: the C library would leave out
+/// the signals that are its own.
+fn block_signals() -> u64 {
+    let (all, mut before) = (!SIGSYS_BIT, 0_u64);
+    // SAFETY: both are sets of eight bytes.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, SIG_SETMASK, &raw const all, &raw mut before, 8) };
+    before
+}
+
+fn set_mask(mask: u64) {
+    // SAFETY: the set has eight bytes.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, SIG_SETMASK, &raw const mask, 0, 8) };
+}
+
+/// Tells the steward that the program could not be executed: it takes the signal away.
+fn withdraw() {
+    let mut info = [0_u32; 32];
+    info[0] = libc::SIGSYS.cast_unsigned();
+    info[2] = libc::SI_QUEUE.cast_unsigned();
+    let value = EXEC_FAILED.to_ne_bytes();
+    for (index, half) in value.chunks_exact(4).enumerate() {
+        info[6 + index] = half.try_into().map_or(0, u32::from_ne_bytes);
+    }
+    // SAFETY: a signal to this thread; the structure is as large as the kernel's.
+    unsafe {
+        let thread = libc::syscall(libc::SYS_gettid);
+        libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), thread, libc::SIGSYS, &raw const info);
+    }
+}

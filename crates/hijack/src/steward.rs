@@ -1,0 +1,242 @@
+//! The steward: a process beside the guests that does what an executive cannot do itself.
+//!
+//! It puts executives under programs that guests execute (it traces a thread from just before the `execve` until its new
+//! program has its executive, and never else), and says which sites are safe to rewrite (a decoder has no place in the
+//! path of a call). It belongs to no guest: it is nobody's child but init's, has a session of its own and no descriptor
+//! of the program's open. It ends when no guest is left, which it knows from the number of those attached to the board.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::thread;
+
+use orrery_executive::board::{
+    ANSWERED, ASKED, Board, CLAIMED, CODE, EXEC, EXEC_FAILED, FREE, Request, SITE, TAKEN, Unfollowed,
+    VERDICTS, YES, code_hash,
+};
+
+use crate::error::{Error, Result};
+use crate::image::Image;
+use crate::inject::{Settings, inject};
+use crate::proof::is_mov_and_syscall;
+use crate::segment::Segment;
+use crate::tracee::{Stop, Tracee, read_memory};
+
+/// How often to look whether guests are left.
+static INTERVAL: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+
+/// Starts a steward for a board. Returns when it is ready to be asked: requests that come earlier wait.
+///
+/// # Errors
+/// Where no process could be made.
+pub(crate) fn start(segment: &Arc<Segment>, image: Image, settings: Settings) -> Result<()> {
+    // SAFETY: the children run nothing of this process but what follows; see `Hijack::start` for threads.
+    unsafe {
+        let middle = libc::fork();
+        if middle < 0 {
+            return Err(Error::system("make a process for the steward"));
+        }
+        if middle == 0 {
+            // The steward is to be nobody's child: programs wait for theirs.
+            let steward = libc::fork();
+            if steward != 0 {
+                libc::_exit(c_int::from(steward < 0));
+            }
+            leave();
+            Steward { segment: Arc::clone(segment), image, settings }.serve();
+            libc::_exit(0);
+        }
+        let mut status = 0;
+        while libc::waitpid(middle, &raw mut status, 0) < 0 {
+            if std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
+                break;
+            }
+        }
+        if status != 0 {
+            return Err(Error::system("make a process for the steward"));
+        }
+    }
+    Ok(())
+}
+
+/// Leaves everything behind that the program could notice us by.
+fn leave() {
+    // SAFETY: closes what this process inherited and does not use; the standard descriptors lead nowhere from here on.
+    unsafe {
+        libc::setsid();
+        libc::prctl(libc::PR_SET_NAME, c"orrery-steward".as_ptr());
+        libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0);
+        for _ in 0..3 {
+            libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+        }
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+        for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM, libc::SIGPIPE] {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+        let _root = libc::chdir(c"/".as_ptr());
+    }
+}
+
+struct Steward {
+    segment: Arc<Segment>,
+    image: Image,
+    settings: Settings,
+}
+
+impl Steward {
+    fn serve(self) {
+        let board = self.segment.board();
+        board.steward.store(std::process::id(), Relaxed);
+        board.privileged.store(u32::from(may_trace_the_privileged()), Relaxed);
+        let busy = AtomicU32::new(0);
+        thread::scope(|scope| {
+            loop {
+                let rung = board.doorbell.load(Acquire);
+                for request in &board.requests {
+                    if request.state.load(Acquire) != ASKED {
+                        continue;
+                    }
+                    match request.kind.load(Relaxed) {
+                        EXEC => {
+                            busy.fetch_add(1, AcqRel);
+                            // Taken: it is not asked any more when the list is next looked through.
+                            let (asked, request) = (Asked::take(request), request);
+                            let (this, busy) = (&self, &busy);
+                            scope.spawn(move || {
+                                this.follow(&asked, request);
+                                busy.fetch_sub(1, AcqRel);
+                            });
+                        }
+                        SITE => answer(request, if judge(board, request) { YES } else { 0 }),
+                        _ => answer(request, 0),
+                    }
+                }
+                if board.doorbell.load(Acquire) == rung {
+                    wait(&board.doorbell, rung);
+                    if self.segment.attached().is_none_or(|attached| attached <= 1) && busy.load(Acquire) == 0
+                    {
+                        break;
+                    }
+                    collect(board);
+                }
+            }
+        });
+    }
+
+    /// Waits for a thread to execute a program, and puts an executive under that.
+    fn follow(&self, asked: &Asked, request: &Request) {
+        let mut tracee = match asked.trace() {
+            Ok(tracee) => tracee,
+            Err(reason) => return answer(request, reason as u32 + 1),
+        };
+        answer(request, YES);
+        loop {
+            match tracee.wait() {
+                Stop::Gone => return,
+                Stop::Exec => break,
+                Stop::Group => tracee.listen(),
+                Stop::Signal(libc::SIGSYS) if tracee.signal_value() == Some(EXEC_FAILED) => {
+                    return tracee.detach();
+                }
+                Stop::Signal(signal) => tracee.resume(signal),
+                Stop::Call | Stop::Other => tracee.resume(0),
+            }
+        }
+        if let Err(reason) = inject(tracee, asked.mask, &self.image, &self.segment, &self.settings)
+            && let Some(counter) = self.segment.board().unfollowed.get(reason as usize)
+        {
+            counter.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// What a request for [`EXEC`] says.
+struct Asked {
+    thread: libc::pid_t,
+    mask: u64,
+    nonce: u64,
+    nonce_address: u64,
+}
+
+impl Asked {
+    /// Reads a request, which its place is then not needed for.
+    fn take(request: &Request) -> Self {
+        let asked = Self {
+            thread: i32::try_from(request.thread.load(Relaxed)).unwrap_or(0),
+            mask: request.mask.load(Relaxed),
+            nonce: request.nonce.load(Relaxed),
+            nonce_address: request.nonce_address.load(Relaxed),
+        };
+        request.kind.store(0, Relaxed);
+        request.state.store(TAKEN, Release);
+        asked
+    }
+
+    fn trace(&self) -> Result<Tracee, Unfollowed> {
+        let mut found = [0; 8];
+        // In another namespace, the number would be somebody else's.
+        match read_memory(self.thread, self.nonce_address, &mut found) {
+            Ok(()) if u64::from_le_bytes(found) == self.nonce => {}
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => return Err(Unfollowed::Untraceable),
+            _ => return Err(Unfollowed::Namespace),
+        }
+        Tracee::seize(self.thread).map_err(|_| Unfollowed::Untraceable)
+    }
+}
+
+/// Whether tracing a program leaves it the privileges that it gains: where the tracer could have them anyway.
+fn may_trace_the_privileged() -> bool {
+    const CAP_SYS_PTRACE: u32 = 19;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective
+        .and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
+        .is_some_and(|set| set >> CAP_SYS_PTRACE & 1 != 0)
+}
+
+/// Whether a site may be rewritten; remembers it.
+fn judge(board: &Board, request: &Request) -> bool {
+    let words: [u64; CODE / 8] = std::array::from_fn(|index| request.code[index].load(Relaxed));
+    let mut code = [0; CODE];
+    for (bytes, word) in code.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    let safe = is_mov_and_syscall(&code, request.nonce.load(Relaxed));
+    let hash = code_hash(&words);
+    let first = usize::try_from(hash >> 8 & 0xffff_ffff).unwrap_or(0);
+    let mut places = (0..8).map(|probe| &board.verdicts[(first + probe) % VERDICTS]);
+    if let Some(place) = places.find(|place| place.load(Relaxed) == 0) {
+        place.store(hash | u64::from(safe), Relaxed);
+    }
+    safe
+}
+
+fn answer(request: &Request, answer: u32) {
+    request.answer.store(answer, Relaxed);
+    request.state.store(ANSWERED, Release);
+    // SAFETY: wakes who sleeps on the word.
+    unsafe { libc::syscall(libc::SYS_futex, request.state.as_ptr(), libc::FUTEX_WAKE, 1) };
+}
+
+fn wait(word: &AtomicU32, value: u32) {
+    // SAFETY: the word stays; the interval is read only.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const INTERVAL);
+    }
+}
+
+/// Gives places back whose threads died between asking and taking the answer.
+fn collect(board: &Board) {
+    for request in &board.requests {
+        let state = request.state.load(Acquire);
+        let thread = i32::try_from(request.thread.load(Relaxed)).unwrap_or(0);
+        // SAFETY: signal 0 asks whether there is such a thread.
+        let dead = || unsafe { libc::kill(thread, 0) != 0 && *libc::__errno_location() == libc::ESRCH };
+        if (state == ANSWERED || state == CLAIMED) && thread != 0 && dead() {
+            let _changed = request.state.compare_exchange(state, FREE, AcqRel, Relaxed);
+        }
+    }
+}
