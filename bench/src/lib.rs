@@ -29,6 +29,7 @@
 //! }
 //! ```
 
+mod c_program;
 mod contender;
 mod field;
 mod options;
@@ -44,6 +45,7 @@ pub mod examined;
 pub mod examples;
 pub mod footprint;
 pub mod key_value;
+pub mod lock_manager;
 pub mod machine;
 pub mod ours;
 pub mod promise;

@@ -52,7 +52,7 @@ fn entry(name: &'static str) -> Entry {
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     if let Some(Role::Contender { server }) = arguments.role {
-        return Ok(serve(|| start(&server)));
+        return Ok(serve(|| Ok(Box::new(start(&server)?))));
     }
     let mut bench = Bench::new("lwc-session", arguments.options);
     let [ours, rivals @ ..] = SERVERS.map(|(name, _)| entry(name));
