@@ -9,3 +9,4 @@ mod error;
 pub mod lwc;
 pub mod orbit;
 mod orbit_error;
+pub mod vault;

@@ -1,10 +1,12 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod kimage;
 mod orbits;
 mod pipes;
 mod run;
 mod trace;
+mod vault;
 mod warm;
 
 use std::io;
@@ -23,18 +25,22 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
     Run(run::Arguments),
     Trace(trace::Arguments),
+    Vault(vault::Arguments),
     Warm(warm::Arguments),
 }
 
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
+        Command::Vault(arguments) => vault::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
     match result {

@@ -67,6 +67,7 @@
 //! stop or end the program. The book tells all differences.
 
 mod birth;
+mod carry;
 mod error;
 mod handover;
 mod introduce;
@@ -81,7 +82,7 @@ mod state;
 
 use core::convert::Infallible;
 use core::time::Duration;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 pub use error::{Error, Result};
 pub use link::ROOM;
@@ -91,6 +92,7 @@ pub use spec::Spec;
 use birth::Born;
 pub(crate) use birth::die;
 use ranges::pages;
+pub(crate) use state::after_rollback;
 
 /// The name of another context; its descriptor stays open until [`Context::close`].
 ///
@@ -195,6 +197,28 @@ impl Context {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
         handover::switch(&mut state, slot, word, bytes, Some(limit))
+    }
+
+    /// Gives that context a copy of a descriptor of ours: it waits there until it is taken with [`Context::passed`].
+    ///
+    /// # Errors
+    /// [`Error::NoContext`], [`Error::Gone`], [`Error::System`] where the two have never switched to
+    /// each other, and neither created the other one, and where the kernel takes no more descriptors under way.
+    pub fn pass(self, descriptor: BorrowedFd<'_>) -> Result<()> {
+        let state = held(self.fd)?;
+        let slot = state.find(self)?;
+        carry::pass(&state, slot, descriptor)
+    }
+
+    /// Takes a descriptor that this context, the other one, has passed to the calling one before it switched here; none
+    /// if there is none, or no number free for it.
+    ///
+    /// # Errors
+    /// [`Error::NoContext`].
+    pub fn passed(self) -> Result<Option<OwnedFd>> {
+        let state = held(self.fd)?;
+        let slot = state.find(self)?;
+        carry::passed(&state, slot)
     }
 
     /// Maps that context's memory from `start` on, `length` bytes, at the same place of the calling one, whose own memory

@@ -245,7 +245,8 @@ fn settle(
     let watcher = Box::leak(Box::new(watcher));
     // SAFETY: the leash's `heed` keeps to the rules, and neither leash nor watcher are ever freed.
     unsafe { watcher.listen(leash.ear()) };
-    watcher.start().map_err(at(5))?;
+    let thread = watcher.start().map_err(at(5))?;
+    crate::companion::note(thread, [watcher.stack(), leash.pages()]);
     Ok(slot)
 }
 

@@ -7,7 +7,7 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use orrery_sys::descriptors;
 use rustix::net::{
@@ -108,8 +108,8 @@ pub(crate) fn receive_on(socket: &OwnedFd, words: &mut [u8]) -> Option<Vec<Owned
 }
 
 /// Sends one descriptor.
-pub(crate) fn send_file(socket: &OwnedFd, file: &OwnedFd) -> rustix::io::Result<()> {
-    let fds = [file.as_fd()];
+pub(crate) fn send_file(socket: &OwnedFd, file: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    let fds = [file];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&fds));

@@ -7,14 +7,17 @@ use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use orrery_domain::watch::Ear;
+use orrery_sys::PageRange;
 use rustix::event::epoll;
 use syscalls::{Sysno, syscall};
 
 use super::error::{Error, Result};
 use super::program::SEATS;
 
-/// What main thread and watcher of a context both know.
+/// What main thread and watcher of a context both know. It has pages of its own, which no rollback touches: the watcher
+/// goes on while the rest is put back.
 #[derive(Debug)]
+#[repr(align(4096))]
 pub(crate) struct Leash {
     epoll: OwnedFd,
     /// How many grants somebody holds.
@@ -46,6 +49,11 @@ impl Leash {
 
     pub(crate) fn descriptor(&self) -> RawFd {
         self.epoll.as_raw_fd()
+    }
+
+    /// The pages that it has to itself.
+    pub(crate) fn pages(&'static self) -> PageRange {
+        PageRange::covering(core::ptr::from_ref(self).addr(), size_of::<Self>())
     }
 
     pub(crate) fn ear(&'static self) -> Ear {

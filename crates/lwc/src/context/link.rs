@@ -174,6 +174,12 @@ impl Link {
         self.mine().sent.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Takes what the other side has sent so far as taken, and what we have closed since as never closed.
+    pub(crate) fn catch_up(&mut self) {
+        self.taken = self.theirs().sent.load(Ordering::SeqCst);
+        self.mine().closed.store(0, Ordering::SeqCst);
+    }
+
     /// Takes the other side's message, if there is a new one. What makes no sense is dropped.
     pub(crate) fn take(&mut self) -> Option<Message> {
         let theirs = self.theirs();
@@ -199,6 +205,10 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
+        // Shared memory without a name cannot be mapped again: what a rollback may bring back stays.
+        if crate::engine::may_go_back() {
+            return;
+        }
         // SAFETY: our own mapping, with whose handle its last use goes.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), LENGTH) };
     }

@@ -5,7 +5,7 @@
 //! of the descriptor over which the question came. What it gives is a file without a name: a copy of the bytes, or the
 //! memory itself, which becomes shared ([`super::ranges`]).
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use orrery_sys::PageRange;
 use rustix::fs::SealFlags;
@@ -147,7 +147,7 @@ fn attempt(state: &mut State, slot: usize, message: &Message) -> rustix::io::Res
         return Err(Errno::PERM);
     }
     if message.kind == Kind::Copy {
-        return send_file(&grant.socket, &copy_out(range)?);
+        return send_file(&grant.socket, copy_out(range)?.as_fd());
     }
     if !state.shared.iter().any(|shared| shared.range == range) {
         if state.shared.iter().any(|shared| shared.range.overlaps(range)) {
@@ -161,7 +161,7 @@ fn attempt(state: &mut State, slot: usize, message: &Message) -> rustix::io::Res
     }
     let shared = state.shared.iter().find(|shared| shared.range == range).ok_or(Errno::INVAL)?;
     let Some(Some(grant)) = state.grants.get(through) else { return Err(Errno::PERM) };
-    send_file(&grant.socket, &shared.file)
+    send_file(&grant.socket, shared.file.as_fd())
 }
 
 fn ranges_in(bytes: &[u8]) -> rustix::io::Result<Vec<PageRange>> {

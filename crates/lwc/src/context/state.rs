@@ -127,6 +127,17 @@ pub(crate) fn hold_or_become_root() -> Result<Held> {
     Ok(Held(guard))
 }
 
+/// After the context's memory was put back to what it was: what it was told since, it has been told. It has control, so
+/// nothing is under way to it; but the links, which are shared, are further on than its own books.
+pub(crate) fn after_rollback() {
+    if let Ok(Some(mut state)) = hold() {
+        state.looked = None;
+        for link in state.peers.iter_mut().flatten().filter_map(|peer| peer.link.as_mut()) {
+            link.catch_up();
+        }
+    }
+}
+
 fn own_thread() -> usize {
     // SAFETY: takes nothing; it only names the calling thread.
     let thread = unsafe { libc::pthread_self() };

@@ -1,0 +1,81 @@
+//! Reads the kernel, its processes and their files out of a machine's memory, dead or alive.
+//!
+//! When a kernel dies, everything it knew still lies in memory. This crate finds it there without help: no symbol file, no
+//! agent in the machine, no version checks. A [`Kernel`] is opened on any [`PhysicalMemory`]: a hypervisor's memory
+//! file, an ELF core of a machine, another machine's memory behind a PCI device.
+//!
+//! ```no_run
+//! use orrery_kimage::{Kernel, Layout, open_memory};
+//!
+//! let memory = open_memory("guest.ram".as_ref(), Layout::Q35)?;
+//! let kernel = Kernel::open(Box::new(memory))?;
+//! let processes = kernel.processes();
+//! for process in &processes.found {
+//!     println!("{} {}", process.pid()?, process.name()?);
+//!     for descriptor in process.descriptors().found {
+//!         println!("    {} {}", descriptor.number, descriptor.file.path()?.display());
+//!     }
+//! }
+//! for problem in &processes.problems {
+//!     eprintln!("left out {problem}");
+//! }
+//! # Ok::<(), orrery_kimage::Error>(())
+//! ```
+//!
+//! # How an image explains itself
+//!
+//! 1. A page that begins with `OSRELEASE=` is the kernel's note for dump readers ([`Vmcoreinfo`]): where KASLR put the
+//!    kernel, and from 6.0 on, where its symbol table is. A note that the kernel's own variable does not point to is a
+//!    copy, or a forgery, and passed over.
+//! 2. The symbol table ([`Symbols`]) is expanded as `/proc/kallsyms` would.
+//! 3. Two symbols bound the description of all types, BTF ([`Types`]): every member is looked up by its name.
+//! 4. An [`Object`] is an address with a type; walkers ([`Kernel::processes`], [`Task::descriptors`],
+//!    [`AddressSpace::mappings`], [`Mapping::pages`]) go from one to the next.
+//!
+//! # What a crash has broken
+//!
+//! Every pointer is checked before it is followed, every list and tree is bounded, and whoever is seen twice ends the
+//! walk. What cannot be read costs that object, not the walk: a [`Walk`] holds what was found and, in words, each
+//! [`Problem`]. A list of tasks that is broken in one place is followed from its other end.
+//!
+//! Reading never writes, so a rescue that fails can be tried again. A machine that runs changes under the reader's
+//! hands: two members may then belong to two moments.
+//!
+//! x86-64 only.
+
+mod error;
+mod file;
+mod gcore;
+mod kallsyms;
+mod kernel;
+mod list;
+mod mapping;
+mod memory;
+mod object;
+mod page;
+mod paging;
+mod registers;
+#[cfg(test)]
+mod synthetic;
+mod task;
+#[cfg(test)]
+mod tests;
+mod types;
+mod vmcore;
+mod vmcoreinfo;
+
+pub use error::{Error, Problem, Result, Walk};
+pub use file::{Descriptor, FileKind, OpenFile, Path};
+pub use gcore::Written;
+pub use kallsyms::Symbols;
+pub use kernel::Kernel;
+pub use mapping::{AddressSpace, Mapping};
+pub use memory::{Layout, MappedMemory, PhysicalMemory, Segment};
+pub use object::Object;
+pub use page::PageOwner;
+pub use paging::{Entry, Leaf, PageTables};
+pub use registers::{FloatState, Registers};
+pub use task::{Credentials, IdKind, State, Task};
+pub use types::{Field, TableEntry, Types};
+pub use vmcore::open_memory;
+pub use vmcoreinfo::Vmcoreinfo;

@@ -1,0 +1,265 @@
+//! The walkers on a machine made by hand: whole, with single structures broken, and with anything broken.
+
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
+use object::{Endianness, Object as _, ObjectSegment as _};
+use proptest::prelude::*;
+
+use crate::synthetic::{CODE, DATA, HUGE, Machine, SIZE, walk_all};
+use crate::{Entry, FileKind, IdKind, Layout, Leaf, State};
+
+#[test]
+fn processes_are_found_with_their_names_numbers_and_owners() {
+    let machine = Machine::new();
+    let kernel = machine.kernel();
+    let walk = kernel.processes();
+    assert!(walk.problems.is_empty(), "{:?}", walk.problems);
+    let names: Vec<String> = walk.found.iter().map(|task| task.name().unwrap()).collect();
+    assert_eq!(names, ["init", "worker"]);
+    let worker = kernel.process(7).unwrap();
+    assert_eq!(worker.parent().unwrap(), 1);
+    assert_eq!(worker.ids(IdKind::Thread).unwrap(), [7, 107]);
+    assert_eq!(worker.ids(IdKind::Session).unwrap(), [7, 107]);
+    assert_eq!(worker.credentials().unwrap().uid, 1007);
+    assert_eq!(worker.state().unwrap(), State::Sleeping);
+    assert_eq!(worker.threads().found.len(), 1);
+    let children = kernel.process(1).unwrap().children().found;
+    assert_eq!(children.iter().map(|task| task.pid().unwrap()).collect::<Vec<_>>(), [7]);
+    assert!(kernel.process(8).is_err());
+}
+
+#[test]
+fn files_are_found_with_paths_across_mounts() {
+    let machine = Machine::new();
+    let kernel = machine.kernel();
+    let worker = kernel.process(7).unwrap();
+    let walk = worker.descriptors();
+    assert!(walk.problems.is_empty(), "{:?}", walk.problems);
+    assert_eq!(walk.found.iter().map(|found| found.number).collect::<Vec<_>>(), [3, 5]);
+    assert_eq!(walk.found.iter().map(|found| found.closes_on_exec).collect::<Vec<_>>(), [false, true]);
+    let file = walk.found[0].file;
+    assert_eq!(file.path().unwrap().display(), "/data/file");
+    assert_eq!((file.kind().unwrap(), file.position().unwrap()), (FileKind::Regular, 4711));
+    let (working, root) = worker.directories().unwrap();
+    assert_eq!((working.display().as_str(), root.display().as_str()), ("/data", "/"));
+}
+
+#[test]
+fn pages_of_all_sizes_and_kinds_are_found() {
+    let machine = Machine::new();
+    let kernel = machine.kernel();
+    let space = kernel.process(7).unwrap().address_space().unwrap().unwrap();
+    let walk = space.mappings();
+    assert!(walk.problems.is_empty(), "{:?}", walk.problems);
+    assert_eq!(walk.found.iter().map(|found| found.start).collect::<Vec<_>>(), [CODE, DATA, HUGE]);
+    assert_eq!(walk.found[0].permissions(), "r-xp");
+    assert_eq!(walk.found[1].label().unwrap().as_deref(), Some("[heap]"));
+    let tables = space.tables().unwrap();
+    let data = walk.found[1].pages(&tables).found;
+    let dirty = |entry: &Entry| matches!(entry, Entry::Page(Leaf { dirty: true, .. }));
+    assert_eq!(data.iter().map(dirty).collect::<Vec<_>>(), [true, false, false, false]);
+    assert_eq!(data[3], Entry::Swap { address: DATA + 0x3000, raw: 0xffff_0000_0000_0400 });
+    let mut byte = [0];
+    space.read(DATA + 0x2001, &mut byte).unwrap();
+    assert_eq!(byte, [0xa3], "a page under PROT_NONE");
+    assert!(space.read(DATA + 0x3000, &mut byte).is_err(), "a page in swap");
+    let huge = walk.found[2].pages(&tables).found;
+    assert!(
+        matches!(huge[..], [Entry::Page(Leaf { size: 0x20_0000, physical: 0, dirty: true, .. })]),
+        "{huge:?}"
+    );
+}
+
+#[test]
+fn registers_come_from_the_top_of_the_kernel_stack() {
+    let machine = Machine::new();
+    let kernel = machine.kernel();
+    let registers = kernel.process(7).unwrap().registers().unwrap();
+    assert_eq!((registers.ip, registers.sp, registers.fs_base), (CODE + 0x123, DATA + 0x4000, 0x7000));
+    assert!(kernel.process(1).unwrap().registers().is_err(), "it has no stack");
+}
+
+#[test]
+fn a_core_is_an_elf_file_with_the_pages_in_their_places() {
+    let machine = Machine::new();
+    let kernel = machine.kernel();
+    let mut core = std::io::Cursor::new(Vec::new());
+    let walk = kernel.process(7).unwrap().write_core(&mut core).unwrap();
+    assert!(walk.problems.is_empty(), "{:?}", walk.problems);
+    let bytes = core.into_inner();
+    let header = object::elf::FileHeader64::<Endianness>::parse(&*bytes).unwrap();
+    let endian = header.endian().unwrap();
+    let notes = header.program_headers(endian, &*bytes).unwrap()[0].notes(endian, &*bytes).unwrap().unwrap();
+    let mut notes = notes;
+    let mut kinds = Vec::new();
+    while let Some(note) = notes.next().unwrap() {
+        kinds.push(note.n_type(endian));
+    }
+    assert_eq!(kinds, [1, 3, 6, 0x4649_4c45, 2]);
+    let file = object::File::parse(&*bytes).unwrap();
+    let byte = |address: u64| {
+        let segment =
+            file.segments().find(|s| (s.address()..s.address() + s.size()).contains(&address)).unwrap();
+        segment.data().unwrap().get(usize::try_from(address - segment.address()).unwrap()).copied()
+    };
+    assert_eq!(
+        (byte(CODE), byte(CODE + 0x1000)),
+        (Some(0xa0), None),
+        "what was not in memory is not in the core"
+    );
+    assert_eq!((byte(DATA + 5), byte(DATA + 0x1fff), byte(DATA + 0x4000)), (Some(0xa1), Some(0xa2), None));
+    assert!(kernel.process(1).unwrap().write_core(&mut std::io::Cursor::new(Vec::new())).is_err());
+}
+
+/// Overwrites eight bytes at a virtual or physical address.
+fn poke(machine: &mut Machine, address: u64, value: u64) {
+    let at = usize::try_from(address & 0xffff_ffff).unwrap();
+    machine.maker.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+#[test]
+fn a_broken_link_between_tasks_costs_no_task() {
+    let mut machine = Machine::new();
+    // init's next: what comes after it is found from the other end.
+    let init = machine.kernel().process(1).unwrap().object().address();
+    poke(&mut machine, init + 24, 0xdead_beef);
+    let kernel = machine.kernel();
+    let walk = kernel.processes();
+    assert_eq!(walk.found.len(), 2);
+    assert_eq!(walk.problems.len(), 1, "{:?}", walk.problems);
+    assert!(walk.problems[0].to_string().contains("0xdeadbeef"), "{}", walk.problems[0]);
+}
+
+#[test]
+fn a_task_that_leads_back_to_itself_ends_the_walk() {
+    let mut machine = Machine::new();
+    let init = machine.kernel().process(1).unwrap().object().address();
+    poke(&mut machine, init + 24, init + 24);
+    let kernel = machine.kernel();
+    let walk = kernel.processes();
+    assert_eq!(walk.found.len(), 2);
+    assert!(!walk.problems.is_empty());
+}
+
+#[test]
+fn a_broken_node_costs_its_own_mappings() {
+    let mut machine = Machine::new();
+    let node = machine.leaf_node;
+    // The slot of the first mapping points to nowhere.
+    poke(&mut machine, node + 128 + 8, 0xffff_8880_7fff_0000);
+    let kernel = machine.kernel();
+    let walk = kernel.process(7).unwrap().address_space().unwrap().unwrap().mappings();
+    assert_eq!(walk.found.iter().map(|found| found.start).collect::<Vec<_>>(), [DATA, HUGE]);
+    assert_eq!(walk.problems.len(), 1, "{:?}", walk.problems);
+}
+
+#[test]
+fn names_that_go_round_are_told() {
+    let mut machine = Machine::new();
+    let dentry = machine.dentry;
+    let top = machine.kernel().object("dentry", dentry).unwrap().u64("d_parent").unwrap();
+    poke(&mut machine, top, dentry);
+    let kernel = machine.kernel();
+    let file = kernel.process(7).unwrap().descriptors().found[0].file;
+    // The mount's root is still recognized by its address; without that, the walk would never end.
+    assert!(file.path().is_ok());
+    let other = kernel.object("dentry", dentry).unwrap().address();
+    poke(&mut machine, dentry, other + 0x40);
+    assert!(machine.kernel().process(7).unwrap().descriptors().found[0].file.path().is_err());
+}
+
+#[test]
+fn page_tables_that_contain_themselves_are_passed_over() {
+    let mut machine = Machine::new();
+    let kernel = machine.kernel();
+    let root = kernel.process(7).unwrap().address_space().unwrap().unwrap().object().u64("pgd").unwrap();
+    // The root is its own second and third level.
+    poke(&mut machine, root, (root & 0xffff_ffff) | 7);
+    let kernel = machine.kernel();
+    let space = kernel.process(7).unwrap().address_space().unwrap().unwrap();
+    let tables = space.tables().unwrap();
+    let mut problems = 0;
+    tables.walk(0, 1 << 47, &mut |_| {}, &mut |_, _, _| problems += 1);
+    assert_eq!(problems, 1);
+}
+
+#[test]
+fn a_page_outside_the_memory_is_told() {
+    let mut machine = Machine::new();
+    let table = machine.table;
+    poke(&mut machine, table, 0x7777_7000 | 7);
+    let kernel = machine.kernel();
+    let space = kernel.process(7).unwrap().address_space().unwrap().unwrap();
+    let walk = space.mappings().found[1].pages(&space.tables().unwrap());
+    assert_eq!((walk.found.len(), walk.problems.len()), (3, 1));
+}
+
+#[test]
+fn a_file_of_anything_holds_no_kernel() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), vec![0x5a; 1 << 20]).unwrap();
+    let memory = crate::open_memory(file.path(), Layout::Q35).unwrap();
+    assert!(matches!(crate::Kernel::open(Box::new(memory)), Err(crate::Error::NoKernel)));
+    for broken in [&b"\x7fELF"[..], b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x04\0"] {
+        std::fs::write(file.path(), broken).unwrap();
+        assert!(matches!(crate::open_memory(file.path(), Layout::Q35), Err(crate::Error::NotAnImage { .. })));
+    }
+}
+
+/// A change to make: where, and what to put there.
+fn change() -> impl Strategy<Value = (usize, u64)> {
+    let direct = 0xffff_8880_0000_0000_u64;
+    let value = prop_oneof![
+        any::<u64>(),
+        (0..SIZE as u64).prop_map(move |offset| direct + offset),
+        (0..SIZE as u64).prop_map(move |offset| direct + (offset & !0xff)),
+        (0..SIZE as u64).prop_map(|offset| (offset & !0xfff) | 0x67),
+        Just(0),
+        Just(u64::MAX),
+        (0..64_u32).prop_map(|bit| 1 << bit),
+    ];
+    // Structures lie from 64 KiB on and take about 100 KiB.
+    ((0x1_0000..0x3_0000_usize / 8 * 8).prop_map(|at| at / 8 * 8), value)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    /// Whatever is overwritten: no panic, and an end.
+    #[test]
+    fn anything_broken_ends_well(changes in prop::collection::vec(change(), 1..40)) {
+        let machine = Machine::new();
+        let mut bytes = machine.maker.bytes.clone();
+        for (at, value) in changes {
+            bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        walk_all(&machine.kernel_with(bytes));
+    }
+
+    /// Cores of machines with broken headers open or are refused, and what opens can be read.
+    #[test]
+    fn broken_cores_are_refused_or_read(changes in prop::collection::vec((0..1024_usize, any::<u8>()), 0..24)) {
+        let machine = Machine::new();
+        let kernel = machine.kernel();
+        let mut core = std::io::Cursor::new(Vec::new());
+        kernel.process(7).unwrap().write_core(&mut core).unwrap();
+        let mut bytes = core.into_inner();
+        for (at, value) in changes {
+            bytes[at] = value;
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &bytes).unwrap();
+        if let Ok(memory) = crate::open_memory(file.path(), Layout::Linear) {
+            use crate::PhysicalMemory as _;
+            for segment in memory.segments().to_vec() {
+                let mut byte = [0];
+                memory.read(segment.physical, &mut byte).unwrap();
+                memory.read(segment.physical + segment.length - 1, &mut byte).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn the_whole_machine_is_walked() {
+    assert!(walk_all(&Machine::new().kernel()) > 10);
+}

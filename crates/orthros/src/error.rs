@@ -1,0 +1,84 @@
+//! What can go wrong with machines.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a machine, its image or its network could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// a file could not be read or written
+    #[error("cannot {operation} {path}: {error}")]
+    File {
+        /// What was tried.
+        operation: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// a program that is needed is not installed
+    #[error("{program} is not installed; on Debian: apt-get install {package}")]
+    Missing {
+        /// The program.
+        program: String,
+        /// The package that has it.
+        package: &'static str,
+    },
+    /// a program that was started failed
+    #[error("`{command}` failed: {why}")]
+    Command {
+        /// The command line.
+        command: String,
+        /// What it said.
+        why: String,
+    },
+    /// a package without what it is known to have
+    #[error("the kernel package {package} holds no {what}")]
+    Package {
+        /// The package.
+        package: String,
+        /// What was looked for.
+        what: String,
+    },
+    /// the machine's monitor refused
+    #[error("{machine}: QMP {command} failed: {why}")]
+    Qmp {
+        /// The machine's name.
+        machine: String,
+        /// The command.
+        command: String,
+        /// What it answered, or why it did not.
+        why: String,
+    },
+    /// something did not happen in time
+    #[error("{machine}: waited {seconds} s for {what}{hint}")]
+    Timeout {
+        /// The machine's name.
+        machine: String,
+        /// How long.
+        seconds: u64,
+        /// For what.
+        what: String,
+        /// Where to look.
+        hint: String,
+    },
+    /// a guest answered that it could not
+    #[error("{machine}: {why}")]
+    Guest {
+        /// The machine's name.
+        machine: String,
+        /// What it said.
+        why: String,
+    },
+}
+
+/// What working with machines gives.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error about a file.
+pub(crate) fn file<'p>(
+    operation: &'static str,
+    path: &'p std::path::Path,
+) -> impl FnOnce(io::Error) -> Error + use<'p> {
+    move |error| Error::File { operation, path: path.to_owned(), error }
+}

@@ -1,0 +1,223 @@
+//! One virtual machine: a QEMU process whose memory is a file that others may map, and a monitor to command it.
+
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::command::require;
+use crate::error::{Error, Result, file};
+use crate::kernel::KernelFiles;
+use crate::qmp::Qmp;
+
+/// What a machine is made of.
+#[derive(Clone, Debug)]
+pub struct MachineConfig {
+    /// What it is called in messages and file names.
+    pub name: String,
+    /// Its memory, in MiB; a power of two where another machine is to see it.
+    pub memory_mib: u64,
+    /// Its processors.
+    pub cpus: u32,
+    /// What is added to the kernel's command line.
+    pub append: String,
+    /// The archive to boot into.
+    pub initramfs: PathBuf,
+    /// The file of another machine's memory that its PCI device shows, read-only, and its size in MiB.
+    pub peer: Option<(PathBuf, u64)>,
+    /// More arguments for QEMU.
+    pub extra: Vec<String>,
+}
+
+/// A running machine. Dropped, it is killed and its memory file removed.
+pub struct Machine {
+    name: String,
+    child: Child,
+    folder: PathBuf,
+    started: Instant,
+    keep: bool,
+}
+
+/// Whether this processor can run guests itself. A `/dev/kvm` without these flags belongs to a hypervisor that
+/// translates, and that not every guest survives.
+fn has_kvm() -> bool {
+    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let virtualizes = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
+    virtualizes && fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok()
+}
+
+impl Machine {
+    /// Starts a machine whose files lie in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Missing`] without QEMU, [`Error::File`], [`Error::Command`] where QEMU ends at once.
+    pub fn start(config: &MachineConfig, kernel: &KernelFiles, folder: &Path) -> Result<Self> {
+        let qemu = require("qemu-system-x86_64", "qemu-system-x86")?;
+        fs::create_dir_all(folder).map_err(file("create", folder))?;
+        let at = |kind: &str| folder.join(format!("{}.{kind}", config.name));
+        let size = config.memory_mib;
+        let mut command = Command::new(&qemu);
+        let accelerator = if has_kvm() { "kvm" } else { "tcg" };
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-M", "q35,memory-backend=ram"]);
+        // The plainest processor: no states of registers that a backup could lack, no fifth level of tables.
+        command.args(["-accel", accelerator, "-cpu", "qemu64", "-smp", &config.cpus.to_string()]);
+        command.args(["-m", &format!("{size}M"), "-object"]);
+        command.arg(format!(
+            "memory-backend-file,id=ram,share=on,size={size}M,mem-path={}",
+            at("ram").display()
+        ));
+        command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&config.initramfs);
+        command.args(["-append", &format!("console=ttyS0 quiet {}", config.append)]);
+        command.arg("-serial").arg(format!("file:{}", at("console").display()));
+        let control = at("control");
+        command
+            .arg("-chardev")
+            .arg(format!("socket,id=control,path={},server=on,wait=off", control.display()));
+        command.args(["-serial", "chardev:control"]);
+        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", at("qmp").display()));
+        command.args(["-device", "pvpanic-pci", "-action", "panic=pause,reboot=shutdown"]);
+        if let Some((path, mib)) = &config.peer {
+            command.arg("-object").arg(format!(
+                "memory-backend-file,id=peer,share=on,readonly=on,size={mib}M,mem-path={}",
+                path.display()
+            ));
+            command.args(["-device", "ivshmem-plain,memdev=peer"]);
+        }
+        command.args(&config.extra);
+        let log = fs::File::create(at("qemu")).map_err(file("create", &at("qemu")))?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        // SAFETY: prctl only marks the new process; it touches no memory of this one.
+        unsafe {
+            // A machine does not outlive who watches over it.
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        let child = command.spawn().map_err(|error| Error::Command {
+            command: qemu.display().to_string(),
+            why: error.to_string(),
+        })?;
+        let (name, folder) = (config.name.clone(), folder.to_owned());
+        let mut machine = Self { name, child, folder, started: Instant::now(), keep: false };
+        machine.wait_for_file("qmp")?;
+        Ok(machine)
+    }
+
+    fn wait_for_file(&mut self, kind: &str) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !self.file(kind).exists() {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                let said = fs::read_to_string(self.file("qemu")).unwrap_or_default();
+                return Err(Error::Command {
+                    command: "qemu".to_owned(),
+                    why: format!("{status}: {}", said.trim()),
+                });
+            }
+            if Instant::now() > deadline {
+                return Err(self.timeout(20, "QEMU's sockets"));
+            }
+            sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn timeout(&self, seconds: u64, what: &str) -> Error {
+        let hint = format!("; its console is in {}", self.file("console").display());
+        Error::Timeout { machine: self.name.clone(), seconds, what: what.to_owned(), hint }
+    }
+
+    /// The name it was given.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// When it was started.
+    #[must_use]
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// The number of its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// One of its files: `ram`, `console`, `control`, `qmp` or `qemu`.
+    #[must_use]
+    pub fn file(&self, kind: &str) -> PathBuf {
+        self.folder.join(format!("{}.{kind}", self.name))
+    }
+
+    /// Connects to its monitor.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Qmp`].
+    pub fn qmp(&self) -> Result<Qmp> {
+        Qmp::connect(&self.name, &self.file("qmp"))
+    }
+
+    /// What its console has shown so far.
+    #[must_use]
+    pub fn console(&self) -> String {
+        let mut bytes = Vec::new();
+        if let Ok(mut file) = fs::File::open(self.file("console")) {
+            let _ = file.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).replace('\r', "")
+    }
+
+    /// Waits until its console shows `text`, and gives all that it has shown.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`], [`Error::Command`] where the machine ended before.
+    pub fn wait_for_console(&mut self, text: &str, patience: Duration) -> Result<String> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let console = self.console();
+            if console.contains(text) {
+                return Ok(console);
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                let said = fs::read_to_string(self.file("qemu")).unwrap_or_default();
+                let why = format!("{status} before it showed {text:?}: {}", said.trim());
+                return Err(Error::Command { command: format!("qemu of {}", self.name), why });
+            }
+            if Instant::now() > deadline {
+                return Err(self.timeout(patience.as_secs(), &format!("{text:?} on the console")));
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Leaves its memory file where it is when the machine is gone.
+    pub fn keep_memory(&mut self) {
+        self.keep = true;
+    }
+
+    /// Kills it; its memory stays until this value is dropped.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.kill();
+        if !self.keep {
+            let _ = fs::remove_file(self.file("ram"));
+        }
+        for kind in ["control", "qmp"] {
+            let _ = fs::remove_file(self.file(kind));
+        }
+    }
+}
