@@ -113,7 +113,10 @@ fn context_number(error: &ContextError) -> c_int {
         ContextError::TimedOut => libc::ETIMEDOUT,
         ContextError::TooLong { .. } => libc::EMSGSIZE,
         ContextError::Full { .. } => libc::ENOSPC,
-        ContextError::Denied { .. } => libc::EACCES,
+        ContextError::Denied { .. } | ContextError::CallDenied { .. } => libc::EACCES,
+        ContextError::Stopped { .. } => libc::EINPROGRESS,
+        ContextError::NoCall { .. } => libc::ENOMSG,
+        ContextError::CallUnknown { .. } => libc::ENOSYS,
         ContextError::RootLimit
         | ContextError::Unaligned { .. }
         | ContextError::Overlap { .. }

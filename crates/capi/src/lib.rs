@@ -9,4 +9,5 @@ mod error;
 pub mod lwc;
 pub mod orbit;
 mod orbit_error;
+pub mod orc;
 pub mod vault;
