@@ -99,7 +99,9 @@ fn main() {
         for (language, standard) in
             languages.iter().flat_map(|(language, standards)| standards.iter().map(move |s| (*language, *s)))
         {
-            for header in ["orrery/lwc.h", "orrery/context.h", "orrery/orbit.h", "orbit/orbit.h"] {
+            for header in
+                ["orrery/lwc.h", "orrery/context.h", "orrery/vault.h", "orrery/orbit.h", "orbit/orbit.h"]
+            {
                 let name = format!("{header}/{}/{standard}", compiler.of_c());
                 trials.push(Trial::test(name, move || compiler.check_header(header, language, standard)));
             }
