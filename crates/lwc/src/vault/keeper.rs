@@ -261,10 +261,10 @@ impl State {
         // SAFETY: `leave` makes one system call and does not return.
         unsafe { watcher.listen(ear) };
         watcher.start()?;
-        closed::give_up();
         let own = myself()?;
         message::answer(Some(&socket), Ok(&[]), &[memory.as_fd(), own.as_fd()]);
         drop((memory, own));
+        closed::give_up();
         Server { line, keeper, heard }.serve()
     }
 }
