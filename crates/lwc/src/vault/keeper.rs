@@ -344,7 +344,8 @@ impl<K: Keeper> Server<'_, K> {
                 follow(&mut at, self.line.cpu());
             }
             let heard = self.heard;
-            self.line.twin().wait(heard, None, Partner::Watched);
+            // Clients do other things between two calls, and are not to be interrupted in them.
+            self.line.twin().wait_asleep(heard, None, Partner::Watched);
             self.heard = self.line.twin().heard();
         }
     }
