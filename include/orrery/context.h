@@ -66,6 +66,7 @@
  *   ESRCH     the context has ended before
  *   EINVAL    a range is empty, not made of pages of 4096 bytes, given twice, or of memory that cannot be
  *             shared: the stack, unmapped, not readable and writable
+ *   ETIMEDOUT    the context is stopped by a signal and did not answer (lwOverlay, lwRestrict, lwSyscall)
  *   EINPROGRESS  the context is stopped in a system call that its creator must answer first
  *   others    what a system call answered: EMFILE, ENOMEM, EAGAIN (RLIMIT_NPROC) ...
  */

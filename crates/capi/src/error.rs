@@ -127,7 +127,7 @@ fn context_number(error: &ContextError) -> c_int {
         ContextError::NoContext { .. } => libc::EBADF,
         ContextError::Gone { .. } => libc::ESRCH,
         ContextError::Died { .. } | ContextError::Orphaned => libc::EOWNERDEAD,
-        ContextError::TimedOut => libc::ETIMEDOUT,
+        ContextError::TimedOut | ContextError::Silent { .. } => libc::ETIMEDOUT,
         ContextError::TooLong { .. } => libc::EMSGSIZE,
         ContextError::Full { .. } => libc::ENOSPC,
         ContextError::Denied { .. } | ContextError::CallDenied { .. } => libc::EACCES,

@@ -112,6 +112,9 @@ cases![
     calls_of_others_it_made_are_refused,
     a_flood_of_traps_is_answered,
     an_asked_context_cannot_trap,
+    a_stopped_context_holds_nobody_up,
+    orphans_are_told_of,
+    rights_do_not_come_by_other_ways,
     calls_are_made_for_a_parked_context,
     calls_need_rights,
     a_monitor_makes_the_calls_it_allows,
@@ -1763,4 +1766,114 @@ fn descriptors_are_overlaid() {
     assert!(matches!(unsafe { other.overlay_descriptor(99_999) }, Err(Error::System(_))));
     other.restrict_to(&Rights::none().descriptors(0, 2)).unwrap();
     assert!(matches!(unsafe { other.overlay_descriptor(there) }, Err(Error::Denied { .. })));
+}
+
+fn a_stopped_context_holds_nobody_up() {
+    let memory = mapped(1);
+    let other = create(&Spec::new(), server(|_| own_pid())).unwrap();
+    let pid = i32::try_from(other.switch(0, &[]).unwrap().word).unwrap();
+    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    let silent = Error::Silent { descriptor: other.descriptor() };
+    assert_eq!(unsafe { other.overlay(memory, PAGE, Overlay::Copy) }.unwrap_err(), silent);
+    assert_eq!(unsafe { other.syscall(Own::default(), 39, [0; 6]) }.unwrap_err(), silent);
+    // Once it goes on, its late answer is nobody's, and it can still be switched to.
+    unsafe { libc::kill(pid, libc::SIGCONT) };
+    assert_eq!(other.restrict(&[]).unwrap_err(), silent);
+    for _ in 0..20 {
+        assert_eq!(other.switch(0, &[]).unwrap().word, u64::from(pid.unsigned_abs()));
+    }
+    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    assert_eq!(other.switch_within(0, &[], Duration::from_millis(30)).unwrap_err(), Error::TimedOut);
+    await_end_of(pid.unsigned_abs().into());
+}
+
+fn orphans_are_told_of() {
+    // Whoever has control dies, after the one that waited for it.
+    for round in 0..6_u64 {
+        let middle = create(&Spec::new(), move |start| {
+            let own = unsafe { libc::getpid() };
+            let last = create(&Spec::new(), move |_| {
+                unsafe { libc::kill(own, libc::SIGKILL) };
+                await_end_of(own.unsigned_abs().into());
+                std::thread::sleep(Duration::from_millis(round * 13));
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                unreachable!();
+            })
+            .unwrap();
+            last.switch(0, &[]).unwrap();
+            unreachable!("{start:?}");
+        })
+        .unwrap();
+        assert_eq!(middle.switch(0, &[]).unwrap_err(), Error::Orphaned);
+        middle.close().unwrap();
+    }
+    let other = create(&Spec::new(), server(|word| word)).unwrap();
+    assert_eq!(other.switch(3, &[]).unwrap().word, 3);
+}
+
+/// What a context without a right could try on one that has something to hide.
+fn rights_do_not_come_by_other_ways() {
+    assert!(become_ordinary());
+    let memory = mapped(1);
+    unsafe { memory.write_bytes(0, PAGE) };
+    let address = memory.addr();
+    let rich = create(&Spec::new(), move |start| {
+        let memory = std::ptr::with_exposed_provenance_mut::<u8>(address);
+        unsafe { memory.copy_from(b"the secret".as_ptr(), 10) };
+        let file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut &file, b"the secret file").unwrap();
+        let far = unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_DUPFD, 500) };
+        assert!(far >= 500);
+        start.creator.switch(own_pid(), &[]).unwrap();
+        unreachable!();
+    })
+    .unwrap();
+    let _ = memory.expose_provenance();
+    let pid = i32::try_from(rich.switch(0, &[]).unwrap().word).unwrap();
+    rich.restrict(&[]).unwrap();
+    // It has a descriptor of the rich one, by its creator, and every right that its creator kept: none.
+    let poor = create(&Spec::new(), move |start| {
+        let memory = std::ptr::with_exposed_provenance_mut::<u8>(address);
+        let mut found = open_ways(pid, address).join(" ");
+        let mut try_it = |name: &str, refused: bool| {
+            if !refused {
+                found += " ";
+                found += name;
+            }
+        };
+        for how in [Overlay::Copy, Overlay::Share] {
+            try_it("overlay", unsafe { rich.overlay(memory, PAGE, how) }.is_err());
+        }
+        for number in [0, 1, 500] {
+            try_it("descriptor", unsafe { rich.overlay_descriptor(number) }.is_err());
+        }
+        for own in [Own::default(), OWN_MEMORY] {
+            let write = [1, address as u64, 10, 0, 0, 0];
+            try_it("syscall", unsafe { rich.syscall(own, call_number(libc::SYS_write), write) }.is_err());
+        }
+        try_it("rights", rich.restrict_to(&Rights::all()).is_ok());
+        try_it("overlay afterwards", unsafe { rich.overlay(memory, PAGE, Overlay::Copy) }.is_err());
+        try_it("copy in", rich.copy_in(address as u64, &mut [0; 10]).is_err());
+        try_it("copy out", unsafe { rich.copy_out(address as u64, &[0; 10]) }.is_err());
+        try_it("give", rich.give(std::os::fd::AsFd::as_fd(&std::io::stderr()), false).is_err());
+        try_it("memory", unsafe { memory.cast::<[u8; 10]>().read() } != *b"the secret");
+        // What it inherited or shares with all others: no mapping, no file holds it.
+        let everything = std::fs::read_to_string("/proc/self/maps").unwrap();
+        for line in everything.lines().filter(|line| line.contains("rw-s")) {
+            let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let [from, to] = [from, to].map(|text| usize::from_str_radix(text, 16).unwrap());
+            let start = std::ptr::with_exposed_provenance::<u8>(from);
+            let bytes = unsafe { std::slice::from_raw_parts(start, to - from) };
+            try_it("a shared mapping", !bytes.windows(10).any(|window| window == b"the secret"));
+        }
+        for fd in 0..1024 {
+            let mut bytes = [0_u8; 64];
+            let read = unsafe { libc::pread(fd, bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+            try_it("a file", read <= 0 || !bytes.starts_with(b"the secret"));
+        }
+        start.creator.switch(0, found.trim().as_bytes()).unwrap();
+        unreachable!();
+    })
+    .unwrap();
+    assert_eq!(String::from_utf8(poor.switch(0, &[]).unwrap().bytes).unwrap(), "");
 }

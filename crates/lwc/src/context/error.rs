@@ -101,6 +101,15 @@ pub enum Error {
         /// The descriptor.
         descriptor: i32,
     },
+    /// The context is stopped by a signal, and did not answer.
+    #[error(
+        "the context of descriptor {descriptor} is stopped by a signal and did not answer: close the descriptor, or switch \
+         there with a time limit"
+    )]
+    Silent {
+        /// The descriptor.
+        descriptor: i32,
+    },
     /// No system call of the context waits for an answer.
     #[error("the context of descriptor {descriptor} waits for no answer to a system call here")]
     NoCall {

@@ -20,12 +20,14 @@ use super::link::{Kind, Message, ROOM};
 use super::program::{ROOT, STRANGER};
 use super::state::{State, is_hung_up};
 use super::trap::{self, Answer};
-use super::{Arrival, introduce, overlay, reaper};
+use super::{Arrival, introduce, overlay, perform, reaper};
 
 /// After how long a context that keeps control may roam the CPUs.
 const MOMENT: Duration = Duration::from_millis(20);
-/// After how many naps control that came without a word was left by a dead one, rather than by one that is slow.
-const ABANDONED: u32 = 6;
+/// After how long control that came without a word was left by a dead one, rather than by one that is slow.
+const ABANDONED: Duration = Duration::from_secs(3);
+/// After how long one that is asked and does not answer is suspected to be stopped.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a parked context sleeps before it looks whether all is well.
 const NAP: Duration = Duration::from_millis(500);
 /// The same where calls of a context may wait for an answer.
@@ -145,11 +147,16 @@ pub(crate) fn ask(
 ) -> Result<Message> {
     let hint = prepare(state, slot)?;
     let peer = state.peer_mut(slot)?;
+    // Its late answer would be taken for that to another question.
+    if peer.silent {
+        return Err(Error::Silent { descriptor: peer.fd.as_raw_fd() });
+    }
     let (seat, descriptor) = (peer.seat, peer.fd.as_raw_fd());
     let link = peer.link.as_mut().ok_or(Error::NoContext { descriptor })?;
     link.stage(kind, range.0, range.1, bytes);
     link.publish();
     call(state, slot, hint);
+    let asked = Moment::now();
     loop {
         let gate = Gate::home(&state.seat().face, &state.program.seat(seat).face);
         let heard = gate.heard();
@@ -167,13 +174,18 @@ pub(crate) fn ask(
                 return Err(Error::Gone { descriptor });
             }
             trap::refuse_all(peer);
+            // A large piece of memory takes its time; only one that does not run will never answer.
+            if Moment::now().since(asked) > PATIENCE && perform::is_stopped(peer.pidfd.as_fd()) {
+                state.peer_mut(slot)?.silent = true;
+                return Err(Error::Silent { descriptor });
+            }
         }
     }
 }
 
 /// Waits for control. `watched` is whom it was handed to.
 pub(crate) fn park(state: &mut State, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
-    let mut vigil = Vigil { watched, until, slice: MOMENT, orphan: None, speechless: None, abandoned: 0 };
+    let mut vigil = Vigil { watched, until, slice: MOMENT, orphan: None, speechless: None, abandoned: None };
     loop {
         if let Some(arrival) = look(state) {
             return Ok(arrival);
@@ -207,8 +219,8 @@ struct Vigil {
     orphan: Option<u32>,
     /// The descriptor and seat of a watched one that died after it had passed control to us.
     speechless: Option<(i32, u32)>,
-    /// How often in a row control was ours without a word when we looked.
-    abandoned: u32,
+    /// Since when control is ours without a word.
+    abandoned: Option<Moment>,
 }
 
 impl Vigil {
@@ -324,14 +336,19 @@ impl Vigil {
         let holder = state.program.control().load(SeqCst);
         if holder == state.me {
             // Whoever handed it to us should have called by now; it must have died on the way.
-            self.abandoned += 1;
-            if self.abandoned > ABANDONED {
+            let now = Moment::now();
+            if now.since(*self.abandoned.get_or_insert(now)) > ABANDONED {
                 return Err(Error::Orphaned);
             }
             return Ok(());
         }
-        self.abandoned = 0;
+        self.abandoned = None;
         if state.me == ROOT {
+            // Of the one that it handed control to it learns at once, of others when it looks.
+            let watched = self.watched.and_then(|slot| state.peer(slot).ok());
+            if watched.is_none_or(|peer| peer.seat != holder) {
+                self.slice = GLANCE;
+            }
             reaper::sweep(state);
             let dead = state.program.pid(holder).is_none();
             if dead
@@ -341,6 +358,10 @@ impl Vigil {
                 return Err(Error::Orphaned);
             }
             self.orphan = dead.then_some(holder);
+            if dead {
+                // Whoever had switched to it may be about to take over.
+                self.slice = MOMENT;
+            }
         }
         Ok(())
     }

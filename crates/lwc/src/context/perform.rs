@@ -272,6 +272,15 @@ fn identity_of(peer: &Peer) -> Option<Identity> {
     Identity::of(pid_of(peer.pidfd.as_fd())?)
 }
 
+/// Whether a process is stopped by a signal or a debugger.
+pub(crate) fn is_stopped(pidfd: BorrowedFd<'_>) -> bool {
+    let status = pid_of(pidfd)
+        .and_then(|pid| std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok());
+    // The name, which may hold anything, ends with the last parenthesis.
+    let state = status.as_deref().and_then(|text| text.rsplit(')').next()?.trim_start().chars().next());
+    matches!(state, Some('T' | 't'))
+}
+
 /// Whose pidfd it is, as the kernel says.
 fn pid_of(pidfd: BorrowedFd<'_>) -> Option<Pid> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;

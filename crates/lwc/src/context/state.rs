@@ -41,6 +41,8 @@ pub(crate) struct Peer {
     pub(crate) link: Option<Link>,
     /// The grant by which it reaches us.
     pub(crate) through: Option<usize>,
+    /// It did not answer a question, and may yet.
+    pub(crate) silent: bool,
     /// Where its system calls arrive, if it is ours to answer them.
     pub(crate) listener: Option<Listener>,
 }
@@ -212,6 +214,7 @@ impl State {
             serial,
             link: Some(link),
             through,
+            silent: false,
             listener: None,
         });
         Ok(slot)
