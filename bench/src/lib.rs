@@ -29,6 +29,7 @@
 //! }
 //! ```
 
+mod c_program;
 mod contender;
 mod field;
 mod options;
@@ -39,10 +40,12 @@ mod sitting;
 mod work;
 mod worker;
 
+pub mod documents;
 pub mod examined;
 pub mod examples;
 pub mod footprint;
 pub mod key_value;
+pub mod lock_manager;
 pub mod machine;
 pub mod ours;
 pub mod promise;

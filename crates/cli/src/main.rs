@@ -1,8 +1,10 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod guard;
 mod kimage;
 mod orbits;
+mod orc;
 mod pipes;
 mod run;
 mod trace;
@@ -25,8 +27,10 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Guard(guard::Arguments),
     Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
+    Orc(orc::Arguments),
     Run(run::Arguments),
     Trace(trace::Arguments),
     Vault(vault::Arguments),
@@ -36,8 +40,10 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Guard(arguments) => guard::run(arguments),
         Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
+        Command::Orc(arguments) => orc::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Vault(arguments) => vault::run(&arguments),
