@@ -91,6 +91,10 @@ struct scratch {
     struct wanted wanted[MOST_PIECES];
     size_t wanted_count;
     int files[MOST_PIECES];
+    char fresh[MOST_PIECES];
+    struct {
+        uintptr_t start, end;
+    } data[MOST_PIECES];
     size_t file_count;
     struct identity last;
     struct {
@@ -371,6 +375,12 @@ static const char *refused(uint32_t refusal) {
     }
 }
 
+static void was_read(struct scratch *scratch, int file) {
+    for (size_t i = 0; i < scratch->file_count; i++)
+        if (scratch->files[i] == file)
+            scratch->fresh[i] = 1;
+}
+
 /* Asks for what was gathered, and exchanges what there is; keeps what the store was too busy for. */
 static void ask(struct scratch *scratch, int last) {
     int descriptors[MOST_PIECES];
@@ -398,9 +408,7 @@ static void ask(struct scratch *scratch, int last) {
             if (!exchange_one(wanted, answer, descriptors[next]))
                 say("a piece is left alone: it could not be mapped", NULL);
             else if (answer->fresh)
-                /* The store has the bytes now: the file's cached pages serve nobody but plain programs. */
-                CALL6(SYS_fadvise64, wanted->file, piece->offset, piece->length, 4 /* POSIX_FADV_DONTNEED */,
-                      0, 0);
+                was_read(scratch, wanted->file);
             close_file(descriptors[next++]);
         }
     }
@@ -418,8 +426,20 @@ static void flush(struct scratch *scratch) {
         pause.tv_nsec *= 2;
         ask(scratch, attempt == ATTEMPTS);
     }
-    for (size_t i = 0; i < scratch->file_count; i++)
+    for (size_t i = 0; i < scratch->file_count; i++) {
+        /* The store has the bytes now: the file's cached pages serve nobody but plain programs, which keep what they map.
+           The whole file, as pages that are cached together go together. Its writable data is read before: a fault
+           there later would have the kernel read the surroundings, all of the file perhaps, again. */
+        if (scratch->fresh[i]) {
+            if (scratch->data[i].end)
+                CALL3(SYS_madvise, scratch->data[i].start, scratch->data[i].end - scratch->data[i].start,
+                      22 /* MADV_POPULATE_READ */);
+            CALL6(SYS_fadvise64, scratch->files[i], 0, 0, 4 /* POSIX_FADV_DONTNEED */, 0, 0);
+        }
+        scratch->data[i].end = 0;
+        scratch->fresh[i] = 0;
         close_file(scratch->files[i]);
+    }
     scratch->wanted_count = scratch->file_count = 0;
     scratch->last.inode = 0;
 }
@@ -523,6 +543,10 @@ static void look(struct scratch *scratch, const struct line *line, int pagemap) 
             }
     } else if (line->access[0] == 'r' && line->access[1] == '-' && is_known(scratch, line)) {
         gather(scratch, line, pagemap);
+    } else if (line->access[1] == 'w' && scratch->file_count && scratch->last.inode == line->inode &&
+               scratch->last.device == line->device) {
+        scratch->data[scratch->file_count - 1].start = line->start;
+        scratch->data[scratch->file_count - 1].end = line->end;
     }
 }
 
