@@ -10,4 +10,5 @@ pub mod lwc;
 pub mod orbit;
 mod orbit_error;
 pub mod orc;
+pub mod sessions;
 pub mod vault;

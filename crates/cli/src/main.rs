@@ -1,6 +1,7 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod guard;
 mod kimage;
 mod orbits;
 mod orc;
@@ -26,6 +27,7 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Guard(guard::Arguments),
     Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
     Orc(orc::Arguments),
@@ -38,6 +40,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Guard(arguments) => guard::run(arguments),
         Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
         Command::Orc(arguments) => orc::run(&arguments),

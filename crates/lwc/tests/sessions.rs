@@ -881,8 +881,7 @@ impl Server {
         match unsafe { libc::fork() } {
             0 => {
                 let mut pool = settings.build(serve).unwrap();
-                let (_keep, stop) = UnixStream::pair().unwrap();
-                let result = pool.serve(listener.as_fd(), stop.as_fd());
+                let result = pool.serve(listener.as_fd(), None);
                 println!("the server ended: {result:?}");
                 std::process::exit(1);
             }

@@ -42,15 +42,19 @@ pub(crate) enum Kind {
     Copy,
     /// "Share it with me".
     Share,
-    /// "Narrow what I may overlay to these ranges".
+    /// "Narrow what I may do to this".
     Restrict,
+    /// "Give me your descriptor `word`".
+    File,
+    /// "Make system call `word`": see [`super::perform`].
+    Call,
     /// The answer to any of these: an errno, or 0.
     Reply,
 }
 
 impl Kind {
     fn of(number: u32) -> Option<Self> {
-        [Self::Switch, Self::Copy, Self::Share, Self::Restrict, Self::Reply]
+        [Self::Switch, Self::Copy, Self::Share, Self::Restrict, Self::File, Self::Call, Self::Reply]
             .into_iter()
             .find(|kind| *kind as u32 == number)
     }

@@ -1,5 +1,6 @@
 //! The root's books: which sessions there are, and what each is doing.
 
+use core::time::Duration;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::fs::OFlags;
@@ -10,6 +11,9 @@ use super::inside::Connection;
 use super::words::{Ended, Order, Report};
 use super::{Builder, Step};
 use crate::context::{self, Arrival, Context};
+
+/// How long a rollback may take. It is a bound for contexts that will never be clean, not for the time it takes.
+const HOUSEWORK: Duration = Duration::from_secs(10);
 
 /// The name of a session, from its beginning to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -303,7 +307,11 @@ impl Pool {
     /// Switches to a member with an order.
     fn order(&self, place: usize, order: Order) -> core::result::Result<Report, Silence> {
         let Some(context) = self.context(place) else { return Err(Silence::Now(Ended::Lost)) };
-        let switched = match self.settings.step_limit {
+        let limit = match order {
+            Order::Begin | Order::Resume => self.settings.step_limit,
+            _ => Some(HOUSEWORK),
+        };
+        let switched = match limit {
             Some(limit) => context.switch_within(order.word(), &[], limit),
             None => context.switch(order.word(), &[]),
         };

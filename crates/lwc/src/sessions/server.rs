@@ -24,7 +24,8 @@ const ACCEPTED_AT_ONCE: usize = 16;
 const TURNS: u32 = 64;
 
 impl Pool {
-    /// Serves connections to `listener` until `stop` is readable (a pipe, eventfd(2), signalfd(2) ...).
+    /// Serves connections to `listener` until `stop` is readable (a pipe, eventfd(2), signalfd(2) ...), or
+    /// for ever.
     ///
     /// A session begins when its connection has sent something ([`super::Builder::greets`]: at once). When all are in use,
     /// nothing is accepted until one has ended: clients wait in the listener's backlog. `listener` is put into non-blocking
@@ -32,10 +33,12 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::System`]. That a session cannot be made is none as long as there are others.
-    pub fn serve(&mut self, listener: BorrowedFd<'_>, stop: BorrowedFd<'_>) -> Result<()> {
+    pub fn serve(&mut self, listener: BorrowedFd<'_>, stop: Option<BorrowedFd<'_>>) -> Result<()> {
         super::pool::set_non_blocking(listener)?;
         let mut server = Server::new(self, listener)?;
-        server.watch(stop, STOP, EventFlags::IN)?;
+        if let Some(stop) = stop {
+            server.watch(stop, STOP, EventFlags::IN)?;
+        }
         let done = server.run();
         server.end_all();
         done
