@@ -373,10 +373,18 @@ impl Contender for Traced {
     }
 }
 
+/// Calls that open files or look at them, and which argument is the path.
+const WITH_PATH: [(i64, usize); 5] = [
+    (libc::SYS_open, 0),
+    (libc::SYS_openat, 1),
+    (libc::SYS_stat, 0),
+    (libc::SYS_newfstatat, 1),
+    (libc::SYS_statx, 1),
+];
+
 fn picked() -> Result<seccompiler::BpfProgram> {
-    let calls =
-        [libc::SYS_openat, libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_pread64, libc::SYS_pwrite64];
-    let rules = calls.into_iter().map(|call| (call, Vec::new())).collect();
+    let calls = [&WITH_PATH[..], &[(libc::SYS_pread64, 0), (libc::SYS_pwrite64, 0)]].concat();
+    let rules = calls.into_iter().map(|(call, _)| (call, Vec::new())).collect();
     let arch = std::env::consts::ARCH.try_into()?;
     let (allow, trace) = (seccompiler::SeccompAction::Allow, seccompiler::SeccompAction::Trace(0));
     Ok(seccompiler::SeccompFilter::new(rules, allow, trace, arch)?.try_into()?)
@@ -431,12 +439,10 @@ fn look(child: i32, folder: &[u8]) -> bool {
     // SAFETY: the child is stopped.
     unsafe { libc::ptrace(libc::PTRACE_GETREGS, child, 0, &raw mut registers) };
     let call = i64::try_from(registers.orig_rax).unwrap_or(-1);
-    if ![libc::SYS_openat, libc::SYS_newfstatat, libc::SYS_statx].contains(&call) {
-        return true;
-    }
+    let Some((_, argument)) = WITH_PATH.iter().find(|(number, _)| *number == call) else { return true };
     let mut path = [0_u8; 256];
     let here = libc::iovec { iov_base: path.as_mut_ptr().cast(), iov_len: path.len() };
-    let at = usize::try_from(registers.rsi).unwrap_or(0);
+    let at = usize::try_from(if *argument == 0 { registers.rdi } else { registers.rsi }).unwrap_or(0);
     let there = libc::iovec { iov_base: core::ptr::without_provenance_mut(at), iov_len: path.len() };
     // SAFETY: the local vector describes `path`.
     unsafe { libc::process_vm_readv(child, &raw const here, 1, &raw const there, 1, 0) };

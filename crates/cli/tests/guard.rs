@@ -372,3 +372,78 @@ fn without_a_monitor_nothing_passes() {
     std::thread::sleep(std::time::Duration::from_millis(200));
     assert!(!scene.work.join("out").exists(), "a call passed without a monitor");
 }
+
+#[test]
+fn addresses_are_held_against_the_policy() {
+    let scene = Scene::ordinary();
+    let listening = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let socket = scene.work.join("socket");
+    let _unix = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let port = |address: std::io::Result<std::net::SocketAddr>| address.unwrap().port();
+    let policy = format!(
+        "{}\n[network]\nconnect = [\"127.0.0.1:{}\", \"udp:127.0.0.1:{}\", \"unix:{}\"]\nbind = [\"unix:{}\"]\n",
+        fs::read_to_string(&scene.policy).unwrap(),
+        port(listening.local_addr()),
+        port(datagrams.local_addr()),
+        socket.display(),
+        scene.work.display(),
+    );
+    fs::write(&scene.policy, policy).unwrap();
+    let script = format!(
+        r#"
+import os, socket
+def attempt(what, *arguments):
+    try: what(*arguments); return 'ok'
+    except OSError as error: return error.errno
+tcp = lambda port: attempt(socket.create_connection, ('127.0.0.1', port))
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+unix = socket.socket(socket.AF_UNIX)
+print(tcp({0}), tcp({1}))
+print(attempt(udp.sendto, b'x', ('127.0.0.1', {2})), attempt(udp.sendto, b'x', ('127.0.0.1', {1})))
+print(attempt(udp.sendmsg, [b'a', b'b'], [], 0, ('127.0.0.1', {2})), attempt(udp.sendmsg, [b'x'], [], 0, ('127.0.0.1', {1})))
+print(attempt(unix.connect, '{3}'), attempt(unix.bind, '/dev/shm/elsewhere'), attempt(udp.bind, ('127.0.0.1', 0)))
+server = socket.socket(socket.AF_UNIX)
+server.bind('own'); server.listen()
+a, b = socket.socketpair()
+socket.send_fds(a, [b'm'], [os.open('/dev/null', os.O_RDONLY)])
+print(socket.recv_fds(b, 1, 1)[0], os.path.exists('own'))
+"#,
+        port(listening.local_addr()),
+        port(other.local_addr()),
+        port(datagrams.local_addr()),
+        socket.display(),
+    );
+    let output = scene.run(&["/usr/bin/python3", "-c", &script]);
+    assert_eq!(text(&output.stdout), "ok 13\nok 13\nok 13\nok 13 13\nb'm' True\n", "{output:?}");
+    let mut received = [0; 8];
+    assert_eq!(datagrams.recv(&mut received).unwrap(), 1);
+    assert_eq!((datagrams.recv(&mut received).unwrap(), &received[..2]), (2, b"ab".as_slice()));
+}
+
+#[test]
+fn calls_are_performed_as_whoever_made_them() {
+    if !is_superuser() {
+        return println!("SKIPPED: only the superuser becomes others");
+    }
+    let scene = Scene::ordinary();
+    let private = scene.work.join("private");
+    fs::write(&private, "x").unwrap();
+    Command::new("chmod").args(["600"]).arg(&private).status().unwrap();
+    Command::new("chmod").args(["777"]).arg(&scene.work).status().unwrap();
+    Command::new("chmod").args(["711"]).arg(scene.work.parent().unwrap()).status().unwrap();
+    let script = "
+import os
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try: open('private'); print('read')
+except PermissionError: print('refused')
+open('made', 'w'); print(os.stat('made').st_uid, os.stat('made').st_gid, os.access('private', os.R_OK))
+";
+    let output = scene.run(&["/usr/bin/python3", "-c", script]);
+    assert_eq!(text(&output.stdout), "refused\n65534 65534 False\n", "{output:?}");
+}
+
+fn is_superuser() -> bool {
+    text(&Command::new("id").arg("-u").output().unwrap().stdout).trim() == "0"
+}

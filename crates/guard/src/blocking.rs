@@ -4,12 +4,14 @@
 //! then whether the caller is still there and has no signal that it handles, and else interrupts the thread that waits.
 
 use std::os::unix::thread::JoinHandleExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::assume::Assumed;
 use crate::job::{Job, Outcome};
 use crate::monitor::Monitor;
 
@@ -53,14 +55,21 @@ pub(crate) fn start(job: &Job<'_>, work: Box<dyn FnOnce() -> Outcome + Send>) ->
         let done = Arc::new(AtomicBool::new(false));
         let finished = Arc::clone(&done);
         let (answering, other) = (Arc::clone(&monitor), caller.other.clone());
-        let worker = std::thread::spawn(move || {
-            let assumed = other.as_ref().map(|other| crate::assume::Assumed::new(other, false)).transpose();
-            let outcome = assumed.and_then(|_assumed| work());
+        let answer = move || {
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                let assumed = other.as_ref().map(|other| Assumed::new(other, false)).transpose();
+                assumed.and_then(|_assumed| work())
+            }));
             finished.store(true, Ordering::SeqCst);
-            answering.give(call.id, outcome);
-        });
-        watch(&monitor, &worker, &done, call.id, call.thread);
-        let _ = worker.join();
+            answering.give(call.id, outcome.unwrap_or(Err(Errno::IO)));
+        };
+        match std::thread::Builder::new().spawn(answer) {
+            Ok(worker) => {
+                watch(&monitor, &worker, &done, call.id, call.thread);
+                let _ = worker.join();
+            }
+            Err(_) => monitor.give(call.id, Err(Errno::AGAIN)),
+        }
         WAITING.fetch_sub(1, Ordering::Relaxed);
     };
     match std::thread::Builder::new().stack_size(128 << 10).spawn(watch) {
