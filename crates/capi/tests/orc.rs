@@ -1,5 +1,7 @@
 //! `orrery/orc.h`, used by a C program on a store that `orrery` runs.
 
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
