@@ -53,6 +53,7 @@ pub mod record;
 pub mod rival;
 pub mod script;
 pub mod stats;
+pub mod tls;
 
 pub use contender::{Contender, Sample, Skipped, batched, single};
 pub use options::{Options, Pin};

@@ -2,6 +2,7 @@
 
 mod first;
 mod memory;
+mod monitor;
 mod orbit;
 mod python_process;
 mod run;
@@ -13,6 +14,7 @@ mod warm;
 
 pub use first::FirstCapture;
 pub use memory::RestoredMemory;
+pub use monitor::Guarded;
 pub use orbit::{OrbitCall, OrbitCreation};
 pub use python_process::{InPython, orrery_bench_fork, orrery_bench_run};
 pub use run::{Captures, WholeRun};

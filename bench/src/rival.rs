@@ -7,6 +7,7 @@ mod dontneed;
 mod fork;
 mod fork_server;
 mod hand_off;
+mod monitor;
 mod python_fork_server;
 mod session;
 
@@ -17,6 +18,7 @@ pub use dontneed::DontNeed;
 pub use fork::{ForkExitWait, fork_exit_wait};
 pub use fork_server::ForkServer;
 pub use hand_off::{Between, By, HandOff, round_trips};
+pub use monitor::{Caller, Direct, InlineCheck, Remote, SeparateProcess, Served, Stops, Traced};
 pub use python_fork_server::PythonForkServer;
 pub use session::ForkPerSession;
 

@@ -173,6 +173,6 @@ static const OSSL_DISPATCH rsa[] = {
 };
 
 const OSSL_ALGORITHM asym_ciphers[] = {
-    {"RSA:rsaEncryption:1.2.840.113549.1.1.1", PROPERTIES, rsa, NULL},
+    {ORRERY_RSA, PROPERTIES, rsa, NULL},
     {NULL, NULL, NULL, NULL},
 };

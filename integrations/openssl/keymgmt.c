@@ -132,7 +132,7 @@ static const OSSL_PARAM *gettable_params(void *provider) {
         return selection & OSSL_KEYMGMT_SELECT_PUBLIC_KEY ? parts : NULL;                                    \
     }                                                                                                        \
     static const char *operation_##symbol(int id) {                                                          \
-        return id == OSSL_OP_SIGNATURE ? operation : id == OSSL_OP_ASYM_CIPHER ? "RSA" : NULL;               \
+        return id == OSSL_OP_SIGNATURE ? operation : id == OSSL_OP_ASYM_CIPHER ? ORRERY_RSA : NULL;          \
     }                                                                                                        \
     static const OSSL_DISPATCH symbol[] = {                                                                  \
         {OSSL_FUNC_KEYMGMT_NEW, (void (*)(void))keymgmt_new},                                                \
@@ -152,10 +152,10 @@ static const OSSL_PARAM *gettable_params(void *provider) {
         {0, NULL},                                                                                           \
     };
 
-KEYMGMT(rsa, "RSA", rsa_parts, "RSA")
-KEYMGMT(rsa_pss, "RSA-PSS", rsa_parts, "RSA")
-KEYMGMT(ec, "EC", ec_parts, "ECDSA")
-KEYMGMT(ed25519, "ED25519", ed25519_parts, "ED25519")
+KEYMGMT(rsa, "RSA", rsa_parts, ORRERY_RSA)
+KEYMGMT(rsa_pss, "RSA-PSS", rsa_parts, ORRERY_RSA)
+KEYMGMT(ec, "EC", ec_parts, ORRERY_ECDSA)
+KEYMGMT(ed25519, "ED25519", ed25519_parts, ORRERY_ED25519)
 
 const OSSL_ALGORITHM keymgmts[] = {
     {"RSA:rsaEncryption:1.2.840.113549.1.1.1", PROPERTIES, rsa, NULL},

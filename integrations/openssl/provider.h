@@ -20,6 +20,14 @@
 #define REFERENCE_STRUCTURE "orrery-vault-key"
 #define PROPERTIES "provider=orrery"
 
+/*
+ * Operations with keys in a vault have names of their own, which only such keys ask for: OpenSSL then neither takes ours for
+ * other keys, nor tries for each signature to move the key to another provider.
+ */
+#define ORRERY_RSA "ORRERY-RSA"
+#define ORRERY_ECDSA "ORRERY-ECDSA"
+#define ORRERY_ED25519 "ORRERY-ED25519"
+
 struct orrery_vault;
 
 struct provider {

@@ -165,6 +165,14 @@ static int digest_sign_final(void *context, unsigned char *signature, size_t *le
     return sign(context, signature, length, room, digest, size);
 }
 
+/* All at once, as TLS does: no context is copied. */
+static int digest_sign(void *context, unsigned char *signature, size_t *length, size_t room,
+                       const unsigned char *data, size_t data_length) {
+    if (signature && !digest_update(context, data, data_length))
+        return 0;
+    return digest_sign_final(context, signature, length, room);
+}
+
 static int digest_verify_final(void *context, const unsigned char *signature, size_t length) {
     struct signing *signing = context;
     unsigned char digest[EVP_MAX_MD_SIZE];
@@ -291,6 +299,7 @@ static const OSSL_DISPATCH by_digest[] = {
     {OSSL_FUNC_SIGNATURE_VERIFY_INIT, (void (*)(void))init},
     {OSSL_FUNC_SIGNATURE_VERIFY, (void (*)(void))verify},
     {OSSL_FUNC_SIGNATURE_DIGEST_SIGN_INIT, (void (*)(void))digest_init},
+    {OSSL_FUNC_SIGNATURE_DIGEST_SIGN, (void (*)(void))digest_sign},
     {OSSL_FUNC_SIGNATURE_DIGEST_SIGN_UPDATE, (void (*)(void))digest_update},
     {OSSL_FUNC_SIGNATURE_DIGEST_SIGN_FINAL, (void (*)(void))digest_sign_final},
     {OSSL_FUNC_SIGNATURE_DIGEST_VERIFY_INIT, (void (*)(void))digest_init},
@@ -317,8 +326,8 @@ static const OSSL_DISPATCH by_message[] = {
 };
 
 const OSSL_ALGORITHM signatures[] = {
-    {"RSA:rsaEncryption:1.2.840.113549.1.1.1", PROPERTIES, by_digest, NULL},
-    {"ECDSA", PROPERTIES, by_digest, NULL},
-    {"ED25519:1.3.101.112", PROPERTIES, by_message, NULL},
+    {ORRERY_RSA, PROPERTIES, by_digest, NULL},
+    {ORRERY_ECDSA, PROPERTIES, by_digest, NULL},
+    {ORRERY_ED25519, PROPERTIES, by_message, NULL},
     {NULL, NULL, NULL, NULL},
 };

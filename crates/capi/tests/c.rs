@@ -109,6 +109,7 @@ fn main() {
                 "orrery/lwc.h",
                 "orrery/context.h",
                 "orrery/sessions.h",
+                "orrery/vault.h",
                 "orrery/orbit.h",
                 "orrery/orc.h",
                 "orbit/orbit.h",

@@ -1,6 +1,7 @@
 //! `orrery orc`: one copy of identical code and data.
 
 mod explain;
+mod run;
 mod serve;
 mod stat;
 
@@ -19,6 +20,7 @@ enum Command {
     Serve(serve::Arguments),
     Stat(stat::Arguments),
     Explain(explain::Arguments),
+    Run(run::Arguments),
     #[command(hide = true)]
     Part(serve::PartArguments),
 }
@@ -32,6 +34,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Command::Serve(arguments) => serve::run(arguments),
         Command::Stat(arguments) => stat::run(arguments),
         Command::Explain(arguments) => explain::run(arguments),
+        Command::Run(arguments) => run::run(arguments),
         Command::Part(arguments) => serve::run_part(arguments),
     }
 }

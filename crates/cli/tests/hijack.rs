@@ -315,8 +315,8 @@ fn hot_sites_are_rewritten_and_still_counted() {
     let report = trace(&[guest.to_str().unwrap(), "storm"]);
     let call = report["calls"].as_array().unwrap().iter().find(|call| call["call"] == "getppid").unwrap();
     let patched = call["patched"].as_u64().unwrap();
-    assert!(patched > 700_000, "{call}");
-    assert!(counts(&report)["getppid"] >= 5 * 8 * 20_000, "{call}");
+    assert!(patched > 150_000, "{call}");
+    assert!(counts(&report)["getppid"] >= 5 * 8 * 5_000, "{call}");
     let timed: u64 =
         call["histogram"].as_array().unwrap().iter().map(|bucket| bucket["calls"].as_u64().unwrap()).sum();
     assert_eq!(timed, call["calls"].as_u64().unwrap());

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use house::{House, KEYS, Kind, Nginx, await_that, kill, secrets_of};
+use house::{Apache, House, KEYS, Kind, Nginx, await_that, kill, secrets_of};
 
 #[test]
 fn openssl_signs_and_decrypts_with_references() {
@@ -149,6 +149,34 @@ fn clients_have_certificates_from_a_vault_too() {
     process.wait().unwrap();
     assert!(said.contains("CONNECTION ESTABLISHED") || said.contains("Ciphers supported"), "{said}");
     assert!(refused, "without a certificate there is no connection");
+}
+
+#[test]
+fn apache_serves_from_a_vault_with_processes_and_threads() {
+    let Some(house) = House::new_as_root() else { return };
+    for processes in ["event", "prefork"] {
+        let Some(apache) = Apache::start(&house, Kind::P256, processes) else { return };
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| (0..15).for_each(|_| apache.handshake().unwrap()));
+            }
+        });
+        let secrets = secrets_of(&house.key(Kind::P256));
+        let all = [vec![apache.master()], apache.children()].concat();
+        assert!(all.len() >= 2);
+        for pid in all {
+            let found = house::find_in_memory(pid, &secrets);
+            assert!(found.is_empty(), "{processes}: in process {pid}: {found:?}");
+        }
+        // Graceful: new children, and none of the clients notices.
+        let before = apache.children();
+        kill(apache.master(), libc::SIGUSR1);
+        await_that("new children", || {
+            apache.handshake().unwrap();
+            apache.children().iter().any(|pid| !before.contains(pid))
+        });
+        apache.handshake().unwrap();
+    }
 }
 
 #[test]

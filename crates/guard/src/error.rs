@@ -27,6 +27,12 @@ pub enum Error {
         /// What is wrong, and how it is done right.
         message: String,
     },
+    /// A call to be mediated that does not exist.
+    #[error("{0}")]
+    Call(
+        /// Which, and how it is done right.
+        String,
+    ),
     /// A facility that the kernel would not give.
     #[error("{operation}: {source}")]
     Kernel {

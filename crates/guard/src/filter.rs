@@ -37,6 +37,19 @@ pub(crate) enum When {
     NotNull { argument: u8 },
 }
 
+impl When {
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
+    fn holds(self, arguments: &[u64; 6]) -> bool {
+        let whole = |argument: u8| arguments.get(usize::from(argument)).copied().unwrap_or(0);
+        match self {
+            Self::Always => true,
+            Self::AnyBit { argument, bits } => whole(argument) as u32 & bits != 0,
+            Self::Is { argument, value } => whole(argument) as u32 == value,
+            Self::NotNull { argument } => whole(argument) != 0,
+        }
+    }
+}
+
 /// Which action a call gets: that of the first rule that applies, and `Allow` where none does.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rules {
@@ -77,6 +90,17 @@ impl Rules {
     pub(crate) fn clear(&mut self, call: Sysno) {
         if let Ok(number) = u32::try_from(call.id()) {
             self.calls.insert(number, Vec::new());
+        }
+    }
+
+    /// What the program does with a call.
+    pub(crate) fn action(&self, number: i32, arguments: &[u64; 6]) -> Action {
+        match u32::try_from(number).ok().and_then(|number| self.calls.get(&number)) {
+            None => self.otherwise.unwrap_or(Action::Allow),
+            Some(rules) => {
+                let first = rules.iter().find(|(when, _)| when.holds(arguments));
+                first.map_or(Action::Allow, |(_, action)| *action)
+            }
         }
     }
 
@@ -244,7 +268,9 @@ mod tests {
         let with = |call: Sysno, argument: usize, value: u64| {
             let mut arguments = [0; 6];
             arguments[argument] = value;
-            run(&program, NATIVE, u32::try_from(call.id()).unwrap(), arguments)
+            let returned = run(&program, NATIVE, u32::try_from(call.id()).unwrap(), arguments);
+            assert_eq!(returned, super::value(rules.action(call.id(), &arguments)));
+            returned
         };
         assert_eq!(with(Sysno::clone, 0, 0x10), value(Action::Fail(Errno::PERM)));
         assert_eq!(with(Sysno::clone, 0, 0x0f), SECCOMP_RET_ALLOW);

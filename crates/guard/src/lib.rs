@@ -23,12 +23,14 @@
 mod assume;
 mod blocking;
 mod caller;
+mod closure;
 mod error;
 mod filter;
 mod job;
 mod learn;
 mod listener;
 mod log;
+mod mediate;
 mod memory;
 mod monitor;
 mod perform;
@@ -38,8 +40,10 @@ mod run;
 mod supervise;
 mod wall;
 
+pub use closure::Closure;
 pub use error::Error;
 pub use log::Log;
+pub use mediate::{Decision, Request};
 pub use policy::{Policy, Rights};
 pub use run::{End, Guarded, Run};
 pub use supervise::hold_signals;

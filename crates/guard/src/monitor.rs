@@ -17,6 +17,7 @@ use crate::job::{Answer, Job, Outcome};
 use crate::learn::Learnt;
 use crate::listener::{Call, Listener};
 use crate::log::Writer;
+use crate::mediate::Mediation;
 use crate::perform::{About, HANDLERS, Handler, named};
 use crate::policy::Policy;
 use crate::policy::calls::{REFUSED, Word};
@@ -36,6 +37,9 @@ pub(crate) struct Monitor {
     /// The process whose first execve(2) starts the program, until it did.
     first: AtomicI32,
     handlers: Handlers,
+    mediation: Option<Mediation>,
+    /// What the filter does without the mediation.
+    rules: Rules,
 }
 
 /// Handlers by the number of their call.
@@ -153,6 +157,8 @@ impl Monitor {
         log: Writer,
         first: i32,
         executions_are_walled: bool,
+        mediation: Option<Mediation>,
+        rules: Rules,
     ) -> Result<Self, Errno> {
         let mut handlers: Vec<Option<Handler>> = vec![None; 1024];
         let index = |call: Sysno| usize::try_from(call.id()).unwrap_or(usize::MAX);
@@ -177,6 +183,8 @@ impl Monitor {
             executions_are_walled,
             first: AtomicI32::new(first),
             handlers: Handlers(handlers),
+            mediation,
+            rules,
         })
     }
 
@@ -242,6 +250,9 @@ impl Monitor {
             }
             _ => None,
         };
+        if let Some(outcome) = self.mediated(&job) {
+            return outcome;
+        }
         match handler.unwrap_or(named)(&job)? {
             Answer::Later(work) => {
                 blocking::start(&job, work)?;
@@ -249,6 +260,20 @@ impl Monitor {
             }
             answer => Ok(answer),
         }
+    }
+
+    /// What the function says that the guard was given, if it is about this call and does not leave it to the policy.
+    fn mediated(&self, job: &Job<'_>) -> Option<Outcome> {
+        let mediation = self.mediation.as_ref()?;
+        let call = usize::try_from(job.call.number).ok().and_then(Sysno::new)?;
+        if !mediation.calls.contains(&call) {
+            return None;
+        }
+        mediation.ask(job).or_else(|| match self.rules.action(job.call.number, &job.call.arguments) {
+            Action::Allow => Some(Ok(Answer::GoOn)),
+            Action::Ask => None,
+            Action::Fail(errno) => Some(Err(errno)),
+        })
     }
 
     /// Answers a call.

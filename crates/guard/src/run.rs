@@ -1,7 +1,7 @@
 //! Starting a program under guard, and staying with it until its end.
 
 use std::ffi::{CString, OsStr, OsString};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use syscalls::{Sysno, syscall};
 
 use crate::listener::{Listener, errno, filter_this_thread};
 use crate::log::{Log, Writer};
+use crate::mediate::{Decision, Mediation, Request};
 use crate::monitor::{Monitor, rules};
 use crate::wall::Wall;
 use crate::{Error, Policy, blocking};
@@ -20,10 +21,25 @@ use crate::{Error, Policy, blocking};
 pub struct Run {
     program: OsString,
     arguments: Vec<OsString>,
-    policy: Policy,
-    log: Log,
     learn: Option<PathBuf>,
-    landlock: bool,
+    settings: Settings,
+}
+
+/// How to guard.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) policy: Policy,
+    pub(crate) log: Log,
+    pub(crate) landlock: bool,
+    pub(crate) mediation: Option<Mediation>,
+}
+
+impl Settings {
+    /// With both walls. `ORRERY_GUARD_LANDLOCK=off` does without the second, as on a kernel without Landlock.
+    pub(crate) fn new(policy: Policy) -> Self {
+        let landlock = std::env::var_os("ORRERY_GUARD_LANDLOCK").is_none_or(|word| word != "off");
+        Self { policy, log: Log::default(), landlock, mediation: None }
+    }
 }
 
 /// How a program ended.
@@ -49,10 +65,8 @@ impl Run {
         Self {
             program: program.as_ref().to_owned(),
             arguments: Vec::new(),
-            policy,
-            log: Log::default(),
             learn: None,
-            landlock: std::env::var_os("ORRERY_GUARD_LANDLOCK").is_none_or(|word| word != "off"),
+            settings: Settings::new(policy),
         }
     }
 
@@ -66,7 +80,7 @@ impl Run {
     /// Where refusals are written.
     #[must_use]
     pub fn log(mut self, log: Log) -> Self {
-        self.log = log;
+        self.settings.log = log;
         self
     }
 
@@ -74,15 +88,28 @@ impl Run {
     #[must_use]
     pub fn learn(mut self, path: impl AsRef<Path>) -> Self {
         self.learn = Some(path.as_ref().to_owned());
-        self.policy.learning = true;
+        self.settings.policy.learning = true;
         self
     }
 
     /// Whether to put up the second wall where the kernel has Landlock. It has.
     #[must_use]
     pub fn landlock(mut self, landlock: bool) -> Self {
-        self.landlock = landlock;
+        self.settings.landlock = landlock;
         self
+    }
+
+    /// Has `decide` asked about the calls of these names, before the policy. It runs in threads of this process.
+    ///
+    /// # Errors
+    /// A name that no call has.
+    pub fn mediate<'n>(
+        mut self,
+        calls: impl IntoIterator<Item = &'n str>,
+        decide: impl Fn(&Request<'_>) -> Decision + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        self.settings.mediation = Some(Mediation::new(calls, decide)?);
+        Ok(self)
     }
 
     /// Starts the program. The calling process becomes its monitor: it cannot be traced any more, and takes in the orphans
@@ -118,13 +145,13 @@ impl Run {
             texts.iter().map(|text| text.as_ptr()).chain(std::iter::once(core::ptr::null())).collect()
         };
         let (arguments, environment) = (pointers(&arguments), pointers(&environment));
-        let execute = || {
+        let execute = |_: &mut Option<OwnedFd>| {
             // SAFETY: all texts end with a zero, both lists with a null pointer.
             let failed =
                 unsafe { syscall!(Sysno::execve, path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
             failed.map_err(errno).err().unwrap_or(Errno::IO)
         };
-        let (process, monitor, failure) = guard(self.policy, &self.log, self.landlock, execute)?;
+        let (process, monitor, failure) = guard(self.settings, execute)?;
         if let Some(failure) = failure {
             let _ = rustix::process::waitpid(Some(process), rustix::process::WaitOptions::empty());
             return Err(Error::Execute {
@@ -153,8 +180,8 @@ fn found(program: &OsStr) -> std::io::Result<PathBuf> {
 }
 
 /// What the child tells: the number of its listener, then, if it comes to that, why the program could not start.
-fn tell(pipe: BorrowedFd<'_>, number: i32) {
-    let _ = rustix::io::write(pipe, &number.to_ne_bytes());
+fn tell(pipe: Option<&OwnedFd>, number: i32) {
+    let _ = pipe.map(|pipe| rustix::io::write(pipe, &number.to_ne_bytes()));
 }
 
 fn hear(pipe: &OwnedFd) -> Option<i32> {
@@ -172,17 +199,21 @@ fn hear(pipe: &OwnedFd) -> Option<i32> {
 }
 
 /// Forks a process, puts the walls around it, starts the monitor's threads, and lets it do `work`, whose result is an error:
-/// work that succeeds does not return. Returns the process, the monitor, and the error, if it came to that before the
+/// work that succeeds does not return, or has taken the pipe through which errors are told. Returns the process, the monitor, and the error, if it came to that before the
 /// process ended or executed a program.
 pub(crate) fn guard(
-    policy: Policy,
-    log: &Log,
-    landlock: bool,
-    work: impl FnOnce() -> Errno,
+    settings: Settings,
+    work: impl FnOnce(&mut Option<OwnedFd>) -> Errno,
 ) -> Result<(rustix::process::Pid, Arc<Monitor>, Option<Errno>), Error> {
+    let Settings { policy, log, landlock, mediation } = settings;
     let wall = if landlock { Wall::new(&policy)? } else { Wall::none(&policy) };
-    let program = rules(&policy, wall.processes).program();
-    let log = Writer::new(log)?;
+    let rules = rules(&policy, wall.processes);
+    let mut asked = rules.clone();
+    for call in mediation.iter().flat_map(|mediation| &mediation.calls) {
+        asked.set(*call, crate::filter::Action::Ask);
+    }
+    let program = asked.program();
+    let log = Writer::new(&log)?;
     let limits = policy.limits;
     let pipe =
         || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(Error::kernel("making a pipe"));
@@ -195,10 +226,11 @@ pub(crate) fn guard(
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop((from_child, to_child));
+        let mut to_parent = Some(to_parent);
         let failed = become_guarded(&limits, wall.rules.as_ref(), parent)
             .and_then(|()| filter_this_thread(&program))
             .and_then(|listener| {
-                tell(AsFdOf::of(&to_parent), listener.as_raw_fd());
+                tell(to_parent.as_ref(), listener.as_raw_fd());
                 let mut go = [0];
                 // The monitor keeps the end of the pipe until it is ready; without a monitor there is nothing to do.
                 match rustix::io::retry_on_intr(|| rustix::io::read(&from_parent, &mut go)) {
@@ -207,13 +239,13 @@ pub(crate) fn guard(
                 }
             });
         let failure = match failed {
-            Ok(()) => work(),
+            Ok(()) => work(&mut to_parent),
             Err(errno) => {
-                tell(AsFdOf::of(&to_parent), -1);
+                tell(to_parent.as_ref(), -1);
                 errno
             }
         };
-        tell(AsFdOf::of(&to_parent), failure.raw_os_error());
+        tell(to_parent.as_ref(), failure.raw_os_error());
         // SAFETY: ends the child without anything that belongs to the parent.
         unsafe { libc::_exit(126) };
     }
@@ -242,9 +274,10 @@ pub(crate) fn guard(
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
     blocking::prepare().map_err(Error::kernel("sigaction")).map_err(&abandon)?;
     let listener = Listener::new(listener);
-    let monitor = Monitor::new(policy, listener, log, process.as_raw_pid(), wall.executions)
-        .map_err(Error::kernel("reading /proc/self/status"))
-        .map_err(&abandon)?;
+    let monitor =
+        Monitor::new(policy, listener, log, process.as_raw_pid(), wall.executions, mediation, rules)
+            .map_err(Error::kernel("reading /proc/self/status"))
+            .map_err(&abandon)?;
     let monitor = Arc::new(monitor);
     let threads = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8);
     monitor
@@ -255,15 +288,6 @@ pub(crate) fn guard(
     drop(to_child);
     let failure = hear(&from_child).map(Errno::from_raw_os_error);
     Ok((process, monitor, failure))
-}
-
-struct AsFdOf;
-
-impl AsFdOf {
-    fn of(descriptor: &OwnedFd) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd as _;
-        descriptor.as_fd()
-    }
 }
 
 /// Between fork and exec: system calls only.

@@ -37,6 +37,9 @@ impl Keeper for Parrot {
             b"address" => return Ok(tell(answer, &self.loaded.as_ptr().addr().to_string())),
             b"refuse" => return Err(Errno::NOKEY),
             b"echo" => return Ok(answer.len()),
+            b"file" => return std::fs::File::open("/dev/null").map(|_| 0).map_err(errno_of),
+            b"socket" => return std::net::TcpListener::bind("127.0.0.1:0").map(|_| 0).map_err(errno_of),
+            b"program" => return std::process::Command::new("true").spawn().map(|_| 0).map_err(errno_of),
             _ => {}
         }
         let length = self.loaded.len() + request.len();
@@ -45,6 +48,10 @@ impl Keeper for Parrot {
         answer[self.loaded.len()..].copy_from_slice(request);
         Ok(length)
     }
+}
+
+fn errno_of(error: std::io::Error) -> Errno {
+    Errno::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 fn tell(answer: &mut [u8], text: &str) -> usize {
@@ -312,6 +319,26 @@ fn nobody_reads_it() {
     }));
 }
 
+fn twins_reach_nothing_else() {
+    let vault = vault();
+    vault.load(b"key").unwrap();
+    // Neither needs rights that it has given up: the file is open to all.
+    for request in [&b"file"[..], b"socket", b"program"] {
+        assert_eq!(
+            call(&vault, request),
+            Err(Error::Errno(Errno::PERM)),
+            "{}",
+            String::from_utf8_lossy(request)
+        );
+    }
+    let twin = number(call(&vault, b"pid").unwrap());
+    let status = std::fs::read_to_string(format!("/proc/{twin}/status")).unwrap();
+    for line in ["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"] {
+        assert!(status.contains(line), "{line}: {status}");
+    }
+    assert_eq!(call(&vault, b"x").unwrap(), b"keyx");
+}
+
 fn number_of_address(text: &[u8]) -> usize {
     core::str::from_utf8(text).unwrap().parse().unwrap()
 }
@@ -383,7 +410,7 @@ fn programs_that_are_no_vaults_are_noticed() {
 fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let tests: [(&str, fn()); 14] = [
+    let tests: [(&str, fn()); 15] = [
         ("calls_and_loads", calls_and_loads),
         ("errors_come_back", errors_come_back),
         ("forked_processes_have_twins", forked_processes_have_twins),
@@ -396,6 +423,7 @@ fn main() {
         ("signals_of_the_terminal_do_not_reach_it", signals_of_the_terminal_do_not_reach_it),
         ("other_users_may_call_but_not_load", other_users_may_call_but_not_load),
         ("nobody_reads_it", nobody_reads_it),
+        ("twins_reach_nothing_else", twins_reach_nothing_else),
         ("calls_survive_killing_at_any_moment", calls_survive_killing_at_any_moment),
         ("programs_that_are_no_vaults_are_noticed", programs_that_are_no_vaults_are_noticed),
     ];

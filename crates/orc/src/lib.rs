@@ -29,6 +29,7 @@ mod publish;
 mod seal;
 mod wire;
 
+pub mod auditor;
 pub mod measure;
 pub mod protocol;
 pub mod store;

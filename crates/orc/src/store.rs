@@ -31,7 +31,7 @@ pub use config::{Config, Executables, Tenant};
 pub use keeper::{Launcher, Part};
 pub use report::{Report, ReportedObject};
 
-/// Makes the sockets and runs a store until `stop` becomes readable or is closed. The calling process becomes the keeper.
+/// Makes the sockets, puts the [auditor](crate::auditor) beside the first, and runs a store until `stop` becomes readable or is closed. The calling process becomes the keeper.
 ///
 /// # Errors
 /// Where a socket cannot be made, or another store has it; where the server cannot be started, or dies again and again.
@@ -48,6 +48,9 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
         records.insert(encode(&records::Key::Listener(number))?, (value, Some(socket)));
         records.insert(encode(&records::Key::Lock(number))?, (Vec::new(), Some(lock)));
         names.push(guard);
+    }
+    if let Some(folder) = config.socket.parent() {
+        crate::auditor::install(folder)?;
     }
     let result = keeper::keep(launcher, None, records, Some(stop));
     drop(names);

@@ -1,7 +1,7 @@
 //! Calls as lines of text or JSON, in the order in which they ended.
 
 use std::collections::HashMap;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
 
 use orrery_hijack::decode::{Described, error_name};
@@ -9,6 +9,9 @@ use orrery_hijack::{Event, State};
 use serde_json::json;
 
 use super::clock::Clock;
+
+/// How many bytes are written at a time, about.
+const ENOUGH: usize = 64 << 10;
 
 /// What is written of a call, and of which.
 #[derive(Debug, Clone, Copy, Default)]
@@ -24,7 +27,9 @@ pub(crate) struct Style {
 
 /// Writes lines.
 pub(crate) struct Writer {
-    output: BufWriter<Box<dyn Write + Send>>,
+    output: Box<dyn Write + Send>,
+    /// Whole lines: others may write to the same place.
+    lines: Vec<u8>,
     style: Style,
     clock: Clock,
     /// Calls that have begun, by thread.
@@ -33,7 +38,7 @@ pub(crate) struct Writer {
 
 impl Writer {
     pub(crate) fn new(output: Box<dyn Write + Send>, style: Style, clock: Clock) -> Self {
-        Self { output: BufWriter::new(output), style, clock, begun: HashMap::new() }
+        Self { output, lines: Vec::new(), style, clock, begun: HashMap::new() }
     }
 
     /// Takes an event, and writes what is known by it.
@@ -74,11 +79,13 @@ impl Writer {
         if lost > 0 {
             eprintln!("orrery: {lost} calls could not be told");
         }
-        self.output.flush()
+        self.flush()
     }
 
     pub(crate) fn flush(&mut self) -> io::Result<()> {
-        self.output.flush()
+        let written = self.output.write_all(&self.lines).and_then(|()| self.output.flush());
+        self.lines.clear();
+        written
     }
 
     fn line(&mut self, call: &Event, result: &Event, ticks: Option<u64>) -> io::Result<()> {
@@ -92,22 +99,28 @@ impl Writer {
         let time = self.clock.time(call.start());
         if self.style.json {
             let object = object(call, result, duration, time);
-            serde_json::to_writer(&mut self.output, &object)?;
-            return self.output.write_all(b"\n");
+            serde_json::to_writer(&mut self.lines, &object)?;
+            self.lines.push(b'\n');
+            return self.flush_if_large();
         }
-        write!(self.output, "{:>7} ", call.thread())?;
+        write!(self.lines, "{:>7} ", call.thread())?;
         if self.style.time {
-            write!(self.output, "{} ", humantime::format_rfc3339_micros(time))?;
+            write!(self.lines, "{} ", humantime::format_rfc3339_micros(time))?;
         }
         let arguments: Vec<String> = call.describe().into_iter().map(|argument| argument.text).collect();
-        write!(self.output, "{}({}) = {}", call.name(), arguments.join(", "), result.outcome())?;
+        write!(self.lines, "{}({}) = {}", call.name(), arguments.join(", "), result.outcome())?;
         if result.state() == State::Answered {
-            write!(self.output, " (by policy)")?;
+            write!(self.lines, " (by policy)")?;
         }
         if let Some(duration) = duration.filter(|_| self.style.duration) {
-            write!(self.output, " <{:.6}>", duration.as_secs_f64())?;
+            write!(self.lines, " <{:.6}>", duration.as_secs_f64())?;
         }
-        writeln!(self.output)
+        writeln!(self.lines)?;
+        self.flush_if_large()
+    }
+
+    fn flush_if_large(&mut self) -> io::Result<()> {
+        if self.lines.len() > ENOUGH { self.flush() } else { Ok(()) }
     }
 }
 

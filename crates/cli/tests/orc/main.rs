@@ -8,6 +8,7 @@ mod hostile;
 mod publish;
 mod seeing;
 mod sharing;
+mod unmodified;
 
 use std::path::Path;
 use std::process::{Child, Command};

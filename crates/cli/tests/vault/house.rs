@@ -222,10 +222,7 @@ impl Nginx {
             let (key, port) = (house.key(*kind), free_port());
             let file = if in_vault { &key.reference } else { &key.private };
             servers += &server(port, &key.certificate, file);
-            let mut context = SslContext::builder(SslMethod::tls_client()).unwrap();
-            context.set_ca_file(&key.certificate).unwrap();
-            context.set_verify(SslVerifyMode::PEER);
-            ports.insert(*kind, (port, context.build()));
+            ports.insert(*kind, (port, trusting(&key)));
         }
         let configuration = write_configuration(folder.path(), directives, &servers);
         let vault = house.folder.path().join("orrery-vault");
@@ -296,17 +293,29 @@ impl Nginx {
     /// One connection: a new session, a request, its answer.
     pub(crate) fn handshake(&self, kind: Kind) -> Result<(), String> {
         let (port, context) = &self.ports[&kind];
-        let told = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-        let socket = TcpStream::connect(("127.0.0.1", *port)).map_err(|e| told("connect", &e))?;
-        socket.set_read_timeout(Some(PATIENCE)).map_err(|e| told("timeout", &e))?;
-        let ssl = Ssl::new(context).map_err(|e| told("new", &e))?;
-        let mut stream = ssl.connect(socket).map_err(|e| told("handshake", &e))?;
-        let request = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-        stream.write_all(request).map_err(|e| told("request", &e))?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).map_err(|e| told("answer", &e))?;
-        if answer.ends_with("served\n") { Ok(()) } else { Err(format!("answer: {answer:?}")) }
+        converse(*port, context)
     }
+}
+
+/// A client that trusts this key's certificate alone.
+fn trusting(key: &Key) -> SslContext {
+    let mut context = SslContext::builder(SslMethod::tls_client()).unwrap();
+    context.set_ca_file(&key.certificate).unwrap();
+    context.set_verify(SslVerifyMode::PEER);
+    context.build()
+}
+
+fn converse(port: u16, context: &SslContext) -> Result<(), String> {
+    let told = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+    let socket = TcpStream::connect(("127.0.0.1", port)).map_err(|e| told("connect", &e))?;
+    socket.set_read_timeout(Some(PATIENCE)).map_err(|e| told("timeout", &e))?;
+    let ssl = Ssl::new(context).map_err(|e| told("new", &e))?;
+    let mut stream = ssl.connect(socket).map_err(|e| told("handshake", &e))?;
+    let request = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    stream.write_all(request).map_err(|e| told("request", &e))?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).map_err(|e| told("answer", &e))?;
+    if answer.ends_with("served\n") { Ok(()) } else { Err(format!("answer: {answer:?}")) }
 }
 
 impl Drop for Nginx {
@@ -322,6 +331,97 @@ impl Drop for Nginx {
             let log = fs::read_to_string(self.folder.path().join("error.log")).unwrap_or_default();
             let tail: Vec<&str> = log.lines().rev().take(10).collect();
             eprintln!("nginx said, the last line first: {tail:#?}");
+        }
+    }
+}
+
+/// The distribution's Apache, which ends with this object.
+pub(crate) struct Apache {
+    folder: TempDir,
+    port: u16,
+    context: SslContext,
+}
+
+impl Apache {
+    /// With this way of using processes and threads. `None`, having said so, where it is not installed.
+    pub(crate) fn start(house: &House, kind: Kind, processes: &str) -> Option<Self> {
+        let modules = Path::new("/usr/lib/apache2/modules");
+        let Some(program) = find_program("apache2").filter(|_| modules.is_dir()) else {
+            println!("SKIPPED: apache2 is not installed (Debian: apache2-bin)");
+            return None;
+        };
+        let (folder, key, port) = (tempfile::tempdir().unwrap(), house.key(kind), free_port());
+        let at = folder.path().display();
+        let module =
+            |name: &str, file: &str| format!("LoadModule {name}_module {}/{file}.so\n", modules.display());
+        let modules = [
+            module(&format!("mpm_{processes}"), &format!("mod_mpm_{processes}")),
+            module("ssl", "mod_ssl"),
+            module("authz_core", "mod_authz_core"),
+            module("dir", "mod_dir"),
+            module("socache_shmcb", "mod_socache_shmcb"),
+        ];
+        fs::create_dir(folder.path().join("root")).unwrap();
+        fs::write(folder.path().join("root/index.html"), "served\n").unwrap();
+        for open in [folder.path(), &folder.path().join("root")] {
+            fs::set_permissions(open, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let text = format!(
+            "{}ServerName localhost\nPidFile {at}/pid\nErrorLog {at}/error.log\nDefaultRuntimeDir {at}\n\
+             User www-data\nGroup www-data\nListen 127.0.0.1:{port}\nStartServers 2\nMutex pthread\n\
+             DocumentRoot {at}/root\nSSLEngine on\nSSLSessionTickets off\nSSLCertificateFile {}\n\
+             SSLCertificateKeyFile {}\n<IfModule mpm_event_module>\nThreadsPerChild 8\nMaxRequestWorkers 16\n\
+             MinSpareThreads 1\nMaxSpareThreads 16\n</IfModule>\n",
+            modules.concat(),
+            key.certificate,
+            key.reference
+        );
+        let configuration = folder.path().join("apache.conf");
+        fs::write(&configuration, text).unwrap();
+        let mut command = house.command(program.to_str().unwrap(), true);
+        let command =
+            command.arg("-d").arg(folder.path()).arg("-f").arg(&configuration).args(["-k", "start"]);
+        let context = trusting(&key);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let log = || fs::read_to_string(folder.path().join("error.log"));
+        assert!(output.status.success(), "{command:?}: {output:?} {:?}", log());
+        let apache = Self { folder, port, context };
+        await_that("Apache listens", || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok() && apache.master() > 0
+        });
+        Some(apache)
+    }
+
+    pub(crate) fn master(&self) -> i32 {
+        let text = fs::read_to_string(self.folder.path().join("pid")).unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
+    }
+
+    pub(crate) fn children(&self) -> Vec<i32> {
+        let master = self.master();
+        let children =
+            fs::read_to_string(format!("/proc/{master}/task/{master}/children")).unwrap_or_default();
+        children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(|pid| is_alive(*pid)).collect()
+    }
+
+    /// One connection: a new session, a request, its answer.
+    pub(crate) fn handshake(&self) -> Result<(), String> {
+        converse(self.port, &self.context)
+    }
+}
+
+impl Drop for Apache {
+    fn drop(&mut self) {
+        let master = self.master();
+        if master > 0 && is_alive(master) {
+            kill(master, libc::SIGTERM);
+            await_death(master);
+        }
+        if std::thread::panicking() {
+            eprintln!(
+                "Apache said: {}",
+                fs::read_to_string(self.folder.path().join("error.log")).unwrap_or_default()
+            );
         }
     }
 }

@@ -35,6 +35,8 @@ pub(super) struct Client {
 #[derive(Debug)]
 struct Pool {
     owner: Creator,
+    /// How many links there may be. The kernel tells through a dozen files, so it is asked once.
+    most: usize,
     links: Mutex<Links>,
     returned: Condvar,
 }
@@ -141,8 +143,9 @@ impl Client {
                 links.free.clear();
             }
         }
-        let links = Mutex::new(Links::default());
-        let new = Box::into_raw(Box::new(Pool { owner: Creator::here(), links, returned: Condvar::new() }));
+        let most = std::thread::available_parallelism().map_or(1, core::num::NonZero::get);
+        let (links, returned) = (Mutex::new(Links::default()), Condvar::new());
+        let new = Box::into_raw(Box::new(Pool { owner: Creator::here(), most, links, returned }));
         match self.pool.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: just made, and never freed once it is there.
             Ok(_) => unsafe { &*new },
@@ -158,7 +161,6 @@ impl Client {
 
     fn take(&self, pool: &Pool) -> Result<Link, Failure> {
         let loads = self.loads.load(Ordering::SeqCst);
-        let most = std::thread::available_parallelism().map_or(1, core::num::NonZero::get);
         let mut links = pool.lock();
         loop {
             while let Some(link) = links.free.pop() {
@@ -167,7 +169,7 @@ impl Client {
                 }
                 links.made -= 1;
             }
-            if links.made < most {
+            if links.made < pool.most {
                 links.made += 1;
                 drop(links);
                 return self.connect(loads).inspect_err(|_| pool.lost());
@@ -272,7 +274,7 @@ impl Link {
             if let Some(outcome) = self.line.answered(self.calls, answer) {
                 return Ok(outcome);
             }
-            match gate.wait(heard, Some(until), Partner::Pidfd(self.twin.as_fd())) {
+            match gate.wait_asleep(heard, Some(until), Partner::Pidfd(self.twin.as_fd())) {
                 Woken::Rung => heard = gate.heard(),
                 Woken::TimedOut => return Err(Failure::TimedOut),
                 Woken::PartnerGone => return Err(Failure::Gone),

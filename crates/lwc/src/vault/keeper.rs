@@ -261,10 +261,10 @@ impl State {
         // SAFETY: `leave` makes one system call and does not return.
         unsafe { watcher.listen(ear) };
         watcher.start()?;
-        closed::give_up();
         let own = myself()?;
         message::answer(Some(&socket), Ok(&[]), &[memory.as_fd(), own.as_fd()]);
         drop((memory, own));
+        closed::give_up();
         Server { line, keeper, heard }.serve()
     }
 }
@@ -344,7 +344,8 @@ impl<K: Keeper> Server<'_, K> {
                 follow(&mut at, self.line.cpu());
             }
             let heard = self.heard;
-            self.line.twin().wait(heard, None, Partner::Watched);
+            // Clients do other things between two calls, and are not to be interrupted in them.
+            self.line.twin().wait_asleep(heard, None, Partner::Watched);
             self.heard = self.line.twin().heard();
         }
     }

@@ -199,7 +199,7 @@ impl Readers {
         let (answer, result) = mpsc::sync_channel(1);
         let (shared, of) = (Arc::clone(&self.stuck), realm.clone());
         let started = std::thread::Builder::new().name("reader".into()).spawn(move || {
-            let _ = answer.send(job());
+            let done = job();
             let mut stuck = lock(&shared);
             let left = stuck.get(&of).map_or(0, |count| count - 1);
             if left == 0 {
@@ -207,6 +207,9 @@ impl Readers {
             } else {
                 stuck.insert(of, left);
             }
+            drop(stuck);
+            // Only now: whoever hears of it may ask again at once.
+            let _ = answer.send(done);
         });
         if started.is_err() {
             if let Some(count) = lock(&self.stuck).get_mut(realm) {
@@ -276,6 +279,15 @@ mod tests {
         let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         assert_eq!(from_memory(memory.as_fd(), 1, 10).unwrap_err(), Refusal::Changed, "shorter than told");
         assert_eq!(from_memory(memory.as_fd(), 11, 10).unwrap_err(), Refusal::Size);
+    }
+
+    #[test]
+    fn readers_that_are_done_do_not_count() {
+        let readers = Readers::default();
+        for _ in 0..200 {
+            assert_eq!(readers.within(&Realm::User(1), PATIENCE, || Ok(())), Ok(()));
+            assert!(readers.stuck.lock().unwrap().is_empty());
+        }
     }
 
     #[test]

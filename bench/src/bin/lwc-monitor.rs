@@ -1,0 +1,80 @@
+//! `make bench B=lwc-monitor`: what a call costs that somebody out of the program's reach decides about.
+//!
+//! As in section 6.3 of the paper: opening (and closing), looking at, reading and writing a file. Under guard the decision about
+//! reading and writing falls when the file is opened, so that those calls pass freely. All processes of a contender are
+//! bound to one CPU, where a hand-over is cheapest for everybody.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::{Parser, Subcommand};
+use orrery_bench::ours::Guarded;
+use orrery_bench::rival::{InlineCheck, SeparateProcess, Stops, Traced};
+use orrery_bench::{
+    Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Unit, Worker, machine, serve,
+};
+
+/// Monitored calls beside a check in the program, a separate process, and ptrace
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// One contender, measured by the process that started this one
+    #[command(hide = true)]
+    Contender { mechanism: String, pin: Pin },
+}
+
+const GUARD: &str = "guard";
+const RIVALS: [&str; 4] = ["inline check", "procsep", "ptrace", "ptrace + seccomp"];
+
+fn start(mechanism: &str, folder: &Path) -> Result<Box<dyn Contender>> {
+    Ok(match mechanism {
+        GUARD => Box::new(Guarded::new(folder)?),
+        "inline check" => Box::new(InlineCheck::new(folder)?),
+        "procsep" => Box::new(SeparateProcess::new(folder)?),
+        "ptrace" => Box::new(Traced::new(folder, Stops::All)?),
+        "ptrace + seccomp" => Box::new(Traced::new(folder, Stops::Picked)?),
+        other => bail!("there is no contender {other:?}"),
+    })
+}
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    if let Some(Role::Contender { mechanism, pin }) = arguments.role {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().canonicalize()?;
+        return Ok(serve(|| {
+            if let Pin::Cpu(cpu) = pin {
+                machine::pin(cpu)?;
+            }
+            start(&mechanism, &path)
+        }));
+    }
+    let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
+    let mut bench = Bench::new("lwc-monitor", arguments.options);
+    let mut calls = Group::new("calls", entry(GUARD, pin));
+    for rival in RIVALS {
+        calls = calls.against(entry(rival, pin));
+    }
+    for call in ["open", "stat", "read", "write"] {
+        calls = calls.case(Case::new(call).quantity(call, Quantity::Mean(Unit::Microseconds)).quick(true));
+    }
+    bench.group(calls);
+    bench.run()
+}
+
+fn entry(mechanism: &'static str, pin: Pin) -> Entry {
+    let pin = match pin {
+        Pin::None => "none".to_owned(),
+        Pin::Cpu(cpu) => cpu.to_string(),
+    };
+    let arguments = ["contender".to_owned(), mechanism.to_owned(), pin];
+    Entry::new(mechanism, move || Worker::start(&arguments))
+}

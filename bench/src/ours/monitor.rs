@@ -1,0 +1,40 @@
+//! Calls under guard.
+
+use std::path::Path;
+
+use anyhow::Result;
+use orrery_guard::{Closure, Log, Policy};
+
+use crate::contender::{Contender, Sample};
+use crate::rival::{Direct, Remote};
+
+/// A process under guard that makes calls.
+pub struct Guarded {
+    caller: Remote,
+}
+
+impl Guarded {
+    /// Starts it; it may read and write files in `folder`.
+    ///
+    /// # Errors
+    /// Where it cannot be started.
+    pub fn new(folder: &Path) -> Result<Self> {
+        let text = format!("[files]\nread = [{0:?}]\nwrite = [{0:?}]\n", folder.display().to_string());
+        let policy = Policy::parse(&text)?;
+        let (caller, served) = Remote::new()?;
+        let mut caller_files = Direct::new(folder)?;
+        std::thread::Builder::new().spawn(move || {
+            let end = Closure::new(policy).log(Log::Words).run(move || served.serve(&mut caller_files));
+            if let Err(error) = end {
+                eprintln!("{error}");
+            }
+        })?;
+        Ok(Self { caller })
+    }
+}
+
+impl Contender for Guarded {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        self.caller.measure(work, iterations)
+    }
+}

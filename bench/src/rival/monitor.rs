@@ -1,0 +1,445 @@
+//! Calls that somebody checks: inside the program, in a process over a Unix socket, or by ptrace.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+
+use crate::contender::{Contender, Sample};
+
+/// As much is read and written at a time.
+const BYTES: usize = 64;
+
+/// Somebody who makes calls.
+pub trait Caller {
+    /// Makes one call: `open` (with the close), `stat`, `read` or `write`.
+    ///
+    /// # Errors
+    /// Where it fails.
+    fn call(&mut self, work: &str) -> Result<()>;
+}
+
+/// Makes calls itself, and checks before each if the path is allowed, if asked to.
+pub struct Direct {
+    path: CString,
+    file: File,
+    allowed: Option<Vec<u8>>,
+}
+
+impl Direct {
+    /// Calls about a file in `folder`.
+    ///
+    /// # Errors
+    /// Where it cannot be made.
+    pub fn new(folder: &Path) -> Result<Self> {
+        let path = folder.join("file");
+        std::fs::write(&path, [7; BYTES])?;
+        let file = File::options().read(true).write(true).open(&path)?;
+        Ok(Self { path: CString::new(path.as_os_str().as_bytes())?, file, allowed: None })
+    }
+
+    /// The same, with a check in the program: the path lies in the folder and has no `..`.
+    ///
+    /// # Errors
+    /// As of [`Direct::new`].
+    pub fn checked(folder: &Path) -> Result<Self> {
+        let allowed = Some(folder.as_os_str().as_bytes().to_vec());
+        Ok(Self { allowed, ..Self::new(folder)? })
+    }
+
+    fn check(&self) -> Result<()> {
+        match &self.allowed {
+            Some(folder) => ensure!(is_within(self.path.as_bytes(), folder), "not allowed"),
+            None => (),
+        }
+        Ok(())
+    }
+}
+
+/// What all of these monitors check.
+fn is_within(path: &[u8], folder: &[u8]) -> bool {
+    path.starts_with(folder)
+        && path.get(folder.len()) == Some(&b'/')
+        && path.split(|&byte| byte == b'/').all(|name| name != b"..")
+}
+
+impl Caller for Direct {
+    fn call(&mut self, work: &str) -> Result<()> {
+        self.check()?;
+        match work {
+            "open" => drop(rustix::fs::open(
+                self.path.as_c_str(),
+                rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
+                rustix::fs::Mode::empty(),
+            )?),
+            "stat" => {
+                ensure!(rustix::fs::stat(self.path.as_c_str())?.st_size == BYTES as i64, "another file")
+            }
+            "read" => self.file.read_exact_at(&mut [0; BYTES], 0)?,
+            "write" => self.file.write_all_at(&[7; BYTES], 0)?,
+            other => bail!("there is no call {other:?}"),
+        }
+        Ok(())
+    }
+}
+
+/// Somebody in another process who makes calls when told to.
+pub struct Remote {
+    to: UnixStream,
+}
+
+/// The other end.
+pub struct Served {
+    from: UnixStream,
+    /// The remote's, to be closed in the other process.
+    other: OwnedFd,
+}
+
+impl Remote {
+    /// Both ends.
+    ///
+    /// # Errors
+    /// Where no socket is to be had.
+    pub fn new() -> Result<(Self, Served)> {
+        let (to, from) = UnixStream::pair()?;
+        // The other process has a copy of this end, too, and must not wait for itself.
+        let other = OwnedFd::from(to.try_clone()?);
+        Ok((Self { to }, Served { from, other }))
+    }
+}
+
+impl Served {
+    /// Makes calls until nobody asks any more. Returns an exit status.
+    pub fn serve(mut self, caller: &mut dyn Caller) -> i32 {
+        drop(self.other);
+        // SAFETY: ends with whoever measures.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        let mut request = [0; 12];
+        while self.from.read_exact(&mut request).is_ok() {
+            let work = String::from_utf8_lossy(&request[..8]);
+            let work = work.trim_end_matches('\0');
+            let iterations = u32::from_ne_bytes([request[8], request[9], request[10], request[11]]);
+            let start = Instant::now();
+            let done = (0..iterations).try_for_each(|_| caller.call(work));
+            let elapsed = start.elapsed();
+            if let Err(error) = &done {
+                eprintln!("{error:#}");
+            }
+            let answer = if done.is_ok() { u64::try_from(elapsed.as_nanos()).unwrap_or(0) } else { 0 };
+            if self.from.write_all(&answer.to_ne_bytes()).is_err() {
+                break;
+            }
+        }
+        0
+    }
+}
+
+impl Contender for Remote {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        ensure!(work.len() <= 8, "there is no call {work:?}");
+        let mut request = [0; 12];
+        request[..work.len()].copy_from_slice(work.as_bytes());
+        request[8..].copy_from_slice(&iterations.to_ne_bytes());
+        self.to.write_all(&request)?;
+        let mut answer = [0; 8];
+        self.to.read_exact(&mut answer).context("the calling process is gone")?;
+        let nanoseconds = u64::from_ne_bytes(answer);
+        ensure!(nanoseconds != 0, "a call failed");
+        Ok(Sample { iterations, elapsed: Duration::from_nanos(nanoseconds), latencies: Vec::new() })
+    }
+}
+
+/// Checks inside of the program, which could as well leave it.
+pub struct InlineCheck {
+    caller: Direct,
+}
+
+impl InlineCheck {
+    /// Calls about a file in `folder`.
+    ///
+    /// # Errors
+    /// As of [`Direct::new`].
+    pub fn new(folder: &Path) -> Result<Self> {
+        Ok(Self { caller: Direct::checked(folder)? })
+    }
+}
+
+impl Contender for InlineCheck {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        let start = Instant::now();
+        for _ in 0..iterations {
+            self.caller.call(work)?;
+        }
+        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+    }
+}
+
+/// A process that makes calls for others who ask over a Unix socket, as privilege-separated servers do.
+pub struct SeparateProcess {
+    socket: UnixStream,
+    path: Vec<u8>,
+}
+
+impl SeparateProcess {
+    /// Starts it for files in `folder`.
+    ///
+    /// # Errors
+    /// Where it cannot be started.
+    pub fn new(folder: &Path) -> Result<Self> {
+        let direct = Direct::new(folder)?;
+        let path = direct.path.as_bytes().to_vec();
+        let (socket, other) = UnixStream::pair()?;
+        let folder = folder.as_os_str().as_bytes().to_vec();
+        // SAFETY: contenders have one thread.
+        match unsafe { libc::fork() } {
+            0 => {
+                drop(socket);
+                // SAFETY: ends with the contender.
+                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                let _ = perform_for(&other, &direct.file, &folder);
+                // SAFETY: ends the process at once.
+                unsafe { libc::_exit(0) }
+            }
+            child => ensure!(child > 0, "fork: {}", std::io::Error::last_os_error()),
+        }
+        Ok(Self { socket, path })
+    }
+}
+
+/// Requests begin with the first letter of the call; then come the path or the bytes to write.
+fn perform_for(socket: &UnixStream, file: &File, folder: &[u8]) -> Result<()> {
+    let mut request = [0; 4096];
+    loop {
+        let length = (&*socket).read(&mut request)?;
+        let Some((kind, rest)) = request[..length].split_first() else { return Ok(()) };
+        match kind {
+            b'o' => {
+                ensure!(is_within(rest, folder), "not allowed");
+                let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+                let opened = [rustix::fs::open(rest, flags, rustix::fs::Mode::empty())?];
+                let fds = opened.each_ref().map(std::os::fd::AsFd::as_fd);
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                let mut control = SendAncillaryBuffer::new(&mut space);
+                ensure!(control.push(SendAncillaryMessage::ScmRights(&fds)), "no room");
+                sendmsg(socket, &[IoSlice::new(b"o")], &mut control, SendFlags::empty())?;
+            }
+            b's' => {
+                ensure!(is_within(rest, folder), "not allowed");
+                let found = std::fs::metadata(std::ffi::OsStr::from_bytes(rest))?;
+                // As long as a `struct stat`.
+                let mut answer = [0; 144];
+                answer[..8].copy_from_slice(&found.size().to_ne_bytes());
+                (&*socket).write_all(&answer)?;
+            }
+            b'r' => {
+                let mut bytes = [0; BYTES];
+                file.read_exact_at(&mut bytes, 0)?;
+                (&*socket).write_all(&bytes)?;
+            }
+            _ => {
+                file.write_all_at(rest, 0)?;
+                (&*socket).write_all(b"w")?;
+            }
+        }
+    }
+}
+
+impl SeparateProcess {
+    fn ask(&mut self, work: &str) -> Result<()> {
+        let mut request = Vec::with_capacity(self.path.len() + 1);
+        match work {
+            "open" => {
+                request.push(b'o');
+                request.extend(&self.path);
+                self.socket.write_all(&request)?;
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                let mut control = RecvAncillaryBuffer::new(&mut space);
+                let mut byte = [0];
+                recvmsg(
+                    &self.socket,
+                    &mut [IoSliceMut::new(&mut byte)],
+                    &mut control,
+                    RecvFlags::CMSG_CLOEXEC,
+                )?;
+                let mut opened = 0;
+                for message in control.drain() {
+                    if let RecvAncillaryMessage::ScmRights(files) = message {
+                        opened += files.count();
+                    }
+                }
+                ensure!(opened == 1, "no descriptor arrived");
+            }
+            "stat" => {
+                request.push(b's');
+                request.extend(&self.path);
+                self.socket.write_all(&request)?;
+                let mut answer = [0; 144];
+                self.socket.read_exact(&mut answer)?;
+                ensure!(answer[..8] == (BYTES as u64).to_ne_bytes(), "another file");
+            }
+            "read" => {
+                self.socket.write_all(b"r")?;
+                self.socket.read_exact(&mut [0; BYTES])?;
+            }
+            "write" => {
+                request.push(b'w');
+                request.extend([7; BYTES]);
+                self.socket.write_all(&request)?;
+                self.socket.read_exact(&mut [0])?;
+            }
+            other => bail!("there is no call {other:?}"),
+        }
+        Ok(())
+    }
+}
+
+impl Contender for SeparateProcess {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        let start = Instant::now();
+        for _ in 0..iterations {
+            self.ask(work)?;
+        }
+        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+    }
+}
+
+/// Which calls a tracer stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stops {
+    /// All, twice each: what ptrace(2) does by itself.
+    All,
+    /// Those that a filter picks (`SECCOMP_RET_TRACE`), once each.
+    Picked,
+}
+
+/// A process that a tracer watches.
+pub struct Traced {
+    caller: Remote,
+}
+
+impl Traced {
+    /// Starts both.
+    ///
+    /// # Errors
+    /// Where they cannot be started.
+    pub fn new(folder: &Path, stops: Stops) -> Result<Self> {
+        let (caller, served) = Remote::new()?;
+        let mut direct = Direct::new(folder)?;
+        let folder = folder.as_os_str().as_bytes().to_vec();
+        let filter = picked()?;
+        std::thread::Builder::new().spawn(move || {
+            // SAFETY: the child makes system calls and does what it is told; other threads of this process hold no locks
+            // that it needs.
+            match unsafe { libc::fork() } {
+                0 => {
+                    // SAFETY: the thread that forked traces this process.
+                    unsafe {
+                        libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+                        libc::raise(libc::SIGSTOP);
+                    }
+                    if stops == Stops::Picked && seccompiler::apply_filter(&filter).is_err() {
+                        // SAFETY: ends the process at once.
+                        unsafe { libc::_exit(1) }
+                    }
+                    let status = served.serve(&mut direct);
+                    // SAFETY: as above.
+                    unsafe { libc::_exit(status) }
+                }
+                child => {
+                    drop(served);
+                    trace(child, stops, &folder);
+                }
+            }
+        })?;
+        Ok(Self { caller })
+    }
+}
+
+impl Contender for Traced {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        self.caller.measure(work, iterations)
+    }
+}
+
+fn picked() -> Result<seccompiler::BpfProgram> {
+    let calls =
+        [libc::SYS_openat, libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_pread64, libc::SYS_pwrite64];
+    let rules = calls.into_iter().map(|call| (call, Vec::new())).collect();
+    let arch = std::env::consts::ARCH.try_into()?;
+    let (allow, trace) = (seccompiler::SeccompAction::Allow, seccompiler::SeccompAction::Trace(0));
+    Ok(seccompiler::SeccompFilter::new(rules, allow, trace, arch)?.try_into()?)
+}
+
+/// The tracer: looks at each call, and at the path of those that have one.
+fn trace(child: i32, stops: Stops, folder: &[u8]) {
+    let mut status = 0;
+    // SAFETY: the status lives; the child is this thread's.
+    let wait = |status: &mut i32| unsafe { libc::waitpid(child, status, libc::__WALL) } == child;
+    if !wait(&mut status) {
+        return;
+    }
+    let (options, go_on) = match stops {
+        Stops::All => (libc::PTRACE_O_TRACESYSGOOD, libc::PTRACE_SYSCALL),
+        Stops::Picked => (libc::PTRACE_O_TRACESECCOMP, libc::PTRACE_CONT),
+    };
+    // SAFETY: the child is stopped and this thread's.
+    unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, child, 0, options | libc::PTRACE_O_EXITKILL) };
+    let mut entering = false;
+    let mut signal = 0;
+    loop {
+        // SAFETY: as above.
+        unsafe { libc::ptrace(go_on, child, 0, signal) };
+        if !wait(&mut status) || !libc::WIFSTOPPED(status) {
+            return;
+        }
+        signal = 0;
+        let stopped = libc::WSTOPSIG(status);
+        let looks = match stops {
+            Stops::All if stopped == libc::SIGTRAP | 0x80 => {
+                entering = !entering;
+                entering
+            }
+            Stops::Picked if status >> 8 == libc::SIGTRAP | (libc::PTRACE_EVENT_SECCOMP << 8) => true,
+            _ => {
+                signal = stopped;
+                false
+            }
+        };
+        if looks && !look(child, folder) {
+            // SAFETY: a call that is not allowed ends the program; here none is.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+    }
+}
+
+/// Whether the call that the child is about to make is allowed.
+fn look(child: i32, folder: &[u8]) -> bool {
+    // SAFETY: the registers are numbers, and the kernel fills in as much as there is.
+    let mut registers: libc::user_regs_struct = unsafe { core::mem::zeroed() };
+    // SAFETY: the child is stopped.
+    unsafe { libc::ptrace(libc::PTRACE_GETREGS, child, 0, &raw mut registers) };
+    let call = i64::try_from(registers.orig_rax).unwrap_or(-1);
+    if ![libc::SYS_openat, libc::SYS_newfstatat, libc::SYS_statx].contains(&call) {
+        return true;
+    }
+    let mut path = [0_u8; 256];
+    let here = libc::iovec { iov_base: path.as_mut_ptr().cast(), iov_len: path.len() };
+    let at = usize::try_from(registers.rsi).unwrap_or(0);
+    let there = libc::iovec { iov_base: core::ptr::without_provenance_mut(at), iov_len: path.len() };
+    // SAFETY: the local vector describes `path`.
+    unsafe { libc::process_vm_readv(child, &raw const here, 1, &raw const there, 1, 0) };
+    let length = path.iter().position(|&byte| byte == 0).unwrap_or(path.len());
+    length == 0 || is_within(&path[..length], folder)
+}

@@ -1,0 +1,113 @@
+//! `orrery orc run`: an unmodified program that shares.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use orrery_orc::{Client, auditor, default_directory};
+
+/// Run a program whose code and read-only data are shared with all programs that have the same bytes.
+///
+/// The program, and whatever it starts, finds the objects in place of its files' pages. What cannot be shared stays as it is.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// The store's folder [default: ORRERY_ORC, /run/orrery/orc, or $XDG_RUNTIME_DIR/orrery/orc]
+    #[arg(long, value_name = "FOLDER")]
+    directory: Option<PathBuf>,
+    /// Say on standard error what is left alone, and why
+    #[arg(long)]
+    verbose: bool,
+    /// Share even where system calls are filtered (seccomp): for filters that allow sockets, as those of containers do
+    #[arg(long)]
+    filtered: bool,
+    /// Print the variables that make programs share, for `docker run --env-file`, and run nothing
+    #[arg(long, conflicts_with = "program")]
+    print: bool,
+    /// The program and its arguments
+    #[arg(required_unless_present = "print", trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+/// Runs it; returns only where it cannot.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let folder = arguments.directory.clone().unwrap_or_else(default_directory);
+    let folder = std::path::absolute(folder).context("find the working directory")?;
+    Client::connect_to(&folder)?;
+    let auditor = auditor::find(&folder).context("find the auditor that the store has installed")?;
+    let mut audit = auditor.into_os_string();
+    let mut variables: Vec<(&str, OsString)> = vec![("ORRERY_ORC", folder.into_os_string())];
+    if let Some(others) = std::env::var_os("LD_AUDIT").filter(|others| !others.is_empty() && *others != audit)
+    {
+        audit.push(":");
+        audit.push(others);
+    }
+    variables.push(("LD_AUDIT", audit));
+    if arguments.verbose {
+        variables.push(("ORRERY_ORC_VERBOSE", "1".into()));
+    }
+    if arguments.filtered {
+        variables.push(("ORRERY_ORC_SECCOMP", "share".into()));
+    }
+    let Some((program, rest)) = arguments.program.split_first() else {
+        let mut output = io::stdout().lock();
+        for (name, value) in &variables {
+            writeln!(output, "{name}={}", value.display()).context("write to standard output")?;
+        }
+        return Ok(());
+    };
+    if arguments.verbose && find(program).is_some_and(|path| is_static(&path).unwrap_or(false)) {
+        eprintln!("orrery orc: {}: linked statically: left alone", program.display());
+    }
+    let error = Command::new(program).args(rest).envs(variables).exec();
+    bail!("run {}: {error}", program.display())
+}
+
+/// Where the program is.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_encoded_bytes().contains(&b'/') {
+        return Some(program.into());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+/// Whether an ELF file names no dynamic loader (`PT_INTERP` in elf(5)).
+fn is_static(path: &Path) -> io::Result<bool> {
+    const LOADER: [u8; 4] = 3_u32.to_le_bytes();
+    let file = File::open(path)?;
+    let mut header = [0; 64];
+    file.read_exact_at(&mut header, 0)?;
+    if header[..5] != *b"\x7fELF\x02" {
+        return Ok(false);
+    }
+    let number = |at: usize| u64::from(u16::from_le_bytes([header[at], header[at + 1]]));
+    let mut table = [0; 8];
+    table.copy_from_slice(&header[32..40]);
+    for index in 0..number(56) {
+        let mut kind = [0; 4];
+        file.read_exact_at(&mut kind, u64::from_le_bytes(table).saturating_add(index * number(54)))?;
+        if kind == LOADER {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_and_told_apart() {
+        let shell = find(OsStr::new("sh")).unwrap();
+        assert!(!is_static(&shell).unwrap());
+        assert!(!is_static(Path::new("/etc/passwd")).unwrap());
+        assert!(is_static(Path::new("/nonexistent")).is_err());
+    }
+}

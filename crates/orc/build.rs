@@ -1,0 +1,24 @@
+//! Builds the auditor: a shared object without a C library, which the store carries along.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+fn main() {
+    println!("cargo::rerun-if-changed=auditor");
+    println!("cargo::rerun-if-env-changed=CC");
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default()).join("liborrery-orc.so");
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let mut command = Command::new(&compiler);
+    command.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Os", "-fPIC", "-shared"]);
+    // Nothing may be called that is not in it.
+    command.args(["-nostdlib", "-ffreestanding", "-fno-builtin", "-fno-stack-protector"]);
+    command.args(["-fvisibility=hidden", "-U_FORTIFY_SOURCE"]);
+    command.args(["-Wl,-z,defs,-z,now,-z,relro,--build-id=none,-soname,liborrery-orc.so"]);
+    command.arg("auditor/auditor.c").arg("-o").arg(&out);
+    let built = command.status();
+    assert!(
+        matches!(&built, Ok(status) if status.success()),
+        "building the auditor with {}: {built:?}; `make bootstrap` installs a C compiler",
+        compiler.display()
+    );
+}
