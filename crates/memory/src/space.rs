@@ -161,6 +161,8 @@ pub struct Space {
     watch: Option<MapWatch>,
     mapped_pages: usize,
     holder: Option<Holder>,
+    /// What the holder has not, because a fork does not copy it.
+    not_forked: HeapVec<PageRange>,
     captured: bool,
     zeroed: usize,
     written: Ranges,
@@ -228,6 +230,7 @@ impl Space {
             watch,
             mapped_pages: 0,
             holder: None,
+            not_forked: arena.vec(),
             captured: false,
             zeroed: 0,
             written: Ranges::new(arena),

@@ -39,12 +39,17 @@ pub(crate) fn template_spec(keep: &[RawFd]) -> Spec {
 }
 
 /// The template's life.
-pub(crate) fn template<F: Fn(&mut Connection)>(start: Start, memory: Option<u64>, serve: &F) -> Infallible {
+pub(crate) fn template<F: Fn(&mut Connection)>(
+    start: Start,
+    open: bool,
+    memory: Option<u64>,
+    serve: &F,
+) -> Infallible {
     let root = start.creator;
     let mut order = Order::of(start.arrival.word);
     loop {
         let (report, reason) = match order {
-            Some(Order::Make) => match make(root, memory, serve) {
+            Some(Order::Make) => match make(root, open, memory, serve) {
                 Ok(next) => {
                     order = next;
                     continue;
@@ -63,15 +68,14 @@ pub(crate) fn template<F: Fn(&mut Connection)>(start: Start, memory: Option<u64>
 /// Makes a session, which reports to the root; gives what the root says next.
 fn make<F: Fn(&mut Connection)>(
     root: Context,
+    open: bool,
     memory: Option<u64>,
     serve: &F,
 ) -> Result<Option<Order>, String> {
-    // Of use while the session prepares itself; it closes itself to debuggers before it serves.
-    let spec = Spec::new().dumpable(true);
-    let made = context::create(&spec, |start| {
+    let made = context::create(&Spec::new(), |start| {
         // The template's name.
         let _ = start.creator.close();
-        inside::session(root, memory, serve)
+        inside::session(root, open, memory, serve)
     })
     .map_err(|error| error.to_string())?;
     let arrival = made.switch(0, &[]);

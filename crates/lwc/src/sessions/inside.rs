@@ -84,8 +84,19 @@ impl Drop for Connection {
 }
 
 /// A session's life.
-pub(crate) fn session<F: Fn(&mut Connection)>(root: Context, memory: Option<u64>, serve: &F) -> Infallible {
+///
+/// `open`: the program is open to debuggers, so what was there before any connection need not be closed to them.
+pub(crate) fn session<F: Fn(&mut Connection)>(
+    root: Context,
+    open: bool,
+    memory: Option<u64>,
+    serve: &F,
+) -> Infallible {
     tell(root, Report::Made);
+    if open {
+        // Only then can an ordinary user read what it holds for a rollback; `wait` closes it.
+        let _ = set_dumpable_behavior(DumpableBehavior::Dumpable);
+    }
     let mut builder = Rollback::builder();
     if let Some(bytes) = memory {
         builder = builder.memory_limit(bytes);

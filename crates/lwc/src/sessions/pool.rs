@@ -4,6 +4,7 @@ use core::time::Duration;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::fs::OFlags;
+use rustix::process::{DumpableBehavior, dumpable_behavior};
 
 use super::birth;
 use super::error::{Error, Result};
@@ -96,7 +97,8 @@ impl Pool {
     pub(super) fn new<F: Fn(&mut Connection)>(settings: Builder, serve: F) -> Result<Self> {
         let spec = birth::template_spec(&settings.keep);
         let memory = settings.memory_limit;
-        let template = context::create(&spec, |start| birth::template(start, memory, &serve))?;
+        let open = dumpable_behavior() == Ok(DumpableBehavior::Dumpable);
+        let template = context::create(&spec, |start| birth::template(start, open, memory, &serve))?;
         let mut pool = Self {
             settings,
             template,

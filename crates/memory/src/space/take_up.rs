@@ -8,6 +8,9 @@ use crate::images::{Image, Page};
 use crate::layout::{Backing, Mapping};
 use crate::{PAGE, PageRange, Result};
 
+/// How many ranges that a fork does not copy are told apart from the rest; where there are more, all is copied.
+const MOST_NOT_FORKED: usize = 16;
+
 impl Space {
     /// Gives the pages of `range` their images as they are now, and returns how many were looked at.
     pub(super) fn take_up(&mut self, mapping: &Mapping, range: PageRange) -> Result<usize> {
@@ -43,7 +46,8 @@ impl Space {
 
     /// Gives the page at `address` its image. What the program may not read cannot be read from the holder either.
     pub(super) fn take_up_page(&mut self, address: usize, anonymous: bool, can_be_held: bool) -> Result<()> {
-        if can_be_held && self.holder.is_some() && !self.captured {
+        let held = |space: &Self| !space.not_forked.iter().any(|range| range.contains(address));
+        if can_be_held && self.holder.is_some() && !self.captured && held(self) {
             return self.base.pages.set(address, Image::HELD, &mut self.images);
         }
         // SAFETY: the page is mapped and readable, and nobody writes to it while we work.
@@ -72,7 +76,7 @@ impl Space {
         if !wanted || !tracks || self.holder.is_some() {
             return Ok(());
         }
-        // What a fork does not copy cannot be held; a process with such memory is copied.
+        // What a fork does not copy, or wipes, cannot be held and is copied; there is seldom any.
         // SAFETY: the buffer is ours.
         let buffer = unsafe {
             core::slice::from_raw_parts_mut(
@@ -80,17 +84,28 @@ impl Space {
                 self.text.len(),
             )
         };
-        let mut missing = false;
-        let arena = self.arena.range();
+        let Self { not_forked, arena, .. } = self;
+        let arena = arena.range();
+        let mut few = true;
+        not_forked.clear();
         orrery_sys::maps::for_each_not_forked(buffer, |range| {
-            missing |= !arena.overlaps(range);
+            if !arena.overlaps(range) {
+                few &= not_forked.len() < MOST_NOT_FORKED && not_forked.try_reserve(1).is_ok();
+                if few {
+                    not_forked.push(range);
+                }
+            }
             Ok(())
         })?;
-        if missing {
+        if !few {
             return Ok(());
         }
-        // Where no process may be made, copying still works.
-        self.holder = Holder::spawn().ok();
+        // Where no process may be made, or its memory not be read (that of one that is closed to debuggers, by an ordinary
+        // user), copying still works.
+        self.holder = Holder::spawn().ok().filter(|holder| {
+            let code = protect as *const () as usize;
+            holder.read(code, &mut [0]).is_ok()
+        });
         Ok(())
     }
 }
