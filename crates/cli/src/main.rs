@@ -1,6 +1,7 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod faults;
 mod kimage;
 mod orbits;
 mod pipes;
@@ -24,6 +25,7 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Faults(faults::Arguments),
     Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
     Run(run::Arguments),
@@ -34,6 +36,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Faults(arguments) => faults::run(&arguments),
         Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
