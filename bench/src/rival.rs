@@ -7,6 +7,7 @@ mod dontneed;
 mod fork;
 mod fork_server;
 mod hand_off;
+pub mod notify;
 mod python_fork_server;
 
 pub use call::{ForkPerCall, WholeCopy};
