@@ -2,11 +2,14 @@
 
 mod doctor;
 mod faults;
+mod guard;
 mod kimage;
 mod orbits;
+mod orc;
 mod pipes;
 mod run;
 mod trace;
+mod vault;
 mod warm;
 
 use std::io;
@@ -26,10 +29,13 @@ struct Orrery {
 enum Command {
     Doctor(doctor::Arguments),
     Faults(faults::Arguments),
+    Guard(guard::Arguments),
     Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
+    Orc(orc::Arguments),
     Run(run::Arguments),
     Trace(trace::Arguments),
+    Vault(vault::Arguments),
     Warm(warm::Arguments),
 }
 
@@ -37,10 +43,13 @@ fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Faults(arguments) => faults::run(&arguments),
+        Command::Guard(arguments) => guard::run(arguments),
         Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
+        Command::Orc(arguments) => orc::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
+        Command::Vault(arguments) => vault::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
     match result {
