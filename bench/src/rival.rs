@@ -8,6 +8,7 @@ mod fork;
 mod fork_server;
 mod hand_off;
 mod monitor;
+pub mod notify;
 mod python_fork_server;
 mod session;
 

@@ -1,17 +1,20 @@
 //! `make bench B=hijack-call`: what a system call costs under an executive, and under what else could be put under it.
 //!
-//! Each contender makes the calls in a process of its own, through the C library's functions, bound to the same CPU.
+//! Each contender makes the calls in a process of its own, through the C library's functions, bound to the same CPU. Where
+//! another process or thread has its say, that is bound there, too: a partner that has to be woken elsewhere is dearer.
 
 use std::ffi::{OsString, c_int, c_void};
 use std::io;
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
+use orrery_bench::rival::notify;
 use orrery_bench::{
     Bench, Case, Entry, Group, Options, Pin, Quantity, Unit, Worker, batched, machine, serve,
 };
-use orrery_hijack::Hijack;
+use orrery_hijack::{Hijack, Policy};
 
 /// System calls under an executive beside their rivals
 #[derive(Parser)]
@@ -36,7 +39,36 @@ const PATCHED: &str = "executive";
 const TIMED: &str = "executive, timed";
 const DISPATCHED: &str = "executive, dispatch only";
 const NATIVE: &str = "native";
+const POLICY: &str = "executive, path policy";
 const PTRACE: &str = "ptrace (SYSCALL)";
+const NOTIFY: &str = "seccomp notify";
+const STRACE: &str = "strace -c";
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// A rule that is asked about each call that takes a path, and fits none.
+const RULES: &str = "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EACCES'\n";
+/// What a library that is loaded before the C library does to see its calls.
+const SHIM: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <unistd.h>
+long calls;
+#define NEXT(name) static __typeof__(&name) next; if (!next) next = (__typeof__(&name))dlsym(RTLD_NEXT, #name); calls++
+pid_t getppid(void) { NEXT(getppid); return next(); }
+ssize_t read(int fd, void *to, size_t size) { NEXT(read); return next(fd, to, size); }
+ssize_t write(int fd, const void *from, size_t size) { NEXT(write); return next(fd, from, size); }
+int close(int fd) { NEXT(close); return next(fd); }
+int open(const char *path, int flags, ...) {
+    NEXT(open);
+    va_list list;
+    va_start(list, flags);
+    int mode = va_arg(list, int);
+    va_end(list);
+    return next(path, flags, mode);
+}
+"#;
 
 const CASES: [&str; 4] = ["getppid", "write", "read", "open and close"];
 
@@ -50,7 +82,7 @@ fn main() -> Result<ExitCode> {
     let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
     let mut bench = Bench::new("hijack-call", arguments.options);
     let mut group = Group::new("call", entry(PATCHED, pin));
-    for way in [NATIVE, TIMED, DISPATCHED, PTRACE] {
+    for way in [NATIVE, TIMED, POLICY, DISPATCHED, PRELOAD, NOTIFY, PTRACE, STRACE] {
         group = group.against(entry(way, pin));
     }
     for case in CASES {
@@ -77,6 +109,17 @@ fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
     let options = match way {
         NATIVE => return Ok(inside(pin)),
         PTRACE => return traced(pin),
+        NOTIFY => return notified(pin),
+        STRACE => {
+            let mut strace = Command::new("strace");
+            strace
+                .args(["-c", "-f", "-qq", "-o", "/dev/null"])
+                .arg(std::env::current_exe()?)
+                .args(["inside", &name(pin)]);
+            bail!("execute strace: {}", strace.exec());
+        }
+        PRELOAD => return preloaded(pin),
+        POLICY => options.policy(Policy::parse(RULES, "built in")?),
         PATCHED => options,
         TIMED => options.timed(true),
         DISPATCHED => options.patch(false),
@@ -122,6 +165,30 @@ fn call(work: &str, zero: c_int, null: c_int) -> Result<()> {
     };
     ensure!(result == 1, "{work}: {}", io::Error::last_os_error());
     Ok(())
+}
+
+/// Serves with a library before the C library.
+fn preloaded(pin: Pin) -> Result<ExitCode> {
+    let directory = tempfile::tempdir()?;
+    let (source, library) = (directory.path().join("shim.c"), directory.path().join("shim.so"));
+    std::fs::write(&source, SHIM)?;
+    let mut compiler = Command::new("cc");
+    let compiled =
+        compiler.args(["-O2", "-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status()?;
+    ensure!(compiled.success(), "the library to preload could not be compiled");
+    let mut inside = Command::new(std::env::current_exe()?);
+    let status = inside.args(["inside", &name(pin)]).env("LD_PRELOAD", &library).status()?;
+    Ok(ExitCode::from(u8::try_from(status.code().unwrap_or(1))?))
+}
+
+/// Serves with a filter that has another thread decide about each call, which says yes.
+fn notified(pin: Pin) -> Result<ExitCode> {
+    if let Pin::Cpu(cpu) = pin {
+        machine::pin(cpu)?;
+    }
+    let calls = [libc::SYS_getppid, libc::SYS_read, libc::SYS_write, libc::SYS_openat, libc::SYS_close];
+    notify::supervise_this_thread(&calls)?;
+    Ok(inside(pin))
 }
 
 /// Serves in a child whose calls this process stops, twice each, and lets go on.

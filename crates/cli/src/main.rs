@@ -1,6 +1,7 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod faults;
 mod guard;
 mod kimage;
 mod orbits;
@@ -27,6 +28,7 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Faults(faults::Arguments),
     Guard(guard::Arguments),
     Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
@@ -40,6 +42,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Faults(arguments) => faults::run(&arguments),
         Command::Guard(arguments) => guard::run(arguments),
         Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),

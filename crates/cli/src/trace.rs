@@ -142,7 +142,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// The numbers of calls that are asked for; none named: all.
-fn selected(words: &[String]) -> anyhow::Result<Vec<u32>> {
+pub(crate) fn selected(words: &[String]) -> anyhow::Result<Vec<u32>> {
     let all = ["*".to_owned()];
     let mut numbers = Vec::new();
     for word in if words.is_empty() { &all[..] } else { words } {

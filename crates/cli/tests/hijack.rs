@@ -229,7 +229,7 @@ fn go_is_the_same() {
     let mut build = Command::new(go);
     build.args(["build", "-o"]).arg(&program).arg(&source).current_dir(&directory);
     build
-        .env("HOME", directory.path())
+        .env("GOCACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/go"))
         .env("GOFLAGS", "-mod=mod")
         .env("CGO_ENABLED", "0")
         .env("GOTOOLCHAIN", "local");

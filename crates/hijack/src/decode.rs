@@ -252,6 +252,11 @@ pub fn error_name(number: i32) -> String {
     Errno::new(number).name().map_or_else(|| format!("error {number}"), str::to_owned)
 }
 
+/// The number of an error's name.
+pub fn error_number(name: &str) -> Option<i32> {
+    crate::policy::errno(name).ok()
+}
+
 impl Event {
     /// The call's name, or its number where it has none.
     pub fn name(&self) -> String {

@@ -38,6 +38,7 @@ mod values;
 use orrery_executive::policy::{Rule, action, log};
 
 use compile::Compiled;
+pub(crate) use values::errno;
 
 /// What is wrong with a policy, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

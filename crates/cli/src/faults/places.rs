@@ -1,0 +1,109 @@
+//! Places that make system calls, found by running the program undisturbed.
+
+use std::collections::HashSet;
+use std::fs;
+
+use anyhow::Context;
+use orrery_hijack::{Event, Policy};
+
+use super::trial::{Outcome, Trials};
+
+/// A call, and from where it is made.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) number: u32,
+    pub(super) call: String,
+    pub(super) site: u64,
+    /// The first call from there, in words.
+    pub(super) example: String,
+    /// Files and offsets: the call instruction, then return addresses, nearest first.
+    pub(super) frames: Vec<String>,
+}
+
+/// Runs the program once: how it ends, and the places, in the order in which they first call.
+pub(super) fn explore(trials: &Trials<'_>, calls: Vec<u32>) -> anyhow::Result<(Outcome, Vec<Place>)> {
+    // What ends stays for a moment: until then it can be asked what lies where.
+    const STAY: &str = "[[rule]]\ncall = ['exit_group', 'execve']\ndelay = '20ms'\n";
+    let stay = Policy::parse(STAY, "built in").context("the policy for exploring")?;
+    let policy = Policy::telling(calls, true).then(stay);
+    let mut seen = HashSet::new();
+    let mut places = Vec::new();
+    let mut events = None;
+    let outcome = trials.run(policy, |hijack| {
+        for event in events.get_or_insert_with(|| hijack.events()).by_ref() {
+            if event.site() != 0 && seen.insert((event.number(), event.site())) {
+                places.push(place(&event));
+            }
+        }
+    })?;
+    Ok((outcome, places))
+}
+
+fn place(event: &Event) -> Place {
+    let maps = fs::read_to_string(format!("/proc/{}/maps", event.thread())).unwrap_or_default();
+    let arguments: Vec<String> = event.describe().into_iter().map(|argument| argument.text).collect();
+    let call = event.name();
+    Place {
+        number: event.number(),
+        site: event.site(),
+        example: format!("{call}({})", arguments.join(", ")),
+        call,
+        frames: event
+            .callers()
+            .into_iter()
+            .filter(|caller| *caller != 0)
+            .map(|at| frame(&maps, at))
+            .collect(),
+    }
+}
+
+/// A file's name and an offset into it, or the address where nothing is known of it.
+fn frame(maps: &str, address: u64) -> String {
+    let found = maps.lines().find_map(|line| {
+        let mut words = line.splitn(6, ' ');
+        let (start, end) = words.next()?.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        let (start, end) = (number(start)?, number(end)?);
+        let offset = number(words.nth(1)?)?;
+        let name = words.nth(2)?.trim().rsplit('/').next()?;
+        (start <= address && address < end && !name.is_empty())
+            .then(|| format!("{name}+{:#x}", address - start + offset))
+    });
+    found.unwrap_or_else(|| format!("{address:#x}"))
+}
+
+/// The nearest frame outside of the C library and the loader: where the program itself asked for the call.
+pub(super) fn own_frame(frames: &[String]) -> &str {
+    let library = |frame: &&String| {
+        !["libc.so", "libc-", "ld-linux", "libpthread"].iter().any(|name| frame.starts_with(name))
+    };
+    frames.iter().find(library).or(frames.last()).map_or("", String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_told_by_file() {
+        let maps = "1000-2000 r--p 00000000 fe:00 1  /usr/bin/x\n2000-3000 r-xp 00001000 fe:00 1    /usr/bin/x\n4000-5000 rw-p 00000000 00:00 0 \n";
+        assert_eq!(frame(maps, 0x2010), "x+0x1010");
+        assert_eq!(frame(maps, 0x4010), "0x4010");
+        assert_eq!(frame("", 0x10), "0x10");
+    }
+
+    #[test]
+    fn the_programs_own_frame_is_preferred() {
+        let frames = ["libc.so.6+0x1", "libc.so.6+0x2", "x+0x3"].map(str::to_owned);
+        assert_eq!(own_frame(&frames), "x+0x3");
+        assert_eq!(own_frame(&frames[..2]), "libc.so.6+0x2");
+        assert_eq!(own_frame(&[]), "");
+    }
+
+    #[test]
+    fn all_usual_calls_exist() {
+        for name in super::super::USUAL {
+            assert!(orrery_hijack::calls::named(name).is_some(), "{name}");
+        }
+    }
+}
