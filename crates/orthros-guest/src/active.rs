@@ -13,10 +13,6 @@ const SERVICE: &str = "/etc/orrery/service";
 const BEAT: Duration = Duration::from_millis(100);
 
 pub(crate) fn run() -> Result<()> {
-    if let Some(address) = setup::parameter("orrery.address") {
-        setup::run(&["ip", "link", "set", "eth0", "up"])?;
-        setup::run(&["ip", "address", "add", &address, "dev", "eth0"])?;
-    }
     let text = fs::read_to_string(SERVICE).with_context(|| format!("cannot read {SERVICE}"))?;
     let argv: Vec<String> =
         serde_json::from_str(&text).with_context(|| format!("{SERVICE} is no list of words"))?;

@@ -31,7 +31,7 @@ pub(crate) fn run() -> Result<()> {
                 }
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
-            Asked::Failover { pid, address } => match failover(known.as_ref(), pid, address.as_deref()) {
+            Asked::Failover { pid } => match failover(known.as_ref(), pid) {
                 Ok(said) => {
                     control.say(&said)?;
                     // From here on this guest is the active.
@@ -70,7 +70,7 @@ fn arm() -> Result<(Kernel, f64)> {
 }
 
 /// Rebuilds the service. The active must be dead: nobody here looks whether it is.
-fn failover(known: Option<&Kernel>, pid: i32, address: Option<&str>) -> Result<Said> {
+fn failover(known: Option<&Kernel>, pid: i32) -> Result<Said> {
     let kernel = known.context("not armed")?;
     let mut steps = Vec::new();
     let mut last = Instant::now();
@@ -82,11 +82,6 @@ fn failover(known: Option<&Kernel>, pid: i32, address: Option<&str>) -> Result<S
     let _ = fs::remove_dir_all(images);
     let summary = criu::write(kernel, pid, images)?;
     step("images");
-    if let Some(address) = address {
-        setup::run(&["ip", "link", "set", "eth0", "up"])?;
-        setup::run(&["ip", "address", "add", address, "dev", "eth0"])?;
-        step("network");
-    }
     let argv =
         ["criu", "restore", "--images-dir", IMAGES, "--work-dir", "/run/orrery", "--log-file", "restore.log"];
     let more =

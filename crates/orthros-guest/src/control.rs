@@ -42,11 +42,7 @@ pub(crate) enum Asked {
     /// Learn the active's kernel.
     Arm,
     /// Rebuild the service with this number from the active's memory.
-    Failover {
-        pid: i32,
-        #[serde(default)]
-        address: Option<String>,
-    },
+    Failover { pid: i32 },
     /// Run a program to its end.
     Run { argv: Vec<String> },
     /// Die, in a way.

@@ -38,7 +38,12 @@ pub(crate) fn prepare() -> Result<()> {
             eprintln!("orrery-guest: {error:#}");
         }
     }
-    run(&["ip", "link", "set", "lo", "up"])
+    run(&["ip", "link", "set", "lo", "up"])?;
+    if let Some(address) = parameter("orrery.address") {
+        run(&["ip", "address", "add", &address, "dev", "eth0"])?;
+        run(&["ip", "link", "set", "eth0", "up"])?;
+    }
+    Ok(())
 }
 
 fn load(module: &Path) -> Result<()> {

@@ -7,6 +7,7 @@ mod guest;
 mod initramfs;
 mod kernel;
 mod machine;
+mod net;
 mod pair;
 mod qmp;
 
@@ -16,5 +17,6 @@ pub use guest::{Service, guest_program, write_image};
 pub use initramfs::Initramfs;
 pub use kernel::{KernelFiles, cache};
 pub use machine::{Machine, MachineConfig};
+pub use net::Network;
 pub use pair::{Cause, Failover, Pair, PairConfig};
 pub use qmp::{Event, Qmp};

@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::guest::{Service, write_image};
 use crate::kernel::KernelFiles;
 use crate::machine::{Machine, MachineConfig};
+use crate::net::{MAC, Network};
 use crate::qmp::Qmp;
 
 /// How long a guest may take to boot on a machine with other things to do.
@@ -42,6 +43,8 @@ pub struct PairConfig {
     pub memory_mib: u64,
     /// Processors of each machine.
     pub cpus: u32,
+    /// The name of the network to make, which takes root; without one the service has none.
+    pub network: Option<String>,
 }
 
 /// Why a failover was begun.
@@ -74,6 +77,8 @@ struct Member {
     machine: Machine,
     qmp: Qmp,
     control: Control,
+    /// Its port of the network.
+    port: String,
 }
 
 /// A running pair. Dropped, both machines are killed and their memory is gone.
@@ -81,8 +86,10 @@ pub struct Pair {
     config: PairConfig,
     kernel: KernelFiles,
     image: PathBuf,
+    // Machines go before the network that they are in.
     active: Member,
     backup: Option<Member>,
+    network: Option<Network>,
     pid: i32,
     generation: u32,
 }
@@ -98,9 +105,15 @@ impl Pair {
         std::fs::create_dir_all(&config.folder).map_err(crate::error::file("create", &config.folder))?;
         let image = config.folder.join("image");
         write_image(&kernel, &config.service, &image)?;
-        let active = start(&config, &kernel, &image, 0, "active", None)?;
-        let backup = start(&config, &kernel, &image, 1, "backup", Some(&active.machine))?;
-        let mut pair = Self { config, kernel, image, active, backup: Some(backup), pid: 0, generation: 1 };
+        let network = config.network.as_deref().map(Network::create).transpose()?;
+        let within = network.as_ref();
+        let active = start(&config, &kernel, &image, within, 0, None)?;
+        if let Some(network) = within {
+            network.attach(&active.port)?;
+        }
+        let backup = start(&config, &kernel, &image, within, 1, Some(&active.machine))?;
+        let mut pair =
+            Self { config, kernel, image, active, backup: Some(backup), network, pid: 0, generation: 1 };
         let Said::Ready { pid } = pair.active.control.expect("the service to run", BOOT)? else {
             return Err(confused(&pair.active.machine));
         };
@@ -141,6 +154,12 @@ impl Pair {
     #[must_use]
     pub fn backup(&self) -> Option<&Machine> {
         self.backup.as_ref().map(|backup| &backup.machine)
+    }
+
+    /// The network that the service is reached through.
+    #[must_use]
+    pub fn network(&self) -> Option<&Network> {
+        self.network.as_ref()
     }
 
     /// The service's number in its guest.
@@ -186,6 +205,9 @@ impl Pair {
     pub fn fail_over(&mut self, cause: Cause) -> Result<Failover> {
         let start = Instant::now();
         self.active.qmp.execute("stop", &json!({}))?;
+        if let Some(network) = &self.network {
+            network.detach(&self.active.port)?;
+        }
         let fence = Step { name: "fence".to_owned(), seconds: start.elapsed().as_secs_f64() };
         let Some(mut backup) = self.backup.take() else {
             return Err(Error::Guest {
@@ -206,6 +228,9 @@ impl Pair {
                 return Err(error);
             }
         };
+        if let Some(network) = &self.network {
+            network.attach(&backup.port)?;
+        }
         let seconds = start.elapsed().as_secs_f64();
         let mut dead = std::mem::replace(&mut self.active, backup);
         dead.machine.kill();
@@ -222,14 +247,8 @@ impl Pair {
     pub fn renew(&mut self) -> Result<f64> {
         let begin = Instant::now();
         self.generation += 1;
-        let backup = start(
-            &self.config,
-            &self.kernel,
-            &self.image,
-            self.generation,
-            "backup",
-            Some(&self.active.machine),
-        )?;
+        let (network, peer) = (self.network.as_ref(), Some(&self.active.machine));
+        let backup = start(&self.config, &self.kernel, &self.image, network, self.generation, peer)?;
         self.backup = Some(backup);
         self.arm()?;
         Ok(begin.elapsed().as_secs_f64())
@@ -247,21 +266,33 @@ fn start(
     config: &PairConfig,
     kernel: &KernelFiles,
     image: &Path,
+    network: Option<&Network>,
     generation: u32,
-    role: &str,
     peer: Option<&Machine>,
 ) -> Result<Member> {
+    let role = if peer.is_some() { "backup" } else { "active" };
+    let port = format!("tap{generation}");
+    let mut append = format!("orrery.role={role}");
+    let mut extra = Vec::new();
+    if let Some(network) = network {
+        network.add_port(&port)?;
+        append.push_str(&format!(" orrery.address={}/{}", Network::SERVICE, Network::PREFIX));
+        let back = format!("tap,id=net,ifname={port},script=no,downscript=no");
+        extra = ["-netdev", &back, "-device", &format!("virtio-net-pci,netdev=net,mac={MAC}")]
+            .map(str::to_owned)
+            .to_vec();
+    }
     let machine = MachineConfig {
         name: format!("guest{generation}"),
         memory_mib: config.memory_mib,
         cpus: config.cpus,
-        append: format!("orrery.role={role}"),
+        append,
         initramfs: image.to_owned(),
         peer: peer.map(|peer| (peer.file("ram"), config.memory_mib)),
-        extra: Vec::new(),
+        extra,
     };
-    let machine = Machine::start(&machine, kernel, &config.folder)?;
+    let machine = Machine::start_within(&machine, kernel, &config.folder, network)?;
     let qmp = machine.qmp()?;
     let control = Control::connect(machine.name(), &machine.file("control"))?;
-    Ok(Member { machine, qmp, control })
+    Ok(Member { machine, qmp, control, port })
 }
