@@ -3,6 +3,7 @@
 mod doctor;
 mod kimage;
 mod orbits;
+mod orthros;
 mod pipes;
 mod run;
 mod trace;
@@ -26,6 +27,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
+    Orthros(orthros::Arguments),
     Run(run::Arguments),
     Trace(trace::Arguments),
     Warm(warm::Arguments),
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
+        Command::Orthros(arguments) => orthros::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),

@@ -79,10 +79,16 @@ pub(super) fn core(context: &mut Context<'_>, thread: &Task<'_>, is_leader: bool
         }),
     };
     let tc = if is_leader { Some(process(context, thread, name, blocked)?) } else { None };
+    let float_state = thread.float_state()?;
+    if float_state.stale {
+        bail!(
+            "it was on a processor, whose vector registers nobody has saved: it cannot be continued exactly"
+        );
+    }
     let thread_info = ThreadInfoX86 {
         clear_tid_addr: task.u64("clear_child_tid")?,
         gpregs: general(&registers),
-        fpregs: float(&thread.float_state()?.bytes),
+        fpregs: float(&float_state.bytes),
     };
     Ok(Core { mtype: 1, thread_info: Some(thread_info), tc, thread_core: Some(thread_core) })
 }
