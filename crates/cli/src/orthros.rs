@@ -43,8 +43,9 @@ struct Common {
 
 fn power_of_two(text: &str) -> Result<u64, String> {
     match text.parse() {
-        Ok(mib) if (128..=2048).contains(&mib) && u64::is_power_of_two(mib) => Ok(mib),
-        _ => Err("a machine has 128, 256, 512, 1024 or 2048 MiB".to_owned()),
+        // Below that the guests' image does not fit beside the service.
+        Ok(mib) if (256..=2048).contains(&mib) && u64::is_power_of_two(mib) => Ok(mib),
+        _ => Err("a machine has 256, 512, 1024 or 2048 MiB".to_owned()),
     }
 }
 

@@ -79,7 +79,7 @@ struct Up {
 impl Up {
     fn start(service: &[&str]) -> Self {
         let mut command = orthros();
-        command.args(["up", "--json", "--memory", "128", "--"]).args(service);
+        command.args(["up", "--json", "--"]).args(service);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, lines) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Self { child, input, lines }

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::command::require;
+use crate::command::{find, require, run};
 use crate::error::{Error, Result};
 use crate::initramfs::Initramfs;
 use crate::kernel::KernelFiles;
@@ -60,7 +60,12 @@ pub fn guest_program() -> Result<PathBuf> {
 /// [`Error::Missing`] where a program is not installed, [`Error::File`].
 pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Result<()> {
     let mut image = Initramfs::new();
-    image.program(&guest_program()?, "/init")?.link("/usr/bin/orrery-guest", "/init");
+    let own = guest_program()?;
+    let small = into.with_extension("init");
+    // Of a debug build nine tenths are for debuggers, which the guest would unpack into its memory.
+    let stripped = find("strip").map(|strip| run(&strip, &[Path::new("-o"), &small, &own], None));
+    let own = if matches!(stripped, Some(Ok(_))) { &small } else { &own };
+    image.program(own, "/init")?.link("/usr/bin/orrery-guest", "/init");
     image.program(&require("busybox", "busybox-static")?, "/bin/busybox")?;
     image.program(&require("criu", "criu")?, "/usr/sbin/criu")?;
     for name in ["iptables-restore", "ip6tables-restore"] {
@@ -87,5 +92,7 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
     for (index, module) in kernel.modules(MODULES)?.iter().enumerate() {
         image.copy(module, &format!("/modules/{index:03}.ko"));
     }
-    image.write(into)
+    image.write(into)?;
+    let _ = std::fs::remove_file(small);
+    Ok(())
 }
