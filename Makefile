@@ -27,6 +27,9 @@ bootstrap: ## install what is missing to build Orrery
 run: bootstrap ## build everything, then show the main job at work
 	$(CARGO) build --release --locked --workspace
 	@$(TARGET)/release/demo
+	@echo
+	@echo 'A key-value server while its auxiliary tasks, each in an orbit, crash, hang and starve:'
+	@$(MAKE) --no-print-directory -C examples/kv run CARGO_TARGET_DIR='$(abspath $(TARGET))' REQUESTS=60000
 
 test: check ## formatting, lints, documentation without warnings, all tests
 	@# The C library and the programs that tests start, which no test would have built.

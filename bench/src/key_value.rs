@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tempfile::TempDir;
 
+use crate::c_program::build;
 use crate::contender::{Contender, Sample, Skipped};
 use crate::machine;
 
@@ -27,6 +28,13 @@ const CLIENTS: u64 = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a round without a dump takes.
 const CALM: Duration = Duration::from_millis(300);
+/// How long a round of `steady` load takes, and how long it is from one slow command to the next.
+const STEADY: Duration = Duration::from_secs(1);
+const SLOW_EVERY: Duration = Duration::from_millis(10);
+/// The elements of a list that takes long to be told.
+const LONG: usize = 2000;
+/// After so many rounds of steady load a task must have been called.
+const ROUNDS: u32 = 3;
 
 /// A server, which ends with this object.
 pub struct KeyValue {
@@ -34,22 +42,30 @@ pub struct KeyValue {
     control: Connection,
     socket: PathBuf,
     keys: u64,
+    /// Whether a dump begins with each round of steady load.
+    dumps: bool,
+    /// An orbit that is to be called under steady load.
+    must_call: Option<&'static str>,
+    rounds: u32,
     // Holds the socket, the dump, and what the server says; removed at the end.
     _folder: TempDir,
 }
 
 impl KeyValue {
-    /// `examples/kv`, with its dumps by `orbit` or by `fork`, and with so many keys of so many bytes.
+    /// `examples/kv`, with its dumps by `orbit` or by `fork`, with other settings, and with so many keys of so many bytes.
     ///
     /// # Errors
     /// Where it cannot be built or does not come up.
-    pub fn ours(dump: &str, keys: u64, value: usize) -> Result<Self> {
+    pub fn ours(dump: &str, settings: &[String], keys: u64, value: usize) -> Result<Self> {
         let folder = tempfile::tempdir().context("making a folder for a server")?;
-        let program = build(folder.path())?;
+        let program = build("kv", folder.path())?;
         let mut command = Command::new(program);
         command.arg("--socket").arg(folder.path().join("socket"));
         command.arg("--file").arg(folder.path().join("dump.okv"));
-        command.args(["--dump", dump, "--set", "watchdog-interval=0"]);
+        command.args(["--dump", dump]);
+        for setting in settings {
+            command.args(["--set", setting]);
+        }
         Self::start(command, folder, keys, value)
     }
 
@@ -97,9 +113,46 @@ impl KeyValue {
             }
             thread::sleep(Duration::from_millis(5));
         };
-        let mut this = Self { server, control, socket, keys, _folder: folder };
+        let mut this =
+            Self { server, control, socket, keys, dumps: false, must_call: None, rounds: 0, _folder: folder };
         this.fill(value)?;
         Ok(this)
+    }
+
+    /// Under steady load every round begins a dump.
+    pub fn dump_each_round(&mut self) {
+        self.dumps = true;
+    }
+
+    /// Under steady load this orbit is called, or the measurement is worth nothing.
+    pub fn must_call(&mut self, orbit: &'static str) {
+        self.must_call = Some(orbit);
+    }
+
+    /// One round of steady load, beside what the clients do.
+    fn steady(&mut self, slow: bool) -> Result<()> {
+        let end = Instant::now() + STEADY;
+        if self.dumps && !self.is_dumping()? {
+            let answer = self.control.ask("BGSAVE\r\n")?;
+            ensure!(answer.contains("saving started"), "there is no dump: {answer}");
+        }
+        while Instant::now() < end {
+            if slow {
+                let answer = self.control.ask("LRANGE long 0 -1\r\n")?;
+                ensure!(answer.starts_with('*'), "the server answered {answer}");
+                thread::sleep(SLOW_EVERY);
+            } else {
+                thread::sleep(end.saturating_duration_since(Instant::now()));
+            }
+        }
+        self.rounds += 1;
+        if let Some(orbit) = self.must_call.filter(|_| self.rounds >= ROUNDS) {
+            let info = self.control.ask("INFO orbits\r\n")?;
+            let line = info.lines().find_map(|line| line.strip_prefix(&format!("orbit_{orbit}:")));
+            let calls = line.and_then(|line| line.split(',').find_map(|field| field.strip_prefix("calls=")));
+            ensure!(calls.is_some_and(|calls| calls != "0"), "the orbit {orbit} was not called: {info}");
+        }
+        Ok(())
     }
 
     fn fill(&mut self, value: usize) -> Result<()> {
@@ -114,6 +167,10 @@ impl KeyValue {
             for _ in keys {
                 ensure!(self.control.reply()? == "+OK", "a key was not taken");
             }
+        }
+        for _ in 0..LONG {
+            let answer = self.control.ask("RPUSH long element\r\n")?;
+            ensure!(answer.starts_with(':'), "an element was not taken: {answer}");
         }
         Ok(())
     }
@@ -152,7 +209,7 @@ impl KeyValue {
         let mut most = before;
         let (over, socket, keys) = (AtomicBool::new(false), self.socket.clone(), self.keys);
         thread::scope(|scope| {
-            let load = scope.spawn(|| load(&socket, keys, 1, &over));
+            let load = scope.spawn(|| load(&socket, keys, 1, false, &over));
             let result = self.dump(|| {
                 most = most.max(memory_of_tree(server)?);
                 Ok(())
@@ -167,7 +224,8 @@ impl KeyValue {
 
 impl Contender for KeyValue {
     /// `calm` or `dump`: times each request of so many clients, for a while, or until a dump is over that began with
-    /// them.
+    /// them. `steady`: for a second, `steady slow` with slow commands among them, `steady expiring` with writes that set
+    /// deadlines.
     fn measure(&mut self, work: &str, _: u32) -> Result<Sample> {
         let (over, socket, keys) = (AtomicBool::new(false), self.socket.clone(), self.keys);
         let begin = Instant::now();
@@ -175,7 +233,7 @@ impl Contender for KeyValue {
             let clients: Vec<_> = (1..=CLIENTS)
                 .map(|client| {
                     let (socket, over) = (&socket, &over);
-                    scope.spawn(move || load(socket, keys, client, over))
+                    scope.spawn(move || load(socket, keys, client, work == "steady expiring", over))
                 })
                 .collect();
             let result = match work {
@@ -184,7 +242,9 @@ impl Contender for KeyValue {
                     Ok(())
                 }
                 "dump" => self.dump(|| Ok(())),
-                other => Err(anyhow::anyhow!("{other:?} is no work: calm and dump are")),
+                "steady" | "steady expiring" => self.steady(false),
+                "steady slow" => self.steady(true),
+                other => Err(anyhow::anyhow!("{other:?} is no work: calm, dump and steady are")),
             };
             over.store(true, Ordering::Relaxed);
             let mut latencies = Vec::new();
@@ -204,8 +264,8 @@ impl Drop for KeyValue {
     }
 }
 
-/// Reads and writes random keys until it is over.
-fn load(socket: &Path, keys: u64, client: u64, over: &AtomicBool) -> Result<Vec<Duration>> {
+/// Reads and writes random keys until it is over; what it writes expires in an hour, or not.
+fn load(socket: &Path, keys: u64, client: u64, expiring: bool, over: &AtomicBool) -> Result<Vec<Duration>> {
     let mut connection = Connection::new(socket)?;
     let mut state = client.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let value = "w".repeat(100);
@@ -217,7 +277,14 @@ fn load(socket: &Path, keys: u64, client: u64, over: &AtomicBool) -> Result<Vec<
         state ^= state << 17;
         let key = state % keys;
         text.clear();
-        if state & (1 << 40) == 0 {
+        if state & (1 << 40) == 0 && expiring {
+            let key = name(key);
+            let (a, b) = (key.len(), value.len());
+            write!(
+                text,
+                "*5\r\n$3\r\nSET\r\n${a}\r\n{key}\r\n${b}\r\n{value}\r\n$2\r\nEX\r\n$4\r\n3600\r\n"
+            )?;
+        } else if state & (1 << 40) == 0 {
             set(&mut text, key, &value);
         } else {
             let key = name(key);
@@ -257,11 +324,16 @@ impl Connection {
         self.reply()
     }
 
-    /// A status, an error, or the bytes of a string.
+    /// A status, an error, or the bytes of a string; of an array only how long it is.
     fn reply(&mut self) -> Result<String> {
         let mut line = String::new();
         self.stream.read_line(&mut line).context("waiting for the server's answer")?;
         let line = line.trim_end();
+        if let Some(count) = line.strip_prefix('*') {
+            for _ in 0..count.parse::<usize>()? {
+                self.reply()?;
+            }
+        }
         match line.strip_prefix('$') {
             Some(length) if length != "-1" => {
                 let mut bytes = vec![0; length.parse::<usize>()? + 2];
@@ -271,32 +343,6 @@ impl Connection {
             _ => Ok(line.to_owned()),
         }
     }
-}
-
-/// Builds `examples/kv` with the C library that lies beside this program.
-fn build(folder: &Path) -> Result<PathBuf> {
-    let libraries = machine::program_folder()?;
-    ensure!(
-        libraries.join("liborrery.so").exists(),
-        "there is no liborrery.so in {} (build it with cargo build --release --workspace)",
-        libraries.display()
-    );
-    let root = machine::source_root();
-    let mut sources = Vec::new();
-    for entry in fs::read_dir(root.join("examples/kv")).context("looking for examples/kv")? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "c") {
-            sources.push(path);
-        }
-    }
-    let program = folder.join("kv");
-    let mut command = Command::new("cc");
-    command.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-I"]).arg(root.join("include")).args(sources);
-    command.arg("-o").arg(&program).arg("-L").arg(&libraries).arg("-lorrery");
-    command.arg(format!("-Wl,-rpath,{}", libraries.display()));
-    let output = command.output().context("starting cc")?;
-    ensure!(output.status.success(), "cc: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(program)
 }
 
 /// What a process and its children have in memory, in bytes; a part of what several of them share.

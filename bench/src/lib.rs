@@ -29,6 +29,7 @@
 //! }
 //! ```
 
+mod c_program;
 mod contender;
 mod field;
 mod options;
@@ -39,10 +40,12 @@ mod sitting;
 mod work;
 mod worker;
 
+pub mod documents;
 pub mod examined;
 pub mod examples;
 pub mod footprint;
 pub mod key_value;
+pub mod lock_manager;
 pub mod machine;
 pub mod ours;
 pub mod promise;
@@ -50,6 +53,7 @@ pub mod record;
 pub mod rival;
 pub mod script;
 pub mod stats;
+pub mod tls;
 
 pub use contender::{Contender, Sample, Skipped, batched, single};
 pub use options::{Options, Pin};

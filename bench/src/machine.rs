@@ -26,6 +26,22 @@ pub fn pin_process(pid: u32, cpu: usize) -> Result<()> {
     pin_thread(Some(pid.context("a process without an id")?), cpu)
 }
 
+/// Binds the calling thread to all CPUs that this process may use but one; to that, where there is no other.
+///
+/// # Errors
+/// Where the kernel does not tell or refuses.
+pub fn avoid(cpu: usize) -> Result<()> {
+    let allowed = sched_getaffinity(None).context("asking for the CPUs of this thread")?;
+    let mut set = CpuSet::new();
+    (0..CpuSet::MAX_CPU)
+        .filter(|&other| other != cpu && allowed.is_set(other))
+        .for_each(|other| set.set(other));
+    if set.count() > 0 {
+        sched_setaffinity(None, &set).context("leaving a CPU to the server")?;
+    }
+    Ok(())
+}
+
 fn pin_thread(thread: Option<Pid>, cpu: usize) -> Result<()> {
     ensure!(cpu < CpuSet::MAX_CPU, "cannot pin to CPU {cpu}: CPUs are numbered below {}", CpuSet::MAX_CPU);
     let mut set = CpuSet::new();

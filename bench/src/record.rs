@@ -14,7 +14,7 @@ pub struct Record {
     pub bench: String,
     /// What was done, for instance `64MiB/4k/100 pages`.
     pub case: String,
-    /// What `ours` and `rival` count: `ns`, `us`, `ms` (less is better) or `1/s` (more is better).
+    /// What `ours` and `rival` count: `ns`, `us`, `ms`, `MiB` (less is better), `1/s` or `1` (more is better).
     pub unit: String,
     /// Median of our values, one per run.
     pub ours: f64,

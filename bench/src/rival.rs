@@ -8,6 +8,7 @@ mod fork;
 mod fork_server;
 mod hand_off;
 mod python_fork_server;
+mod session;
 
 pub use call::{ForkPerCall, WholeCopy};
 pub use cold_python::{ColdPython, PYTHON};
@@ -17,6 +18,7 @@ pub use fork::{ForkExitWait, fork_exit_wait};
 pub use fork_server::ForkServer;
 pub use hand_off::{Between, By, HandOff, round_trips};
 pub use python_fork_server::PythonForkServer;
+pub use session::ForkPerSession;
 
 #[cfg(test)]
 mod tests {

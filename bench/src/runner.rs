@@ -24,6 +24,18 @@ pub struct Bench {
     name: String,
     options: Options,
     groups: Vec<Group>,
+    apart: Vec<Apart>,
+    /// The case that is the median of all others, and the rival's name there.
+    median: Option<(String, String)>,
+}
+
+/// A number that needs a run of its own: less is better.
+struct Apart {
+    case: String,
+    unit: &'static str,
+    /// Ours first.
+    contenders: Vec<&'static str>,
+    measure: Box<dyn Fn(&'static str) -> Result<f64>>,
 }
 
 /// Who could not take part in what, and why. Sets, because the same may be said of several cases.
@@ -46,7 +58,26 @@ impl Absences {
 impl Bench {
     /// A benchmark without groups. `name` is that of its program and of its records' file.
     pub fn new(name: impl Into<String>, options: Options) -> Self {
-        Self { name: name.into(), options, groups: Vec::new() }
+        Self { name: name.into(), options, groups: Vec::new(), apart: Vec::new(), median: None }
+    }
+
+    /// Adds a number of which less is better and that is measured once, by itself, after all groups: for each of
+    /// `contenders`, of which ours is the first.
+    pub fn apart<const N: usize>(
+        &mut self,
+        case: impl Into<String>,
+        unit: &'static str,
+        contenders: [&'static str; N],
+        measure: impl Fn(&'static str) -> Result<f64> + 'static,
+    ) {
+        let (case, contenders) = (case.into(), contenders.into());
+        self.apart.push(Apart { case, unit, contenders, measure: Box::new(measure) });
+    }
+
+    /// Adds a case that is the median of all cases' ratios beside their first rivals; its rival is called `rival`, and its
+    /// value is 1.
+    pub fn median(&mut self, case: impl Into<String>, rival: impl Into<String>) {
+        self.median = Some((case.into(), rival.into()));
     }
 
     /// Adds a group.
@@ -68,10 +99,24 @@ impl Bench {
             });
         }
         self.groups.retain(|group| !group.cases.is_empty());
-        ensure!(!self.groups.is_empty(), "no case of benchmark {} is called so: {only:?}", self.name);
+        let apart =
+            self.apart.iter().any(|apart| only.as_deref().is_some_and(|text| apart.case.contains(text)));
+        ensure!(
+            apart || !self.groups.is_empty(),
+            "no case of benchmark {} is called so: {only:?}",
+            self.name
+        );
 
         let mut absences = Absences::default();
-        let records = self.measure(Instant::now() + self.options.budget(), &mut absences)?;
+        let mut records = self.measure(Instant::now() + self.options.budget(), &mut absences)?;
+        if let Some((case, rival)) = &self.median {
+            records.extend(self.median_of(&records, case, rival));
+        }
+        for apart in
+            self.apart.iter().filter(|apart| only.as_deref().is_none_or(|text| apart.case.contains(text)))
+        {
+            records.extend(self.measure_apart(apart, &mut absences));
+        }
         println!("\n{}: each value is a median of so many runs; ratio above 1: ours is better", self.name);
         println!("{}", report::table(&records));
         for skipped in &absences.skipped {
@@ -88,8 +133,53 @@ impl Bench {
         Ok(if absences.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
+    fn measure_apart(&self, apart: &Apart, absences: &mut Absences) -> Vec<Record> {
+        let mut values = apart.contenders.iter().map(|name| {
+            let value = (apart.measure)(name);
+            value.map(|value| (*name, value)).map_err(|error| absences.note(&apart.case, name, &error))
+        });
+        let Some(Ok((_, ours))) = values.next() else { return Vec::new() };
+        let record = |(name, rival): (&str, f64)| Record {
+            bench: self.name.clone(),
+            case: apart.case.clone(),
+            unit: apart.unit.to_owned(),
+            ours,
+            rival_name: name.to_owned(),
+            rival,
+            ratio: rival / ours,
+            spread: 0.0,
+            runs: 1,
+        };
+        values.flatten().map(record).collect()
+    }
+
+    /// One record for all cases, where each was measured beside its first rival.
+    fn median_of(&self, records: &[Record], case: &str, rival: &str) -> Option<Record> {
+        let mut first: Vec<&Record> = Vec::new();
+        for record in records {
+            if first.iter().all(|known| known.case != record.case) {
+                first.push(record);
+            }
+        }
+        let ratios: Vec<f64> = first.iter().map(|record| record.ratio).collect();
+        (!ratios.is_empty()).then(|| Record {
+            bench: self.name.clone(),
+            case: case.to_owned(),
+            unit: "1".to_owned(),
+            ours: stats::median(&ratios),
+            rival_name: rival.to_owned(),
+            rival: 1.0,
+            ratio: stats::median(&ratios),
+            spread: stats::interquartile_range(&ratios),
+            runs: first.iter().map(|record| record.runs).min().unwrap_or(0),
+        })
+    }
+
     fn measure(&self, deadline: Instant, absences: &mut Absences) -> Result<Vec<Record>> {
         let mut cases_left: usize = self.groups.iter().map(|group| group.cases.len()).sum();
+        if cases_left == 0 {
+            return Ok(Vec::new());
+        }
         let bar = ProgressBar::new(u64::try_from(cases_left)?);
         bar.set_style(
             ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg}").context("progress bar")?,
@@ -141,6 +231,46 @@ mod tests {
         assert_eq!((time.ours, time.rival, time.ratio, time.spread, time.runs), (20.0, 60.0, 3.0, 1.0, 3));
         let rate = bench.record("c", Quantity::Rate, "r", &pairs[..1]);
         assert_eq!((rate.unit.as_str(), rate.ratio), ("1/s", 0.25));
+    }
+
+    fn bench() -> Bench {
+        Bench::new("b", <TestArguments as clap::Parser>::parse_from(["bench"]).options)
+    }
+
+    #[test]
+    fn the_median_is_over_first_rivals() {
+        let bench = bench();
+        let record = |case: &str, rival: &str, ratio: f64| {
+            let mut record = bench.record(case, Quantity::Rate, rival, &[(ratio, 1.0)]);
+            record.runs = 7;
+            record
+        };
+        let records = [
+            record("one", "first", 0.9),
+            record("one", "second", 0.1),
+            record("two", "first", 0.95),
+            record("three", "other", 1.0),
+        ];
+        let median = bench.median_of(&records, "all", "as usual").unwrap();
+        assert_eq!((median.ratio, median.ours, median.rival, median.runs), (0.95, 0.95, 1.0, 7));
+        assert_eq!((median.case.as_str(), median.rival_name.as_str()), ("all", "as usual"));
+        assert!(bench.median_of(&[], "all", "as usual").is_none());
+    }
+
+    #[test]
+    fn numbers_apart_have_one_value_each() {
+        let mut bench = bench();
+        bench.apart("memory", "MiB", ["ours", "large", "broken"], |name| match name {
+            "ours" => Ok(2.0),
+            "large" => Ok(8.0),
+            _ => anyhow::bail!("broke"),
+        });
+        let mut absences = Absences::default();
+        let records = bench.measure_apart(&bench.apart[0], &mut absences);
+        assert_eq!(records.len(), 1);
+        let record = &records[0];
+        assert_eq!((record.ours, record.rival, record.ratio, record.runs), (2.0, 8.0, 4.0, 1));
+        assert!(absences.failed.iter().any(|failed| failed == "memory, broken: broke"), "{absences:?}");
     }
 
     #[derive(clap::Parser)]

@@ -26,7 +26,18 @@ fn main() {
             "-C",
             "codegen-units=1",
         ])
-        .args(["-C", "debuginfo=0", "-C", "force-unwind-tables=no", "-C", "overflow-checks=no"])
+        .args([
+            "-C",
+            "lto=fat",
+            "-C",
+            "strip=symbols",
+            "-C",
+            "debuginfo=0",
+            "-C",
+            "force-unwind-tables=no",
+            "-C",
+            "overflow-checks=no",
+        ])
         .arg("-C")
         .arg(format!("linker={}", env::var("CC").unwrap_or_else(|_| "cc".to_owned())))
         .arg("-C")

@@ -86,6 +86,7 @@ static void create(void) {
     options.time_limit_ms = (unsigned)settings.task_limit;
     options.memory = (size_t)settings.orbit_memory;
     options.cpu_percent = 50;
+    options.nice = 10;
     companion_create(&expiry.companion, look, NULL, &options);
 }
 
@@ -97,7 +98,7 @@ static bool call(enum trouble trouble) {
 }
 
 static void tick(void) {
-    if (store_deadlines()->count > 0 && expiry.companion.under_way == 0)
+    if (settings.active_expiry && store_deadlines()->count > 0 && expiry.companion.under_way == 0)
         call(TROUBLE_NONE);
 }
 

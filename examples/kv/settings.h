@@ -5,14 +5,15 @@
 #include "slice.h"
 
 struct settings {
-    const char *socket;          /* a Unix socket to listen on, or NULL */
-    int port;                    /* a port of 127.0.0.1 to listen on, 0 for any, or -1 */
-    const char *file;            /* where the dump is */
-    bool dump_by_fork;           /* fork for a dump instead of calling an orbit */
-    int64_t capacity;            /* bytes up to which each area can grow */
-    int64_t dump_limit;          /* milliseconds that a dump may take */
-    int64_t task_limit;          /* milliseconds that any other task may take */
-    int64_t orbit_memory;        /* bytes that an orbit may need for itself */
+    const char *socket;    /* a Unix socket to listen on, or NULL */
+    int port;              /* a port of 127.0.0.1 to listen on, 0 for any, or -1 */
+    const char *file;      /* where the dump is */
+    bool dump_by_fork;     /* fork for a dump instead of calling an orbit */
+    int64_t capacity;      /* bytes up to which each area can grow */
+    int64_t dump_limit;    /* milliseconds that a dump may take */
+    int64_t task_limit;    /* milliseconds that any other task may take */
+    int64_t orbit_memory;  /* bytes that an orbit may need for itself */
+    int64_t active_expiry; /* whether keys are deleted at their deadlines, and not when they are asked for */
     int64_t watchdog_interval;   /* milliseconds between two rounds of the watchdog; 0 for none */
     int64_t slowlog_slower_than; /* microseconds from which a command is slow; negative for none */
     int64_t slowlog_length;      /* how many slow commands are kept */

@@ -110,6 +110,7 @@ static void create(void) {
     options.time_limit_ms = (unsigned)settings.task_limit;
     options.memory = (size_t)settings.orbit_memory;
     options.cpu_percent = 50;
+    options.nice = 10;
     companion_create(&slowlog.companion, serve, new_log, &options);
 }
 

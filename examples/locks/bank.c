@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define STEPS 4
 #define START 1000
@@ -14,9 +15,12 @@
 static long *balances;
 static atomic_long *due;
 static size_t accounts;
+static uint64_t step_ns;
+static atomic_bool stopped;
 
-void bank_init(size_t count) {
+void bank_init(size_t count, uint64_t work) {
     accounts = count;
+    step_ns = work * 1000;
     balances = calloc(count, sizeof *balances);
     due = calloc(count, sizeof *due);
     if (!balances || !due)
@@ -62,6 +66,21 @@ static void change(const struct step *step, long amount) {
         balances[step->account] += amount;
 }
 
+static uint64_t processor_time(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+/* What a transaction has to do beside waiting for locks. */
+static void compute(void) {
+    if (step_ns == 0)
+        return;
+    uint64_t begin = processor_time();
+    while (processor_time() - begin < step_ns) {
+    }
+}
+
 static enum result attempt(struct transaction *transaction, const struct step *steps) {
     locks_begin(transaction);
     size_t done = 0;
@@ -71,6 +90,7 @@ static enum result attempt(struct transaction *transaction, const struct step *s
         if (result != GRANTED)
             break;
         change(&steps[done], steps[done].change);
+        compute();
         /* Somebody else's turn, to have some conflicts. */
         sched_yield();
     }
@@ -87,7 +107,7 @@ static enum result attempt(struct transaction *transaction, const struct step *s
 struct bank_report bank_work(struct transaction *transaction, uint64_t count) {
     struct bank_report report = {0};
     uint64_t state = 0x9e3779b97f4a7c15 * (transaction->slot + 1);
-    while (report.committed < count) {
+    while (report.committed < count && !atomic_load_explicit(&stopped, memory_order_relaxed)) {
         struct step steps[STEPS];
         plan(steps, &state);
         enum result result;
@@ -99,6 +119,8 @@ struct bank_report bank_work(struct transaction *transaction, uint64_t count) {
     }
     return report;
 }
+
+void bank_stop(void) { atomic_store(&stopped, true); }
 
 bool bank_is_right(void) {
     bool right = true;

@@ -4,7 +4,8 @@
 
 #include "locks.h"
 
-void bank_init(size_t accounts);
+/* Each step of a transaction computes for so many microseconds, beside what it does to its account. */
+void bank_init(size_t accounts, uint64_t work);
 
 struct bank_report {
     uint64_t committed;
@@ -12,8 +13,10 @@ struct bank_report {
     uint64_t timeouts;  /* rollbacks after waiting too long */
 };
 
-/* Commits so many transactions, each as often as it takes. */
+/* Commits so many transactions, each as often as it takes; fewer if it is stopped. */
 struct bank_report bank_work(struct transaction *transaction, uint64_t count);
+
+void bank_stop(void);
 
 /* Whether every account has what committed transactions, and only these, left there; says so if not. */
 bool bank_is_right(void);

@@ -20,6 +20,8 @@ static const char help[] =
     "\n"
     "  --threads NUMBER        (8)\n"
     "  --transactions NUMBER   that each thread commits (2000)\n"
+    "  --milliseconds NUMBER   for which they commit transactions, instead of so many\n"
+    "  --work NUMBER           microseconds that each of a transaction's four steps computes (0)\n"
     "  --accounts NUMBER       (24)\n"
     "  --timeout MS            after which waiting for a lock is given up (200)\n"
     "  --detect async|sync|inline|fork|none\n"
@@ -33,10 +35,16 @@ static const char *const ways[] = {"async", "sync", "inline", "fork", "none", NU
 static const char *const bugs[] = {"none", "pointer", "assertion", "loop", "lie", NULL};
 
 static struct {
-    uint64_t threads, transactions, accounts, timeout, every;
+    uint64_t threads, transactions, milliseconds, work, accounts, timeout, every;
     enum detect detect;
     enum bug bug;
-} options = {8, 2000, 24, 200, 500, DETECT_ASYNC, BUG_NONE};
+} options = {.threads = 8,
+             .transactions = 2000,
+             .accounts = 24,
+             .timeout = 200,
+             .every = 500,
+             .detect = DETECT_ASYNC,
+             .bug = BUG_NONE};
 
 static uint64_t number(const char *option, const char *text, uint64_t least, uint64_t most) {
     char *end;
@@ -58,6 +66,8 @@ static void read_options(int argc, char **argv) {
     static const struct option known[] = {
         {"threads", required_argument, NULL, 't'},
         {"transactions", required_argument, NULL, 'n'},
+        {"milliseconds", required_argument, NULL, 'm'},
+        {"work", required_argument, NULL, 'c'},
         {"accounts", required_argument, NULL, 'a'},
         {"timeout", required_argument, NULL, 'w'},
         {"detect", required_argument, NULL, 'd'},
@@ -75,6 +85,12 @@ static void read_options(int argc, char **argv) {
             break;
         case 'n':
             options.transactions = number(name, optarg, 1, UINT32_MAX);
+            break;
+        case 'm':
+            options.milliseconds = number(name, optarg, 1, 3600 * 1000);
+            break;
+        case 'c':
+            options.work = number(name, optarg, 0, 1000000);
             break;
         case 'a':
             options.accounts = number(name, optarg, 4, 1 << 20);
@@ -106,7 +122,8 @@ static void read_options(int argc, char **argv) {
 static void *work(void *report) {
     struct bank_report *mine = report;
     /* The report's place holds the slot until there is one. */
-    *mine = bank_work(locks_transaction(mine->committed), options.transactions);
+    uint64_t count = options.milliseconds ? UINT64_MAX : options.transactions;
+    *mine = bank_work(locks_transaction(mine->committed), count);
     return NULL;
 }
 
@@ -118,7 +135,7 @@ static double seconds(void) {
 
 static void tell_of_detector(const struct detector_report *detector) {
     double each = detector->searches ? (double)detector->searches_ns / (double)detector->searches / 1e3 : 0;
-    printf("searches: %" PRIu64 " (%.1f us of the lock manager's time each)\n", detector->searches, each);
+    printf("searches: %" PRIu64 " (%.3f us of the lock manager's time each)\n", detector->searches, each);
     printf("verdicts: %" PRIu64 " applied, %" PRIu64 " too late, %" PRIu64 " refused\n", detector->found,
            detector->stale, detector->refused);
     printf("the detector: failed in %" PRIu64 " searches, was not there for %" PRIu64 ", came back %" PRIu64
@@ -130,7 +147,7 @@ static void tell_of_detector(const struct detector_report *detector) {
 
 int main(int argc, char **argv) {
     read_options(argc, argv);
-    bank_init(options.accounts);
+    bank_init(options.accounts, options.work);
     locks_init(options.accounts, options.threads, (unsigned)options.timeout, detector_search);
     detector_start(options.detect, options.bug, options.every);
 
@@ -144,6 +161,12 @@ int main(int argc, char **argv) {
         if (pthread_create(&threads[i], NULL, work, &reports[i]) != 0)
             errx(1, "cannot start thread %zu", i);
     }
+    if (options.milliseconds) {
+        struct timespec time = {(time_t)(options.milliseconds / 1000),
+                                (long)(options.milliseconds % 1000) * 1000000};
+        nanosleep(&time, NULL);
+        bank_stop();
+    }
     for (size_t i = 0; i < options.threads; i++) {
         pthread_join(threads[i], NULL);
         all.committed += reports[i].committed;
@@ -153,7 +176,8 @@ int main(int argc, char **argv) {
     double took = seconds() - begin;
     struct detector_report detector = detector_stop();
 
-    bool right = bank_is_right() && all.committed == options.threads * options.transactions;
+    bool enough = options.milliseconds || all.committed == options.threads * options.transactions;
+    bool right = bank_is_right() && enough;
     printf("%" PRIu64 " threads, %" PRIu64 " accounts, detector: %s, bug: %s", options.threads,
            options.accounts, ways[options.detect], bugs[options.bug]);
     if (options.bug != BUG_NONE)

@@ -21,7 +21,9 @@
  *     one and ORBIT_UNKNOWN is returned, or by orbit_skip passed over.
  *   - A received scratch appears at the address from which it was sent where that lies in a pool of main's or is free in
  *     main; otherwise elsewhere.
- *   - orbit_commit is not there: it would write to main's memory while main runs. Send updates.
+ *   - orbit_commit fails with ENOSYS, as with the authors' own last kernel, which has the system call behind it compiled
+ *     out. In earlier ones it put whole pages that the task had changed over main's while main ran, unasked and with all
+ *     that lay beside them. One mode of one of their old programs asks for it. Send updates.
  *
  * Errors set errno: EINVAL for a dead orbit, for 1,024 bytes of arguments or more, for bad pools and for tasks that are
  * not there; ESRCH where the orbit died during the call; ECANCELED for a cancelled call; EPERM inside an orbit, and where

@@ -13,7 +13,7 @@
  *     lwSwitch(new, 21, &args);               // the creator: args is 42
  *
  * Link with -lorrery. From "Light-Weight Contexts: An OS Abstraction for Safety and Performance" (Litton et
- * al., OSDI 2016), sections 3.1 to 3.5, on a stock Linux kernel. lw_error (orrery/lwc.h) says in words what
+ * al., OSDI 2016), sections 3.1 to 3.9, on a stock Linux kernel. lw_error (orrery/lwc.h) says in words what
  * went wrong.
  *
  * CONTEXTS
@@ -37,9 +37,18 @@
  * RIGHTS
  *
  * A creator may overlay its own memory with any of its context's (lwOverlay); a context with what of its
- * creator's the specification marked LWC_MAY_OVERLAY. lwRestrict narrows what a descriptor allows, at once,
+ * creator's the specification marked LWC_MAY_OVERLAY; so with descriptors, and with system calls that are made
+ * for another context (lwSyscall). lwRestrict narrows what a descriptor allows, at once,
  * for all who hold it, for good. The owner of the memory checks. A context is closed to debuggers and other
  * processes of its user (PR_SET_DUMPABLE in prctl(2)), unless LWC_DUMPABLE; the superuser can look into it.
+ *
+ * SYSTEM CALLS
+ *
+ * A context may not make the system calls that were marked LWC_UNMAP: they fail with EPERM. With LWC_SYSTRAP
+ * they arrive in its creator, whose lwSwitch returns, with lwCalled telling the call. The creator looks at what
+ * the arguments point to (lwCopyIn, lwCopyPath: once, for it may change), may make the call itself (lwSyscall)
+ * or put a descriptor there (lwGive), and answers by switching back with what the call returns: -4095 to -1
+ * are errors.
  *
  * SIGNALS
  *
@@ -57,6 +66,7 @@
  *   ESRCH     the context has ended before
  *   EINVAL    a range is empty, not made of pages of 4096 bytes, given twice, or of memory that cannot be
  *             shared: the stack, unmapped, not readable and writable
+ *   EINPROGRESS  the context is stopped in a system call that its creator must answer first
  *   others    what a system call answered: EMFILE, ENOMEM, EAGAIN (RLIMIT_NPROC) ...
  */
 #ifndef ORRERY_CONTEXT_H
@@ -64,20 +74,24 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* What a specification is about. */
-#define LWC_VM 1 /* memory: addresses and bytes, whole pages */
-#define LWC_FD 2 /* descriptors: the first one, and how many */
+#define LWC_VM 1      /* memory: addresses and bytes, whole pages */
+#define LWC_FD 2      /* descriptors: the first one, and how many */
+#define LWC_SYSCALL 3 /* system calls: the first number (SYS_...), and how many */
+#define LWC_CRED 4    /* credentials: in the mask of lwSyscall */
 
 /* What becomes of it. */
-#define LWC_COW 0x1         /* lwCreate: a copy, as without a specification; lwOverlay: a copy */
-#define LWC_SHARE 0x2       /* memory: one and the same in both contexts, at the same address */
-#define LWC_UNMAP 0x4       /* lwCreate: not in the new context; lwOverlay: remove the overlay */
-#define LWC_MAY_ACCESS 0x8  /* lwCreate, memory: the new context may overlay it; besides one of the others */
+#define LWC_COW 0x1   /* lwCreate: a copy, as without a specification; lwOverlay: a copy */
+#define LWC_SHARE 0x2 /* memory: one and the same in both contexts, at the same address */
+#define LWC_UNMAP 0x4 /* lwCreate: not in the new context; lwOverlay: remove the overlay */
+#define LWC_MAY_ACCESS                                                                                       \
+    0x8 /* lwCreate: the new context may overlay it or have it called; with another or alone */
 #define LWC_MAY_OVERLAY 0x8 /* the same by the paper's other name */
 
 /* A length: all there is from `start` on. */
@@ -93,6 +107,9 @@ struct lwc_spec {
 /* Options of lwCreate. */
 #define LWC_SHAREDSIGNALS 0x1 /* gets signals that no context caused, if its creator does */
 #define LWC_DUMPABLE 0x2      /* is as open to debuggers as its creator */
+/* Calls that it may not make arrive in its creator; without any LWC_SYSCALL, those that name files, processes
+ * and sockets: about what FreeBSD's capability mode takes away. */
+#define LWC_SYSTRAP 0x4
 
 /* How many bytes a switch carries. */
 #define LWC_ROOM 65536
@@ -103,8 +120,7 @@ struct lwc_spec {
  * *caller and its argument in *args. Memory marked LWC_SHARE must not be malloc's.
  *
  * Errors, beside those above:
- *   EINVAL    caller or args is null; a type, how or option is unknown; LWC_FD with another how than LWC_COW
- *             and LWC_UNMAP
+ *   EINVAL    caller or args is null; a type, how or option is unknown; LWC_SHARE of anything but LWC_VM
  *   EAGAIN    the program has other threads
  *   ENOSPC    there are 4096 contexts
  *   EFAULT    the new context died of what was unmapped
@@ -136,20 +152,65 @@ int lwSwitchBytes(int target, uint64_t args, const void *bytes, size_t length, u
 size_t lwReceived(void *buffer, size_t room);
 
 /*
- * Narrows what holders of this descriptor may overlay to what of it the specifications name (LWC_VM; how is
- * of no meaning). Without any, to nothing.
+ * Narrows what holders of this descriptor may do to what of it the specifications name (LWC_VM, LWC_FD,
+ * LWC_SYSCALL; how is of no meaning). Without any, to nothing.
  */
 int lwRestrict(int target, const struct lwc_spec *specs, size_t count);
 
 /*
  * Maps memory of `target` at the same place of the calling context, whose own memory there is gone: a copy
  * (LWC_COW), or the memory itself (LWC_SHARE). LWC_UNMAP removes the overlay: nothing is mapped there then.
+ * Or puts copies of its descriptors in the place of the same numbers (LWC_FD, LWC_COW).
  * Specifications are done in order; if one fails, those before it stay.
  *
  * Errors, beside those above:
  *   EACCES    the descriptor carries no right to all of a range
  */
 int lwOverlay(int target, const struct lwc_spec *specs, size_t count);
+
+/* A system call that a context was stopped in. */
+struct lwc_call {
+    long number;
+    uint64_t args[6];
+};
+
+/* Whether control last came here by a system call of the context that lwSwitch returned; which one it was. */
+int lwCalled(struct lwc_call *call);
+
+/*
+ * Copies memory of a context that was created here with LWC_SYSTRAP; returns how many bytes are there. EINVAL
+ * where none is, EACCES after lwRestrict, ENOMSG where it is not such a context.
+ */
+ssize_t lwCopyIn(int target, uint64_t address, void *buffer, size_t length);
+
+/* The same of a path, with its end. EMSGSIZE where it does not fit. */
+int lwCopyPath(int target, uint64_t address, char *path, size_t room);
+
+/* Writes into its memory. */
+int lwCopyOut(int target, uint64_t address, const void *bytes, size_t length);
+
+/* Puts a descriptor of ours into a context that is stopped in a system call; returns its number there. */
+int lwGive(int target, int descriptor);
+
+/*
+ * Lets the call go on in which the context is stopped, as lwSwitch returns. What its arguments point to may
+ * have changed since it was looked at, where others can write there. ENOMSG where it is in no call.
+ */
+int lwProceed(int target, uint64_t *result);
+
+/* For the mask of lwSyscall: what is the caller's, not the target's. */
+#define LWC_OWN(type) (1u << (type))
+
+/*
+ * Makes a system call for a context, as if it had made it itself, except for what the mask says is the
+ * caller's: LWC_OWN(LWC_VM), the memory that arguments point to; LWC_OWN(LWC_FD); LWC_OWN(LWC_CRED). Six
+ * arguments; *result is what the kernel returned, -4095 to -1 are errors.
+ *
+ * Errors, beside those above:
+ *   EACCES    the descriptor carries no right to the call
+ *   ENOSYS    the call cannot be put together from two contexts
+ */
+int lwSyscall(int target, unsigned mask, long number, const uint64_t args[6], int64_t *result);
 
 /* Closes a descriptor of a context. */
 int lwClose(int target);

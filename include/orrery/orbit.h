@@ -89,7 +89,7 @@ const char *orbit_error(void);
 
 enum orbit_restart {
     ORBIT_RESTART_NEVER,
-    ORBIT_RESTART_ON_CRASH, /* with growing pauses, and not for ever if it fails again and again */
+    ORBIT_RESTART_ON_CRASH, /* with growing pauses, and not for ever if it fails again and again: see below */
     ORBIT_RESTART_ALWAYS    /* after an orderly exit, too */
 };
 
@@ -114,9 +114,19 @@ struct orbit_options {
     unsigned processes;     /* how many processes and threads it may have; unlimited */
     size_t memory;          /* how much it may have; unlimited */
     int nice;               /* how much nicer than main it is; 0 */
+
+    /*
+     * How restarts follow one another. The first comes at once; before the second there is a wait, which doubles with each
+     * further one. After too many in a row the orbit stays dead. One that lived long enough begins a new row.
+     */
+    unsigned restart_limit;      /* in a row; 10, or ORBIT_RESTART_WITHOUT_LIMIT */
+    unsigned backoff_first_ms;   /* the wait before the second restart; 10 */
+    unsigned backoff_longest_ms; /* the longest wait; 5,000 */
+    unsigned healthy_after_ms;   /* how long it has to live for a new row; 10,000 */
 };
+#define ORBIT_RESTART_WITHOUT_LIMIT (~0u)
 #define ORBIT_OPTIONS_INIT                                                                                   \
-    { sizeof(struct orbit_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(struct orbit_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /*
  * Makes an orbit with a name (1 to 50 characters) that runs `entry` for each call. `init`, if there is one, runs in the

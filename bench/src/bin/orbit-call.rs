@@ -2,7 +2,8 @@
 //!
 //! Rivals: a fork for each call, and a copy of everything into shared memory. Each contender is a process of its own, a
 //! program of 64 MiB beside the state that the task looks at, bound to the same CPU as the others. Every task adds up
-//! the pages that changed, and the sum is checked. Cases named `pause` time only how long main stands still.
+//! the pages that changed, and the sum is checked. Cases named `pause` time only how long main stands still; in those
+//! named `copier` a forked copier does the copying, and nobody is bound to a CPU.
 
 use std::process::ExitCode;
 
@@ -27,6 +28,9 @@ const CHANGES: [(usize, &[&str]); 4] = [
 /// The states that grow by 2 MiB before each call.
 const GROWING: [usize; 4] = [2, 16, 64, 256];
 const TWO_MIB: [(&str, &str); 2] = [("512 new", "2 MiB new"), ("pause 512 new", "2 MiB new, pause")];
+/// The largest of them, where a forked copier does the copying.
+const COPIED: [(&str, &str); 2] =
+    [("pause 512 new", "2 MiB new, pause"), ("pause 4096 new", "16 MiB new, pause")];
 
 /// Calls to orbits beside forks and copies
 #[derive(Parser)]
@@ -85,6 +89,15 @@ fn main() -> Result<ExitCode> {
         }
         bench.group(group);
     }
+    // The copier is there to work on another CPU.
+    let mut group = Group::new("copier/256MiB", entry(COW, 256, Pin::None)?);
+    for rival in [ORBIT, FORK, COPY] {
+        group = group.against(entry(rival, 256, Pin::None)?);
+    }
+    for (work, words) in COPIED {
+        group = group.case(case(&format!("copier/256MiB/{words}"), work, true));
+    }
+    bench.group(group);
     bench.run()
 }
 

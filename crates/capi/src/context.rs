@@ -1,11 +1,13 @@
 //! `orrery/context.h`: contexts, by the paper's names.
 
-use core::cell::RefCell;
-use core::ffi::{c_int, c_uint, c_void};
+use core::cell::{Cell, RefCell};
+use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use core::time::Duration;
+use std::os::fd::BorrowedFd;
 
 use orrery_lwc::context::{
-    self, Arrival, Context, Created, Error, Overlay, Result, Spec, create_here, remove_overlay,
+    self, Arrival, Call, Calls, Context, Created, Error, Overlay, Own, Result, Rights, Spec, create_here,
+    remove_overlay,
 };
 use orrery_sys::PAGE;
 
@@ -13,16 +15,24 @@ use crate::error;
 
 const VM: c_int = 1;
 const FD: c_int = 2;
+const SYSCALL: c_int = 3;
+const CRED: c_int = 4;
 const COW: c_uint = 0x1;
 const SHARE: c_uint = 0x2;
 const UNMAP: c_uint = 0x4;
 const MAY_ACCESS: c_uint = 0x8;
 const SHARED_SIGNALS: c_uint = 0x1;
 const DUMPABLE: c_uint = 0x2;
+const SYSTRAP: c_uint = 0x4;
+
+/// How many descriptors one specification of lwOverlay names at most.
+const MOST_DESCRIPTORS: u32 = 4096;
 
 thread_local! {
     /// The bytes of the last arrival.
     static RECEIVED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// The system call by which control last came.
+    static CALLED: Cell<Option<Call>> = const { Cell::new(None) };
 }
 
 /// `struct lwc_spec`.
@@ -33,6 +43,14 @@ pub struct LwcSpec {
     how: c_uint,
     start: usize,
     length: usize,
+}
+
+/// `struct lwc_call`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LwcCall {
+    number: c_long,
+    args: [u64; 6],
 }
 
 /// Creates a context; returns in the creator, and in the context when somebody switches to it.
@@ -142,12 +160,13 @@ pub unsafe extern "C" fn lwReceived(buffer: *mut c_void, room: usize) -> usize {
 pub unsafe extern "C" fn lwRestrict(target: c_int, specs: *const LwcSpec, count: usize) -> c_int {
     // SAFETY: the caller's promise.
     let outcome = unsafe { list(specs, count) }.and_then(|specs| {
-        let keep = specs.iter().map(|spec| match spec.kind {
-            VM => Ok((spec.start, bytes_of(spec))),
+        let keep = specs.iter().try_fold(Rights::none(), |rights, spec| match spec.kind {
+            VM => rights.memory(spec.start, bytes_of(spec)),
+            FD => numbers(spec).map(|(first, last)| rights.descriptors(first, last)),
+            SYSCALL => numbers(spec).map(|(first, last)| rights.calls(&Calls::none().with(first, last))),
             kind => Err(invalid("lwRestrict", kind.unsigned_abs() as usize)),
-        });
-        let keep = keep.collect::<Result<Vec<_>>>()?;
-        Context::of_descriptor(target)?.restrict(&keep)
+        })?;
+        Context::of_descriptor(target)?.restrict_to(&keep)
     });
     outcome.map_or_else(error::fail_context, |()| 0)
 }
@@ -160,13 +179,21 @@ pub unsafe extern "C" fn lwRestrict(target: c_int, specs: *const LwcSpec, count:
 pub unsafe extern "C" fn lwOverlay(target: c_int, specs: *const LwcSpec, count: usize) -> c_int {
     // SAFETY: the caller's promise.
     let outcome = unsafe { list(specs, count) }.and_then(|specs| {
-        if let Some(odd) =
-            specs.iter().find(|spec| spec.kind != VM || ![COW, SHARE, UNMAP].contains(&spec.how))
-        {
+        let known = |spec: &LwcSpec| match spec.kind {
+            VM => [COW, SHARE, UNMAP].contains(&spec.how),
+            FD => spec.how == COW && numbers(spec).is_ok_and(|(first, last)| last - first < MOST_DESCRIPTORS),
+            _ => false,
+        };
+        if let Some(odd) = specs.iter().find(|spec| !known(spec)) {
             return Err(invalid("lwOverlay", odd.how as usize));
         }
         let context = Context::of_descriptor(target)?;
         specs.iter().try_for_each(|spec| {
+            if spec.kind == FD {
+                let (first, last) = numbers(spec)?;
+                // SAFETY: the caller's promise.
+                return (first..=last).try_for_each(|number| unsafe { context.overlay_descriptor(number) });
+            }
             let start = core::ptr::with_exposed_provenance(spec.start);
             // SAFETY: the caller's promise.
             unsafe {
@@ -181,6 +208,132 @@ pub unsafe extern "C" fn lwOverlay(target: c_int, specs: *const LwcSpec, count: 
     outcome.map_or_else(error::fail_context, |()| 0)
 }
 
+/// The system call by which control last came here; 0 where it came otherwise.
+///
+/// # Safety
+/// `call` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lwCalled(call: *mut LwcCall) -> c_int {
+    let Some(called) = CALLED.get() else { return 0 };
+    if !call.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { call.write(LwcCall { number: c_long::from(called.number), args: called.arguments }) };
+    }
+    1
+}
+
+/// Lets the system call go on in which a context is stopped.
+///
+/// # Safety
+/// `result` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lwProceed(target: c_int, result: *mut u64) -> c_int {
+    let outcome = Context::of_descriptor(target).and_then(Context::proceed);
+    // SAFETY: the caller's promise.
+    unsafe { finish(outcome, result) }
+}
+
+/// Makes a system call for another context.
+///
+/// # Safety
+/// `args` names six values. The call may do to either context whatever such a call can do.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lwSyscall(
+    target: c_int,
+    mask: c_uint,
+    number: c_long,
+    args: *const u64,
+    result: *mut i64,
+) -> c_int {
+    let known = 1 << VM | 1 << FD | 1 << CRED;
+    let outcome = match u32::try_from(number) {
+        Ok(number) if !args.is_null() && !result.is_null() && mask & !known == 0 => {
+            let has = |kind: c_int| mask & 1 << kind != 0;
+            let own = Own { memory: has(VM), descriptors: has(FD), credentials: has(CRED) };
+            // SAFETY: checked, and the caller's promise.
+            unsafe {
+                let arguments = args.cast::<[u64; 6]>().read_unaligned();
+                Context::of_descriptor(target)
+                    .and_then(|context| context.syscall(own, number, arguments))
+                    .map(|value| result.write(value))
+            }
+        }
+        _ => Err(invalid("lwSyscall", usize::try_from(number).unwrap_or(usize::MAX))),
+    };
+    outcome.map_or_else(error::fail_context, |()| 0)
+}
+
+/// Copies memory of a context that is trapped by this one.
+///
+/// # Safety
+/// `buffer` is valid for `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lwCopyIn(target: c_int, address: u64, buffer: *mut c_void, length: usize) -> isize {
+    if buffer.is_null() || length > isize::MAX.unsigned_abs() {
+        return error::fail_context(invalid("lwCopyIn", length)) as isize;
+    }
+    // SAFETY: the caller's promise.
+    let buffer = unsafe { core::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
+    let outcome = Context::of_descriptor(target).and_then(|context| context.copy_in(address, buffer));
+    outcome.map_or_else(|error| error::fail_context(error) as isize, usize::cast_signed)
+}
+
+/// Writes into memory of a context that is trapped by this one.
+///
+/// # Safety
+/// `bytes` names `length` bytes, and the context does not mind.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lwCopyOut(
+    target: c_int,
+    address: u64,
+    bytes: *const c_void,
+    length: usize,
+) -> c_int {
+    if bytes.is_null() || length > isize::MAX.unsigned_abs() {
+        return error::fail_context(invalid("lwCopyOut", length));
+    }
+    // SAFETY: the caller's promise.
+    let outcome = unsafe {
+        let bytes = core::slice::from_raw_parts(bytes.cast::<u8>(), length);
+        Context::of_descriptor(target).and_then(|context| context.copy_out(address, bytes))
+    };
+    outcome.map_or_else(error::fail_context, |()| 0)
+}
+
+/// Copies a path of a context that is trapped by this one.
+///
+/// # Safety
+/// `path` is valid for `room` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lwCopyPath(target: c_int, address: u64, path: *mut c_char, room: usize) -> c_int {
+    let outcome = Context::of_descriptor(target).and_then(|context| context.copy_path(address));
+    let outcome = outcome.and_then(|text| {
+        let bytes = text.as_bytes_with_nul();
+        if path.is_null() || bytes.len() > room {
+            return Err(Error::TooLong { bytes: bytes.len(), room });
+        }
+        // SAFETY: it fits, and the caller's promise.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), path.cast(), bytes.len()) };
+        Ok(())
+    });
+    outcome.map_or_else(error::fail_context, |()| 0)
+}
+
+/// Puts a descriptor of this context's into one that is stopped in a system call.
+#[unsafe(no_mangle)]
+pub extern "C" fn lwGive(target: c_int, descriptor: c_int) -> c_int {
+    let outcome = Context::of_descriptor(target).and_then(|context| {
+        if descriptor < 0 {
+            return Err(invalid("lwGive", descriptor.unsigned_abs() as usize));
+        }
+        // SAFETY: a number that is no descriptor is an error; it is not kept.
+        let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        context
+            .give(file, rustix::io::fcntl_getfd(file).is_ok_and(|f| f.contains(rustix::io::FdFlags::CLOEXEC)))
+    });
+    outcome.unwrap_or_else(error::fail_context)
+}
+
 /// Closes a descriptor of a context.
 #[unsafe(no_mangle)]
 pub extern "C" fn lwClose(target: c_int) -> c_int {
@@ -190,6 +343,7 @@ pub extern "C" fn lwClose(target: c_int) -> c_int {
 /// Notes what arrived; gives the caller's descriptor.
 fn arrived(arrival: Arrival) -> c_int {
     RECEIVED.replace(arrival.bytes);
+    CALLED.set(arrival.call);
     arrival.caller.descriptor()
 }
 
@@ -224,11 +378,12 @@ unsafe fn list<'a>(specs: *const LwcSpec, count: usize) -> Result<&'a [LwcSpec]>
 /// # Safety
 /// What the specifications share or unmap is the caller's to share or unmap.
 unsafe fn specification(specs: &[LwcSpec], options: c_uint) -> Result<Spec> {
-    if options & !(SHARED_SIGNALS | DUMPABLE) != 0 {
+    if options & !(SHARED_SIGNALS | DUMPABLE | SYSTRAP) != 0 {
         return Err(invalid("the options of lwCreate", options as usize));
     }
     let mut spec =
         Spec::new().shared_signals(options & SHARED_SIGNALS != 0).dumpable(options & DUMPABLE != 0);
+    spec = spec.trap(options & SYSTRAP != 0);
     for one in specs {
         let odd = || invalid("a specification of lwCreate", one.how as usize);
         match one.kind {
@@ -248,14 +403,28 @@ unsafe fn specification(specs: &[LwcSpec], options: c_uint) -> Result<Spec> {
                 }
             }
             FD => {
-                let first = u32::try_from(one.start).map_err(|_| odd())?;
-                let count = u32::try_from(one.length).unwrap_or(u32::MAX);
-                match one.how {
+                let (first, last) = numbers(one).map_err(|_| odd())?;
+                match one.how & !MAY_ACCESS {
                     COW => {}
-                    UNMAP if count > 0 => {
-                        spec = spec.close_descriptors(first, first.saturating_add(count - 1));
-                    }
+                    0 if one.how != 0 => {}
+                    UNMAP => spec = spec.close_descriptors(first, last),
                     _ => return Err(odd()),
+                }
+                if one.how & MAY_ACCESS != 0 {
+                    spec = spec.may_fetch(first, last);
+                }
+            }
+            SYSCALL => {
+                let (first, last) = numbers(one).map_err(|_| odd())?;
+                let calls = Calls::none().with(first, last);
+                match one.how & !MAY_ACCESS {
+                    COW => {}
+                    0 if one.how != 0 => {}
+                    UNMAP => spec = spec.withhold(&calls),
+                    _ => return Err(odd()),
+                }
+                if one.how & MAY_ACCESS != 0 {
+                    spec = spec.may_call(&calls);
                 }
             }
             _ => return Err(odd()),
@@ -270,6 +439,15 @@ fn bytes_of(spec: &LwcSpec) -> usize {
         usize::MAX => (usize::MAX & !(PAGE - 1)).saturating_sub(spec.start),
         length => length,
     }
+}
+
+/// Numbers of descriptors or system calls, first and last.
+fn numbers(spec: &LwcSpec) -> Result<(u32, u32)> {
+    let odd = || invalid("a range of numbers", spec.start);
+    let first = u32::try_from(spec.start).map_err(|_| odd())?;
+    let count = u32::try_from(spec.length).unwrap_or(u32::MAX);
+    let last = count.checked_sub(1).ok_or_else(odd)?;
+    Ok((first, first.saturating_add(last)))
 }
 
 fn invalid(operation: &'static str, value: usize) -> context::Error {

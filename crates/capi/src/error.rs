@@ -6,6 +6,7 @@ use core::fmt::{self, Write};
 
 use orrery_lwc::Error;
 use orrery_lwc::context::Error as ContextError;
+use orrery_lwc::sessions::Error as SessionsError;
 use orrery_memory::Error as MemoryError;
 
 /// Room for the longest message.
@@ -21,6 +22,8 @@ thread_local! {
 enum Failure {
     Rollback(Error),
     Context(ContextError),
+    /// One that is no plain value; its text was written when it was noted.
+    Written,
 }
 
 impl fmt::Display for Failure {
@@ -28,6 +31,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Rollback(error) => error.fmt(f),
             Self::Context(error) => error.fmt(f),
+            Self::Written => Ok(()),
         }
     }
 }
@@ -58,6 +62,12 @@ pub(crate) fn fail_context(error: ContextError) -> c_int {
     note(Failure::Context(error), context_number(&error))
 }
 
+/// The same of an error about sessions.
+pub(crate) fn fail_sessions(error: &SessionsError) -> c_int {
+    write_text(error);
+    note(Failure::Written, sessions_number(error))
+}
+
 fn note(failure: Failure, errno: c_int) -> c_int {
     LAST.set(Some(failure));
     // SAFETY: the C library's errno of this thread.
@@ -75,11 +85,18 @@ pub(crate) fn text(otherwise: Option<Error>) -> *const c_char {
     let Some(error) = LAST.get().or(otherwise.map(Failure::Rollback)) else {
         return core::ptr::null();
     };
+    match error {
+        Failure::Written => TEXT.with_borrow(|text| text.bytes.as_ptr().cast()),
+        error => write_text(&error),
+    }
+}
+
+fn write_text(what: &dyn fmt::Display) -> *const c_char {
     TEXT.with_borrow_mut(|text| {
         text.bytes = [0; ROOM];
         text.length = 0;
         // It never fails: what does not fit is cut off.
-        let _ = write!(text, "{error}");
+        let _ = write!(text, "{what}");
         text.bytes.as_ptr().cast()
     })
 }
@@ -113,13 +130,30 @@ fn context_number(error: &ContextError) -> c_int {
         ContextError::TimedOut => libc::ETIMEDOUT,
         ContextError::TooLong { .. } => libc::EMSGSIZE,
         ContextError::Full { .. } => libc::ENOSPC,
-        ContextError::Denied { .. } => libc::EACCES,
+        ContextError::Denied { .. } | ContextError::CallDenied { .. } => libc::EACCES,
+        ContextError::Stopped { .. } => libc::EINPROGRESS,
+        ContextError::NoCall { .. } => libc::ENOMSG,
+        ContextError::CallUnknown { .. } => libc::ENOSYS,
         ContextError::RootLimit
         | ContextError::Unaligned { .. }
         | ContextError::Overlap { .. }
         | ContextError::Memory { .. } => libc::EINVAL,
         ContextError::Birth { errno, .. } => errno.raw_os_error(),
         ContextError::System(error) => error.errno.raw_os_error(),
+        _ => libc::EIO,
+    }
+}
+
+/// The same for sessions.
+fn sessions_number(error: &SessionsError) -> c_int {
+    match error {
+        SessionsError::Exhausted { .. } => libc::EAGAIN,
+        SessionsError::NoSession { .. } => libc::ENOENT,
+        SessionsError::Setup(_) => libc::ENOTSUP,
+        SessionsError::NoTemplate(_) => libc::EOWNERDEAD,
+        SessionsError::Descriptors => libc::EMFILE,
+        SessionsError::Context(error) => context_number(error),
+        SessionsError::System(error) => error.errno.raw_os_error(),
         _ => libc::EIO,
     }
 }

@@ -9,3 +9,6 @@ mod error;
 pub mod lwc;
 pub mod orbit;
 mod orbit_error;
+pub mod orc;
+pub mod sessions;
+pub mod vault;

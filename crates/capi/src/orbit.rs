@@ -20,12 +20,25 @@ pub struct Handle<T> {
     inner: AtomicPtr<T>,
 }
 
-impl<T> Handle<T> {
-    const MAGIC: u64 = 0x6f72_7265_7279_6f62;
+/// What handles are of, so that one kind is not taken for another.
+trait Kind {
+    /// What such a handle begins with.
+    const MAGIC: u64;
+}
 
+impl Kind for orrery_orbit::Orbit {
+    const MAGIC: u64 = 0x6f72_7265_7279_6f62;
+}
+
+impl Kind for orrery_orbit::Area {
+    const MAGIC: u64 = 0x6f72_7265_7279_6172;
+}
+
+#[expect(private_bounds, reason = "there are no other kinds")]
+impl<T: Kind> Handle<T> {
     fn make(value: T) -> *mut Self {
         let inner = Box::into_raw(Box::new(value));
-        Box::into_raw(Box::new(Self { magic: AtomicU64::new(Self::MAGIC), inner: AtomicPtr::new(inner) }))
+        Box::into_raw(Box::new(Self { magic: AtomicU64::new(T::MAGIC), inner: AtomicPtr::new(inner) }))
     }
 
     /// What is behind a handle, for what only main may do. An orbit's copy of main may be older than the handle, so there it
@@ -48,7 +61,7 @@ impl<T> Handle<T> {
     unsafe fn get<'a>(handle: *mut Self, what: &str) -> Result<&'a T, Refused> {
         // SAFETY: handles are never freed.
         let inner = unsafe { handle.as_ref() }
-            .filter(|handle| handle.magic.load(Ordering::Relaxed) == Self::MAGIC)
+            .filter(|handle| handle.magic.load(Ordering::Relaxed) == T::MAGIC)
             // SAFETY: a box that stays until the handle is taken.
             .and_then(|handle| unsafe { handle.inner.load(Ordering::Acquire).as_ref() });
         inner.ok_or_else(|| refuse(libc::EINVAL, &format!("this is no {what}, or was destroyed")))
@@ -61,7 +74,7 @@ impl<T> Handle<T> {
     unsafe fn take(handle: *mut Self, what: &str) -> Result<Box<T>, Refused> {
         // SAFETY: as above.
         let handle = unsafe { handle.as_ref() }
-            .filter(|handle| handle.magic.load(Ordering::Relaxed) == Self::MAGIC)
+            .filter(|handle| handle.magic.load(Ordering::Relaxed) == T::MAGIC)
             .map(|handle| handle.inner.swap(core::ptr::null_mut(), Ordering::AcqRel));
         match handle.filter(|inner| !inner.is_null()) {
             // SAFETY: made by `make`, and given to nobody else.

@@ -46,7 +46,7 @@ const CPP: [&str; 4] = ["c++98", "c++11", "c++17", "c++20"];
 
 /// The examples, what they are given, and what they make of it: each request meets the same state, each session its own,
 /// and the sums are FNV-1a of "the private key" and the line.
-const EXAMPLES: [(&str, &str, &str); 4] = [
+const EXAMPLES: [(&str, &str, &str); 5] = [
     (
         "algorithm1_snapshot.c",
         "one\ntwo\nthree and more\n",
@@ -72,6 +72,12 @@ const EXAMPLES: [(&str, &str, &str); 4] = [
         "algorithm3_signing.c",
         "first\nsecond\n",
         "first: 5f44482a\nsecond: 956b5c00\nthe key is out of reach\n",
+    ),
+    (
+        "algorithm4_monitor.c",
+        "/proc/version\n/etc/passwd\n/dev/null\n/proc/self/../version\n",
+        "/proc/version: open\n/etc/passwd: Operation not permitted\n/dev/null: open\n\
+         /proc/self/../version: Operation not permitted\n",
     ),
 ];
 
@@ -99,7 +105,15 @@ fn main() {
         for (language, standard) in
             languages.iter().flat_map(|(language, standards)| standards.iter().map(move |s| (*language, *s)))
         {
-            for header in ["orrery/lwc.h", "orrery/context.h", "orrery/orbit.h", "orbit/orbit.h"] {
+            for header in [
+                "orrery/lwc.h",
+                "orrery/context.h",
+                "orrery/sessions.h",
+                "orrery/vault.h",
+                "orrery/orbit.h",
+                "orrery/orc.h",
+                "orbit/orbit.h",
+            ] {
                 let name = format!("{header}/{}/{standard}", compiler.of_c());
                 trials.push(Trial::test(name, move || compiler.check_header(header, language, standard)));
             }

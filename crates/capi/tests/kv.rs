@@ -545,6 +545,17 @@ fn keys_expire_unasked_and_no_others() {
 }
 
 #[test]
+fn keys_may_be_left_until_they_are_asked_for() {
+    let Some((server, _folder)) = start(&["--set", "active-expiry=0"]) else { return };
+    let mut client = server.client();
+    client.run("SET k v PX 1");
+    std::thread::sleep(std::time::Duration::from_millis(400));
+    assert_eq!(client.run("DBSIZE").integer(), 1);
+    assert_eq!(shown(&client.run("GET k")), "nil");
+    assert_eq!(client.run("DBSIZE").integer(), 0);
+}
+
+#[test]
 fn the_watchdog_counts_warns_and_evicts() {
     let Some((server, _folder)) = start(&["--set", "watchdog-interval=50"]) else { return };
     let mut client = server.client();

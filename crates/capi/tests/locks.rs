@@ -12,6 +12,12 @@ const THREADS: u64 = 6;
 
 /// Runs it and gives what it printed. That it ends well is its own word that all transactions are in the books.
 fn run(compiler: &str, transactions: u64, arguments: &[&str]) -> Option<String> {
+    let printed = start(compiler, transactions, arguments)?;
+    assert!(printed.contains(&format!("\ntransactions: {} in ", transactions * THREADS)), "{printed}");
+    Some(printed)
+}
+
+fn start(compiler: &str, transactions: u64, arguments: &[&str]) -> Option<String> {
     let program = build("locks", compiler)?;
     let output = Command::new("timeout")
         .args(["--signal=KILL", "120"])
@@ -24,7 +30,6 @@ fn run(compiler: &str, transactions: u64, arguments: &[&str]) -> Option<String> 
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {}\n{printed}{errors}", output.status);
-    assert!(printed.contains(&format!("\ntransactions: {} in ", transactions * THREADS)), "{printed}");
     assert!(printed.contains("every transaction is in the books"), "{printed}");
     Some(printed)
 }
@@ -53,6 +58,12 @@ fn deadlocks_are_found_by_each_kind_of_detector() {
             assert_eq!(number_before(&printed, "refused"), 0, "{printed}");
         }
     }
+}
+
+#[test]
+fn the_clock_may_end_it() {
+    let Some(printed) = start("gcc", 1, &["--milliseconds", "200", "--work", "50"]) else { return };
+    assert!(number_before(&printed, "in 0.") > THREADS, "it goes on until then: {printed}");
 }
 
 #[test]

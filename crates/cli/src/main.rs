@@ -1,12 +1,15 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
 mod doctor;
+mod guard;
 mod kimage;
 mod orbits;
+mod orc;
 mod orthros;
 mod pipes;
 mod run;
 mod trace;
+mod vault;
 mod warm;
 
 use std::io;
@@ -25,22 +28,28 @@ struct Orrery {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Guard(guard::Arguments),
     Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
+    Orc(orc::Arguments),
     Orthros(orthros::Arguments),
     Run(run::Arguments),
     Trace(trace::Arguments),
+    Vault(vault::Arguments),
     Warm(warm::Arguments),
 }
 
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Guard(arguments) => guard::run(arguments),
         Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
+        Command::Orc(arguments) => orc::run(&arguments),
         Command::Orthros(arguments) => orthros::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
+        Command::Vault(arguments) => vault::run(&arguments),
         Command::Warm(arguments) => warm::run(arguments),
     };
     match result {

@@ -1,21 +1,45 @@
-//! `orrery run`: a program with an executive under it, and nothing else changed.
+//! `orrery run`: a program with an executive under it, and nothing else changed but what a policy says.
 
 use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use clap::Args;
-use orrery_hijack::{Hijack, Options};
+use orrery_hijack::{Hijack, Options, Policy};
+
+use crate::trace::{self, Style};
 
 /// Run a program with an executive under it, through which all its system calls pass
 ///
-/// The program takes this process over: its status, signals, terminal and parent are those that it would have had.
+/// The program takes this process over: its status, signals, terminal and parent are those that it would have had. Where a
+/// policy logs calls, this process stays as its parent to write them, and ends as the program does.
 #[derive(Args)]
 pub(crate) struct Arguments {
+    /// Rules about system calls: see the book's chapter on executives
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+
+    /// Where to write the calls that the policy logs [default: standard error]
+    #[arg(long, value_name = "FILE", requires = "policy")]
+    log: Option<PathBuf>,
+
+    /// Check the policy, and run nothing
+    #[arg(long, requires = "policy")]
+    check: bool,
+
     /// Leave the program's code as it is: every call is dispatched by the kernel
     #[arg(long)]
     no_patch: bool,
 
     /// The program, and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(
+        required_unless_present = "check",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
     command: Vec<OsString>,
 }
 
@@ -24,10 +48,33 @@ pub(crate) struct Arguments {
 /// # Errors
 /// Why that cannot be.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let policy = arguments.policy.as_deref().map(read).transpose()?;
+    if arguments.check {
+        return Ok(());
+    }
     let Some((program, rest)) = arguments.command.split_first() else {
         anyhow::bail!("no program given");
     };
-    let hijack = Hijack::start(Options::default().patch(!arguments.no_patch))?;
+    let tells = policy.as_ref().is_some_and(Policy::tells);
+    let log: Box<dyn Write + Send> = match &arguments.log {
+        Some(path) => Box::new(File::create(path).with_context(|| format!("create {}", path.display()))?),
+        None => Box::new(io::stderr()),
+    };
+    let options = Options::default().patch(!arguments.no_patch).policy(policy.unwrap_or_default());
+    let hijack = Hijack::start(options)?;
     crate::pipes::restore();
-    Err(hijack.execute(program, rest).into())
+    if !tells {
+        return Err(hijack.execute(program, rest).into());
+    }
+    let status = trace::follow(&hijack, program, rest, log, Style::default())?;
+    trace::end_as(status)
+}
+
+/// Reads a policy.
+///
+/// # Errors
+/// What is wrong with it, and where.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Policy> {
+    let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    Ok(Policy::parse(&text, &path.display().to_string())?)
 }

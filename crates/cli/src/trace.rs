@@ -1,6 +1,8 @@
-//! `orrery trace`: what system calls a program makes, how often and for how long.
+//! `orrery trace`: what system calls a program makes: each of them, or how often and for how long.
 
+mod clock;
 mod forward;
+mod line;
 mod report;
 
 use std::ffi::OsString;
@@ -9,27 +11,68 @@ use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{ExitStatus, exit};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use orrery_hijack::{Hijack, Options};
+use orrery_hijack::{Events, Hijack, Options, Policy, calls};
 
-/// Run a program, then tell which system calls it and its children made
+use clock::Clock;
+pub(crate) use line::Style;
+use line::Writer;
+
+/// How often the journal is looked at.
+const INTERVAL: Duration = Duration::from_millis(2);
+
+/// Run a program and tell each system call that it and its children make, or (-c) how many and how long
 ///
-/// Counts calls, their errors and how long they took. The report goes to standard error when the program has ended;
-/// status and signal are the program's.
+/// What is told goes to standard error; status and signal are the program's. Calls that are not asked for (--call,
+/// --path) cost what they cost under `orrery run`.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Count only, which is cheaper: no errors, no durations
+    /// Instead of each call, tell at the end how often each was made, its errors, and how long it took
     #[arg(short, long)]
     count: bool,
 
-    /// Write the report to a file
+    /// With -c: count only, which is cheaper: no errors, no durations
+    #[arg(long, requires = "count")]
+    untimed: bool,
+
+    /// Only these calls: names, or %file, %descriptor, %network
+    #[arg(short = 'e', long, value_name = "CALLS", value_delimiter = ',')]
+    call: Vec<String>,
+
+    /// Only calls with a path, or on a descriptor of a path, that matches: * within a name, ** across slashes
+    #[arg(short = 'P', long, value_name = "PATTERN", conflicts_with = "count")]
+    path: Vec<String>,
+
+    /// Only calls that fail
+    #[arg(short = 'Z', long, conflicts_with = "count")]
+    failed: bool,
+
+    /// Only calls that take so long, 10ms for instance
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, conflicts_with = "count")]
+    slower: Option<Duration>,
+
+    /// Begin each line with the time of day
+    #[arg(short, long, conflicts_with = "count")]
+    time: bool,
+
+    /// End each line with how long the call took
+    #[arg(short = 'T', long, conflicts_with = "count")]
+    duration: bool,
+
+    /// Rules about system calls, as for `orrery run`
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+
+    /// Write to a file
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Report as JSON
+    /// Tell as JSON: one object for each line, or with -c one for all
     #[arg(long)]
     json: bool,
 
@@ -42,67 +85,139 @@ pub(crate) struct Arguments {
     command: Vec<OsString>,
 }
 
-/// Runs the program, reports, and ends as the program ended.
+/// Runs the program, tells what it does, and ends as the program ended.
 ///
 /// # Errors
-/// Where the program could not be started, or the report not be written.
+/// Where the program could not be started, or nothing be written.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Some((program, rest)) = arguments.command.split_first() else {
         anyhow::bail!("no program given");
     };
+    let policy = arguments.policy.as_deref().map(crate::run::read).transpose()?.unwrap_or_default();
+    let selected = selected(&arguments.call)?;
     // Before the program runs: it is not to work for nothing.
-    let mut output: Box<dyn Write> = match &arguments.output {
+    let mut output: Box<dyn Write + Send> = match &arguments.output {
         Some(path) => {
             let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
             Box::new(file)
         }
         None => Box::new(io::stderr()),
     };
-    let options = Options::default().timed(!arguments.count).patch(!arguments.no_patch);
-    let hijack = Hijack::start(options)?;
-    crate::pipes::restore();
-    let clock = Clock::start();
-    let guest = hijack.spawn(program, rest)?;
-    forward::to(guest.pid());
-    let status = guest.wait()?;
-    let counts = hijack.counts();
-    let nanoseconds = clock.nanoseconds_per_tick();
-    let text = if arguments.json {
-        report::json(&counts, nanoseconds)?
+    let timed = arguments.count && !arguments.untimed;
+    let options = Options::default().timed(timed).patch(!arguments.no_patch);
+    let status = if arguments.count {
+        let hijack = Hijack::start(options.policy(policy))?;
+        crate::pipes::restore();
+        let clock = Clock::start();
+        let guest = hijack.spawn(program, rest)?;
+        forward::to(guest.pid());
+        let status = guest.wait()?;
+        let mut counts = hijack.counts();
+        counts.calls.retain(|call| {
+            arguments.call.is_empty() || call.number.is_some_and(|number| selected.contains(&number))
+        });
+        let nanoseconds = clock.nanoseconds_per_tick();
+        let text = if arguments.json {
+            report::json(&counts, nanoseconds)?
+        } else {
+            report::table(&counts, nanoseconds, timed)
+        };
+        output.write_all(text.as_bytes()).and_then(|()| output.flush()).context("write the report")?;
+        status
     } else {
-        report::table(&counts, nanoseconds, !arguments.count)
+        let style = Style {
+            time: arguments.time,
+            duration: arguments.duration,
+            json: arguments.json,
+            failed: arguments.failed,
+            slower: arguments.slower,
+        };
+        let telling = Policy::telling(selected, false).about(&arguments.path);
+        // What the policy answers is to be told as well.
+        let hijack = Hijack::start(options.policy(telling.then(policy)))?;
+        crate::pipes::restore();
+        follow(&hijack, program, rest, output, style)?
     };
-    output.write_all(text.as_bytes()).and_then(|()| output.flush()).context("write the report")?;
     end_as(status)
 }
 
+/// The numbers of calls that are asked for; none named: all.
+fn selected(words: &[String]) -> anyhow::Result<Vec<u32>> {
+    let all = ["*".to_owned()];
+    let mut numbers = Vec::new();
+    for word in if words.is_empty() { &all[..] } else { words } {
+        let group = calls::group(word).with_context(|| calls::no_such_call(word))?;
+        numbers.extend(group.into_iter().map(|call| call.number));
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+    Ok(numbers)
+}
+
+/// Runs a program as a child, and writes what rules of its policy tell, until it ends.
+///
+/// # Errors
+/// Where it cannot be started, or nothing be written.
+pub(crate) fn follow(
+    hijack: &Hijack,
+    program: &std::ffi::OsStr,
+    rest: &[OsString],
+    output: Box<dyn Write + Send>,
+    style: Style,
+) -> anyhow::Result<ExitStatus> {
+    let clock = Clock::start();
+    let mut events = hijack.events();
+    let guest = hijack.spawn(program, rest)?;
+    forward::to(guest.pid());
+    let ended = AtomicBool::new(false);
+    let mut writer = Writer::new(output, style, clock);
+    let (status, written) = thread::scope(|scope| {
+        let telling = scope.spawn(|| tell(&mut events, &mut writer, &ended));
+        let status = guest.wait();
+        ended.store(true, Relaxed);
+        (status, telling.join())
+    });
+    match written {
+        Ok(written) => written.context("write what was traced")?,
+        Err(_) => anyhow::bail!("the thread that writes what was traced has failed"),
+    }
+    tell_unfollowed(hijack);
+    Ok(status?)
+}
+
+/// Writes events as they come, until the program has ended and nothing is left.
+fn tell(events: &mut Events, writer: &mut Writer, ended: &AtomicBool) -> io::Result<()> {
+    loop {
+        let last = ended.load(Relaxed);
+        let mut some = false;
+        for event in events.by_ref() {
+            some = true;
+            writer.event(event)?;
+        }
+        if last && !some {
+            break;
+        }
+        writer.flush()?;
+        thread::sleep(INTERVAL);
+    }
+    writer.finish(events.lost())
+}
+
+/// Says what was not seen.
+fn tell_unfollowed(hijack: &Hijack) {
+    let counts = hijack.counts();
+    for (count, reason) in &counts.unfollowed {
+        eprintln!("orrery: not followed: {count} (a program was executed, but {reason})");
+    }
+    if counts.unarmed > 0 {
+        eprintln!("orrery: not followed: {} threads that a filter kept from it", counts.unarmed);
+    }
+}
+
 /// Ends this process as the program ended.
-fn end_as(status: ExitStatus) -> ! {
+pub(crate) fn end_as(status: ExitStatus) -> ! {
     if let Some(signal) = status.signal() {
         forward::die_of(signal);
     }
     exit(status.code().unwrap_or(1))
-}
-
-/// The time stamp counter beside the clock.
-struct Clock {
-    instant: Instant,
-    ticks: u64,
-}
-
-impl Clock {
-    fn start() -> Self {
-        Self { instant: Instant::now(), ticks: ticks() }
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "more digits than the clock has")]
-    fn nanoseconds_per_tick(&self) -> f64 {
-        let elapsed = ticks().wrapping_sub(self.ticks).max(1);
-        self.instant.elapsed().as_nanos() as f64 / elapsed as f64
-    }
-}
-
-fn ticks() -> u64 {
-    // SAFETY: reads a counter.
-    unsafe { core::arch::x86_64::_rdtsc() }
 }

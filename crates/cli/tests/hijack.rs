@@ -14,7 +14,9 @@ use std::process::{Command, Output, Stdio};
 const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
 
 /// The ways to run a program with an executive.
-const WAYS: [&[&str]; 3] = [&["run"], &["run", "--no-patch"], &["trace", "--output", "/dev/null"]];
+const WAYS: [&[&str]; 3] = [&["run"], &["run", "--no-patch"], &["trace", "-c", "--output", "/dev/null"]];
+/// The same, each call being told besides.
+const ALL_WAYS: [&[&str]; 4] = [WAYS[0], WAYS[1], WAYS[2], &["trace", "--output", "/dev/null"]];
 
 fn with(way: &[&str], words: &[&str]) -> Command {
     let mut command = Command::new(ORRERY);
@@ -37,14 +39,19 @@ fn seen(output: &Output) -> (String, String, Option<i32>, Option<i32>) {
     (text(&output.stdout), text(&output.stderr), output.status.code(), output.status.signal())
 }
 
-/// Checks that a program is the same in all ways, in a directory of its own.
+/// Checks that a program is the same in all ways.
 fn assert_same(words: &[&str]) {
+    assert_same_in(&WAYS, words);
+}
+
+/// Checks that a program is the same in these ways, in a directory of its own.
+fn assert_same_in(ways: &[&[&str]], words: &[&str]) {
     let run = |mut command: Command| {
         let directory = tempfile::tempdir().unwrap();
         command.current_dir(directory.path()).env("HOME", directory.path()).output().unwrap()
     };
     let expected = seen(&run(without(words)));
-    for way in WAYS {
+    for way in ways {
         assert_eq!(seen(&run(with(way, words))), expected, "{way:?} {words:?}");
     }
 }
@@ -92,7 +99,9 @@ fn behaviours_are_the_same() {
     let directory = tempfile::tempdir().unwrap();
     let guest = compile(directory.path(), "guest", &[]);
     for case in CASES {
-        assert_same(&[guest.to_str().unwrap(), case]);
+        // Telling each call needs more stack than is left there beside an unbuffered printf; and a million take long.
+        let ways = if ["alternate-small", "storm"].contains(&case) { &WAYS[..] } else { &ALL_WAYS[..] };
+        assert_same_in(ways, &[guest.to_str().unwrap(), case]);
     }
 }
 
@@ -125,10 +134,12 @@ fn ordinary_programs_are_the_same() {
 
 #[test]
 fn bash_is_the_same() {
-    assert_same(&[
-        "bash",
-        "-c",
-        r#"trap 'echo trapped' USR1; trap 'echo left' EXIT
+    assert_same_in(
+        &ALL_WAYS,
+        &[
+            "bash",
+            "-c",
+            r#"trap 'echo trapped' USR1; trap 'echo left' EXIT
            for i in 1 2 3; do kill -USR1 $$; done
            x=$(echo substituted | tr a-z A-Z); echo "$x" "${PIPESTATUS[*]}"
            (exit 3); echo $?
@@ -137,7 +148,8 @@ fn bash_is_the_same() {
            read -t 0.05 line < <(sleep 1); echo $((  $? > 128 ))
            for i in {1..300}; do echo $i > file; done; cat file
            exec 7<file; cat <&7; ulimit -n 64; ulimit -n"#,
-    ]);
+        ],
+    );
 }
 
 #[test]
@@ -232,7 +244,7 @@ fn go_is_the_same() {
 fn trace(words: &[&str]) -> serde_json::Value {
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("report");
-    let way = ["trace", "--json", "--output", report.to_str().unwrap()];
+    let way = ["trace", "-c", "--json", "--output", report.to_str().unwrap()];
     with(&way, words).output().unwrap();
     serde_json::from_slice(&fs::read(report).unwrap()).unwrap()
 }
@@ -303,8 +315,8 @@ fn hot_sites_are_rewritten_and_still_counted() {
     let report = trace(&[guest.to_str().unwrap(), "storm"]);
     let call = report["calls"].as_array().unwrap().iter().find(|call| call["call"] == "getppid").unwrap();
     let patched = call["patched"].as_u64().unwrap();
-    assert!(patched > 700_000, "{call}");
-    assert!(counts(&report)["getppid"] >= 5 * 8 * 20_000, "{call}");
+    assert!(patched > 150_000, "{call}");
+    assert!(counts(&report)["getppid"] >= 5 * 8 * 5_000, "{call}");
     let timed: u64 =
         call["histogram"].as_array().unwrap().iter().map(|bucket| bucket["calls"].as_u64().unwrap()).sum();
     assert_eq!(timed, call["calls"].as_u64().unwrap());
@@ -391,7 +403,7 @@ fn privileges_are_not_gained() {
     assert!(text(&refused.stderr).contains("gains privileges"), "{}", text(&refused.stderr));
     // Started by a guest, it gets its privileges, no executive, and is told of.
     let script = format!("{} -u; id -u", privileged.display());
-    let left_alone = nobody(&["trace"], &["sh", "-c", &script]);
+    let left_alone = nobody(&["trace", "-c"], &["sh", "-c", &script]);
     assert_eq!(text(&left_alone.stdout), "0\n65534\n", "{}", text(&left_alone.stderr));
     assert!(text(&left_alone.stderr).contains("not followed: 1 "), "{}", text(&left_alone.stderr));
     // A guest that root gives up its user is followed.

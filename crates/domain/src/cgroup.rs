@@ -61,12 +61,17 @@ impl Group {
         self.limit("memory", &v2, &v1)
     }
 
-    /// Bounds the processor share.
-    pub(crate) fn limit_cpu(&mut self, percent: u32) -> Means {
+    /// Bounds the processor share. Within a group of its own a domain's niceness means nothing to processes outside, so the
+    /// group gets it.
+    pub(crate) fn limit_cpu(&mut self, percent: u32, nice: Option<i32>) -> Means {
         const PERIOD: u64 = 100_000;
         let quota = (u64::from(percent) * PERIOD / 100).max(1_000);
-        let v2 = [("cpu.max", format!("{quota} {PERIOD}"))];
-        let v1 = [("cpu.cfs_quota_us", quota.to_string())];
+        let mut v2 = vec![("cpu.max", format!("{quota} {PERIOD}"))];
+        let mut v1 = vec![("cpu.cfs_quota_us", quota.to_string())];
+        if let Some(nice) = nice {
+            v2.push(("cpu.weight.nice", nice.to_string()));
+            v1.push(("cpu.shares", shares(nice).to_string()));
+        }
         self.limit("cpu", &v2, &v1)
     }
 
@@ -171,6 +176,14 @@ impl Drop for Group {
     }
 }
 
+/// What version 1 calls the weight of a process: 1,024, and a quarter more or less for each step of niceness
+/// ([sched(7)](https://man7.org/linux/man-pages/man7/sched.7.html)).
+fn shares(nice: i32) -> u64 {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "2 to 88,818")]
+    let shares = (1024.0 * 1.25_f64.powi(-nice.clamp(-20, 19))).round() as u64;
+    shares.max(2)
+}
+
 /// Whether a group below `own` would have `controller`.
 fn offers(own: &Path, controller: &str) -> bool {
     let text = fs::read_to_string(own.join("cgroup.subtree_control")).unwrap_or_default();
@@ -207,6 +220,22 @@ fn sweep(own: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn niceness_goes_to_the_group() {
+        assert_eq!([0, 10, 19, -20].map(shares), [1024, 110, 15, 88818]);
+        let mut group = Group::new("nice");
+        let file = match group.limit_cpu(50, Some(10)) {
+            Means::Version2 => "cpu.weight.nice",
+            Means::Version1 => "cpu.shares",
+            _ => {
+                println!("SKIPPED: no group for processor time can be made here");
+                return;
+            }
+        };
+        let text = fs::read_to_string(group.made[0].directory.join(file)).unwrap();
+        assert!(["10", "110"].contains(&text.trim()), "{text}");
+    }
 
     #[test]
     fn groups_come_and_go() {

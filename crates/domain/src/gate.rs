@@ -181,6 +181,12 @@ impl<'a> Gate<'a> {
         self.sleep(heard, until(), partner)
     }
 
+    /// Waits like [`Gate::wait`], but asleep from the start: where the partner works for longer than a hand-over takes, a
+    /// waiter that only yields is run again and again in the midst of that work.
+    pub fn wait_asleep(&self, heard: u32, until: Option<Moment>, partner: Partner<'_>) -> Woken {
+        self.sleep(heard, until, partner)
+    }
+
     #[cold]
     fn sleep(&self, heard: u32, until: Option<Moment>, partner: Partner<'_>) -> Woken {
         let bell = self.bell;

@@ -81,8 +81,8 @@ pub(crate) struct Bounds {
 }
 
 impl Limits {
-    /// Makes the groups for domain `name` and decides what stands in for those that cannot be made.
-    pub(crate) fn prepare(&self, name: &str) -> Result<Bounds> {
+    /// Makes the groups for domain `name`, of this niceness, and decides what stands in for those that cannot be made.
+    pub(crate) fn prepare(&self, name: &str, nice: Option<i32>) -> Result<Bounds> {
         self.check()?;
         let mut bounds = Bounds::default();
         let mut group = Group::new(name);
@@ -99,7 +99,7 @@ impl Limits {
             means
         });
         let cpu = self.cpu_percent.map(|percent| {
-            let means = group.limit_cpu(percent);
+            let means = group.limit_cpu(percent, nice);
             if means == Means::None {
                 bounds.nice = Some(19);
                 return Means::Nice;
@@ -182,7 +182,7 @@ mod tests {
             Limits { processes: Some(0), ..Limits::default() },
             Limits { cpu_time: Some(Duration::ZERO), ..Limits::default() },
         ] {
-            assert!(matches!(limits.prepare("x"), Err(Error::Setting { .. })), "{limits:?}");
+            assert!(matches!(limits.prepare("x", None), Err(Error::Setting { .. })), "{limits:?}");
         }
     }
 
@@ -190,9 +190,9 @@ mod tests {
     fn every_bound_is_held_by_something() {
         let limits =
             Limits { memory: Some(64 << 20), cpu_percent: Some(50), processes: Some(4), ..Limits::default() };
-        let bounds = limits.prepare("unit").unwrap();
+        let bounds = limits.prepare("unit", None).unwrap();
         let held = bounds.enforcement;
         assert!(![held.memory, held.cpu, held.processes].contains(&Means::None), "{held:?}");
-        assert_eq!(Limits::default().prepare("none").unwrap().enforcement, Enforcement::default());
+        assert_eq!(Limits::default().prepare("none", None).unwrap().enforcement, Enforcement::default());
     }
 }

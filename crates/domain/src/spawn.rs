@@ -149,7 +149,7 @@ impl Domain {
         body: Body,
         by: ForkBy<'_>,
     ) -> Result<Self> {
-        let bounds = settings.limits.prepare(&settings.name)?;
+        let bounds = settings.limits.prepare(&settings.name, settings.scheduling.nice)?;
         let scheduling = settings.scheduling.prepare(bounds.nice())?;
         let main = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
             .map(descriptors::raise)

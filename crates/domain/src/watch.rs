@@ -17,7 +17,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::os::fd::{BorrowedFd, RawFd};
 
-use orrery_sys::PAGE;
+use orrery_sys::{PAGE, PageRange};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -94,12 +94,18 @@ impl Watcher {
         self.ear = Some(ear);
     }
 
-    /// Starts it in the calling process, the domain. Signals must be blocked, and the watcher must stay where it is for as
-    /// long as the process lives. Async-signal-safe.
+    /// Where its stack lies: its thread writes there whatever the domain does.
+    pub fn stack(&self) -> PageRange {
+        let start = self.stack.as_ptr().expose_provenance();
+        PageRange { start, end: start + STACK }
+    }
+
+    /// Starts it in the calling process, the domain; gives its thread's number. Signals must be blocked, and the watcher
+    /// must stay where it is for as long as the process lives. Async-signal-safe.
     ///
     /// # Errors
     /// Those of clone(2).
-    pub fn start(&self) -> core::result::Result<(), Errno> {
+    pub fn start(&self) -> core::result::Result<i32, Errno> {
         // SAFETY: the top of our own stack area.
         let top = unsafe { self.stack.as_ptr().add(STACK) };
         let flags = libc::CLONE_VM
@@ -113,7 +119,7 @@ impl Watcher {
         // lives (it belongs to a leaked plan), and touches nothing else.
         let result = unsafe { libc::clone(watch, top.cast(), flags, argument) };
         // clone(3) sets errno on failure, which we read at once on our own thread.
-        if result < 0 { Err(last_errno()) } else { Ok(()) }
+        if result < 0 { Err(last_errno()) } else { Ok(result) }
     }
 }
 

@@ -7,6 +7,7 @@
 use std::fs;
 use std::io;
 use std::mem::offset_of;
+use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::Ordering::Relaxed;
 
 use libc::c_long;
@@ -14,19 +15,26 @@ use orrery_executive::board::Unfollowed;
 use orrery_executive::config::{ACTION_FLAGS, Action, Config, RANGES, Range};
 
 use crate::image::Image;
+use crate::policy::Policy;
 use crate::segment::Segment;
 use crate::tracee::{Stop, Tracee, read_memory, write_memory};
 
 /// How the executive is to behave.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) timed: bool,
     pub(crate) patch: bool,
     pub(crate) threshold: u32,
+    pub(crate) policy: Policy,
 }
 
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const ON: u64 = 1;
+/// In no C library's headers yet; from Linux 6.10 on.
+const SYS_MSEAL: c_long = 462;
+const PAGE: u64 = 4096;
+/// How often a thread may stop on its way to a call.
+const MOST_STOPS: usize = 1000;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Where the vDSO's `syscall` is looked for.
 const VDSO_BYTES: usize = 8192;
@@ -47,7 +55,8 @@ struct Puppet<'a> {
 
 impl Puppet<'_> {
     fn run_to_call(&mut self) -> io::Result<()> {
-        loop {
+        // What forces a signal on the thread would do so for ever.
+        for _ in 0..MOST_STOPS {
             self.tracee.to_call()?;
             match self.tracee.wait() {
                 Stop::Call => return Ok(()),
@@ -57,6 +66,7 @@ impl Puppet<'_> {
                 _ => {}
             }
         }
+        Err(io::ErrorKind::TimedOut.into())
     }
 
     fn call(&mut self, number: c_long, arguments: [u64; 6]) -> io::Result<u64> {
@@ -85,7 +95,7 @@ pub(crate) fn inject(
     mask: u64,
     image: &Image,
     segment: &Segment,
-    settings: Settings,
+    settings: &Settings,
 ) -> Result<(), Unfollowed> {
     let result = prepare(&mut tracee, image, segment, settings);
     let _gone = tracee.set_mask(mask & !SIGSYS_BIT);
@@ -103,7 +113,7 @@ fn prepare(
     tracee: &mut Tracee,
     image: &Image,
     segment: &Segment,
-    settings: Settings,
+    settings: &Settings,
 ) -> Result<bool, Unfollowed> {
     let failed = |_: io::Error| Unfollowed::Failed;
     let registers = tracee.registers().map_err(failed)?;
@@ -157,13 +167,33 @@ fn auxiliary(pid: libc::pid_t, key: u64) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
-fn arrange(puppet: &mut Puppet<'_>, image: &Image, segment: &Segment, settings: Settings) -> io::Result<()> {
+/// What is put into the process: the image, and behind it the policy's table.
+struct Load<'a> {
+    image: &'a Image,
+    program: Vec<u8>,
+    table: Vec<u8>,
+}
+
+impl Load<'_> {
+    fn table_length(&self) -> u64 {
+        (self.table.len() as u64).next_multiple_of(PAGE)
+    }
+
+    fn length(&self) -> u64 {
+        self.image.length + self.table_length()
+    }
+}
+
+fn arrange(puppet: &mut Puppet<'_>, image: &Image, segment: &Segment, settings: &Settings) -> io::Result<()> {
+    let program = fs::read_link(format!("/proc/{}/exe", puppet.tracee.pid()))?.into_os_string().into_vec();
+    let table = settings.policy.table(&program);
+    let load = Load { image, program, table };
     let protection = u64::try_from(libc::PROT_READ | libc::PROT_WRITE).unwrap_or(0);
     let flags = u64::try_from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unwrap_or(0);
-    let base = puppet.call(libc::SYS_mmap, [0, image.length, protection, flags, u64::MAX, 0])?;
-    let result = furnish(puppet, base, image, segment, settings);
+    let base = puppet.call(libc::SYS_mmap, [0, load.length(), protection, flags, u64::MAX, 0])?;
+    let result = furnish(puppet, base, &load, segment, settings);
     if result.is_err() {
-        puppet.call(libc::SYS_munmap, [base, image.length, 0, 0, 0, 0])?;
+        puppet.call(libc::SYS_munmap, [base, load.length(), 0, 0, 0, 0])?;
     }
     result
 }
@@ -171,10 +201,11 @@ fn arrange(puppet: &mut Puppet<'_>, image: &Image, segment: &Segment, settings: 
 fn furnish(
     puppet: &mut Puppet<'_>,
     base: u64,
-    image: &Image,
+    load: &Load<'_>,
     segment: &Segment,
-    settings: Settings,
+    settings: &Settings,
 ) -> io::Result<()> {
+    let image = load.image;
     let pid = puppet.tracee.pid();
     let ranges = code_ranges(pid)?;
     let user = user_of(pid)?;
@@ -192,7 +223,8 @@ fn furnish(
             (offset_of!(Config, board), board),
             (offset_of!(Config, board_length), size_of_val(segment.board()) as u64),
             (offset_of!(Config, image), base),
-            (offset_of!(Config, image_length), image.length),
+            (offset_of!(Config, image_length), load.length()),
+            (offset_of!(Config, policy), if load.table.is_empty() { 0 } else { base + image.length }),
             (offset_of!(Config, code), code),
             (offset_of!(Config, code_length), code_length),
             (action + offset_of!(Action, handler), handler),
@@ -204,18 +236,32 @@ fn furnish(
         put(offset_of!(Config, timed), &[u8::from(settings.timed)])?;
         put(offset_of!(Config, unpatched), &[u8::from(!settings.patch)])?;
         put(offset_of!(Config, threshold), &settings.threshold.to_le_bytes())?;
-        for (index, (start, end)) in ranges.into_iter().take(RANGES).enumerate() {
+        for (index, (start, end, file)) in ranges.into_iter().take(RANGES).enumerate() {
             let at = offset_of!(Config, ranges) + index * size_of::<Range>();
-            put(at, &start.to_le_bytes())?;
-            put(at + 8, &end.to_le_bytes())?;
+            let marks = settings.policy.marks(&load.program, file.as_bytes());
+            for (offset, value) in [
+                (offset_of!(Range, start), start),
+                (offset_of!(Range, end), end),
+                (offset_of!(Range, marks), marks),
+            ] {
+                put(at + offset, &value.to_le_bytes())?;
+            }
         }
+        write_memory(pid, base + image.length, &load.table)?;
         let read_only = u64::try_from(libc::PROT_READ).unwrap_or(0);
         let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
-        puppet.call(libc::SYS_mprotect, [base, image.code.start, read_only, 0, 0, 0])?;
         puppet.call(libc::SYS_mprotect, [code, code_length, executable, 0, 0, 0])?;
+        for (start, length) in [(base, image.code.start), (base + image.length, load.table_length())] {
+            if length > 0 {
+                puppet.call(libc::SYS_mprotect, [start, length, read_only, 0, 0, 0])?;
+            }
+        }
         let signal = u64::try_from(libc::SIGSYS).unwrap_or(0);
         let action = config + action as u64;
         puppet.call(libc::SYS_rt_sigaction, [signal, action, 0, 8, 0, 0])?;
+        // The last call but one: nothing can be undone any more, and armed dispatch would have it delivered. Kernels before
+        // 6.10 cannot: then the executive alone keeps the program from changing these mappings.
+        let _older = puppet.call(SYS_MSEAL, [base, load.length(), 0, 0, 0, 0]);
         let dispatch = [PR_SET_SYSCALL_USER_DISPATCH, ON, code, code_length, 0, 0];
         puppet.call(libc::SYS_prctl, dispatch)?;
         segment.board().followed.fetch_add(1, Relaxed);
@@ -228,17 +274,19 @@ fn furnish(
 }
 
 /// What the kernel mapped to be executed: the program, and its loader.
-fn code_ranges(pid: libc::pid_t) -> io::Result<Vec<(u64, u64)>> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    Ok(maps.lines().filter_map(code_range).collect())
+fn code_ranges(pid: libc::pid_t) -> io::Result<Vec<(u64, u64, String)>> {
+    let maps = fs::read(format!("/proc/{pid}/maps"))?;
+    Ok(String::from_utf8_lossy(&maps).lines().filter_map(code_range).collect())
 }
 
-fn code_range(line: &str) -> Option<(u64, u64)> {
-    let mut words = line.split_ascii_whitespace();
+/// Start, end and file of a mapping of code.
+fn code_range(line: &str) -> Option<(u64, u64, String)> {
+    let mut words = line.splitn(6, ' ');
     let (start, end) = words.next()?.split_once('-')?;
     let (permissions, inode) = (words.next()?, words.nth(2)?);
+    let file = words.next().unwrap_or("").trim_start();
     let number = |text| u64::from_str_radix(text, 16).ok();
-    (permissions == "r-xp" && inode != "0").then_some((number(start)?, number(end)?))
+    (permissions == "r-xp" && inode != "0").then_some((number(start)?, number(end)?, file.to_owned()))
 }
 
 /// The effective user of a process.
@@ -256,7 +304,7 @@ mod tests {
     #[test]
     fn code_is_told_from_other_mappings() {
         let line = "7f12-7f34 r-xp 00001000 fe:00 1234                       /usr/bin/x y";
-        assert_eq!(code_range(line), Some((0x7f12, 0x7f34)));
+        assert_eq!(code_range(line), Some((0x7f12, 0x7f34, "/usr/bin/x y".to_owned())));
         assert_eq!(code_range(&line.replace("r-xp", "rwxp")), None);
         assert_eq!(code_range("7f12-7f34 r-xp 00000000 00:00 0    [vdso]"), None);
         assert_eq!(code_range(""), None);

@@ -13,8 +13,10 @@ use orrery_executive::board::{ANSWERED, ASKED, CLAIMED, EXEC, EXEC_FAILED, FREE,
 
 use crate::counts::Counts;
 use crate::error::{Error, Result};
+use crate::events::Events;
 use crate::image::Image;
 use crate::inject::Settings;
+use crate::policy::Policy;
 use crate::segment::Segment;
 use crate::{program, steward};
 
@@ -26,16 +28,17 @@ static PATIENCE: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
 const WAITS: u32 = 20;
 
 /// How executives are to behave.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Options {
     timed: bool,
     patch: bool,
     threshold: u32,
+    policy: Policy,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { timed: false, patch: true, threshold: THRESHOLD }
+        Self { timed: false, patch: true, threshold: THRESHOLD, policy: Policy::default() }
     }
 }
 
@@ -51,6 +54,13 @@ impl Options {
     #[must_use]
     pub fn patch(mut self, patch: bool) -> Self {
         self.patch = patch;
+        self
+    }
+
+    /// What is done with calls: see [`crate::policy`].
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
         self
     }
 
@@ -79,7 +89,8 @@ impl Hijack {
         check_this_process()?;
         let image = Image::embedded()?;
         let segment = Arc::new(Segment::new()?);
-        let settings = Settings { timed: options.timed, patch: options.patch, threshold: options.threshold };
+        let Options { timed, patch, threshold, policy } = options;
+        let settings = Settings { timed, patch, threshold, policy };
         steward::start(&segment, image, settings)?;
         Ok(Self { segment })
     }
@@ -118,6 +129,17 @@ impl Hijack {
     /// What was counted so far, of all guests.
     pub fn counts(&self) -> Counts {
         Counts::of(self.segment.board())
+    }
+
+    /// Single calls, as rules of the policy ask for them. One reader at a time, from before the program starts.
+    pub fn events(&self) -> Events {
+        Events::new(Arc::clone(&self.segment))
+    }
+
+    /// How often each rule of the policy fitted a call, and how often it acted.
+    pub fn rule_hits(&self) -> Vec<(u64, u64)> {
+        let rules = &self.segment.board().rules;
+        rules.iter().map(|rule| (rule.hits.load(Relaxed), rule.acts.load(Relaxed))).collect()
     }
 
     fn become_program(&self, found: &Path, name: &OsStr, arguments: &[OsString]) -> Error {

@@ -42,11 +42,15 @@
 //! The executive shares the program's address space. It sees every call of a program that does not fight it; a program
 //! that does can find and unmake it. A policy that must hold against hostile code belongs into a filter of the kernel.
 
+pub mod calls;
 mod counts;
+pub mod decode;
 mod error;
+mod events;
 mod image;
 mod inject;
 mod launch;
+pub mod policy;
 mod program;
 mod proof;
 mod segment;
@@ -55,4 +59,6 @@ mod tracee;
 
 pub use counts::{Call, Counts, bucket_end};
 pub use error::{Error, Result};
+pub use events::{Event, Events, State};
 pub use launch::{Guest, Hijack, Options};
+pub use policy::{Policy, PolicyError};

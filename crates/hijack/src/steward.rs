@@ -145,7 +145,7 @@ impl Steward {
                 Stop::Call | Stop::Other => tracee.resume(0),
             }
         }
-        if let Err(reason) = inject(tracee, asked.mask, &self.image, &self.segment, self.settings)
+        if let Err(reason) = inject(tracee, asked.mask, &self.image, &self.segment, &self.settings)
             && let Some(counter) = self.segment.board().unfollowed.get(reason as usize)
         {
             counter.fetch_add(1, Relaxed);

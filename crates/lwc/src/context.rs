@@ -67,30 +67,43 @@
 //! stop or end the program. The book tells all differences.
 
 mod birth;
+mod calls;
+mod carry;
 mod error;
 mod handover;
+mod identity;
 mod introduce;
 mod leash;
 mod link;
 mod overlay;
+mod perform;
 mod program;
 mod ranges;
 mod reaper;
+mod rights;
+mod shapes;
 mod spec;
 mod state;
+mod trap;
 
 use core::convert::Infallible;
 use core::time::Duration;
-use std::os::fd::RawFd;
+use std::ffi::CString;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
+pub use calls::Calls;
 pub use error::{Error, Result};
 pub use link::ROOM;
 pub use overlay::Overlay;
+pub use perform::Own;
+pub use rights::Rights;
 pub use spec::Spec;
+pub use trap::Call;
 
 use birth::Born;
 pub(crate) use birth::die;
 use ranges::pages;
+pub(crate) use state::after_rollback;
 
 /// The name of another context; its descriptor stays open until [`Context::close`].
 ///
@@ -111,6 +124,11 @@ pub struct Arrival {
     pub word: u64,
     /// The argument that is a buffer: a copy of what the caller gave.
     pub bytes: Vec<u8>,
+    /// The system call by which control came here: `caller` is stopped in it, and waits for an answer ([`Spec::trap`]).
+    ///
+    /// Control that goes there is the answer: [`Context::switch`] with what the call returns (-4095 to -1 are errors), or
+    /// [`Context::proceed`].
+    pub call: Option<Call>,
 }
 
 /// What a new context learns when control enters it for the first time.
@@ -197,6 +215,88 @@ impl Context {
         handover::switch(&mut state, slot, word, bytes, Some(limit))
     }
 
+    /// Gives that context a copy of a descriptor of ours: it waits there until it is taken with [`Context::passed`].
+    ///
+    /// # Errors
+    /// [`Error::NoContext`], [`Error::Gone`], [`Error::System`] where the two have never switched to
+    /// each other, and neither created the other one, and where the kernel takes no more descriptors under way.
+    pub fn pass(self, descriptor: BorrowedFd<'_>) -> Result<()> {
+        let state = held(self.fd)?;
+        let slot = state.find(self)?;
+        carry::pass(&state, slot, descriptor)
+    }
+
+    /// Takes a descriptor that this context, the other one, has passed to the calling one before it switched here; none
+    /// if there is none, or no number free for it.
+    ///
+    /// # Errors
+    /// [`Error::NoContext`].
+    pub fn passed(self) -> Result<Option<OwnedFd>> {
+        let state = held(self.fd)?;
+        let slot = state.find(self)?;
+        carry::passed(&state, slot)
+    }
+
+    /// Lets the system call go on in which that context is stopped, with its own arguments. Returns when control comes back.
+    ///
+    /// **What its pointers point to may have changed since it was looked at**, where anybody else can write there: threads
+    /// and processes that the context started, and whoever shares that memory. Decide by values alone, or make the call
+    /// yourself.
+    ///
+    /// # Errors
+    /// [`Error::NoCall`], and those of [`Context::switch`].
+    pub fn proceed(self) -> Result<Arrival> {
+        let mut state = held(self.fd)?;
+        let slot = state.find(self)?;
+        handover::answer(&mut state, slot, trap::Answer::GoesOn, None)
+    }
+
+    /// Puts a descriptor into the context that is stopped in a system call, which can be told its number there by
+    /// answering with it.
+    ///
+    /// # Errors
+    /// [`Error::NoCall`]; [`Error::System`] where there is no room.
+    pub fn give(self, descriptor: BorrowedFd<'_>, close_on_exec: bool) -> Result<RawFd> {
+        let state = held(self.fd)?;
+        let slot = state.find(self)?;
+        trap::give(&state, slot, descriptor, close_on_exec)
+    }
+
+    /// Copies memory of a context that is trapped ([`Spec::trap`]) by the calling one, as it is now. Gives how much of the
+    /// buffer was filled: less than all where the context's memory ends.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] where there is none; [`Error::NoCall`] where it is not trapped by the calling context;
+    /// [`Error::Denied`] where the right to its memory was given up ([`Context::restrict`]).
+    pub fn copy_in(self, address: u64, buffer: &mut [u8]) -> Result<usize> {
+        let state = held(self.fd)?;
+        let slot = state.find(self)?;
+        trap::copy_in(&state, slot, address, buffer)
+    }
+
+    /// The same of a text that ends with 0, such as a path, of less than 4096 bytes.
+    ///
+    /// # Errors
+    /// Those of [`Context::copy_in`], and [`Error::System`] where it is longer.
+    pub fn copy_path(self, address: u64) -> Result<CString> {
+        let state = held(self.fd)?;
+        let slot = state.find(self)?;
+        trap::copy_path(&state, slot, address)
+    }
+
+    /// Writes into memory of a context that is trapped by the calling one.
+    ///
+    /// # Errors
+    /// Those of [`Context::copy_in`]; part of the bytes may have been written.
+    ///
+    /// # Safety
+    /// The context has not to mind: it passed the address for this, for instance.
+    pub unsafe fn copy_out(self, address: u64, bytes: &[u8]) -> Result<()> {
+        let state = held(self.fd)?;
+        let slot = state.find(self)?;
+        trap::copy_out(&state, slot, address, bytes)
+    }
+
     /// Maps that context's memory from `start` on, `length` bytes, at the same place of the calling one, whose own memory
     /// there is gone.
     ///
@@ -214,16 +314,62 @@ impl Context {
         overlay::overlay(&mut state, slot, range, how)
     }
 
-    /// Narrows what this descriptor allows to overlay to what of it lies in `keep`, (start, length) each. It holds at
-    /// once, for all who have copies of the descriptor.
+    /// Puts a copy of that context's descriptor `number` in the place of the calling one's own of that number. It refers to
+    /// the same open file.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] where this descriptor carries no right to it; [`Error::System`] with EBADF where there is none,
+    /// EBUSY where the calling context lives by the one that has the number here; [`Error::Gone`].
+    ///
+    /// # Safety
+    /// Nothing in the calling context may need what has this number now.
+    pub unsafe fn overlay_descriptor(self, number: u32) -> Result<()> {
+        let mut state = held(self.fd)?;
+        let slot = state.find(self)?;
+        overlay::overlay_descriptor(&mut state, slot, number)
+    }
+
+    /// Makes a system call for that context, as if it had made it itself, except for what `own` says is the caller's in its
+    /// place. Gives what the kernel returned: -4095 to -1 are errors.
+    ///
+    /// A context that is parked makes the call itself. For one that is stopped in a trapped call the calling context, its
+    /// creator, makes it; a descriptor that the call makes is put there. Then arguments are copied once, and written back
+    /// once. Reads and writes of more than some 56 KiB are done in part, as read(2) and write(2) may.
+    ///
+    /// # Errors
+    /// [`Error::CallDenied`] where this descriptor carries no right to the call; [`Error::CallUnknown`] where it cannot be
+    /// put together from two contexts; [`Error::Memory`], [`Error::Gone`]; [`Error::Stopped`] where the context is stopped
+    /// in a call that another one answers; [`Error::System`] where the target's descriptors cannot be borrowed (it is
+    /// closed to debuggers, and the caller no superuser), or its credentials not taken on.
+    ///
+    /// # Safety
+    /// The call may do to either context whatever such a call can do, to memory for instance.
+    pub unsafe fn syscall(self, own: Own, number: u32, arguments: [u64; 6]) -> Result<i64> {
+        let mut state = held(self.fd)?;
+        let slot = state.find(self)?;
+        perform::perform(&mut state, slot, own, number, arguments)
+    }
+
+    /// Narrows what this descriptor allows to overlays of the memory that lies in `keep`, (start, length) each: no other
+    /// memory, no descriptors, no system calls ([`Context::restrict_to`] can keep those). It holds at once, for all who
+    /// have copies of the descriptor.
     ///
     /// # Errors
     /// [`Error::Unaligned`], [`Error::TooLong`], [`Error::Gone`].
     pub fn restrict(self, keep: &[(usize, usize)]) -> Result<()> {
-        let keep = keep.iter().map(|(start, length)| pages(*start, *length)).collect::<Result<Vec<_>>>()?;
+        let rights =
+            keep.iter().try_fold(Rights::none(), |rights, (start, length)| rights.memory(*start, *length))?;
+        self.restrict_to(&rights)
+    }
+
+    /// Narrows what this descriptor allows to what is in `keep`, too.
+    ///
+    /// # Errors
+    /// Those of [`Context::restrict`].
+    pub fn restrict_to(self, keep: &Rights) -> Result<()> {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
-        overlay::restrict(&mut state, slot, &keep)
+        overlay::restrict(&mut state, slot, keep)
     }
 
     /// Closes the descriptor. The context ends if nobody else holds one.

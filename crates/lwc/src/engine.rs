@@ -394,6 +394,13 @@ pub(crate) fn last_ending() -> Option<Ending> {
     current().and_then(|engine| unsafe { *engine.last.get() })
 }
 
+/// Whether a state from before now may come back: a closure runs, or snapshots are kept.
+pub(crate) fn may_go_back() -> bool {
+    current().filter(|engine| engine.is_owner()).is_some_and(|engine| {
+        engine.is_in(Phase::Running) || engine.inner().snapshots.iter().any(Option::is_some)
+    })
+}
+
 /// The running closure is not to run again.
 pub(crate) fn stop_repeating() {
     if let Some(engine) = current().filter(|engine| engine.is_owner()) {

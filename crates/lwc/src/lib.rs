@@ -4,6 +4,7 @@
 //! kernel. So far: [`rollback`], [`snapshot`] for the C interface, and [`context`].
 
 mod arch;
+mod companion;
 mod control;
 mod doors;
 mod engine;
@@ -16,6 +17,7 @@ mod undo;
 
 pub mod context;
 pub mod rollback;
+pub mod sessions;
 pub mod snapshot;
 pub mod vault;
 

@@ -28,6 +28,17 @@
 //! And nothing keeps a secret that `load` reads from a file secret, if the attacker can open that file: make it readable
 //! by root only, make the vault, then drop privileges. What `serve` answers is up to it: a vault that signs will sign
 //! for an attacker, too. Memory may be swapped out, unless the machine's swap is encrypted or off.
+//!
+//! # Servers
+//!
+//! Such a vault belongs to one thread of one process. One that all processes of a forking server share is in [`shared`].
+
+mod client;
+mod closed;
+mod keeper;
+mod line;
+mod message;
+pub mod shared;
 
 use core::fmt::Display;
 
@@ -52,6 +63,25 @@ pub enum NoVault {
     /// Its secret could not be loaded.
     #[error("the vault's secret cannot be loaded: {0}")]
     Load(String),
+}
+
+/// The functions of a [vault of servers](shared), which run in the vault, with the secrets that they keep.
+///
+/// They answer by writing into `answer` and telling how many bytes. A function that panics ends its process: a twin is
+/// replaced then, and for a keeper its spare takes over.
+pub trait Keeper {
+    /// Loads what `request` says. The keeper calls it, one request at a time; twins that exist do not learn of it, but
+    /// clients then ask for new ones by themselves.
+    ///
+    /// # Errors
+    /// Whatever the caller is to be told.
+    fn load(&mut self, request: &[u8], answer: &mut [u8]) -> core::result::Result<usize, rustix::io::Errno>;
+
+    /// Serves a call, in a twin. What it changes here is seen by later calls of the same client, perhaps.
+    ///
+    /// # Errors
+    /// Whatever the caller is to be told.
+    fn serve(&mut self, request: &[u8], answer: &mut [u8]) -> core::result::Result<usize, rustix::io::Errno>;
 }
 
 /// What the vault says when it has tried to load.

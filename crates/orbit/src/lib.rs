@@ -38,6 +38,7 @@ mod builder;
 mod call;
 mod code;
 mod crash;
+mod delegate;
 mod error;
 mod flags;
 mod future;
@@ -57,6 +58,7 @@ mod waiting;
 
 pub use builder::{BackPressure, Builder, Placement};
 pub use call::Call;
+pub use delegate::{Delegate, Place};
 pub use error::{Error, Fault, Result};
 pub use flags::Flags;
 pub use future::{Finished, Future};
@@ -65,6 +67,7 @@ pub use orrery_domain::{
     Backoff, Class, Descriptors, Enforcement, Limits, Means, Reaper, Restart, Scheduling, Signals,
 };
 pub use orrery_memory::area::{Area, AreaBox, AreaOptions, AreaVec, Error as AreaError, Mode};
+pub use orrery_orbit_derive::Delegate;
 pub use protocol::{ARGUMENTS, Function};
 pub use task::{Task, current_call, is_orbit, name, send, send_bytes};
 pub use update::{OPERATION_ARGUMENTS, Operation, Record, Records, Scratch, Update};

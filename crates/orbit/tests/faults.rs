@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{address, area, ends, number};
@@ -49,9 +49,6 @@ common::cases![
     waiting_threads_all_learn_of_a_crash,
     corrupted_memory_is_noticed,
     a_corrupted_orbit_comes_back_clean,
-    kills_at_any_moment_lose_nothing,
-    kills_at_any_instruction_lose_nothing,
-    main_killed_at_any_moment_takes_its_orbits_along,
     a_killed_orbit_leaves_nothing_behind,
     a_fork_of_the_orbit_may_outlive_its_task,
 ];
@@ -649,196 +646,6 @@ fn a_corrupted_orbit_comes_back_clean() {
         assert!(orbit.call(&limited).is_err());
     }
     assert_eq!(orbit.call(&call), Ok(19));
-}
-
-fn kills_at_any_moment_lose_nothing() {
-    let area = area();
-    let numbers: Vec<_> = (0..2_000).map(|_| number(&area)).collect();
-    let orbit = restarting(Orbit::builder("target")).entry(read).create().unwrap();
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut nap = 1_u64;
-            while !done.load(Ordering::SeqCst) {
-                std::thread::sleep(Duration::from_micros((nap >> 33) % 2_500));
-                nap = nap.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                if let Ok(pid) = orbit.pid() {
-                    let _ = kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL);
-                }
-            }
-        });
-        let (mut right, mut died) = (0, 0);
-        let areas = [&area];
-        let begin = Instant::now();
-        let mut value = 0;
-        while begin.elapsed() < Duration::from_secs(4) {
-            let mut waiting = Vec::new();
-            for _ in 0..5 {
-                value += 1;
-                let index = usize::try_from(value).unwrap() * 37 % numbers.len();
-                let number = numbers[index];
-                unsafe { *number = value };
-                let bytes = address(number);
-                let future = orbit.call_async(&Call::new().areas(&areas).arguments(&bytes)).unwrap();
-                waiting.push((value, future));
-            }
-            for (expected, future) in waiting {
-                match future.get() {
-                    Ok(seen) => {
-                        assert_eq!(seen, expected);
-                        right += 1;
-                    }
-                    Err(Error::Fault { fault: Fault::Signal { signal: libc::SIGKILL, .. }, .. }) => died += 1,
-                    Err(other) => panic!("{other}"),
-                }
-            }
-        }
-        done.store(true, Ordering::SeqCst);
-        println!("{right} calls returned, {died} died, {} restarts", orbit.restarts());
-        assert!(right > 0 && orbit.restarts() > 0);
-    });
-}
-
-/// Lets process `pid` execute so many instructions, then kills it; gives up when `done` is set.
-fn kill_after(pid: i32, instructions: u64, traced: &AtomicBool, done: &AtomicBool) {
-    let ptrace = |request, data: usize| unsafe { libc::ptrace(request, pid, 0, data) };
-    let stopped = || {
-        while !done.load(Ordering::SeqCst) {
-            // Stops alone: how it ends is for the library to see.
-            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-            let flags = libc::WSTOPPED | libc::WNOHANG | libc::__WALL;
-            let child = libc::id_t::try_from(pid).unwrap();
-            let asked = unsafe { libc::waitid(libc::P_PID, child, &raw mut info, flags) };
-            if asked != 0 {
-                return false;
-            }
-            if unsafe { info.si_pid() } == pid {
-                return true;
-            }
-            std::thread::yield_now();
-        }
-        false
-    };
-    // The last round's kill may have come so late that nobody has noticed yet; then this round has none.
-    if ptrace(libc::PTRACE_SEIZE, 0) != 0 {
-        traced.store(true, Ordering::SeqCst);
-        return;
-    }
-    ptrace(libc::PTRACE_INTERRUPT, 0);
-    let mut left = instructions;
-    while stopped() {
-        traced.store(true, Ordering::SeqCst);
-        if left == 0 {
-            break;
-        }
-        left -= 1;
-        ptrace(libc::PTRACE_SINGLESTEP, 0);
-    }
-    traced.store(true, Ordering::SeqCst);
-    unsafe { libc::kill(pid, libc::SIGKILL) };
-}
-
-fn kills_at_any_instruction_lose_nothing() {
-    let area = area();
-    let pages: Vec<_> = (0..4)
-        .map(|_| {
-            let layout = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
-            area.allocate(layout).unwrap().cast::<i64>().as_ptr()
-        })
-        .collect();
-    let orbit = restarting(Orbit::builder("stepped"))
-        .entry(|task| {
-            let value = read(task);
-            task.send(Scratch::new().data(&value.to_ne_bytes())).unwrap();
-            value
-        })
-        .create()
-        .unwrap();
-    let areas = [&area];
-    let (mut value, mut returned, mut died) = (0, 0, 0);
-    for round in 0..100 {
-        let (traced, done) = (AtomicBool::new(false), AtomicBool::new(false));
-        let pid = i32::try_from(orbit.pid().unwrap()).unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| kill_after(pid, round * 61, &traced, &done));
-            while !traced.load(Ordering::SeqCst) {
-                std::thread::yield_now();
-            }
-            // The first finds an idle orbit and goes straight into the mirror, the others wait with their pages.
-            let futures: Vec<_> = pages
-                .iter()
-                .map(|page| {
-                    value += 1;
-                    unsafe { **page = value };
-                    let bytes = address(*page);
-                    (value, orbit.call_async(&Call::new().areas(&areas).arguments(&bytes)).unwrap())
-                })
-                .collect();
-            for (expected, future) in futures {
-                let updates = std::iter::from_fn(|| future.receive().unwrap()).count();
-                match future.get() {
-                    Ok(seen) => {
-                        assert_eq!((seen, updates), (expected, 1), "round {round}");
-                        returned += 1;
-                    }
-                    Err(Error::Fault { fault: Fault::Signal { signal: libc::SIGKILL, .. }, .. }) => {
-                        assert!(updates <= 1);
-                        died += 1;
-                    }
-                    Err(other) => panic!("round {round}: {other}"),
-                }
-            }
-            done.store(true, Ordering::SeqCst);
-        });
-    }
-    println!("{returned} calls returned, {died} died");
-    assert!(returned > 0 && died > 0 && died <= 100);
-    // With nothing under way no page copies may be left waiting.
-    while orbit.call(&obeying(&[5])) != Ok(5) {}
-    assert_eq!(orbit.memory().unwrap().deltas, 0);
-}
-
-fn main_killed_at_any_moment_takes_its_orbits_along() {
-    for round in 0..25_u64 {
-        let (read_end, write_end) = rustix::pipe::pipe().unwrap();
-        match unsafe { libc::fork() } {
-            0 => {
-                drop(read_end);
-                let orbit = restarting(Orbit::builder("left")).entry(obey).create().unwrap();
-                rustix::io::write(&write_end, &orbit.pid().unwrap().to_ne_bytes()).unwrap();
-                if round % 2 == 0 {
-                    let _running = hanging(&orbit);
-                    loop {
-                        std::hint::spin_loop();
-                    }
-                }
-                loop {
-                    let _ = orbit.call(&obeying(&[u8::from(round % 5 == 1)]));
-                }
-            }
-            child => {
-                drop(write_end);
-                let mut pid = [0; 4];
-                assert_eq!(rustix::io::read(&read_end, &mut pid), Ok(4));
-                std::thread::sleep(Duration::from_micros(round * 631 % 7_000));
-                let descendants = descendants_of(child);
-                unsafe {
-                    libc::kill(child, libc::SIGKILL);
-                    let mut status = 0;
-                    libc::waitpid(child, &raw mut status, 0);
-                }
-                assert!(ends(u32::from_ne_bytes(pid)), "round {round}");
-                for pid in descendants {
-                    assert!(ends(pid), "round {round}: {pid}");
-                }
-            }
-        }
-    }
-}
-
-fn descendants_of(pid: i32) -> Vec<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    children.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
 fn a_killed_orbit_leaves_nothing_behind() {

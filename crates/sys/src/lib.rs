@@ -7,6 +7,7 @@
 //! the calling process.
 
 mod error;
+mod own;
 mod range;
 mod sleeper;
 

@@ -4,12 +4,12 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bitflags::bitflags;
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 
 use crate::descriptors::raise;
-use crate::{Error, PageRange, Result};
+use crate::{Error, PageRange, Result, own};
 
 bitflags! {
     /// What may be done with a mapping, and whether others see it.
@@ -55,7 +55,7 @@ impl Maps {
     /// # Errors
     /// Those of open(2).
     pub fn open() -> Result<Self> {
-        let fd = rustix::fs::openat(CWD, c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        let fd = own::open(c"/proc/self/maps", OFlags::empty())
             .map_err(|e| Error::new("open /proc/self/maps", 0, e))?;
         Ok(Self { fd: raise(fd) })
     }
@@ -217,7 +217,7 @@ fn for_each_text_line(
 /// # Errors
 /// Those of open(2) and read(2); see [`Maps::for_each`] for `buffer`.
 pub fn for_each_not_forked(buffer: &mut [u8], mut each: impl FnMut(PageRange) -> Result<()>) -> Result<()> {
-    let fd = rustix::fs::openat(CWD, c"/proc/self/smaps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    let fd = own::open(c"/proc/self/smaps", OFlags::empty())
         .map_err(|e| Error::new("open /proc/self/smaps", 0, e))?;
     let mut current = PageRange::default();
     for_each_text_line(fd.as_fd(), buffer, |text| {

@@ -12,12 +12,12 @@ use core::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use bitflags::bitflags;
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 
 use crate::descriptors::raise;
-use crate::{Error, PAGE, PageRange, Result};
+use crate::{Error, PAGE, PageRange, Result, own};
 
 bitflags! {
     /// `PAGE_IS_*`: what a page is.
@@ -163,9 +163,8 @@ impl Pagemap {
     /// # Errors
     /// Those of open(2): `/proc` may not be mounted, descriptors may be used up.
     pub fn open() -> Result<Self> {
-        let fd =
-            rustix::fs::openat(CWD, c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-                .map_err(|e| Error::new("open /proc/self/pagemap", 0, e))?;
+        let fd = own::open(c"/proc/self/pagemap", OFlags::empty())
+            .map_err(|e| Error::new("open /proc/self/pagemap", 0, e))?;
         Ok(Self { fd: raise(fd) })
     }
 

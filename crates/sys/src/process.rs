@@ -3,16 +3,15 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::OFlags;
 use syscalls::{Sysno, syscall};
 
 use crate::descriptors::raise;
-use crate::{Error, Result};
+use crate::{Error, Result, own};
 
 /// Opens `path` under `/proc/self` for repeated reading.
 fn open(path: &core::ffi::CStr, flags: OFlags) -> Result<OwnedFd> {
-    rustix::fs::openat(CWD, path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|e| Error::new("open /proc/self", 0, e))
+    own::open(path, flags).map_err(|e| Error::new("open /proc/self", 0, e))
 }
 
 /// Sizes of the calling process, in pages.
@@ -137,7 +136,7 @@ impl Children {
         use core::fmt::Write;
         let mut path = Text::<64>::default();
         let _ = write!(path, "/proc/self/task/{thread}/children");
-        rustix::fs::openat(CWD, path.as_bytes(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        own::open(path.as_bytes(), OFlags::empty())
             .map(|fd| Self { fd: raise(fd) })
             .map_err(|e| Error::new("open /proc/self/task/children", usize::try_from(thread).unwrap_or(0), e))
     }

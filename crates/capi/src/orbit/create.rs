@@ -36,7 +36,18 @@ pub struct Options {
     pub memory: usize,
     /// How much nicer than main it is.
     pub nice: c_int,
+    /// How many restarts in a row there may be; `UINT_MAX` for any number.
+    pub restart_limit: c_uint,
+    /// The wait before the second restart in a row, in milliseconds; it doubles with each further one.
+    pub backoff_first: c_uint,
+    /// The longest of these waits, in milliseconds.
+    pub backoff_longest: c_uint,
+    /// How long it has to live for its restarts to be forgiven, in milliseconds.
+    pub healthy_after: c_uint,
 }
+
+/// `ORBIT_RESTART_WITHOUT_LIMIT`.
+const WITHOUT_LIMIT: c_uint = c_uint::MAX;
 
 const USUAL: Options = Options {
     size: size_of::<Options>(),
@@ -49,7 +60,41 @@ const USUAL: Options = Options {
     processes: 0,
     memory: 0,
     nice: 0,
+    restart_limit: 0,
+    backoff_first: 0,
+    backoff_longest: 0,
+    healthy_after: 0,
 };
+
+impl Options {
+    /// How restarts are to follow one another; `None` where nothing is said about it.
+    fn backoff(&self) -> Result<Option<Backoff>, Refused> {
+        let mut backoff = Backoff::default();
+        let given =
+            |milliseconds: c_uint| (milliseconds > 0).then(|| Duration::from_millis(milliseconds.into()));
+        let (first, longest) = (given(self.backoff_first), given(self.backoff_longest));
+        let healthy_after = given(self.healthy_after);
+        if first.is_none() && longest.is_none() && healthy_after.is_none() && self.restart_limit == 0 {
+            return Ok(None);
+        }
+        if let (Some(first), Some(longest)) = (first, longest)
+            && first > longest
+        {
+            let text = format!("backoff_first_ms ({first:?}) is more than backoff_longest_ms ({longest:?})");
+            return Err(refuse(libc::EINVAL, &text));
+        }
+        // A wait that is given alone draws the other one along.
+        backoff.longest = longest.unwrap_or(backoff.longest.max(first.unwrap_or_default()));
+        backoff.first = first.unwrap_or(backoff.first).min(backoff.longest);
+        backoff.healthy_after = healthy_after.unwrap_or(backoff.healthy_after);
+        match self.restart_limit {
+            0 => {}
+            WITHOUT_LIMIT => backoff.limit = None,
+            limit => backoff.limit = Some(limit),
+        }
+        Ok(Some(backoff))
+    }
+}
 
 /// `orbit_create`.
 ///
@@ -98,11 +143,18 @@ unsafe fn create(
     let (name, options) = unsafe { (CStr::from_ptr(name).to_string_lossy(), read_options(options, USUAL)?) };
     let unknown = |what: &str, value: c_int| refuse(libc::EINVAL, &format!("{value} is no {what}"));
     let mut builder = Orbit::builder(name)
-        .restart(match options.restart {
-            0 => Restart::Never,
-            1 => Restart::OnCrash(Backoff::default()),
-            2 => Restart::Always(Backoff::default()),
-            other => return Err(unknown("restart policy (enum orbit_restart)", other)),
+        .restart(match (options.restart, options.backoff()?) {
+            (0, None) => Restart::Never,
+            (0, Some(_)) => {
+                return Err(refuse(
+                    libc::EINVAL,
+                    "restart_limit, backoff_first_ms, backoff_longest_ms and healthy_after_ms go with \
+                     ORBIT_RESTART_ON_CRASH or ORBIT_RESTART_ALWAYS",
+                ));
+            }
+            (1, backoff) => Restart::OnCrash(backoff.unwrap_or_default()),
+            (2, backoff) => Restart::Always(backoff.unwrap_or_default()),
+            (other, _) => return Err(unknown("restart policy (enum orbit_restart)", other)),
         })
         .back_pressure(match options.when_full {
             0 => BackPressure::WaitAtMost(Duration::from_secs(1)),

@@ -99,6 +99,8 @@ int main(void) {
     char large[1024] = "";
     errno = 0;
     CHECK(orbit_call(orbit, 1, &pool, NULL, large, sizeof large) == -1 && errno == EINVAL);
+    errno = 0;
+    CHECK(orbit_commit() == (unsigned long)-1 && errno == ENOSYS);
 
     struct orbit_task task;
     union orbit_result result;

@@ -114,7 +114,10 @@ static void bad_input(void) {
         {LWC_VM, 0, (uintptr_t)memory, PAGE},
         {LWC_VM, LWC_SHARE | LWC_UNMAP, (uintptr_t)memory, PAGE},
         {LWC_FD, LWC_SHARE, 3, 1},
-        {3, LWC_COW, 0, PAGE},
+        {9, LWC_COW, 0, PAGE},
+        {LWC_SYSCALL, LWC_SHARE, 3, 1},
+        {LWC_SYSCALL, LWC_UNMAP, 3, 0},
+        {LWC_CRED, LWC_COW, 0, 1},
     };
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
         CHECK_ERROR(lwCreate(odd + i, 1, 0, &caller, &args), EINVAL);
@@ -122,13 +125,13 @@ static void bad_input(void) {
                                {LWC_VM, LWC_UNMAP, (uintptr_t)memory + PAGE, PAGE}};
     CHECK_ERROR(lwCreate(twice, 2, 0, &caller, &args), EINVAL);
     CHECK_ERROR(lwCreate(NULL, 1, 0, &caller, &args), EINVAL);
-    CHECK_ERROR(lwCreate(NULL, 0, 4, &caller, &args), EINVAL);
+    CHECK_ERROR(lwCreate(NULL, 0, 8, &caller, &args), EINVAL);
     CHECK_ERROR(lwCreate(NULL, 0, 0, NULL, &args), EINVAL);
     CHECK_ERROR(lwCreate(NULL, 0, 0, &caller, NULL), EINVAL);
     CHECK_ERROR(lwSwitch(0, 0, NULL), EBADF);
     CHECK_ERROR(lwSwitch(-1, 0, NULL), EBADF);
     CHECK_ERROR(lwSwitchBytes(0, 0, NULL, 1, 0, NULL), EINVAL);
-    CHECK_ERROR(lwRestrict(0, odd + 4, 1), EINVAL);
+    CHECK_ERROR(lwRestrict(0, odd + 5, 1), EINVAL);
     CHECK_ERROR(lwOverlay(0, odd + 4, 1), EINVAL);
 }
 

@@ -42,6 +42,68 @@ static long spin(void *argbuf, void *store) {
     return 0;
 }
 
+/* Areas that cannot be, and calls that name areas which are none (any more). */
+static void areas_are_checked(struct orbit *orbit) {
+    struct orbit_area_options options = ORBIT_AREA_OPTIONS_INIT;
+    options.capacity = (size_t)1 << 50;
+    CHECK_FAILS(orbit_area_create_with(0, &options), NULL, ENOMEM);
+    options.capacity = 4096;
+    CHECK_FAILS(orbit_area_create_with(4097, &options), NULL, EINVAL);
+    options.capacity = (size_t)1 << 20;
+    options.address = (void *)12;
+    CHECK_FAILS(orbit_area_create_with(0, &options), NULL, EINVAL);
+    options.address = NULL;
+    options.mode = 7;
+    CHECK_FAILS(orbit_area_create_with(0, &options), NULL, EINVAL);
+
+    /* Areas until there is no address space left, which is no end: the others go on. */
+    options.mode = ORBIT_MODE_COPY;
+    options.capacity = (size_t)1 << 30;
+    static struct orbit_area *many[1024];
+    size_t count = 0;
+    while (count < 1024 && (many[count] = orbit_area_create_with(0, &options)))
+        count++;
+    CHECK(count > 0 && count < 1024 && errno == ENOMEM);
+    CHECK(strstr(orbit_error(), "free areas") || strstr(orbit_error(), "arena"));
+    CHECK(orbit_alloc(many[0], 100) && orbit_call(orbit, 1, &many[0], NULL, 0) == 42);
+    for (size_t i = 0; i < count; i++)
+        CHECK(orbit_area_destroy(many[i]) == 0);
+    CHECK_FAILS(orbit_call(orbit, 1, &many[0], NULL, 0), -1, EINVAL);
+
+    /* A handle of something else, and memory that never was one. */
+    static char nothing[64];
+    struct orbit_area *wrong[] = {(struct orbit_area *)(void *)orbit, (struct orbit_area *)(void *)nothing};
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_FAILS(orbit_call(orbit, 1, &wrong[i], NULL, 0), -1, EINVAL);
+        CHECK_FAILS(orbit_alloc(wrong[i], 5), NULL, EINVAL);
+        CHECK_FAILS(orbit_area_destroy(wrong[i]), -1, EINVAL);
+    }
+    struct orbit_area *area = orbit_area_create(0);
+    CHECK_FAILS(orbit_call((struct orbit *)(void *)area, 0, NULL, NULL, 0), -1, EINVAL);
+    CHECK_FAILS(orbit_destroy((struct orbit *)(void *)area), -1, EINVAL);
+    CHECK(orbit_area_destroy(area) == 0);
+    CHECK(orbit_call(orbit, 0, NULL, NULL, 0) == 42);
+}
+
+/* One that works, one that waits, and no room for another. */
+static void a_full_queue_is_an_error(void) {
+    struct orbit_options options = ORBIT_OPTIONS_INIT;
+    options.queue = 2;
+    options.when_full = ORBIT_FULL_FAIL;
+    struct orbit *orbit = orbit_create_with("full", answer, NULL, &options);
+    struct orbit_future *one = orbit_call_async(orbit, 0, 0, NULL, spin, NULL, 0);
+    struct orbit_future *two = orbit_call_async(orbit, 0, 0, NULL, NULL, NULL, 0);
+    CHECK(one && two);
+    CHECK_FAILS(orbit_call_async(orbit, 0, 0, NULL, NULL, NULL, 0), NULL, EAGAIN);
+    CHECK_FAILS(orbit_call(orbit, 0, NULL, NULL, 0), -1, EAGAIN);
+    /* Whoever waits for one that is destroyed is told. */
+    CHECK(orbit_destroy(orbit) == 0);
+    CHECK_FAILS(orbit_future_get(one), -1, ESRCH);
+    CHECK_FAILS(orbit_future_get(two), -1, ESRCH);
+    orbit_future_free(one);
+    orbit_future_free(two);
+}
+
 int main(void) {
     char text[2000] = "";
     struct orbit_area *area = orbit_area_create(0);
@@ -73,6 +135,9 @@ int main(void) {
     CHECK_FAILS(orbit_future_get(NULL), -1, EINVAL);
     CHECK_FAILS(orbit_update_create(), NULL, EPERM);
     CHECK(orbit_call(orbit, 0, NULL, text, 1023) == 42);
+
+    areas_are_checked(orbit);
+    a_full_queue_is_an_error();
 
     /* Crashes and loops end the orbit, not the program; it comes back. */
     CHECK_FAILS(orbit_call_function(orbit, 0, NULL, crash, text, 8), -1, ESRCH);

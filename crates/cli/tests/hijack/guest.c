@@ -166,7 +166,7 @@ static void sigsys(void) {
 }
 
 static void *hammer(void *done) {
-    for (int i = 0; i < 20000; i++) {
+    for (int i = 0; i < 5000; i++) {
         getppid();
         if (i % 100 == 0)
             sched_yield();

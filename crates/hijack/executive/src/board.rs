@@ -6,6 +6,9 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::journal::Journal;
+use crate::policy::RULES;
+
 /// System calls that have a row of their own; all numbers from here on share the last row.
 pub const CALLS: usize = 512;
 /// Buckets of a latency histogram.
@@ -44,8 +47,21 @@ pub struct Board {
     pub requests: [Request; REQUESTS],
     /// What the steward said about code, by hash: zero is free, the lowest bit says yes.
     pub verdicts: [AtomicU64; VERDICTS],
+    /// What rules of a policy met.
+    pub rules: [RuleCount; RULES],
     /// What was called.
     pub calls: [Calls; CALLS + 1],
+    /// Single calls, where they are told.
+    pub journal: Journal,
+}
+
+/// What is counted of a rule.
+#[repr(C)]
+pub struct RuleCount {
+    /// Calls for which its conditions held.
+    pub hits: AtomicU64,
+    /// Calls on which it acted.
+    pub acts: AtomicU64,
 }
 
 /// What is counted of one system call.

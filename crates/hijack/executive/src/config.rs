@@ -12,6 +12,8 @@ pub struct Range {
     pub start: AtomicU64,
     /// The address behind the last.
     pub end: AtomicU64,
+    /// Which of the policy's patterns for callers its file matches: one bit each.
+    pub marks: AtomicU64,
 }
 
 /// The `sigaction` of the kernel's own interface.
@@ -43,6 +45,8 @@ pub struct Config {
     pub code: AtomicU64,
     /// How long that is.
     pub code_length: AtomicU64,
+    /// Where the policy's table is; zero: there is none.
+    pub policy: AtomicU64,
     /// Whether calls are timed.
     pub timed: AtomicU8,
     /// Whether sites are left as they are.

@@ -47,7 +47,10 @@ compile_error!("the executive speaks the system calls of Linux on x86-64 only");
 
 pub mod board;
 pub mod config;
+pub mod glob;
+pub mod journal;
 pub mod numbers;
+pub mod policy;
 
 #[cfg_attr(not(feature = "image"), expect(dead_code, reason = "only the image uses these"))]
 #[expect(
@@ -57,15 +60,21 @@ pub mod numbers;
 )]
 mod running {
     pub(crate) mod actions;
+    pub(crate) mod callers;
+    pub(crate) mod conditions;
     pub(crate) mod count;
+    pub(crate) mod decide;
     pub(crate) mod exec;
     pub(crate) mod frame;
     #[cfg(feature = "image")]
     pub(crate) mod freestanding;
     pub(crate) mod gates;
+    pub(crate) mod journal;
     pub(crate) mod kernel;
     pub(crate) mod masks;
     pub(crate) mod patch;
+    pub(crate) mod paths;
+    pub(crate) mod policy;
     pub(crate) mod ranges;
     pub(crate) mod requests;
     pub(crate) mod serve;

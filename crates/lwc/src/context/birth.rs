@@ -11,18 +11,21 @@ use orrery_domain::forked::Creator;
 use orrery_domain::gate::is_dead;
 use orrery_domain::watch::Watcher;
 use orrery_sys::process::Threads;
-use orrery_sys::{PAGE, PageRange, signals};
+use orrery_sys::{PageRange, descriptors, signals};
 use rustix::io::Errno;
 use rustix::thread::futex;
 use syscalls::{Sysno, syscall};
 
 use super::error::{Error, Result};
+use super::introduce::receive_on;
 use super::leash::Leash;
 use super::link::Link;
 use super::program::ROOT;
 use super::ranges::{contains, privatise, share, unmap, without};
+use super::rights::Rights;
 use super::spec::{Checked, Spec};
 use super::state::State;
+use super::trap::{self, Listener};
 use super::{Arrival, Context, handover, introduce, reaper};
 
 /// Signals that the kernel raises because of what a context did itself (signal(7)); all others are not its business.
@@ -39,11 +42,8 @@ const OWN_DOING: [i32; 10] = [
     libc::SIGXFSZ,
 ];
 
-/// Where the user's part of the address space ends.
-const EVERYTHING: PageRange = PageRange { start: 0, end: usize::MAX & !(PAGE - 1) };
-
 /// What a new context does before it waits.
-const STEPS: [&str; 7] = [
+const STEPS: [&str; 9] = [
     "be set up",
     "be set up within its memory",
     "unmap memory",
@@ -51,6 +51,8 @@ const STEPS: [&str; 7] = [
     "close descriptors",
     "watch over its end",
     "close itself to debuggers",
+    "open its own memory for its creator (a program closed to debuggers cannot: create it before)",
+    "put on the filter of its system calls (a filtered context cannot have its own traps)",
 ];
 
 /// Who comes out of a birth.
@@ -97,7 +99,7 @@ pub(crate) fn create(state: &mut State, spec: &Spec) -> Result<Born> {
         Err(errno) => Err(Error::Birth { step: "be forked", errno }),
     };
     signals::set_mask(mask);
-    let delivered = copied.and_then(|copied| deliver(state, ends, copied, checked.access));
+    let delivered = copied.and_then(|copied| deliver(state, ends, copied, spec, checked.access));
     if delivered.is_err() {
         // Whatever there is of it goes; a seat without a process is given up by ourselves.
         reaper::bury(state, seat, true);
@@ -142,7 +144,13 @@ fn prepare(state: &State) -> Result<Ends> {
 }
 
 /// In the creator: takes hold of the new context, once it waits.
-fn deliver(state: &mut State, ends: Ends, copied: Copied, access: Vec<PageRange>) -> Result<usize> {
+fn deliver(
+    state: &mut State,
+    ends: Ends,
+    copied: Copied,
+    spec: &Spec,
+    access: Vec<PageRange>,
+) -> Result<usize> {
     let Ends { link, seat: number, child, parent, watcher: _ } = ends;
     drop(child.0);
     drop(parent.1);
@@ -158,9 +166,21 @@ fn deliver(state: &mut State, ends: Ends, copied: Copied, access: Vec<PageRange>
             return Err(Error::Birth { step, errno: Errno::from_raw_os_error(errno) });
         }
     }
-    let grant = state.add_grant(parent.0, access)?;
+    let listener = if spec.trap {
+        let mut sent = receive_on(&child.1, &mut [0]).unwrap_or_default().into_iter().map(descriptors::raise);
+        match (sent.next(), sent.next()) {
+            (Some(listener), Some(memory)) => Some(Listener::new(listener, memory)),
+            _ => return Err(Error::Birth { step: STEPS[8], errno: Errno::PIPE }),
+        }
+    } else {
+        None
+    };
+    let rights = Rights { memory: access, files: spec.fetchable.clone(), calls: spec.callable };
+    let grant = state.add_grant(parent.0, rights)?;
     let generation = seat.generation.load(SeqCst);
-    state.add_peer(child.1, copied.pidfd, (number, generation), link, Some(grant))
+    let slot = state.add_peer(child.1, copied.pidfd, (number, generation), link, Some(grant))?;
+    state.peer_mut(slot)?.listener = listener;
+    Ok(slot)
 }
 
 fn await_settled(settled: &AtomicU32, copied: &Copied) {
@@ -225,6 +245,7 @@ fn settle(
     for peer in state.peers.iter_mut().flatten() {
         peer.link = None;
         peer.through = None;
+        peer.listener = None;
     }
     for range in &checked.unmap {
         unmap(*range).map_err(at(2))?;
@@ -233,11 +254,11 @@ fn settle(
     let leash = Leash::make(state.program.control(), seat).map_err(because(0))?;
     state.leash = Some(leash);
     let creators_pidfd = core::mem::replace(&mut state.pidfd, super::state::own_pidfd().map_err(because(0))?);
-    let everything = vec![EVERYTHING];
-    let grant = state.add_grant(child.0, everything).map_err(because(0))?;
+    let grant = state.add_grant(child.0, Rights::all()).map_err(because(0))?;
     link.turn();
     let slot = state.add_peer(parent.1, creators_pidfd, creator, link, Some(grant)).map_err(because(0))?;
     close_descriptors(state, slot, leash.descriptor(), &spec.close).map_err(at(4))?;
+    let memory = spec.trap.then(trap::open_memory).transpose().map_err(at(7))?;
     if !spec.dumpable {
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
             .map_err(at(6))?;
@@ -245,7 +266,18 @@ fn settle(
     let watcher = Box::leak(Box::new(watcher));
     // SAFETY: the leash's `heed` keeps to the rules, and neither leash nor watcher are ever freed.
     unsafe { watcher.listen(leash.ear()) };
-    watcher.start().map_err(at(5))?;
+    let taken = spec.taken();
+    let filtered = spec.trap || !taken.is_empty();
+    if filtered {
+        rustix::thread::set_no_new_privs(true).map_err(at(8))?;
+    }
+    let thread = watcher.start().map_err(at(5))?;
+    crate::companion::note(thread, [watcher.stack(), leash.pages()]);
+    if filtered {
+        let grant = state.grants.get(grant).and_then(Option::as_ref).ok_or((8, Errno::IO))?;
+        trap::filter(leash, &taken, &grant.socket, memory).map_err(at(8))?;
+        state.filtered = true;
+    }
     Ok(slot)
 }
 
@@ -320,7 +352,7 @@ fn wait_for_control(state: &mut State, creator: usize) -> Arrival {
     match handover::park(state, None, None) {
         Ok(arrival) => arrival,
         // Whoever switched here died on the way, and there is nobody to tell: control is given back to the creator.
-        Err(_) => Arrival { caller: state.handle(creator), word: 0, bytes: Vec::new() },
+        Err(_) => Arrival { caller: state.handle(creator), word: 0, bytes: Vec::new(), call: None },
     }
 }
 

@@ -93,6 +93,36 @@ pub enum Error {
         /// Why not.
         why: &'static str,
     },
+    /// The context is stopped in a system call that only its creator can answer.
+    #[error(
+        "the context of descriptor {descriptor} is stopped in a system call: its creator must answer that first"
+    )]
+    Stopped {
+        /// The descriptor.
+        descriptor: i32,
+    },
+    /// No system call of the context waits for an answer.
+    #[error("the context of descriptor {descriptor} waits for no answer to a system call here")]
+    NoCall {
+        /// The descriptor.
+        descriptor: i32,
+    },
+    /// No capability for the system call.
+    #[error("descriptor {descriptor} carries no right to system call {number}")]
+    CallDenied {
+        /// The descriptor.
+        descriptor: i32,
+        /// The call's number.
+        number: u32,
+    },
+    /// A system call that cannot be made across contexts.
+    #[error("system call {number} cannot be made for another context: {why}")]
+    CallUnknown {
+        /// The call's number.
+        number: u32,
+        /// Why not.
+        why: &'static str,
+    },
     /// No capability for the range.
     #[error("descriptor {descriptor} carries no right to the range {start:#x}+{length:#x}")]
     Denied {

@@ -8,16 +8,18 @@
 
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use orrery_domain::gate::current_cpu;
 use orrery_domain::{Gate, Moment, Partner, Woken};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::CpuSet;
 
 use super::error::{Error, Result};
 use super::link::{Kind, Message, ROOM};
 use super::program::{ROOT, STRANGER};
 use super::state::{State, is_hung_up};
+use super::trap::{self, Answer};
 use super::{Arrival, introduce, overlay, reaper};
 
 /// After how long a context that keeps control may roam the CPUs.
@@ -26,6 +28,11 @@ const MOMENT: Duration = Duration::from_millis(20);
 const ABANDONED: u32 = 6;
 /// How long a parked context sleeps before it looks whether all is well.
 const NAP: Duration = Duration::from_millis(500);
+/// The same where calls of a context may wait for an answer.
+const SHORT_NAP: Duration = Duration::from_millis(5);
+/// How long a context that waits for descriptors, too, goes without a look at its bell. Only the root's help to bury
+/// somebody is asked for without a descriptor.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// Hands control to a peer, and returns when it comes back, from wherever.
 pub(crate) fn switch(
@@ -42,6 +49,12 @@ pub(crate) fn switch(
     if limit.is_some() && target == ROOT {
         return Err(Error::RootLimit);
     }
+    if trap::pending(state, slot).is_some() {
+        if !bytes.is_empty() {
+            return Err(Error::TooLong { bytes: bytes.len(), room: 0 });
+        }
+        return answer(state, slot, Answer::Returns(word.cast_signed()), limit);
+    }
     let hint = prepare(state, slot)?;
     let until = limit.map(|limit| Moment::now().after(limit));
     follow(state, slot);
@@ -50,13 +63,41 @@ pub(crate) fn switch(
     let link = state.peer_mut(slot)?.link.as_mut().ok_or(Error::NoContext { descriptor: -1 })?;
     link.stage(Kind::Switch, word, 0, bytes);
     if program.control().compare_exchange(me, target, SeqCst, SeqCst).is_err() {
-        // Our time was up, and we are about to be killed.
-        loop {
-            let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 3600, tv_nsec: 0 });
-        }
+        await_end();
     }
     link.publish();
-    call(state, target, hint);
+    call(state, slot, hint);
+    park(state, Some(slot), until)
+}
+
+/// Our time was up, and we are about to be killed.
+fn await_end() -> ! {
+    loop {
+        let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 3600, tv_nsec: 0 });
+    }
+}
+
+/// Answers the system call that a peer is stopped in, which has control then, and returns when control comes back.
+pub(crate) fn answer(
+    state: &mut State,
+    slot: usize,
+    answer: Answer,
+    limit: Option<Duration>,
+) -> Result<Arrival> {
+    let peer = state.peer(slot)?;
+    let (target, descriptor) = (peer.seat, peer.fd.as_raw_fd());
+    if peer.is_gone(state.program) {
+        return Err(Error::Gone { descriptor });
+    }
+    if trap::pending(state, slot).is_none() {
+        return Err(Error::NoCall { descriptor });
+    }
+    let until = limit.map(|limit| Moment::now().after(limit));
+    follow(state, slot);
+    if state.program.control().compare_exchange(state.me, target, SeqCst, SeqCst).is_err() {
+        await_end();
+    }
+    trap::reply(state, slot, answer);
     park(state, Some(slot), until)
 }
 
@@ -66,15 +107,32 @@ fn prepare(state: &mut State, slot: usize) -> Result<u32> {
     if peer.is_gone(state.program) {
         return Err(Error::Gone { descriptor: peer.fd.as_raw_fd() });
     }
+    if state.program.seat(peer.seat).stopped.load(SeqCst) != 0 {
+        return Err(Error::Stopped { descriptor: peer.fd.as_raw_fd() });
+    }
     let introduced = introduce::ensure(state, slot)?;
     let link = state.peer(slot)?.link.as_ref();
     Ok(link.filter(|_| !introduced).map_or(STRANGER, super::link::Link::their_slot))
 }
 
-fn call(state: &State, seat: u32, hint: u32) {
-    let seat = state.program.seat(seat);
+/// Calls a peer, whichever way it waits.
+pub(crate) fn call(state: &State, slot: usize, hint: u32) {
+    let Ok(peer) = state.peer(slot) else { return };
+    let seat = state.program.seat(peer.seat);
     seat.hint.store(hint, SeqCst);
     seat.face.call();
+    // It sets its flag before it looks at its bell, and we did the reverse: one of the two sees the other.
+    if seat.by_descriptor.load(SeqCst) != 0 && peer.is_intact() {
+        let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+        let _ = rustix::net::send(&peer.fd, &[0], flags);
+    }
+}
+
+/// Whether a descriptor is readable.
+pub(crate) fn is_ready(fd: BorrowedFd<'_>) -> bool {
+    let mut one = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut one, Some(&now)), Ok(ready) if ready > 0) && one[0].revents().contains(PollFlags::IN)
 }
 
 /// Asks a peer for something that it answers itself, parked. Control stays here.
@@ -91,7 +149,7 @@ pub(crate) fn ask(
     let link = peer.link.as_mut().ok_or(Error::NoContext { descriptor })?;
     link.stage(kind, range.0, range.1, bytes);
     link.publish();
-    call(state, seat, hint);
+    call(state, slot, hint);
     loop {
         let gate = Gate::home(&state.seat().face, &state.program.seat(seat).face);
         let heard = gate.heard();
@@ -102,10 +160,13 @@ pub(crate) fn ask(
             return Ok(message);
         }
         let peer = state.peer(slot)?;
-        if gate.wait(heard, Some(Moment::now().after(NAP)), Partner::Pidfd(peer.pidfd.as_fd())) != Woken::Rung
-            && is_hung_up(&peer.fd)
+        let nap = if peer.listener.is_some() { SHORT_NAP } else { NAP };
+        if gate.wait(heard, Some(Moment::now().after(nap)), Partner::Pidfd(peer.pidfd.as_fd())) != Woken::Rung
         {
-            return Err(Error::Gone { descriptor });
+            if is_hung_up(&peer.fd) {
+                return Err(Error::Gone { descriptor });
+            }
+            trap::refuse_all(peer);
         }
     }
 }
@@ -120,7 +181,13 @@ pub(crate) fn park(state: &mut State, watched: Option<usize>, until: Option<Mome
         if let Some((descriptor, seat)) = vigil.speechless {
             return Err(Error::Died { descriptor, end: reaper::bury(state, seat, true) });
         }
-        vigil.wait(state)?;
+        if state.peers.iter().flatten().any(|peer| peer.listener.as_ref().is_some_and(|l| !l.is_over)) {
+            if let Some(arrival) = vigil.wait_for_all(state)? {
+                return Ok(arrival);
+            }
+        } else {
+            vigil.wait(state)?;
+        }
         if vigil.speechless.is_some() {
             // It may have died after its last words, before it could ring. Or control comes from another one, which is
             // about to speak.
@@ -166,6 +233,62 @@ impl Vigil {
             Woken::Rung => Ok(()),
             Woken::PartnerGone => self.mourn(state),
             Woken::TimedOut => self.look_after(state),
+        }
+    }
+
+    /// Waits for the bell, for system calls of the peers whose calls we hear, and for death.
+    fn wait_for_all(&mut self, state: &mut State) -> Result<Option<Arrival>> {
+        let flag = &state.seat().by_descriptor;
+        flag.store(1, SeqCst);
+        let outcome = self.wait_by_descriptor(state);
+        flag.store(0, SeqCst);
+        outcome
+    }
+
+    fn wait_by_descriptor(&mut self, state: &mut State) -> Result<Option<Arrival>> {
+        let own = &state.seat().face;
+        let end = Moment::now().after(self.slice);
+        let end = self.until.map_or(end, |until| until.min(end));
+        loop {
+            let heard = Gate::home(own, own).heard();
+            if state.looked != Some(heard) {
+                return Ok(None);
+            }
+            let sources = Source::all(state, self.watched);
+            let mut fds: Vec<PollFd<'_>> = sources
+                .iter()
+                .filter_map(|source| Some(PollFd::from_borrowed_fd(source.fd(state)?, PollFlags::IN)))
+                .collect();
+            let left = end.since(Moment::now()).min(GLANCE);
+            let nap = rustix::time::Timespec::try_from(left).ok();
+            let found = poll(&mut fds, nap.as_ref());
+            let signs: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+            if found == Ok(0) {
+                if Moment::now() < end {
+                    continue;
+                }
+                return self.look_after(state).map(|()| None);
+            }
+            for (source, signs) in sources.into_iter().zip(signs) {
+                match source {
+                    Source::Listener(slot) if signs.contains(PollFlags::IN) => {
+                        if let Some(arrival) = trap::take(state, slot) {
+                            return Ok(Some(arrival));
+                        }
+                    }
+                    Source::Listener(slot) if !signs.is_empty() => trap::end(state, slot),
+                    Source::Grant(_) if signs.contains(PollFlags::HUP) => state.sweep_grants(),
+                    Source::Grant(_) if !signs.is_empty() => introduce::accept_all(state),
+                    Source::Watched(_) if !signs.is_empty() => {
+                        // Its last words count.
+                        if state.looked != Some(Gate::home(own, own).heard()) {
+                            return Ok(None);
+                        }
+                        return self.mourn(state).map(|()| None);
+                    }
+                    _ => {}
+                }
+            }
         }
     }
 
@@ -237,6 +360,41 @@ impl Vigil {
     }
 }
 
+/// What a context waits for beside its bell.
+#[derive(Clone, Copy)]
+enum Source {
+    /// System calls of a peer.
+    Listener(usize),
+    /// Calls and introductions over a grant.
+    Grant(usize),
+    /// The death of whom control was handed to.
+    Watched(usize),
+}
+
+impl Source {
+    fn all(state: &State, watched: Option<usize>) -> Vec<Self> {
+        let hears = |slot: &usize| {
+            let peer = state.peers.get(*slot).and_then(Option::as_ref);
+            peer.and_then(|peer| peer.listener.as_ref()).is_some_and(|listener| !listener.is_over)
+        };
+        let grants = (0..state.grants.len()).filter(|grant| state.is_held(*grant));
+        (0..state.peers.len())
+            .filter(hears)
+            .map(Self::Listener)
+            .chain(grants.map(Self::Grant))
+            .chain(watched.filter(|slot| state.peer(*slot).is_ok()).map(Self::Watched))
+            .collect()
+    }
+
+    fn fd(self, state: &State) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Listener(slot) => Some(state.peers.get(slot)?.as_ref()?.listener.as_ref()?.fd.as_fd()),
+            Self::Grant(grant) => Some(state.grants.get(grant)?.as_ref()?.socket.as_fd()),
+            Self::Watched(slot) => Some(state.peers.get(slot)?.as_ref()?.pidfd.as_fd()),
+        }
+    }
+}
+
 /// What our bell was rung for: control, or a request, which is served.
 fn look(state: &mut State) -> Option<Arrival> {
     let seat = state.seat();
@@ -266,6 +424,7 @@ fn take(state: &mut State, slot: usize) -> Option<Arrival> {
                     caller: state.handle(slot),
                     word: message.word,
                     bytes: message.bytes,
+                    call: None,
                 });
             }
             Kind::Reply => {}
@@ -280,6 +439,10 @@ fn follow(state: &State, slot: usize) {
     let Ok(peer) = state.peer(slot) else { return };
     let seat = state.program.seat(peer.seat);
     let here = current_cpu();
+    // A filtered context keeps to calls that it is sure to be allowed.
+    if state.filtered {
+        return;
+    }
     // The root is the program's own process, whose CPUs are its user's business.
     if peer.seat == ROOT || seat.pinned.load(SeqCst) == here.wrapping_add(1) {
         return;

@@ -7,7 +7,7 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use orrery_sys::descriptors;
 use rustix::net::{
@@ -18,6 +18,7 @@ use rustix::net::{
 use super::error::{Error, Result};
 use super::link::Link;
 use super::program::SEATS;
+use super::rights::Rights;
 use super::state::{State, is_hung_up};
 
 /// A pair of ends: the context's own, out of the program's way, and the descriptor for others.
@@ -38,7 +39,7 @@ pub(crate) fn ensure(state: &mut State, slot: usize) -> Result<bool> {
     let (link, file) = Link::make()?;
     let (own, theirs) = pair()?;
     let generation = state.seat().generation.load(Ordering::SeqCst);
-    let grant = state.add_grant(own, Vec::new())?;
+    let grant = state.add_grant(own, Rights::none())?;
     link.set_slot(slot);
     let words = [state.me.to_ne_bytes(), generation.to_ne_bytes()].concat();
     let fds = [file.as_fd(), theirs.as_fd(), state.pidfd.as_fd()];
@@ -108,11 +109,15 @@ pub(crate) fn receive_on(socket: &OwnedFd, words: &mut [u8]) -> Option<Vec<Owned
 }
 
 /// Sends one descriptor.
-pub(crate) fn send_file(socket: &OwnedFd, file: &OwnedFd) -> rustix::io::Result<()> {
-    let fds = [file.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+pub(crate) fn send_file(socket: &OwnedFd, file: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    send_files(socket.as_fd(), &[file])
+}
+
+/// Sends at most three descriptors. Neither allocates nor touches thread-local storage.
+pub(crate) fn send_files(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    ancillary.push(SendAncillaryMessage::ScmRights(fds));
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     sendmsg(socket, &[IoSlice::new(&[1])], &mut ancillary, flags).map(|_| ())
 }

@@ -3,18 +3,22 @@
 //! Its watcher ([`orrery_domain::watch`]) hears, through an epoll(7) instance over all grants, of each that is hung up.
 
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use orrery_domain::watch::Ear;
+use orrery_sys::PageRange;
 use rustix::event::epoll;
 use syscalls::{Sysno, syscall};
 
 use super::error::{Error, Result};
 use super::program::SEATS;
+use super::trap::Handing;
 
-/// What main thread and watcher of a context both know.
+/// What main thread and watcher of a context both know. It has pages of its own, which no rollback touches: the watcher
+/// goes on while the rest is put back.
 #[derive(Debug)]
+#[repr(align(4096))]
 pub(crate) struct Leash {
     epoll: OwnedFd,
     /// How many grants somebody holds.
@@ -22,7 +26,12 @@ pub(crate) struct Leash {
     hung_up: [AtomicU8; 2 * SEATS],
     control: *const AtomicU32,
     me: u32,
+    /// What the watcher hands out when its starter is readable: a [`super::trap::Handing`].
+    handing: AtomicPtr<c_void>,
 }
+
+/// What the starter is known by, beside the slots of grants.
+const STARTER: u64 = u64::MAX;
 
 // SAFETY: all that changes is atomic, and the pointer goes to memory that is never unmapped.
 unsafe impl Send for Leash {}
@@ -41,11 +50,17 @@ impl Leash {
             hung_up: [const { AtomicU8::new(0) }; 2 * SEATS],
             control,
             me,
+            handing: AtomicPtr::new(core::ptr::null_mut()),
         })))
     }
 
     pub(crate) fn descriptor(&self) -> RawFd {
         self.epoll.as_raw_fd()
+    }
+
+    /// The pages that it has to itself.
+    pub(crate) fn pages(&'static self) -> PageRange {
+        PageRange::covering(core::ptr::from_ref(self).addr(), size_of::<Self>())
     }
 
     pub(crate) fn ear(&'static self) -> Ear {
@@ -73,6 +88,12 @@ impl Leash {
             })
     }
 
+    /// Has the watcher call [`super::trap::heed`] with `handing`, once; `starter` is readable already.
+    pub(crate) fn hand_out(&self, handing: &'static Handing, starter: &OwnedFd) -> rustix::io::Result<()> {
+        self.handing.store(core::ptr::from_ref(handing).cast_mut().cast(), Ordering::SeqCst);
+        epoll::add(&self.epoll, starter.as_fd(), epoll::EventData::new_u64(STARTER), epoll::EventFlags::IN)
+    }
+
     pub(crate) fn is_hung_up(&self, slot: usize) -> bool {
         self.hung_up.get(slot).is_some_and(|flag| flag.load(Ordering::SeqCst) != 0)
     }
@@ -97,6 +118,11 @@ unsafe extern "C" fn heed(with: *const c_void) {
         syscall!(Sysno::epoll_pwait, leash.epoll.as_raw_fd(), events.as_mut_ptr(), events.len(), 0, 0, 0)
     };
     for event in events.iter().take(heard.unwrap_or(0)) {
+        if event.u64 == STARTER {
+            // SAFETY: `hand_out` put it there, and its closing ends what the starter tells.
+            unsafe { super::trap::heed(leash.handing.load(Ordering::SeqCst)) };
+            continue;
+        }
         let (number, slot) = (event.u64 >> 32, event.u64 & 0xffff_ffff);
         // SAFETY: takes a socket of ours out of our own epoll instance.
         let _ =

@@ -42,15 +42,19 @@ pub(crate) enum Kind {
     Copy,
     /// "Share it with me".
     Share,
-    /// "Narrow what I may overlay to these ranges".
+    /// "Narrow what I may do to this".
     Restrict,
+    /// "Give me your descriptor `word`".
+    File,
+    /// "Make system call `word`": see [`super::perform`].
+    Call,
     /// The answer to any of these: an errno, or 0.
     Reply,
 }
 
 impl Kind {
     fn of(number: u32) -> Option<Self> {
-        [Self::Switch, Self::Copy, Self::Share, Self::Restrict, Self::Reply]
+        [Self::Switch, Self::Copy, Self::Share, Self::Restrict, Self::File, Self::Call, Self::Reply]
             .into_iter()
             .find(|kind| *kind as u32 == number)
     }
@@ -174,6 +178,12 @@ impl Link {
         self.mine().sent.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Takes what the other side has sent so far as taken, and what we have closed since as never closed.
+    pub(crate) fn catch_up(&mut self) {
+        self.taken = self.theirs().sent.load(Ordering::SeqCst);
+        self.mine().closed.store(0, Ordering::SeqCst);
+    }
+
     /// Takes the other side's message, if there is a new one. What makes no sense is dropped.
     pub(crate) fn take(&mut self) -> Option<Message> {
         let theirs = self.theirs();
@@ -199,6 +209,10 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
+        // Shared memory without a name cannot be mapped again: what a rollback may bring back stays.
+        if crate::engine::may_go_back() {
+            return;
+        }
         // SAFETY: our own mapping, with whose handle its last use goes.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), LENGTH) };
     }

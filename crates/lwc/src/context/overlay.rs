@@ -5,7 +5,7 @@
 //! of the descriptor over which the question came. What it gives is a file without a name: a copy of the bytes, or the
 //! memory itself, which becomes shared ([`super::ranges`]).
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use orrery_sys::PageRange;
 use rustix::fs::SealFlags;
@@ -15,9 +15,10 @@ use rustix::mm::MapFlags;
 use super::error::{Error, Result};
 use super::introduce::{receive_on, send_file};
 use super::link::{Kind, Message};
-use super::ranges::{SharedRange, contains, copy_out, map, pages, share, unmap, without};
+use super::ranges::{SharedRange, contains, copy_out, map, pages, share, unmap};
+use super::rights::Rights;
 use super::state::State;
-use super::{handover, program};
+use super::{handover, perform};
 
 /// How a range is overlaid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,18 +77,47 @@ pub(crate) fn undo(state: &mut State, range: PageRange) -> Result<()> {
     Ok(())
 }
 
-/// Narrows what holders of our descriptor of a peer may overlay to what of it is in `keep`.
-pub(crate) fn restrict(state: &mut State, slot: usize, keep: &[PageRange]) -> Result<()> {
-    let bytes: Vec<u8> = keep
-        .iter()
-        .flat_map(|range| [range.start as u64, range.len() as u64])
-        .flat_map(u64::to_ne_bytes)
-        .collect();
-    if bytes.len() > super::link::ROOM {
-        return Err(Error::TooLong { bytes: bytes.len(), room: super::link::ROOM });
-    }
+/// Narrows what holders of our descriptor of a peer may do to what of it is in `keep`.
+pub(crate) fn restrict(state: &mut State, slot: usize, keep: &Rights) -> Result<()> {
+    let room = super::link::ROOM;
+    let bytes = keep.bytes().ok_or(Error::TooLong { bytes: room + 1, room })?;
     let reply = handover::ask(state, slot, Kind::Restrict, (0, 0), &bytes)?;
-    answered(state, slot, PageRange::default(), &reply)
+    answered(state, slot, PageRange::default(), &reply)?;
+    // What we can do ourselves is not the owner's to keep from us.
+    if let Some(listener) = &mut state.peer_mut(slot)?.listener {
+        listener.rights = listener.rights.and(keep);
+        if !listener.rights.allow_all_memory() {
+            listener.memory = None;
+        }
+    }
+    Ok(())
+}
+
+/// Puts a copy of a peer's descriptor in the place of the same number.
+pub(crate) fn overlay_descriptor(state: &mut State, slot: usize, number: u32) -> Result<()> {
+    let failed = |errno| Error::system("overlay a descriptor", number as usize, errno);
+    let here = i32::try_from(number).map_err(|_| failed(Errno::BADF))?;
+    if state.is_own(here) {
+        return Err(failed(Errno::BUSY));
+    }
+    let reply = handover::ask(state, slot, Kind::File, (number.into(), 0), &[])?;
+    let peer = state.peer(slot)?;
+    match i32::try_from(reply.word) {
+        Ok(0) => {}
+        Ok(libc::EPERM) => {
+            let descriptor = peer.fd.as_raw_fd();
+            return Err(Error::Denied { descriptor, start: number as usize, length: 1 });
+        }
+        Ok(errno @ 1..4096) => return Err(failed(Errno::from_raw_os_error(errno))),
+        _ => return Err(failed(Errno::IO)),
+    }
+    let file =
+        receive_on(&peer.fd, &mut [0]).and_then(|fds| fds.into_iter().next()).ok_or(failed(Errno::IO))?;
+    // Out of the way: it may have come by the very number.
+    let file = orrery_sys::descriptors::raise(file);
+    // SAFETY: the caller gave up what has this number: see `Context::overlay_descriptor`.
+    let done = unsafe { syscalls::syscall!(syscalls::Sysno::dup3, file.as_raw_fd(), here, 0) };
+    done.map(|_| ()).map_err(|errno| failed(Errno::from_raw_os_error(errno.into_raw())))
 }
 
 /// What an answer says.
@@ -114,40 +144,51 @@ fn answered(state: &State, slot: usize, range: PageRange, reply: &Message) -> Re
 
 /// In the owner: answers a question.
 pub(crate) fn serve(state: &mut State, slot: usize, message: Message) {
-    let errno = match attempt(state, slot, &message) {
-        Ok(()) => 0,
-        Err(errno) => errno.raw_os_error(),
+    let (errno, result, bytes) = match attempt(state, slot, &message) {
+        Ok((result, bytes)) => (0, result, bytes),
+        Err(errno) => (errno.raw_os_error(), 0, Vec::new()),
     };
     let Some(Some(peer)) = state.peers.get_mut(slot) else { return };
     let Some(link) = peer.link.as_mut() else { return };
-    link.stage(Kind::Reply, u64::from(errno.unsigned_abs()), 0, &[]);
+    link.stage(Kind::Reply, u64::from(errno.unsigned_abs()), result, &bytes);
     link.publish();
     let hint = link.their_slot();
-    let seat: &program::Seat = state.program.seat(peer.seat);
-    seat.hint.store(hint, core::sync::atomic::Ordering::SeqCst);
-    seat.face.call();
+    handover::call(state, slot, hint);
 }
 
-fn attempt(state: &mut State, slot: usize, message: &Message) -> rustix::io::Result<()> {
+fn attempt(state: &mut State, slot: usize, message: &Message) -> rustix::io::Result<(u64, Vec<u8>)> {
+    let nothing = (0, Vec::new());
     let through = state.peer(slot).ok().and_then(|peer| peer.through).ok_or(Errno::PERM)?;
     let Some(Some(grant)) = state.grants.get_mut(through) else { return Err(Errno::PERM) };
-    if message.kind == Kind::Restrict {
-        let keep: Vec<PageRange> = ranges_in(&message.bytes)?;
-        let narrowed = grant.rights.iter().flat_map(|right| {
-            keep.iter()
-                .filter(|kept| kept.overlaps(*right))
-                .map(|kept| PageRange::new(right.start.max(kept.start), right.end.min(kept.end)))
-        });
-        grant.rights = narrowed.collect();
-        return Ok(());
+    match message.kind {
+        Kind::Restrict => {
+            let keep = Rights::of_bytes(&message.bytes).ok_or(Errno::INVAL)?;
+            grant.rights = grant.rights.and(&keep);
+            return Ok(nothing);
+        }
+        Kind::Call => {
+            let allowed = u32::try_from(message.word).is_ok_and(|number| grant.rights.calls.has(number));
+            if !allowed {
+                return Err(Errno::PERM);
+            }
+            return perform::serve(message.word, message.extent, &message.bytes);
+        }
+        Kind::File => {
+            let number = u32::try_from(message.word).map_err(|_| Errno::BADF)?;
+            if !grant.rights.allow_file(number) {
+                return Err(Errno::PERM);
+            }
+            return give_descriptor(state, through, number).map(|()| nothing);
+        }
+        _ => {}
     }
     let whole = |value: u64| usize::try_from(value).map_err(|_| Errno::INVAL);
     let range = pages(whole(message.word)?, whole(message.extent)?).map_err(|_| Errno::INVAL)?;
-    if !without(range, grant.rights.iter().copied()).is_empty() {
+    if !grant.rights.allow_memory(range) {
         return Err(Errno::PERM);
     }
     if message.kind == Kind::Copy {
-        return send_file(&grant.socket, &copy_out(range)?);
+        return send_file(&grant.socket, copy_out(range)?.as_fd()).map(|()| nothing);
     }
     if !state.shared.iter().any(|shared| shared.range == range) {
         if state.shared.iter().any(|shared| shared.range.overlaps(range)) {
@@ -161,17 +202,17 @@ fn attempt(state: &mut State, slot: usize, message: &Message) -> rustix::io::Res
     }
     let shared = state.shared.iter().find(|shared| shared.range == range).ok_or(Errno::INVAL)?;
     let Some(Some(grant)) = state.grants.get(through) else { return Err(Errno::PERM) };
-    send_file(&grant.socket, &shared.file)
+    send_file(&grant.socket, shared.file.as_fd()).map(|()| nothing)
 }
 
-fn ranges_in(bytes: &[u8]) -> rustix::io::Result<Vec<PageRange>> {
-    let mut words = bytes.chunks_exact(8).map(|chunk| {
-        let word = <[u8; 8]>::try_from(chunk).map_or(0, u64::from_ne_bytes);
-        usize::try_from(word).unwrap_or(usize::MAX)
-    });
-    let mut ranges = Vec::new();
-    while let (Some(start), Some(length)) = (words.next(), words.next()) {
-        ranges.push(pages(start, length).map_err(|_| Errno::INVAL)?);
+/// Sends a descriptor of the program's; the library's own are nobody's.
+fn give_descriptor(state: &State, through: usize, number: u32) -> rustix::io::Result<()> {
+    let number = i32::try_from(number).map_err(|_| Errno::BADF)?;
+    if state.is_own(number) {
+        return Err(Errno::BADF);
     }
-    Ok(ranges)
+    // SAFETY: a number that is no descriptor is an error; the copy is ours.
+    let file = rustix::io::fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(number) }, 0)?;
+    let Some(Some(grant)) = state.grants.get(through) else { return Err(Errno::PERM) };
+    send_file(&grant.socket, file.as_fd())
 }

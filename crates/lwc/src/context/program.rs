@@ -35,6 +35,10 @@ pub(crate) struct Seat {
     pub(crate) settled: AtomicU32,
     /// How the last owner ended, packed.
     pub(crate) end: AtomicU32,
+    /// 1 while the owner waits for descriptors as well as for its bell, so that callers must ring both.
+    pub(crate) by_descriptor: AtomicU32,
+    /// 1 while the owner is stopped in a system call that its parent has not answered.
+    pub(crate) stopped: AtomicU32,
 }
 
 impl Seat {
@@ -102,6 +106,8 @@ impl Program {
                 seat.hint.store(STRANGER, Ordering::SeqCst);
                 seat.pinned.store(0, Ordering::SeqCst);
                 seat.settled.store(0, Ordering::SeqCst);
+                seat.by_descriptor.store(0, Ordering::SeqCst);
+                seat.stopped.store(0, Ordering::SeqCst);
                 self.head().highest.fetch_max(number, Ordering::SeqCst);
                 return Ok(number);
             }

@@ -16,6 +16,9 @@ use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 
 use super::error::{Error, Result};
 
+/// All addresses.
+pub(crate) const EVERYTHING: PageRange = PageRange { start: 0, end: usize::MAX & !(PAGE - 1) };
+
 /// How many bytes are looked at for zeros at a time.
 const CHUNK: usize = 16 * PAGE;
 

@@ -2,6 +2,7 @@
 
 use orrery_sys::PageRange;
 
+use super::calls::Calls;
 use super::error::{Error, Result};
 use super::ranges::pages;
 
@@ -17,6 +18,10 @@ pub struct Spec {
     pub(crate) close: Vec<(u32, u32)>,
     pub(crate) shared_signals: bool,
     pub(crate) dumpable: bool,
+    pub(crate) withheld: Calls,
+    pub(crate) trap: bool,
+    pub(crate) callable: Calls,
+    pub(crate) fetchable: Vec<(u32, u32)>,
 }
 
 impl Spec {
@@ -76,6 +81,46 @@ impl Spec {
     pub fn dumpable(mut self, yes: bool) -> Self {
         self.dumpable = yes;
         self
+    }
+
+    /// The new context may not make these system calls: they fail with EPERM, or are trapped ([`Spec::trap`]). That holds
+    /// for whatever it starts, too, and no program that it executes gains privileges (`no_new_privs` in prctl(2)).
+    ///
+    /// Without what it takes to wait for control and to end itself (futex(2), poll(2), exit(2) and the like) no context can
+    /// be, so those stay. io_uring(7) is refused.
+    #[must_use]
+    pub fn withhold(mut self, calls: &Calls) -> Self {
+        self.withheld = calls.or(&self.withheld);
+        self
+    }
+
+    /// Calls that the new context may not make arrive in its creator (`LWC_SYSTRAP`), by default those of
+    /// [`Calls::global`]. See [`Arrival::call`](super::Arrival::call).
+    #[must_use]
+    pub fn trap(mut self, yes: bool) -> Self {
+        self.trap = yes;
+        self
+    }
+
+    /// The new context may have copies of its creator's descriptors `first` to `last`
+    /// ([`Context::overlay_descriptor`](super::Context::overlay_descriptor)): `LWC_MAY_ACCESS` for descriptors.
+    #[must_use]
+    pub fn may_fetch(mut self, first: u32, last: u32) -> Self {
+        self.fetchable.push((first, last));
+        self
+    }
+
+    /// The new context may have its creator make these calls ([`Context::syscall`](super::Context::syscall)):
+    /// `LWC_MAY_ACCESS` for system calls.
+    #[must_use]
+    pub fn may_call(mut self, calls: &Calls) -> Self {
+        self.callable = calls.or(&self.callable);
+        self
+    }
+
+    /// The calls that are taken away.
+    pub(crate) fn taken(&self) -> Calls {
+        if self.trap && self.withheld.is_empty() { Calls::global() } else { self.withheld }
     }
 
     /// The same in pages, free of contradictions.

@@ -20,6 +20,8 @@ use super::leash::Leash;
 use super::link::Link;
 use super::program::{Program, ROOT, Seat};
 use super::ranges::SharedRange;
+use super::rights::Rights;
+use super::trap::Listener;
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
@@ -39,14 +41,16 @@ pub(crate) struct Peer {
     pub(crate) link: Option<Link>,
     /// The grant by which it reaches us.
     pub(crate) through: Option<usize>,
+    /// Where its system calls arrive, if it is ours to answer them.
+    pub(crate) listener: Option<Listener>,
 }
 
 /// Our end of a descriptor that others hold of us.
 #[derive(Debug)]
 pub(crate) struct Grant {
     pub(crate) socket: OwnedFd,
-    /// The memory of ours that holders may overlay.
-    pub(crate) rights: Vec<PageRange>,
+    /// What of ours is for holders to use.
+    pub(crate) rights: Rights,
 }
 
 #[derive(Debug)]
@@ -67,6 +71,8 @@ pub(crate) struct State {
     pub(crate) shared: Vec<SharedRange>,
     /// Where memory of other contexts lies over ours.
     pub(crate) overlaid: Vec<PageRange>,
+    /// Whether we are filtered ourselves.
+    pub(crate) filtered: bool,
     /// Where the program may run.
     pub(crate) cpus: Option<CpuSet>,
     /// The state of our bell when we last looked around.
@@ -127,6 +133,17 @@ pub(crate) fn hold_or_become_root() -> Result<Held> {
     Ok(Held(guard))
 }
 
+/// After the context's memory was put back to what it was: what it was told since, it has been told. It has control, so
+/// nothing is under way to it; but the links, which are shared, are further on than its own books.
+pub(crate) fn after_rollback() {
+    if let Ok(Some(mut state)) = hold() {
+        state.looked = None;
+        for link in state.peers.iter_mut().flatten().filter_map(|peer| peer.link.as_mut()) {
+            link.catch_up();
+        }
+    }
+}
+
 fn own_thread() -> usize {
     // SAFETY: takes nothing; it only names the calling thread.
     let thread = unsafe { libc::pthread_self() };
@@ -155,6 +172,7 @@ impl State {
             leash: None,
             shared: Vec::new(),
             overlaid: Vec::new(),
+            filtered: false,
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             looked: None,
             serials: 0,
@@ -185,8 +203,17 @@ impl State {
         self.forget_replaced(fd.as_raw_fd());
         let slot = place(&mut self.peers);
         link.set_slot(slot);
-        self.peers[slot] =
-            Some(Peer { fd, inode, pidfd, seat, generation, serial, link: Some(link), through });
+        self.peers[slot] = Some(Peer {
+            fd,
+            inode,
+            pidfd,
+            seat,
+            generation,
+            serial,
+            link: Some(link),
+            through,
+            listener: None,
+        });
         Ok(slot)
     }
 
@@ -201,7 +228,7 @@ impl State {
         }
     }
 
-    pub(crate) fn add_grant(&mut self, socket: OwnedFd, rights: Vec<PageRange>) -> Result<usize> {
+    pub(crate) fn add_grant(&mut self, socket: OwnedFd, rights: Rights) -> Result<usize> {
         let slot = place(&mut self.grants);
         if let Some(leash) = self.leash {
             leash.add(&socket, slot)?;
@@ -237,6 +264,22 @@ impl State {
                 }
             }
         }
+    }
+
+    /// Whether a number is that of a descriptor by which the library, not the program, lives.
+    pub(crate) fn is_own(&self, number: RawFd) -> bool {
+        let own = |fd: &OwnedFd| fd.as_raw_fd() == number;
+        number == self.main
+            || own(&self.pidfd)
+            || self.leash.is_some_and(|leash| leash.descriptor() == number)
+            || self.grants.iter().flatten().any(|grant| own(&grant.socket))
+            || self.shared.iter().any(|shared| own(&shared.file))
+            || self.peers.iter().flatten().any(|peer| {
+                let heard = peer.listener.as_ref();
+                own(&peer.fd)
+                    || own(&peer.pidfd)
+                    || heard.is_some_and(|heard| own(&heard.fd) || heard.memory.as_ref().is_some_and(own))
+            })
     }
 
     /// The place of a context named by a handle.
@@ -280,6 +323,11 @@ impl Peer {
         let seat = program.seat(self.seat);
         use core::sync::atomic::Ordering::SeqCst;
         seat.generation.load(SeqCst) != self.generation || (self.seat != ROOT && seat.face.is_marked_dead())
+    }
+
+    /// Whether its descriptor still is what it was.
+    pub(crate) fn is_intact(&self) -> bool {
+        inode(self.fd.as_raw_fd()) == Some(self.inode)
     }
 
     /// Forgets it without closing its descriptor, whose number is somebody else's.

@@ -19,7 +19,7 @@ use crate::undo::pending::Pending;
 use crate::undo::signals::Signals;
 use crate::undo::threads::Threads;
 use crate::undo::timers::Timers;
-use crate::{doors, rseq};
+use crate::{context, doors, rseq};
 
 /// The state of the process beside its memory.
 #[derive(Debug)]
@@ -270,6 +270,7 @@ impl Inner {
         note(signals.restore());
         note(state.timers.restore(sources.timers.as_ref()));
         state.pending.restore();
+        context::after_rollback();
         leftover
     }
 }

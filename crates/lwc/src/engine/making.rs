@@ -19,11 +19,12 @@ use crate::arch::Crossing;
 use crate::control::CONTROL_SIGNAL;
 use crate::error::{Error, Result};
 use crate::lazy_free::LazyFree;
+use crate::rollback::stack_address;
 use crate::undo::children::{Children, Nursery};
 use crate::undo::descriptors::Keepers;
 use crate::undo::signals::Signals;
 use crate::undo::threads::Threads;
-use crate::{rseq, safe_point};
+use crate::{companion, rseq, safe_point};
 
 /// Makes the engine of this process, or finds it. `children` counts when it is made.
 pub(crate) fn set_up(config: Config<'_>, children: Children) -> Result<&'static Engine> {
@@ -138,6 +139,9 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
     unsafe { pointer.write(engine) };
     // SAFETY: as in `current`.
     let engine: &'static Engine = unsafe { pointer.as_ref() };
+    for range in companion::memory() {
+        engine.inner().space.keep(range, stack_address())?;
+    }
     let mut after = arena.vec();
     list_descriptors(&mut after)?;
     engine.inner().sources.keepers.own(after.iter().copied().filter(|fd| !before.contains(fd)))?;

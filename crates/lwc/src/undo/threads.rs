@@ -6,6 +6,7 @@
 use orrery_memory::{Arena, HeapVec};
 use orrery_sys::{process::Threads as Directory, signals};
 
+use crate::companion;
 use crate::control::CONTROL_SIGNAL;
 use crate::error::{Error, Leftover, Result};
 use crate::safe_point;
@@ -21,6 +22,8 @@ pub(crate) struct Threads {
     directory: Directory,
     process: i32,
     own: i32,
+    /// A context's watcher, which has no part in its state and is left alone.
+    companion: Option<i32>,
     /// Threads that wait at a safe point while the closure runs.
     parked: HeapVec<i32>,
 }
@@ -31,6 +34,7 @@ impl Threads {
             directory: Directory::open()?,
             process: rustix::process::getpid().as_raw_pid(),
             own: rustix::thread::gettid().as_raw_pid(),
+            companion: companion::thread(),
             parked: arena.vec(),
         })
     }
@@ -47,11 +51,11 @@ impl Threads {
             safe_point::release();
             return Err(Error::Threads { running: others, parked });
         }
-        let Self { directory, own, parked, .. } = self;
+        let Self { directory, own, companion, parked, .. } = self;
         let mut room = true;
         directory.for_each(|thread| {
             room &= parked.try_reserve(1).is_ok();
-            if room && thread != *own {
+            if room && thread != *own && Some(thread) != *companion {
                 parked.push(thread);
             }
         })?;
@@ -71,9 +75,13 @@ impl Threads {
         Err(Error::NotAlone { others: self.others()? })
     }
 
-    /// How many threads there are beside the engine's.
+    /// How many threads there are beside the engine's, and a context's companion.
     fn others(&self) -> Result<usize> {
-        Ok(self.directory.count()?.saturating_sub(1))
+        Ok(self.directory.count()?.saturating_sub(1 + self.companions()))
+    }
+
+    fn companions(&self) -> usize {
+        usize::from(self.companion.is_some())
     }
 
     /// Takes no thread for a parked one.
@@ -86,11 +94,12 @@ impl Threads {
         let mut stubborn = 0;
         for round in 0..ROUNDS {
             // Who cannot count does not know that they are gone.
-            if self.directory.count().is_ok_and(|count| count <= 1 + self.parked.len()) {
+            if self.directory.count().is_ok_and(|count| count <= 1 + self.companions() + self.parked.len()) {
                 return Ok(());
             }
             let _ = self.directory.for_each(|thread| {
-                if thread != self.own && !self.parked.contains(&thread) {
+                let stays = thread == self.own || Some(thread) == self.companion;
+                if !stays && !self.parked.contains(&thread) {
                     stubborn = thread;
                     if round % 64 == 0 {
                         let _ = signals::send_to_thread(self.process, thread, CONTROL_SIGNAL);

@@ -5,8 +5,8 @@
 //! the copier writes the pages into the memory file at its leisure. The orbit waits for its end before it runs the task.
 //!
 //! The copier runs on its stack, a list of runs and system calls. It has no signals, no descriptors but the two files,
-//! and dies with main. It is invisible to a plain `wait`. Big mappings other than areas are left out of it, so that they
-//! do not add to the price of the fork: [`others`] finds them.
+//! and dies with main. It is invisible to a plain `wait`. What it does not copy, be it in areas or elsewhere, is left out of
+//! it as far as that is cheaper than to fork it: [`others`] finds it.
 
 mod others;
 

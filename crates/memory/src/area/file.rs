@@ -14,14 +14,20 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use super::Error;
 use super::arena::process;
+use super::pageset::PageSet;
 
 /// A sparse memory file, mapped in the process that made it.
 pub(super) struct PageFile {
     fd: OwnedFd,
     window: *mut u8,
     pages: usize,
+    /// Those that were seen in the window, and so need no fault.
+    mapped: PageSet,
     process: u64,
 }
+
+/// So many pages at a time are worth a request to map them.
+const WORTH_MAPPING: usize = 8;
 
 // SAFETY: the window is only used under the lock of the mirror that has the file.
 unsafe impl Send for PageFile {}
@@ -45,7 +51,7 @@ impl PageFile {
             let _ = madvise(window, bytes, Advice::LinuxDontDump);
             window
         };
-        Ok(Self { fd, window: window.cast(), pages, process: process() })
+        Ok(Self { fd, window: window.cast(), pages, mapped: PageSet::new(pages)?, process: process() })
     }
 
     /// Another descriptor of it, through which it can only be read (where `/proc` is mounted).
@@ -83,6 +89,7 @@ impl PageFile {
         debug_assert!(page + count <= self.pages);
         let from = core::ptr::with_exposed_provenance::<u8>(address);
         if known {
+            self.map(page, count);
             // SAFETY: the window has these pages, and no reference to either side exists.
             unsafe { core::ptr::copy_nonoverlapping(from, self.window.add(page * PAGE), count * PAGE) };
             return Ok(());
@@ -103,8 +110,19 @@ impl PageFile {
         Ok(())
     }
 
+    /// Maps pages that the file has, all at once: a fault for each would take three times as long.
+    fn map(&self, page: usize, count: usize) {
+        if count < WORTH_MAPPING || self.mapped.contains_all(page, count) {
+            return;
+        }
+        // SAFETY: the window has these pages. Where the kernel refuses (before Linux 5.14) they are mapped by faults.
+        let _ = unsafe { madvise(self.at(page).cast(), count * PAGE, Advice::LinuxPopulateWrite) };
+        self.mapped.insert(page, count);
+    }
+
     /// Drops `count` pages from `page` on; they read as zeros then.
     pub(super) fn punch(&self, page: usize, count: usize) -> Result<(), Error> {
+        self.mapped.remove(page, count);
         punch(self.fd.as_fd(), page, count)
     }
 

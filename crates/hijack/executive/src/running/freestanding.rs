@@ -85,3 +85,7 @@ unsafe extern "C" fn bcmp(a: *const u8, b: *const u8, length: usize) -> i32 {
     // SAFETY: by the caller.
     unsafe { memcmp(a, b, length) }
 }
+
+/// Named by parts of `core` that were compiled to unwind: nothing here unwinds, since panics abort.
+#[unsafe(no_mangle)]
+extern "C" fn rust_eh_personality() {}

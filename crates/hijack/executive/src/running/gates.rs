@@ -45,7 +45,23 @@ unsafe extern "C" {
     pub(crate) fn orrery_gates();
     /// Performs the call in eax, times it, and returns to rcx.
     pub(crate) fn orrery_timed();
+    /// Has the policy asked about the call in eax, and returns to rcx.
+    pub(crate) fn orrery_judged();
 }
+
+/// What `orrery_judged` pushes: on the program's stack, below its red zone.
+#[repr(C)]
+pub(crate) struct Patched {
+    pub(crate) number: u64,
+    /// Last to first.
+    pub(crate) arguments: [u64; 6],
+    /// Where the call returns to.
+    pub(crate) site: u64,
+    flags: u64,
+}
+
+/// What a function may use below its stack pointer.
+pub(crate) const RED_ZONE: u64 = 128;
 
 global_asm!(
     ".pushsection .text.orrery_gates,\"ax\",@progbits",
@@ -285,6 +301,48 @@ global_asm!(
     "popfq",
     "lea rsp, [rsp + 128]",
     "jmp rcx",
+    "",
+    // The same registers. What functions may change, and the kernel would not, is kept: xmm, but nothing of ymm and
+    // above, which no instruction of the image touches.
+    ".globl orrery_judged",
+    ".hidden orrery_judged",
+    "orrery_judged:",
+    "lea rsp, [rsp - 128]",
+    "pushfq",
+    "push rcx",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push r10",
+    "push r8",
+    "push r9",
+    "push rax",
+    "mov rdi, rsp",
+    "push rbp",
+    "mov rbp, rsp",
+    "and rsp, -16",
+    "lea rsp, [rsp - 256]",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "movaps [rsp + 16 * \\n], xmm\\n",
+    ".endr",
+    "cld",
+    "call {patched}",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "movaps xmm\\n, [rsp + 16 * \\n]",
+    ".endr",
+    "mov rsp, rbp",
+    "pop rbp",
+    "lea rsp, [rsp + 8]",
+    "pop r9",
+    "pop r8",
+    "pop r10",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "pop rcx",
+    "popfq",
+    "lea rsp, [rsp + 128]",
+    "jmp rcx",
     ".popsection",
     gates = const GATES,
     targets = sym TARGETS,
@@ -298,6 +356,7 @@ global_asm!(
     last_bucket = const crate::board::BUCKETS - 1,
     vfork_child = sym super::threads::vfork_child,
     vfork_parent = sym super::threads::vfork_parent,
+    patched = sym super::serve::patched,
 );
 
 /// Rows are found by shifting.

@@ -12,8 +12,9 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::count::{board, timed};
-use super::gates::{GATES, TARGETS, orrery_gates, orrery_timed};
+use super::gates::{GATES, TARGETS, orrery_gates, orrery_judged, orrery_timed};
 use super::kernel::{address, block_signals, call, failed, set_mask};
+use super::policy::policy;
 use super::ranges;
 use super::requests::ask;
 use crate::board::{CALLS, CODE, SITE, VERDICTS, YES, code_hash};
@@ -145,7 +146,12 @@ unsafe fn jump(mov: u64, end: u64, number: u64, start: u64, last: u64) -> Outcom
     let stub = page.start.load(Relaxed) + u64::from(index) * STUB as u64;
     TARGETS[gate as usize].store(end, Relaxed);
     let gate_address = (orrery_gates as *const ()).addr() as u64 + 8 * u64::from(gate);
-    let code = if timed() { timed_stub(number, end) } else { counting_stub(number, gate_address) };
+    let judged = policy().is_some_and(|policy| policy.concerns(number));
+    let code = match (judged, timed()) {
+        (true, _) => calling_stub(number, end, orrery_judged),
+        (false, true) => calling_stub(number, end, orrery_timed),
+        (false, false) => counting_stub(number, gate_address),
+    };
     // SAFETY: the stub page is ours; the site's page is code, by the caller.
     unsafe {
         if !with_bytes(page.start.load(Relaxed), stub, &code) {
@@ -248,12 +254,12 @@ fn counting_stub(number: u64, gate: u64) -> [u8; STUB] {
     stub.bytes
 }
 
-/// Has the call performed by `orrery_timed`.
-fn timed_stub(number: u64, back: u64) -> [u8; STUB] {
+/// Has the call performed by a function that takes its number in eax and where it returns to in rcx.
+fn calling_stub(number: u64, back: u64, function: unsafe extern "C" fn()) -> [u8; STUB] {
     let mut stub = Assembler::new();
     stub.push(&[0xb8]).half(number as u32); // mov $number,%eax
     stub.push(&[0x48, 0xb9]).word(back); // movabs $back,%rcx
-    stub.push(&[0x49, 0xbb]).word((orrery_timed as *const ()).addr() as u64); // movabs $orrery_timed,%r11
+    stub.push(&[0x49, 0xbb]).word((function as *const ()).addr() as u64); // movabs $function,%r11
     stub.push(&[0x41, 0xff, 0xe3]); // jmp *%r11
     stub.bytes
 }
@@ -309,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_stub_has_room() {
-        let stub = timed_stub(39, 0x1234);
+        let stub = calling_stub(39, 0x1234, orrery_timed);
         assert_eq!(stub[..5], [0xb8, 39, 0, 0, 0]);
         assert_eq!(stub[28..], [0xcc; STUB - 28]);
     }

@@ -8,13 +8,19 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::gates::{ORRERY_CONFIG, orrery_unmap_and_exit};
 use super::kernel::{EINVAL, address, block_signals, call, failed, set_mask};
-use super::patch;
-use crate::numbers;
+use super::policy::{Policy, policy};
+use super::{patch, paths};
+use crate::config::Range;
+use crate::policy::Text;
+use crate::{glob, numbers};
 
 /// One while somebody changes the list, or code.
 static LOCK: AtomicU32 = AtomicU32::new(0);
 /// After so many turns the holder is taken for dead: a process that shared memory with us, and was killed.
 const TURNS: u32 = 1_000_000;
+
+/// The name of a file whose code may be named as caller.
+const LONGEST_NAME: usize = 1024;
 
 const PAGE: u64 = 4096;
 const PROT_READ_EXEC: u64 = 5;
@@ -80,9 +86,30 @@ fn overlaps(start: u64, end: u64) -> bool {
         .any(|range| range.start.load(Relaxed) < end && start < range.end.load(Relaxed))
 }
 
+/// Which of the policy's callers the code at an address belongs to.
+pub(crate) fn marks(address: u64) -> u64 {
+    let within = |range: &&Range| range.start.load(Relaxed) < address && address <= range.end.load(Relaxed);
+    ORRERY_CONFIG.ranges.iter().find(within).map_or(0, |range| range.marks.load(Relaxed))
+}
+
+/// Which of the policy's callers a file is.
+fn marks_of(descriptor: u64) -> u64 {
+    let callers = policy().map(Policy::callers).unwrap_or_default();
+    if callers.is_empty() {
+        return 0;
+    }
+    let policy = policy();
+    let mut room = [0; LONGEST_NAME];
+    let Ok(length) = paths::of_descriptor(descriptor as i32, &mut room) else { return 0 };
+    let name = room.get(..length).unwrap_or(&[]);
+    let fits = |text: &Text| policy.is_some_and(|policy| glob::any_matches(policy.bytes(*text), name));
+    (0..).zip(callers).filter(|(_, text)| fits(text)).fold(0, |marks, (bit, _)| marks | 1 << bit)
+}
+
 /// Adds a range, where there is room: what is not on the list is not rewritten.
-fn add(start: u64, end: u64) {
+fn add(start: u64, end: u64, marks: u64) {
     if let Some(free) = ORRERY_CONFIG.ranges.iter().find(|range| range.end.load(Relaxed) == 0) {
+        free.marks.store(marks, Relaxed);
         free.start.store(start, Relaxed);
         free.end.store(end, Relaxed);
     }
@@ -93,13 +120,14 @@ fn forget(start: u64, end: u64) {
     for range in &ORRERY_CONFIG.ranges {
         let (first, last) = (range.start.load(Relaxed), range.end.load(Relaxed));
         if first < end && start < last {
+            let marks = range.marks.load(Relaxed);
             range.end.store(0, Relaxed);
             range.start.store(0, Relaxed);
             if first < start {
-                add(first, start);
+                add(first, start, marks);
             }
             if end < last {
-                add(end, last);
+                add(end, last, marks);
             }
         }
     }
@@ -169,7 +197,8 @@ pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
     if number == numbers::mmap && !failed(result) && is_code(arguments) {
         let start = result.cast_unsigned();
         let end = start.saturating_add(arguments[1]).saturating_add(PAGE - 1) & !(PAGE - 1);
-        locked(|| add(start, end));
+        let marks = marks_of(arguments[4]);
+        locked(|| add(start, end, marks));
     }
     result
 }

@@ -3,9 +3,11 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::count::{board, timed};
+use super::decide::decide;
 use super::frame::{AUDIT_ARCH_I386, Context, Info, SYS_USER_DISPATCH};
-use super::gates::{ORRERY_CONFIG, orrery_compat};
-use super::kernel::{EINVAL, ENOSYS, call, failed, ticks};
+use super::gates::{ORRERY_CONFIG, Patched, RED_ZONE, orrery_compat};
+use super::kernel::{self, EINVAL, ENOSYS, address, call, failed, ticks};
+use super::policy::{Policy, policy};
 use super::{actions, exec, masks, ranges, sites, threads};
 use crate::numbers;
 
@@ -39,7 +41,8 @@ fn dispatched(context: &mut Context, compatible: bool) {
     let row = board().row(number);
     row.dispatched.fetch_add(1, Relaxed);
     let start = if timed() { ticks() } else { 0 };
-    let result = perform(context, number);
+    let (arguments, stack) = (context.arguments(), context.registers.rsp);
+    let result = decide(number, arguments, from, stack, |arguments| perform(context, number, arguments));
     if start != 0 {
         row.time(ticks().wrapping_sub(start), result);
     }
@@ -47,9 +50,25 @@ fn dispatched(context: &mut Context, compatible: bool) {
     sites::note(from, number);
 }
 
-/// Performs a call. A handler that is to decide about calls belongs here.
-fn perform(context: &mut Context, number: u64) -> i64 {
-    let arguments = context.arguments();
+/// A call from a rewritten site, about which the policy has something to say.
+pub(crate) extern "C" fn patched(call: &Patched) -> i64 {
+    let row = board().row(call.number);
+    row.patched.fetch_add(1, Relaxed);
+    let start = if timed() { ticks() } else { 0 };
+    let [r9, r8, r10, rdx, rsi, rdi] = call.arguments;
+    let stack = address(call) + size_of::<Patched>() as u64 + RED_ZONE;
+    let result = decide(call.number, [rdi, rsi, rdx, r10, r8, r9], call.site, stack, |arguments| {
+        // SAFETY: what the program asked for, or what its policy made of that.
+        unsafe { kernel::call(call.number, arguments) }
+    });
+    if start != 0 {
+        row.time(ticks().wrapping_sub(start), result);
+    }
+    result
+}
+
+/// Performs a call, if the policy says nothing else.
+fn perform(context: &mut Context, number: u64, arguments: [u64; 6]) -> i64 {
     match number {
         numbers::rt_sigreturn => masks::rt_sigreturn(context),
         numbers::rt_sigaction => actions::rt_sigaction(arguments),
@@ -102,7 +121,8 @@ const REFUSED_COMPATIBLE: [u32; 29] = [
 /// A call made with `int $0x80`: passed on, where it needs no treatment.
 fn perform_compatible(context: &mut Context) -> u64 {
     board().row(u64::MAX).dispatched.fetch_add(1, Relaxed);
-    if REFUSED_COMPATIBLE.contains(&(context.registers.rax as u32)) {
+    // Rules are about calls by their numbers on x86-64.
+    if policy().is_some_and(Policy::decides) || REFUSED_COMPATIBLE.contains(&(context.registers.rax as u32)) {
         return (-ENOSYS).cast_unsigned();
     }
     // SAFETY: what the program asked for.

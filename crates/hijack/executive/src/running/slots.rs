@@ -9,7 +9,7 @@ use super::threads::CLONE_ARGUMENTS;
 const SLOTS: usize = 32;
 /// A frame with AMX state has some 11 KiB.
 const FRAME: usize = 12 << 10;
-const STACK: usize = 4032;
+const STACK: usize = 8128;
 /// Extended state must be so aligned, and is in the frame that is copied.
 const ALIGNMENT: u64 = 64;
 

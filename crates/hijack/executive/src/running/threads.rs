@@ -17,7 +17,7 @@ use super::gates::{
 };
 use super::kernel::{EAGAIN, EINVAL, address, block_signals, call};
 use super::slots::{self, Slot};
-use super::{actions, ranges, user};
+use super::{actions, decide, ranges, user};
 use crate::numbers;
 
 const CLONE_VM: u64 = 0x100;
@@ -190,6 +190,7 @@ pub(crate) extern "C" fn vfork_parent(slot: *mut Slot, result: u64) -> ! {
         (*context).registers.rax = result;
         // The child may have put its own there.
         (*context).registers.rsp = (*slots::call(slot)).own;
+        decide::tell_result((*slots::call(slot)).call[0], result.cast_signed());
         let (frame, busy) = slots::put_back(slot);
         orrery_sigreturn_releasing(frame, busy)
     }

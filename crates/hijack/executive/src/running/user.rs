@@ -7,6 +7,10 @@ use super::gates::ORRERY_CONFIG;
 use super::kernel::{EFAULT, address, address_mut, call};
 use crate::numbers;
 
+const PAGE: u64 = 4096;
+/// How much of a string is read at a time.
+const CHUNK: usize = 128;
+
 /// `struct iovec`.
 #[repr(C)]
 struct Piece {
@@ -80,4 +84,57 @@ pub(crate) unsafe fn write<T: Copy>(to: u64, value: T) -> Result<(), i64> {
             Ok(())
         }
     }
+}
+
+/// Reads as much as there is, up to the buffer's length.
+///
+/// # Errors
+/// `-EFAULT`, where there is nothing.
+pub(crate) fn read_some(from: u64, to: &mut [u8]) -> Result<usize, i64> {
+    let mut done = 0;
+    while done < to.len() {
+        // A page is there as a whole, or not at all.
+        let at = from.wrapping_add(done as u64);
+        let length = (to.len() - done).min((PAGE - at % PAGE) as usize);
+        let place = to.as_mut_ptr().wrapping_add(done);
+        match transfer(numbers::process_vm_readv, place.addr() as u64, at, length as u64) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                if done == 0 {
+                    return Err(error);
+                }
+                break;
+            }
+            // SAFETY: as above; `place` has room for that much.
+            None => unsafe {
+                core::ptr::copy_nonoverlapping(
+                    core::ptr::with_exposed_provenance::<u8>(at as usize),
+                    place,
+                    length,
+                );
+            },
+        }
+        done += length;
+    }
+    Ok(done)
+}
+
+/// Reads a string: its bytes up to the zero, or as many as there is room for.
+///
+/// # Errors
+/// `-EFAULT`, where there is no zero.
+pub(crate) fn read_string(from: u64, to: &mut [u8]) -> Result<usize, i64> {
+    let mut done = 0;
+    while done < to.len() {
+        let at = from.wrapping_add(done as u64);
+        // Most are short, and few lie across the end of a page.
+        let length = CHUNK.min(to.len() - done).min((PAGE - at % PAGE) as usize);
+        let chunk = to.get_mut(done..done + length).unwrap_or(&mut []);
+        read_some(at, chunk)?;
+        if let Some(end) = chunk.iter().position(|byte| *byte == 0) {
+            return Ok(done + end);
+        }
+        done += length;
+    }
+    Ok(done)
 }

@@ -1,0 +1,98 @@
+//! Sessions of a pool, each with one request; and contexts that are made for one switch.
+
+use core::cell::RefCell;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use orrery_lwc::context::{Spec, create};
+use orrery_lwc::sessions::{Connection, Ended, Pool, Step};
+
+use crate::contender::{Contender, Sample};
+use crate::footprint::Footprint;
+use crate::work::Work;
+
+/// A session of a pool: begin it with a connection on which a request lies, answer that, end, be rolled back.
+#[derive(Debug)]
+pub struct PooledSession {
+    pool: Pool,
+    client: UnixStream,
+    server: UnixStream,
+}
+
+impl PooledSession {
+    /// Makes a pool whose sessions hold `footprint`.
+    ///
+    /// # Errors
+    /// Those of making a pool.
+    pub fn new(footprint: Footprint) -> Result<Self> {
+        let footprint = RefCell::new(footprint);
+        let pool = Pool::builder().ready(1).spare(1).build(|connection: &mut Connection| {
+            let mut request = [0; 16];
+            let work = connection.read(&mut request).ok();
+            let work = work.and_then(|length| str::from_utf8(&request[..length]).ok()?.parse::<Work>().ok());
+            if let Some(work) = work {
+                footprint.borrow_mut().perform(work);
+                let _ = connection.write_all(work.to_string().as_bytes());
+            }
+        })?;
+        let (client, server) = UnixStream::pair()?;
+        Ok(Self { pool, client, server })
+    }
+}
+
+impl Contender for PooledSession {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        let _: Work = work.parse()?;
+        let mut answer = [0; 16];
+        let start = Instant::now();
+        for _ in 0..iterations {
+            self.client.write_all(work.as_bytes())?;
+            let (_, step) = self.pool.begin(self.server.as_fd())?;
+            ensure!(step == Step::Ended(Ended::Returned), "the session is at {step:?}");
+            let length = self.client.read(&mut answer)?;
+            ensure!(&answer[..length] == work.as_bytes(), "it answered {:?}", &answer[..length]);
+            ensure!(self.pool.tidy()?, "the session was rolled back at once");
+        }
+        let elapsed = start.elapsed();
+        let made = self.pool.statistics().made;
+        ensure!(made == 1, "{made} contexts were made where one was to be rolled back");
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+    }
+}
+
+/// A context that is created, switched to once, and ended.
+#[derive(Debug)]
+pub struct ContextLife {
+    footprint: Footprint,
+}
+
+impl ContextLife {
+    /// Copies a process that holds `footprint`.
+    pub fn new(footprint: Footprint) -> Self {
+        Self { footprint }
+    }
+}
+
+impl Contender for ContextLife {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        let work: Work = work.parse()?;
+        let start = Instant::now();
+        for _ in 0..iterations {
+            let footprint = &mut self.footprint;
+            let context = create(&Spec::new(), |start| {
+                footprint.perform(work);
+                let _ = start.creator.switch(7, &[]);
+                std::process::abort()
+            })?;
+            let word = context.switch(0, &[])?.word;
+            ensure!(word == 7, "it came back with {word}");
+            context.close()?;
+        }
+        let elapsed = start.elapsed();
+        self.footprint.check_pristine(work)?;
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+    }
+}

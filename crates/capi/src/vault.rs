@@ -1,0 +1,222 @@
+//! `orrery/vault.h`: vaults that the processes of a program share.
+
+use core::cell::RefCell;
+use core::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::CString;
+
+use orrery_lwc::vault::Keeper;
+use orrery_lwc::vault::shared::{Errno, Error, LOAD_ROOM, SharedVault, become_vault};
+
+/// A function of a vault.
+pub type Function = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void, usize) -> isize;
+
+thread_local! {
+    static TEXT: RefCell<Option<CString>> = const { RefCell::new(None) };
+}
+
+struct Functions {
+    load: Function,
+    serve: Function,
+    context: *mut c_void,
+}
+
+impl Functions {
+    fn run(
+        function: Function,
+        context: *mut c_void,
+        request: &[u8],
+        answer: &mut [u8],
+    ) -> Result<usize, Errno> {
+        let (from, to) = (request.as_ptr().cast(), answer.as_mut_ptr().cast());
+        // SAFETY: whoever made the vault promised functions that keep to the lengths.
+        let length = unsafe { function(context, from, request.len(), to, answer.len()) };
+        match usize::try_from(length) {
+            Ok(length) if length <= answer.len() => Ok(length),
+            Ok(_) => Err(Errno::MSGSIZE),
+            Err(_) => {
+                let number = i32::try_from(length.wrapping_neg()).unwrap_or(libc::EIO);
+                Err(Errno::from_raw_os_error(if (1..4096).contains(&number) { number } else { libc::EIO }))
+            }
+        }
+    }
+}
+
+impl Keeper for Functions {
+    fn load(&mut self, request: &[u8], answer: &mut [u8]) -> Result<usize, Errno> {
+        Self::run(self.load, self.context, request, answer)
+    }
+
+    fn serve(&mut self, request: &[u8], answer: &mut [u8]) -> Result<usize, Errno> {
+        Self::run(self.serve, self.context, request, answer)
+    }
+}
+
+/// Makes a vault from a copy of the calling process.
+///
+/// # Safety
+/// The functions keep to the lengths that they are given, and may be called with `context` in the copy.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_vault_new(
+    load: Option<Function>,
+    serve: Option<Function>,
+    context: *mut c_void,
+) -> *mut SharedVault {
+    let (Some(load), Some(serve)) = (load, serve) else { return no_vault(&Error::Errno(Errno::INVAL)) };
+    handle(SharedVault::fork(Functions { load, serve, context }))
+}
+
+/// Starts a program as a vault.
+///
+/// # Safety
+/// `program` and each of `arguments`, up to a null, are strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_vault_start(
+    program: *const c_char,
+    arguments: *const *const c_char,
+) -> *mut SharedVault {
+    if program.is_null() || arguments.is_null() {
+        return no_vault(&Error::Errno(Errno::INVAL));
+    }
+    let mut list = Vec::new();
+    // SAFETY: the caller's promise: the list ends with a null, before which there are strings.
+    let program = unsafe {
+        let mut at = arguments;
+        while !(*at).is_null() {
+            list.push(CStr::from_ptr(*at));
+            at = at.add(1);
+        }
+        CStr::from_ptr(program)
+    };
+    handle(SharedVault::exec(program, &list))
+}
+
+/// In a program started as a vault: is it.
+///
+/// # Safety
+/// As for [`orrery_vault_new`]; and the process has one thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_vault_main(
+    load: Option<Function>,
+    serve: Option<Function>,
+    context: *mut c_void,
+) -> c_int {
+    let (Some(load), Some(serve)) = (load, serve) else { return fail(&Error::Errno(Errno::INVAL)) };
+    fail(&become_vault(Functions { load, serve, context }))
+}
+
+/// Has the vault load something.
+///
+/// # Safety
+/// `vault` came from [`orrery_vault_new`] or [`orrery_vault_start`]; `request` names `length` bytes, `answer` room for `room`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_vault_load(
+    vault: *const SharedVault,
+    request: *const c_void,
+    length: usize,
+    answer: *mut c_void,
+    room: usize,
+) -> isize {
+    // SAFETY: the caller's promise.
+    let Some((vault, request, answer)) = (unsafe { parts(vault, request, length, answer, room) }) else {
+        return minus_one(&Error::Errno(Errno::INVAL));
+    };
+    match vault.load(request) {
+        Ok(bytes) if bytes.len() <= answer.len() => {
+            answer[..bytes.len()].copy_from_slice(&bytes);
+            isize::try_from(bytes.len()).unwrap_or(LOAD_ROOM.cast_signed())
+        }
+        Ok(_) => minus_one(&Error::Errno(Errno::MSGSIZE)),
+        Err(error) => minus_one(&error),
+    }
+}
+
+/// Calls the vault.
+///
+/// # Safety
+/// As for [`orrery_vault_load`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_vault_call(
+    vault: *const SharedVault,
+    request: *const c_void,
+    length: usize,
+    answer: *mut c_void,
+    room: usize,
+) -> isize {
+    // SAFETY: the caller's promise.
+    let Some((vault, request, answer)) = (unsafe { parts(vault, request, length, answer, room) }) else {
+        return minus_one(&Error::Errno(Errno::INVAL));
+    };
+    match vault.call(request, answer) {
+        Ok(length) => length.cast_signed(),
+        Err(error) => minus_one(&error),
+    }
+}
+
+/// Lets go of a vault.
+///
+/// # Safety
+/// `vault` is null or came from [`orrery_vault_new`] or [`orrery_vault_start`]; nobody uses it any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_vault_close(vault: *mut SharedVault) {
+    if !vault.is_null() {
+        // SAFETY: the caller's promise.
+        drop(unsafe { Box::from_raw(vault) });
+    }
+}
+
+/// What the last call of this thread failed of, in words; null where none did.
+#[unsafe(no_mangle)]
+pub extern "C" fn orrery_vault_error() -> *const c_char {
+    TEXT.with_borrow(|text| text.as_ref().map_or(core::ptr::null(), |text| text.as_ptr()))
+}
+
+/// # Safety
+/// As for [`orrery_vault_load`], for as long as the parts are used.
+unsafe fn parts<'a>(
+    vault: *const SharedVault,
+    request: *const c_void,
+    length: usize,
+    answer: *mut c_void,
+    room: usize,
+) -> Option<(&'a SharedVault, &'a [u8], &'a mut [u8])> {
+    let most = isize::MAX.unsigned_abs();
+    if (request.is_null() && length > 0) || (answer.is_null() && room > 0) || length > most || room > most {
+        return None;
+    }
+    // SAFETY: the caller's promise, and no slice is made of a null.
+    unsafe {
+        let vault = vault.as_ref()?;
+        let request = if length == 0 { &[] } else { core::slice::from_raw_parts(request.cast(), length) };
+        let answer = if room == 0 { &mut [] } else { core::slice::from_raw_parts_mut(answer.cast(), room) };
+        Some((vault, request, answer))
+    }
+}
+
+fn handle(made: Result<SharedVault, Error>) -> *mut SharedVault {
+    made.map_or_else(|error| no_vault(&error), |vault| Box::into_raw(Box::new(vault)))
+}
+
+fn no_vault(error: &Error) -> *mut SharedVault {
+    fail(error);
+    core::ptr::null_mut()
+}
+
+fn minus_one(error: &Error) -> isize {
+    fail(error);
+    -1
+}
+
+fn fail(error: &Error) -> c_int {
+    TEXT.set(CString::new(error.to_string()).ok());
+    let number = match error {
+        Error::Gone => libc::EOWNERDEAD,
+        Error::TimedOut => libc::ETIMEDOUT,
+        Error::NotAlone { .. } => libc::EAGAIN,
+        Error::NoVault => libc::ENOTSOCK,
+        Error::Start { errno, .. } | Error::Errno(errno) => errno.raw_os_error(),
+        _ => libc::EIO,
+    };
+    // SAFETY: the C library's errno of this thread.
+    unsafe { *libc::__errno_location() = number };
+    -1
+}

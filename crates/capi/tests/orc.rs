@@ -1,0 +1,61 @@
+//! `orrery/orc.h`, used by a C program on a store that `orrery` runs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+/// A store that ends with the test.
+struct Store(Child);
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // SAFETY: a signal to a child of ours that was not waited for.
+        unsafe { libc::kill(i32::try_from(self.0.id()).unwrap(), libc::SIGTERM) };
+        let _ = self.0.wait();
+    }
+}
+
+fn beside_this_test() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_path_buf()
+}
+
+#[test]
+fn a_c_program_shares() {
+    let libraries = beside_this_test();
+    let orrery = libraries.parent().unwrap().join("orrery");
+    if !orrery.exists() {
+        println!("SKIPPED: {} was not built; `make test` builds it", orrery.display());
+        return;
+    }
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tempfile::tempdir().unwrap();
+    for compiler in ["gcc", "g++", "clang"] {
+        // What one program registered, the next one must not find.
+        let directory = folder.path().join(compiler);
+        let _store = Store(
+            Command::new(&orrery).args(["orc", "serve", "--directory"]).arg(&directory).spawn().unwrap(),
+        );
+        let binary = folder.path().join("program");
+        let mut command = Command::new(compiler);
+        command.args(["-Wall", "-Wextra", "-Werror", "-g", "-O1", "-D_GNU_SOURCE"]);
+        if compiler == "g++" {
+            command.args(["-x", "c++"]);
+        }
+        command.arg("-I").arg(package.join("../../include")).arg(package.join("tests/orc/program.c"));
+        command.arg("-o").arg(&binary).arg(format!("-Wl,-rpath,{}", libraries.display()));
+        command.arg("-L").arg(&libraries).arg("-lorrery");
+        match command.output() {
+            Err(_) => println!("SKIPPED: there is no {compiler} here"),
+            Ok(output) => {
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                let mut waited = 0;
+                while !directory.join("socket").exists() {
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                    waited += 1;
+                    assert!(waited < 3000, "the store does not start");
+                }
+                let run = Command::new("timeout").arg("60").arg(&binary).arg(&directory).output().unwrap();
+                assert!(run.status.success(), "{compiler}: {}", String::from_utf8_lossy(&run.stderr));
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! `orrery guard`: a program whose files, programs, addresses and system calls a policy decides about.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::exit;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use orrery_guard::{End, Error, Log, Policy, Run, hold_signals};
+
+/// Run a program of which a policy says what files, programs and addresses it may use.
+///
+/// The program, all its threads and all that it starts ask a monitor, which they cannot reach, and which performs what the
+/// policy allows. Ends as the program ends; 125 where the guard itself failed, 126 or 127 where the program could not be
+/// started.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The policy, in TOML
+    #[arg(long, value_name = "FILE", required_unless_present = "learn")]
+    policy: Option<PathBuf>,
+    /// Refuse nothing, and write the policy that allows what the program did
+    #[arg(long, value_name = "FILE", conflicts_with = "policy")]
+    learn: Option<PathBuf>,
+    /// Append refusals to this file, one line of JSON each, instead of telling them on standard error
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Say nothing of refusals
+    #[arg(long, conflicts_with = "log")]
+    quiet: bool,
+    /// Do without the second wall, Landlock
+    #[arg(long)]
+    no_landlock: bool,
+    /// Read the policy, tell of its errors, and run nothing
+    #[arg(long, requires = "policy")]
+    check: bool,
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true, required_unless_present = "check")]
+    program: Vec<OsString>,
+}
+
+/// What shells return for what they cannot start.
+const FAILED: i32 = 125;
+const NOT_EXECUTABLE: i32 = 126;
+const NOT_FOUND: i32 = 127;
+
+/// Runs the program, and ends this process as it ended.
+///
+/// # Errors
+/// None that concern the program: they end the process with their own status.
+pub(crate) fn run(arguments: Arguments) -> Result<()> {
+    let checking = arguments.check;
+    match guarded(arguments) {
+        Ok(_) if checking => Ok(()),
+        Ok(End::Exited(status)) => exit(status),
+        Ok(End::Killed(signal)) => die_of(signal),
+        Err(error) => {
+            eprintln!("orrery guard: {error:#}");
+            exit(match error.downcast_ref() {
+                Some(Error::Execute { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                    NOT_FOUND
+                }
+                Some(Error::Execute { .. }) => NOT_EXECUTABLE,
+                _ => FAILED,
+            });
+        }
+    }
+}
+
+fn guarded(arguments: Arguments) -> Result<End> {
+    let policy = match &arguments.policy {
+        Some(path) => Policy::load(path)?,
+        None => Policy::learning(),
+    };
+    if arguments.check {
+        return Ok(End::Exited(0));
+    }
+    let Some((program, rest)) = arguments.program.split_first() else { bail!("name a program after --") };
+    let log = match arguments.log {
+        Some(path) => Log::JsonLines(path),
+        None if arguments.quiet || arguments.learn.is_some() => Log::Nowhere,
+        None => Log::Words,
+    };
+    let mut run = Run::new(policy, program).arguments(rest).log(log);
+    if arguments.no_landlock {
+        run = run.landlock(false);
+    }
+    if let Some(path) = &arguments.learn {
+        run = run.learn(path);
+    }
+    hold_signals();
+    Ok(run.start()?.supervise()?)
+}
+
+/// Ends this process as the program ended, so that a shell sees the same.
+fn die_of(signal: i32) -> ! {
+    // SAFETY: no memory is concerned: no core is dumped, the default action is set, and the signal sent to this process.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &libc::rlimit { rlim_cur: 0, rlim_max: 0 });
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+    exit(128 + signal)
+}

@@ -1,0 +1,47 @@
+//! `orrery orc`: one copy of identical code and data.
+
+mod explain;
+mod serve;
+mod stat;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+/// Have identical code and read-only data in memory once.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Serve(serve::Arguments),
+    Stat(stat::Arguments),
+    Explain(explain::Arguments),
+    #[command(hide = true)]
+    Part(serve::PartArguments),
+}
+
+/// Does what is asked for.
+///
+/// # Errors
+/// Those of the subcommands.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    match &arguments.command {
+        Command::Serve(arguments) => serve::run(arguments),
+        Command::Stat(arguments) => stat::run(arguments),
+        Command::Explain(arguments) => explain::run(arguments),
+        Command::Part(arguments) => serve::run_part(arguments),
+    }
+}
+
+/// Bytes for people.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..0x400 => format!("{bytes} B"),
+        0x400..0x10_0000 => format!("{} KiB", bytes >> 10),
+        0x10_0000..0x2_8000_0000 => format!("{} MiB", bytes >> 20),
+        _ => format!("{} GiB", bytes >> 30),
+    }
+}

@@ -1,0 +1,200 @@
+//! `orrery orc serve`: the store.
+
+use std::io::PipeReader;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use orrery_orc::store::{Config, Executables, Launcher, Part, Tenant, run as store, run_part as part};
+use orrery_orc::{SOCKET, default_directory};
+
+/// Run the store: hold one copy of every object that programs register, until the end is asked for (SIGINT, SIGTERM).
+///
+/// Two processes do it. Each starts the other anew when it dies; programs notice nothing.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// The folder for the socket; programs find it as ORRERY_ORC [default: /run/orrery/orc, or
+    /// $XDG_RUNTIME_DIR/orrery/orc]
+    #[arg(long, value_name = "FOLDER")]
+    directory: Option<PathBuf>,
+    /// A socket for a tenant: who comes through it shares with those who come through it, and with nobody else
+    #[arg(long, value_name = "NAME=SOCKET", value_parser = tenant)]
+    tenant: Vec<Tenant>,
+    /// Bytes that each trust domain may have (K, M, G)
+    #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = bytes)]
+    quota: u64,
+    /// Bytes of the largest object (K, M, G)
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = bytes)]
+    largest: u64,
+    /// Objects that each trust domain may have
+    #[arg(long, value_name = "COUNT", default_value_t = 65_536)]
+    objects: usize,
+    /// Connections that each trust domain may have at a time
+    #[arg(long, value_name = "COUNT", default_value_t = 4_096)]
+    connections: usize,
+    /// Seconds for which objects stay that nobody holds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    keep: u64,
+    /// What may become executable: never anything; files that nobody but their owner can write and that belong to root or the
+    /// program's own user; any files; any bytes
+    #[arg(long, value_name = "POLICY", default_value = "owned", value_parser = executables)]
+    executables: Executables,
+    /// A user, by number, who may make objects public, beside root and the store's own user
+    #[arg(long, value_name = "UID")]
+    publisher: Vec<u32>,
+    /// A file to write down in what happens, one JSON object per line
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(super) struct PartArguments {
+    #[arg(value_parser = part_name)]
+    part: Part,
+}
+
+fn part_name(text: &str) -> Result<Part, String> {
+    [Part::Server, Part::Keeper]
+        .into_iter()
+        .find(|part| part.name() == text)
+        .ok_or_else(|| format!("there is no part {text:?}"))
+}
+
+fn tenant(text: &str) -> Result<Tenant, String> {
+    match text.split_once('=') {
+        Some((name, socket)) if !name.is_empty() && name.len() <= 64 && !socket.is_empty() => {
+            Ok(Tenant { name: name.to_owned(), socket: socket.into() })
+        }
+        _ => Err("write NAME=SOCKET, with a name of 1 to 64 bytes".to_owned()),
+    }
+}
+
+fn executables(text: &str) -> Result<Executables, String> {
+    match text {
+        "never" => Ok(Executables::Never),
+        "owned" => Ok(Executables::Owned),
+        "files" => Ok(Executables::Files),
+        "any" => Ok(Executables::Any),
+        _ => Err("choose never, owned, files or any".to_owned()),
+    }
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
+        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| "write a number, and K, M or G behind it".to_owned())?;
+    match number.checked_mul(1 << shift) {
+        Some(0) => Err("nothing at all is too little".to_owned()),
+        Some(bytes) => Ok(bytes),
+        None => Err("that is more than there is".to_owned()),
+    }
+}
+
+fn launcher() -> Launcher {
+    Launcher { program: "/proc/self/exe".into(), arguments: vec!["orc".into(), "part".into()] }
+}
+
+/// Becomes readable when SIGINT or SIGTERM asks for the end.
+fn stop() -> Result<PipeReader> {
+    let (reader, writer) = std::io::pipe().context("make a pipe")?;
+    let writer = std::sync::Mutex::new(Some(writer));
+    ctrlc::set_handler(move || {
+        if let Ok(mut writer) = writer.lock() {
+            drop(writer.take());
+        }
+    })
+    .context("listen to signals")?;
+    Ok(reader)
+}
+
+/// Runs a store until it is told to stop.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let folder = arguments.directory.clone().unwrap_or_else(default_directory);
+    let folder = std::path::absolute(folder).context("find the working directory")?;
+    let mut names: Vec<_> = arguments.tenant.iter().map(|tenant| &tenant.name).collect();
+    names.sort();
+    if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        bail!("tenant {:?} was given twice: one socket each", twice[0]);
+    }
+    let mut tenants = arguments.tenant.clone();
+    for tenant in &mut tenants {
+        tenant.socket = std::path::absolute(&tenant.socket).context("find the working directory")?;
+    }
+    let log = arguments.log.as_ref().map(std::path::absolute).transpose().context("find the log's folder")?;
+    if let Some(log) = &log {
+        // Better now than in a process that nobody hears.
+        std::fs::File::options()
+            .append(true)
+            .create(true)
+            .open(log)
+            .with_context(|| format!("open the log {}", log.display()))?;
+    }
+    let config = Config {
+        socket: folder.join(SOCKET),
+        tenants,
+        quota: arguments.quota,
+        largest: arguments.largest,
+        objects: arguments.objects.max(1),
+        connections: arguments.connections.max(1),
+        keep: arguments.keep,
+        executables: arguments.executables,
+        publishers: arguments.publisher.clone(),
+        log,
+        ..Config::default()
+    };
+    let stop = stop()?;
+    store(&config, &launcher(), stop.as_fd()).context("run the store")
+}
+
+/// Does the work of one of the two processes.
+pub(super) fn run_part(arguments: &PartArguments) -> Result<()> {
+    let link: OwnedFd = rustix::io::dup(rustix::stdio::stdin()).context("find the link to the other part")?;
+    rustix::io::fcntl_setfd(&link, rustix::io::FdFlags::CLOEXEC)
+        .context("find the link to the other part")?;
+    // The program was started through a name in /proc that says nothing.
+    let name = match arguments.part {
+        Part::Server => c"orrery-store",
+        Part::Keeper => c"orrery-keeper",
+    };
+    rustix::thread::set_name(name).context("name the process")?;
+    match arguments.part {
+        Part::Server => {
+            // An end that was asked for from the terminal is the keeper's to carry out.
+            rustix::process::setsid().ok();
+            let (never, _open) = std::io::pipe().context("make a pipe")?;
+            part(Part::Server, link, launcher(), never.as_fd()).context("serve")
+        }
+        Part::Keeper => {
+            let stop = stop()?;
+            part(Part::Keeper, link, launcher(), stop.as_fd()).context("keep")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        assert_eq!(bytes("4G"), Ok(4 << 30));
+        assert_eq!(bytes("17"), Ok(17));
+        assert_eq!(bytes("3k"), Ok(3072));
+        for bad in ["", "G", "-1", "1T", "0", "99999999999999999999", "18446744073709551615K", "1.5M"] {
+            assert!(bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn tenants_have_names_and_sockets() {
+        assert_eq!(tenant("a=/run/a").map(|tenant| tenant.name), Ok("a".to_owned()));
+        for bad in ["", "a", "=x", "a=", &format!("{}=x", "n".repeat(65))] {
+            assert!(tenant(bad).is_err(), "{bad}");
+        }
+    }
+}

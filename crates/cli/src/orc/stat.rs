@@ -1,0 +1,125 @@
+//! `orrery orc stat`: what the store has, who holds it, and what that saves.
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use comfy_table::presets::NOTHING;
+use comfy_table::{Cell, CellAlignment, Table};
+use orrery_orc::measure::{Measured, measure};
+use orrery_orc::store::Report;
+use orrery_orc::{Client, default_directory};
+use serde::Serialize;
+
+use super::size;
+
+/// Show the store's objects, their holders, and the bytes saved, as the kernel counts pages.
+///
+/// The superuser and the store's own user see all trust domains, others their own and what is public.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// The store's folder or socket [default: ORRERY_ORC, /run/orrery/orc, or $XDG_RUNTIME_DIR/orrery/orc]
+    #[arg(long, value_name = "FOLDER")]
+    directory: Option<PathBuf>,
+    /// List every object
+    #[arg(long)]
+    objects: bool,
+    /// Show it again and again
+    #[arg(long)]
+    watch: bool,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, requires = "watch")]
+    every: f64,
+    /// Print JSON, whose keys stay the same from release to release; one line for each look with --watch
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Look {
+    #[serde(flatten)]
+    measured: Measured,
+    #[serde(flatten)]
+    report: Report,
+}
+
+/// Prints what there is.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    if !(0.05..=86_400.0).contains(&arguments.every) {
+        bail!("--every {}: choose 0.05 to 86400 seconds", arguments.every);
+    }
+    let folder = arguments.directory.clone().unwrap_or_else(default_directory);
+    let client = Client::connect_to(&folder)?;
+    loop {
+        let report = client.report()?;
+        let measured = measure(&report).context("read /proc")?;
+        let look = Look { measured, report };
+        let mut text =
+            if arguments.json { serde_json::to_string(&look)? } else { tables(&look, arguments.objects) };
+        if arguments.watch && !arguments.json {
+            // Home, clear to the end.
+            text.insert_str(0, "\x1b[H\x1b[J");
+        }
+        let mut output = io::stdout().lock();
+        writeln!(output, "{text}").and_then(|()| output.flush()).context("write to standard output")?;
+        drop(output);
+        if !arguments.watch {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_secs_f64(arguments.every));
+    }
+}
+
+fn new_table(heading: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table.set_header(heading.iter().copied());
+    table
+}
+
+fn right(text: impl Into<String>) -> Cell {
+    Cell::new(text.into()).set_alignment(CellAlignment::Right)
+}
+
+fn tables(look: &Look, objects: bool) -> String {
+    if look.report.objects.is_empty() {
+        return format!("No objects, {} connections.", look.report.connections);
+    }
+    let mut realms = new_table(&["TRUST DOMAIN", "OBJECTS", "STORED", "MAPPED", "SAVED"]);
+    for (name, saving) in &look.measured.realms {
+        let sign = if saving.saved < 0 { "-" } else { "" };
+        realms.add_row([
+            Cell::new(name),
+            right(saving.objects.to_string()),
+            right(size(saving.stored)),
+            right(size(saving.mapped)),
+            right(format!("{sign}{}", size(saving.saved.unsigned_abs()))),
+        ]);
+    }
+    let mut programs = new_table(&["PROGRAM", "PROCESSES", "MAPPED"]);
+    for (name, used) in &look.measured.programs {
+        programs.add_row([Cell::new(name), right(used.processes.to_string()), right(size(used.mapped))]);
+    }
+    let mut text = format!("{}\n\n{}", realms.trim_fmt(), programs.trim_fmt());
+    if objects {
+        let mut list = new_table(&["OBJECT", "TRUST DOMAIN", "LENGTH", "CODE", "SERVED", "HOLDERS"]);
+        for object in &look.report.objects {
+            let holders: Vec<String> = object.holders.keys().map(ToString::to_string).collect();
+            list.add_row([
+                Cell::new(&object.id),
+                Cell::new(&object.realm),
+                right(size(object.length)),
+                Cell::new(if object.executable { "yes" } else { "" }),
+                right(object.served.to_string()),
+                Cell::new(holders.join(" ")),
+            ]);
+        }
+        text = format!("{text}\n\n{}", list.trim_fmt());
+    }
+    if look.measured.unseen > 0 {
+        text = format!("{text}\n\n{} processes may not be looked into.", look.measured.unseen);
+    }
+    text
+}

@@ -1,0 +1,142 @@
+//! Calls as lines of text or JSON, in the order in which they ended.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::time::{Duration, SystemTime};
+
+use orrery_hijack::decode::{Described, error_name};
+use orrery_hijack::{Event, State};
+use serde_json::json;
+
+use super::clock::Clock;
+
+/// How many bytes are written at a time, about.
+const ENOUGH: usize = 64 << 10;
+
+/// What is written of a call, and of which.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Style {
+    pub(crate) time: bool,
+    pub(crate) duration: bool,
+    pub(crate) json: bool,
+    /// Only what fails.
+    pub(crate) failed: bool,
+    /// Only what takes so long.
+    pub(crate) slower: Option<Duration>,
+}
+
+/// Writes lines.
+pub(crate) struct Writer {
+    output: Box<dyn Write + Send>,
+    /// Whole lines: others may write to the same place.
+    lines: Vec<u8>,
+    style: Style,
+    clock: Clock,
+    /// Calls that have begun, by thread.
+    begun: HashMap<u32, Event>,
+}
+
+impl Writer {
+    pub(crate) fn new(output: Box<dyn Write + Send>, style: Style, clock: Clock) -> Self {
+        Self { output, lines: Vec::new(), style, clock, begun: HashMap::new() }
+    }
+
+    /// Takes an event, and writes what is known by it.
+    pub(crate) fn event(&mut self, event: Event) -> io::Result<()> {
+        let before = self.begun.remove(&event.thread());
+        match event.state() {
+            State::Entered => {
+                if let Some(before) = before {
+                    self.line(&before, &before, None)?;
+                }
+                self.begun.insert(event.thread(), event);
+                Ok(())
+            }
+            State::Resumed => match before {
+                Some(before) if before.number() == event.number() => {
+                    let ticks = event.start().wrapping_sub(before.start());
+                    self.line(&before, &event, Some(ticks))
+                }
+                Some(before) => self.line(&before, &before, None),
+                None => Ok(()),
+            },
+            State::Done | State::Answered => {
+                if let Some(before) = before.filter(|before| before.start() != event.start()) {
+                    self.line(&before, &before, None)?;
+                }
+                self.line(&event, &event, Some(event.ticks()))
+            }
+        }
+    }
+
+    /// Writes what never returned, and what was lost.
+    pub(crate) fn finish(&mut self, lost: u64) -> io::Result<()> {
+        let mut left: Vec<Event> = self.begun.drain().map(|(_, event)| event).collect();
+        left.sort_by_key(Event::start);
+        for event in left {
+            self.line(&event, &event, None)?;
+        }
+        if lost > 0 {
+            eprintln!("orrery: {lost} calls could not be told");
+        }
+        self.flush()
+    }
+
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        let written = self.output.write_all(&self.lines).and_then(|()| self.output.flush());
+        self.lines.clear();
+        written
+    }
+
+    fn line(&mut self, call: &Event, result: &Event, ticks: Option<u64>) -> io::Result<()> {
+        let duration = ticks.map(|ticks| self.clock.duration(ticks));
+        let Style { failed, slower, .. } = self.style;
+        if failed && result.error().is_none()
+            || slower.is_some_and(|least| duration.is_none_or(|took| took < least))
+        {
+            return Ok(());
+        }
+        let time = self.clock.time(call.start());
+        if self.style.json {
+            let object = object(call, result, duration, time);
+            serde_json::to_writer(&mut self.lines, &object)?;
+            self.lines.push(b'\n');
+            return self.flush_if_large();
+        }
+        write!(self.lines, "{:>7} ", call.thread())?;
+        if self.style.time {
+            write!(self.lines, "{} ", humantime::format_rfc3339_micros(time))?;
+        }
+        let arguments: Vec<String> = call.describe().into_iter().map(|argument| argument.text).collect();
+        write!(self.lines, "{}({}) = {}", call.name(), arguments.join(", "), result.outcome())?;
+        if result.state() == State::Answered {
+            write!(self.lines, " (by policy)")?;
+        }
+        if let Some(duration) = duration.filter(|_| self.style.duration) {
+            write!(self.lines, " <{:.6}>", duration.as_secs_f64())?;
+        }
+        writeln!(self.lines)?;
+        self.flush_if_large()
+    }
+
+    fn flush_if_large(&mut self) -> io::Result<()> {
+        if self.lines.len() > ENOUGH { self.flush() } else { Ok(()) }
+    }
+}
+
+fn object(call: &Event, result: &Event, duration: Option<Duration>, time: SystemTime) -> serde_json::Value {
+    let named = |Described { name, text }| json!({"name": name, "value": text});
+    let arguments: Vec<_> = call.describe().into_iter().map(named).collect();
+    let returned = (result.state() != State::Entered).then(|| result.result());
+    json!({
+        "thread": call.thread(),
+        "time": humantime::format_rfc3339_nanos(time).to_string(),
+        "call": call.name(),
+        "number": call.number(),
+        "arguments": arguments,
+        "result": returned,
+        "error": result.error().map(error_name),
+        "by_policy": result.state() == State::Answered,
+        "duration_ns": duration.map(|duration| duration.as_nanos()),
+    })
+}

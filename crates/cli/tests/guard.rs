@@ -1,0 +1,374 @@
+//! `orrery guard`, run as its users run it: on Debian's programs, and on one that tries to get out.
+
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
+use std::fs;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+/// A folder to work in, one with a secret, and a policy.
+struct Scene {
+    _root: TempDir,
+    work: PathBuf,
+    secret: PathBuf,
+    policy: PathBuf,
+}
+
+/// What ordinary programs need.
+const SYSTEM: &str = r#"
+read = ["/usr", "/etc", "/lib", "/lib64", "/bin", "/sbin", "/proc/self", "/proc/filesystems", "/proc/sys", "/proc/meminfo",
+        "/proc/stat", "/proc/cpuinfo", "/dev", "/sys/devices/system/cpu", "WORK"]
+write = ["/dev/null", "/dev/tty", "/dev/full", "/dev/zero", "/dev/shm", "WORK"]
+create = ["WORK", "/dev/shm"]
+"#;
+
+impl Scene {
+    fn new(more: &str) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let base = root.path().canonicalize().unwrap();
+        let (work, hidden) = (base.join("work"), base.join("hidden"));
+        fs::create_dir(&work).unwrap();
+        fs::create_dir(&hidden).unwrap();
+        let secret = hidden.join("secret");
+        fs::write(&secret, "SECRET").unwrap();
+        let policy = base.join("policy.toml");
+        let text = format!("[files]\n{SYSTEM}{more}").replace("WORK", work.to_str().unwrap());
+        fs::write(&policy, text).unwrap();
+        Self { _root: root, work, secret, policy }
+    }
+
+    fn ordinary() -> Self {
+        Self::new("execute = [\"/usr/bin\", \"/usr/sbin\", \"/usr/lib\", \"/usr/libexec\", \"WORK\"]\n")
+    }
+
+    fn guard(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+        command.args(["guard", "--policy"]).arg(&self.policy).current_dir(&self.work);
+        command
+    }
+
+    fn run(&self, program: &[&str]) -> Output {
+        self.guard().arg("--").args(program).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// The shell's output, without guard and with it, in folders of the same name and content.
+    fn same(&self, script: &str) {
+        let run = |command: &mut Command| {
+            let _ = fs::remove_dir_all(&self.work);
+            fs::create_dir(&self.work).unwrap();
+            let output = command.args(["sh", "-ec", script]).stdin(Stdio::null()).output().unwrap();
+            (output.status, text(&output.stdout), text(&output.stderr))
+        };
+        let plain = run(Command::new("env").current_dir(&self.work));
+        let guarded = run(self.guard().args(["--quiet", "--"]));
+        assert!(plain.0.success(), "{script}: {plain:?}");
+        assert_eq!(guarded, plain, "{script}");
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn exists(program: &str) -> bool {
+    let there =
+        Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap().status.success();
+    if !there {
+        println!("SKIPPED: there is no {program}");
+    }
+    there
+}
+
+/// The attacking program, built once.
+fn attacker() -> &'static Path {
+    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = BUILT.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap().join("attack");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guard/attack.c");
+        let built = Command::new("cc")
+            .args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+            .args([&path, &source])
+            .status()
+            .unwrap();
+        assert!(built.success());
+        (folder, path)
+    });
+    path
+}
+
+fn attack(name: &str, options: &[&str]) -> (Scene, String) {
+    let program = attacker().to_str().unwrap();
+    let scene = Scene::new(&format!("execute = [\"/usr/bin\", \"{program}\"]\n"));
+    let policy = fs::read_to_string(&scene.policy).unwrap();
+    fs::write(&scene.policy, policy.replace("read = [", &format!("read = [\"{program}\", \"/proc\", ")))
+        .unwrap();
+    let output = scene
+        .guard()
+        .args(options)
+        .args(["--quiet", "--", program, name])
+        .args([&scene.work, &scene.secret])
+        // One of them signals its whole group.
+        .process_group(0)
+        .output()
+        .unwrap();
+    let said = text(&output.stdout);
+    assert!(output.status.success() && said.contains("held"), "{name}: {output:?}");
+    assert_eq!(fs::read_to_string(&scene.secret).unwrap(), "SECRET", "{name}");
+    (scene, said)
+}
+
+#[test]
+fn what_is_allowed_happens_as_without_guard() {
+    let scene = Scene::ordinary();
+    scene.same("echo one > a; cat a; ls -l . | wc -l; mv a b; ln b c; ln -s b d; cat c d; rm b; ls; mkdir -p x/y; rmdir x/y");
+    scene.same(
+        "umask 027; touch a; mkdir b; mkfifo c; stat -c '%a %n' a b c; umask 0; touch d; stat -c '%a' d",
+    );
+    scene.same(
+        "mkfifo p; (echo through > p) & cat p; cat < /dev/null; echo x > /dev/null; echo y | cat /dev/stdin",
+    );
+    scene.same("exec 3> file; echo held >&3; rm file; echo more >&3; cd /proc/self; echo $?; test -r status && echo readable");
+    scene.same("find /usr/share/doc -maxdepth 1 | sort | md5sum; du -s /usr/share/doc | cut -f1");
+    scene.same("tar cf t.tar /usr/include/linux 2>/dev/null; mkdir o; tar xf t.tar -C o; diff -r o/usr/include/linux /usr/include/linux; echo $?");
+    scene.same("truncate -s 5 f; stat -c %s f; touch -d 2020-01-02 f; stat -c %y f; chmod 640 f; stat -c %a f; cp -a f g; stat -c '%a %y %s' g");
+    scene.same(
+        "ulimit -n 20; ulimit -n; ulimit -f 1; (head -c 4096 /dev/zero > big) 2>/dev/null || echo limited",
+    );
+}
+
+#[test]
+fn pythons_see_no_difference() {
+    let scene = Scene::ordinary();
+    scene.same(
+        r#"/usr/bin/python3 - <<'END'
+import os, subprocess, tempfile, threading, shutil, glob, multiprocessing
+with tempfile.TemporaryDirectory(dir='.') as d:
+    os.symlink('nowhere', d + '/l')
+    print(os.path.islink(d + '/l'), os.path.exists(d + '/l'), os.readlink(d + '/l'))
+    open(d + '/l', 'w').write('made through a dangling link')
+    print(open(d + '/nowhere').read())
+    def work(i):
+        for j in range(50):
+            p = f'{d}/t{i}-{j}'
+            open(p, 'w').write(p)
+            assert open(p).read() == p
+            os.rename(p, p + 'x')
+            os.unlink(p + 'x')
+    ts = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    [t.start() for t in ts]
+    [t.join() for t in ts]
+    print(sorted(os.listdir(d)))
+    fd = os.open(d, os.O_RDONLY)
+    os.mkdir('sub', dir_fd=fd)
+    print(os.stat('sub', dir_fd=fd).st_mode, os.listdir(fd))
+    try: os.open(d + '/l', os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError as e: print(e.errno)
+    try: os.open(d + '/l', os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    except OSError as e: print(e.errno)
+    t = os.open(d, os.O_TMPFILE | os.O_RDWR, 0o600)
+    os.write(t, b'linked'); os.link(f'/proc/self/fd/{t}', d + '/linked', src_dir_fd=fd)
+    print(open(d + '/linked').read())
+    os.setxattr(d + '/linked', 'user.x', b'v') if 'tmpfs' not in subprocess.getoutput('stat -f -c %T .') else None
+print(os.getcwd() == os.path.realpath('.'), os.path.realpath('/proc/self') == f'/proc/{os.getpid()}')
+print(os.readlink('/proc/self/exe'), os.path.basename(os.readlink('/proc/self/cwd')))
+print(subprocess.run(['sh', '-c', 'exit 7']).returncode)
+print(multiprocessing.get_context('fork').Pool(3).map(abs, [-1, -2]))
+END"#,
+    );
+}
+
+#[test]
+fn gits_and_databases_see_no_difference() {
+    let scene = Scene::ordinary();
+    if exists("git") {
+        scene.same(
+            "export HOME=$PWD GIT_AUTHOR_DATE='2020-01-01 00:00 +0' GIT_COMMITTER_DATE='2020-01-01 00:00 +0'
+             git init -q r; cd r; git config user.email a@b; git config user.name n
+             for i in 1 2 3; do echo $i > f; git add f; git commit -qm $i; done
+             git log --format=%H; git checkout -q -b other HEAD~1; git merge -q master 2>/dev/null || git merge -q main
+             git gc -q; git fsck; git clone -q . ../c; cat ../c/f",
+        );
+    }
+    if exists("sqlite3") {
+        scene.same(
+            "sqlite3 d 'pragma journal_mode=wal; create table t(x); insert into t values (1), (2); select sum(x) from t;'
+             sqlite3 d 'pragma journal_mode=delete; update t set x = x * 2; select * from t;'; ls",
+        );
+    }
+    if exists("gcc") {
+        scene.same("echo 'int main(void) { return 42; }' > m.c; gcc -O2 -static -o m m.c; ./m || echo $?; rm m; gcc -o m m.c; ./m || echo $?");
+    }
+    if exists("busybox") {
+        scene.same("busybox sh -c 'echo in; ls /usr/bin | busybox wc -l; busybox cat /etc/hostname'");
+    }
+}
+
+#[test]
+fn what_is_not_allowed_is_refused_and_told() {
+    let scene = Scene::ordinary();
+    let secret = scene.secret.to_str().unwrap();
+    for program in [
+        vec!["cat", secret],
+        vec!["cp", "/etc/passwd", secret],
+        vec!["rm", "-f", secret],
+        vec!["mv", secret, "x"],
+        vec!["ln", secret, "x"],
+        vec!["sh", "-c", "echo x > /root/there"],
+        vec!["sh", "-c", "cat < $0 2>/dev/null || exit 5", secret],
+    ] {
+        let output = scene.run(&program);
+        assert!(!output.status.success(), "{program:?}: {output:?}");
+        assert!(text(&output.stderr).contains("orrery guard: ["), "{program:?}: {output:?}");
+    }
+    assert_eq!(fs::read_to_string(&scene.secret).unwrap(), "SECRET");
+    let only = Scene::new("execute = [\"/usr/bin/env\", \"/usr/bin/true\"]\n");
+    assert!(only.run(&["env", "true"]).status.success());
+    let refused = only.run(&["env", "ls"]);
+    assert_eq!(refused.status.code(), Some(126), "{refused:?}");
+    assert!(
+        text(&refused.stderr).contains("refused execve of /usr/bin/ls: the policy does not allow execute")
+    );
+    let itself = only.run(&["ls"]);
+    assert_eq!(itself.status.code(), Some(126));
+    assert!(text(&itself.stderr).contains("does the policy list it under execute?"), "{itself:?}");
+    assert_eq!(only.run(&["no-such-program"]).status.code(), Some(127));
+}
+
+#[test]
+fn refusals_are_lines_of_json() {
+    let scene = Scene::ordinary();
+    let log = scene.work.join("log");
+    let output =
+        scene.guard().arg("--log").arg(&log).args(["--", "cat"]).arg(&scene.secret).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let lines = fs::read_to_string(&log).unwrap();
+    let line: serde_json::Value = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .find(|line: &serde_json::Value| line["path"] == scene.secret.to_str().unwrap())
+        .unwrap();
+    assert_eq!(
+        (&line["call"], &line["action"], &line["missing"][0]),
+        (&"openat".into(), &"refused".into(), &"read".into())
+    );
+    assert!(line["process"].as_i64().unwrap() > 1 && line["time"].as_f64().unwrap() > 1e9);
+}
+
+#[test]
+fn policies_with_errors_start_nothing() {
+    let scene = Scene::ordinary();
+    fs::write(&scene.policy, "[files]\nread = [\"/usr\"]\nwrit = [\"/\"]\n").unwrap();
+    let output = scene.run(&["touch", "started"]);
+    assert_eq!(output.status.code(), Some(125));
+    let said = text(&output.stderr);
+    assert!(said.contains("policy.toml: line 3, column 1: unknown field `writ`"), "{said}");
+    assert!(!scene.work.join("started").exists());
+    let checked = scene.guard().arg("--check").output().unwrap();
+    assert_eq!(checked.status.code(), Some(125));
+}
+
+#[test]
+fn ends_and_signals_are_passed_on() {
+    let scene = Scene::ordinary();
+    assert_eq!(scene.run(&["sh", "-c", "exit 42"]).status.code(), Some(42));
+    assert_eq!(scene.run(&["sh", "-c", "kill -SEGV $$"]).status.signal(), Some(11));
+    let mut waiting = scene
+        .guard()
+        .args([
+            "--quiet",
+            "--",
+            "sh",
+            "-c",
+            "trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.1; done",
+        ])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(waiting.stdout.take().unwrap()));
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    Command::new("kill").arg(waiting.id().to_string()).status().unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "told");
+    assert_eq!(waiting.wait().unwrap().code(), Some(9));
+}
+
+#[test]
+fn a_learnt_policy_suffices() {
+    let scene = Scene::ordinary();
+    fs::write(scene.work.join("in"), "x").unwrap();
+    let learnt = scene.work.join("../learnt.toml");
+    let program = ["sh", "-c", "cat in > out; mkdir -p d; touch d/1; rm -r d; ls / > /dev/null; cat out"];
+    let mut learning = Command::new(env!("CARGO_BIN_EXE_orrery"));
+    learning.args(["guard", "--learn"]).arg(&learnt).arg("--").args(program).current_dir(&scene.work);
+    let first = learning.output().unwrap();
+    assert!(first.status.success() && text(&first.stdout) == "x", "{first:?}");
+    let policy = fs::read_to_string(&learnt).unwrap();
+    let mut again = Command::new(env!("CARGO_BIN_EXE_orrery"));
+    again.args(["guard", "--policy"]).arg(&learnt).arg("--").args(program).current_dir(&scene.work);
+    let second = again.output().unwrap();
+    assert!(second.status.success() && text(&second.stdout) == "x", "{second:?}\n{policy}");
+    let mut other = Command::new(env!("CARGO_BIN_EXE_orrery"));
+    other.args(["guard", "--policy"]).arg(&learnt).args(["--", "cat"]).arg(&scene.secret);
+    assert!(!other.output().unwrap().status.success(), "{policy}");
+}
+
+macro_rules! attacks {
+    ($($test:ident $name:literal,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                attack($name, &[]);
+            }
+        )*
+    };
+}
+
+attacks! {
+    exchanged_paths_lead_nowhere "race-path",
+    exchanged_links_lead_nowhere "race-link",
+    exchanged_directories_lead_nowhere "race-directory",
+    no_name_leads_to_what_is_refused "names",
+    no_call_leads_around_the_monitor "around",
+    exchanged_programs_are_not_executed "execution",
+    floods_harm_nobody "flood",
+    sudden_deaths_harm_nobody "death",
+    interrupted_calls_happen_once "interrupted",
+    unlisted_addresses_are_not_reached "sockets",
+}
+
+#[test]
+fn without_landlock_the_first_wall_holds() {
+    for name in ["race-path", "race-link", "names", "around"] {
+        attack(name, &["--no-landlock"]);
+    }
+}
+
+#[test]
+fn the_monitor_is_out_of_reach() {
+    attack("monitor", &[]);
+}
+
+#[test]
+fn without_a_monitor_nothing_passes() {
+    let scene = Scene::ordinary();
+    let script = "trap '' TERM; echo ready; while :; do cat /etc/hostname > out 2>/dev/null; done";
+    let mut guarded = scene
+        .guard()
+        .args(["--quiet", "--", "setsid", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(guarded.stdout.take().unwrap()));
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    guarded.kill().unwrap();
+    guarded.wait().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let _ = fs::remove_file(scene.work.join("out"));
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert!(!scene.work.join("out").exists(), "a call passed without a monitor");
+}

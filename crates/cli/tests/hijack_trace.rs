@@ -1,0 +1,127 @@
+//! `orrery trace`: what it tells, of which calls, and in what form.
+
+#![cfg(target_arch = "x86_64")]
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output, Stdio};
+
+const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
+
+fn trace(options: &[&str], words: &[&str]) -> Output {
+    let mut command = Command::new(ORRERY);
+    command.arg("trace").args(options).arg("--").args(words).stdin(Stdio::null()).env("LC_ALL", "C");
+    command.output().unwrap()
+}
+
+fn told(options: &[&str], words: &[&str]) -> String {
+    String::from_utf8_lossy(&trace(options, words).stderr).into_owned()
+}
+
+#[test]
+fn calls_are_told_with_their_arguments() {
+    let text = told(&[], &["cat", "/etc/passwd", "/nonexistent"]);
+    for part in [
+        "openat(AT_FDCWD, \"/etc/passwd\", O_RDONLY",
+        "openat(AT_FDCWD, \"/nonexistent\", O_RDONLY, 00) = -1 ENOENT (No such file or directory)",
+        "read(3, \"root:x:0:0:",
+        "mmap(NULL, ",
+        "PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0) = 0x",
+        "exit_group(1) = ?",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+}
+
+#[test]
+fn children_and_what_they_become_are_told() {
+    let text = told(
+        &["-e", "vfork,fork,clone,clone3,execve,wait4,exit_group"],
+        &["sh", "-c", "/bin/true; /bin/false; exit 9"],
+    );
+    assert!(text.contains("execve(\"/bin/true\""), "{text}");
+    assert!(text.contains("execve(\"/bin/false\""), "{text}");
+    let threads: std::collections::BTreeSet<_> =
+        text.lines().filter_map(|line| line.split_ascii_whitespace().next()).collect();
+    assert_eq!(threads.len(), 3, "{text}");
+    for status in [0, 1, 9] {
+        assert!(text.contains(&format!("exit_group({status}) = ?")), "{text}");
+    }
+    // Whoever makes a child is told its number.
+    let born = text.lines().filter(|line| line.contains("fork(") || line.contains("clone")).count();
+    assert_eq!(born, 2, "{text}");
+    let numbers = text.lines().filter(|line| line.contains("fork(") || line.contains("clone"));
+    assert!(numbers.clone().all(|line| threads.contains(line.rsplit(' ').next().unwrap())), "{text}");
+}
+
+#[test]
+fn calls_are_chosen_by_name_path_failure_and_duration() {
+    let text = told(&["-e", "%file", "-P", "/etc/**"], &["cat", "/etc/passwd", "/nonexistent"]);
+    assert!(
+        text.contains("\"/etc/passwd\"") && !text.contains("\"/nonexistent\"") && !text.contains("libc.so"),
+        "{text}"
+    );
+    // Where descriptors lead counts, too.
+    let text = told(&["-e", "read", "-P", "/etc/passwd"], &["cat", "/etc/passwd"]);
+    assert!(text.contains("read(3, \"root:"), "{text}");
+    let text = told(&["-Z"], &["sh", "-c", "test -e /nonexistent; test -e /"]);
+    assert!(text.contains("/nonexistent") && text.lines().all(|line| line.contains(" = -1 E")), "{text}");
+    let text = told(&["--slower", "100ms", "-T"], &["sleep", "0.15"]);
+    assert!(text.contains("clock_nanosleep(") && text.lines().count() == 1, "{text}");
+    let duration: f64 = text.split('<').nth(1).unwrap().split('>').next().unwrap().parse().unwrap();
+    assert!(duration >= 0.149, "{text}");
+}
+
+#[test]
+fn lines_can_be_objects() {
+    let text = told(&["--json", "-e", "openat"], &["sh", "-c", "exec 2>/dev/null; cat /nonexistent"]);
+    let line = text.lines().find(|line| line.contains("/nonexistent") && line.starts_with('{')).unwrap();
+    let object: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!(
+        (&object["call"], &object["error"], object["result"].as_i64()),
+        (&"openat".into(), &"ENOENT".into(), Some(-2))
+    );
+    assert_eq!(object["arguments"][1], serde_json::json!({"name": "filename", "value": "\"/nonexistent\""}));
+    assert!(
+        object["duration_ns"].as_u64().unwrap() > 0 && object["time"].as_str().unwrap().ends_with('Z'),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_trace_is_complete_however_fast_the_program_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("trace");
+    let script = "import os\nfor i in range(30000): os.getppid()";
+    trace(&["-e", "getppid", "-o", file.to_str().unwrap()], &["/usr/bin/python3", "-c", script]);
+    let text = fs::read_to_string(file).unwrap();
+    assert_eq!(text.lines().filter(|line| line.contains(" getppid() = ")).count(), 30_000);
+}
+
+#[test]
+fn counts_tell_durations() {
+    let text = told(&["-c", "-e", "clock_nanosleep,openat"], &["sleep", "0.1"]);
+    assert!(text.contains("p99 <") && text.contains("clock_nanosleep") && !text.contains("mmap"), "{text}");
+}
+
+#[test]
+fn what_a_policy_answers_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let policy = directory.path().join("p.toml");
+    fs::write(&policy, "[[rule]]\ncall = 'openat'\npath = '/etc/passwd'\ndeny = 'EIO'").unwrap();
+    let text = told(&["-e", "openat", "--policy", policy.to_str().unwrap()], &["cat", "/etc/passwd"]);
+    assert!(
+        text.contains("\"/etc/passwd\", O_RDONLY, 00) = -1 EIO (Input/output error) (by policy)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_programs_end_is_the_traces() {
+    assert_eq!(trace(&["-e", "getpid"], &["sh", "-c", "exit 7"]).status.code(), Some(7));
+    assert_eq!(trace(&["-e", "getpid"], &["sh", "-c", "kill -USR1 $$"]).status.signal(), Some(10));
+    let output = trace(&["-e", "nonsense"], &["true"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no system call is called \"nonsense\""));
+    assert_eq!(output.status.code(), Some(1));
+}

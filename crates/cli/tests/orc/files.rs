@@ -1,0 +1,104 @@
+//! Pieces of files: shown by descriptor, read by the store.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt as _;
+
+use orrery_orc::protocol::{EXECUTABLE, Piece};
+use orrery_orc::{Client, Refusal};
+
+use crate::{Store, bytes, refusal};
+
+const PAGE: u64 = 4096;
+
+fn ask(client: &Client, file: &File, flags: u32) -> Result<(u64, bool), Refusal> {
+    let length = file.metadata().unwrap().len().next_multiple_of(PAGE);
+    let piece = Piece { flags, offset: 0, length };
+    let (answers, memories) = client.files(&[(piece, file.as_fd())]).unwrap();
+    match answers[0].refusal {
+        Some(refusal) => Err(refusal),
+        None => Ok((rustix::fs::fstat(&memories[0]).unwrap().st_ino, answers[0].duplicate)),
+    }
+}
+
+#[test]
+fn equal_files_in_different_trees_are_one_object() {
+    let store = Store::new(&[]);
+    let client = store.client();
+    let content = bytes(300_000, 1);
+    let trees = tempfile::tempdir().unwrap();
+    let mut seen = Vec::new();
+    for tree in 0..4 {
+        let path = trees.path().join(format!("lib{tree}.so"));
+        fs::write(&path, &content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let file = File::open(&path).unwrap();
+        let (inode, fresh) = ask(&client, &file, EXECUTABLE).unwrap();
+        assert!(fresh, "read for the first time");
+        assert_eq!(ask(&client, &file, EXECUTABLE).unwrap(), (inode, false));
+        seen.push(inode);
+    }
+    assert!(seen.iter().all(|inode| *inode == seen[0]));
+    let objects = client.report().unwrap().objects;
+    assert_eq!(objects.len(), 1);
+    assert!(objects[0].executable && objects[0].length == 303_104);
+}
+
+#[test]
+fn a_file_that_changes_is_another_object() {
+    let store = Store::new(&[]);
+    let client = store.client();
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&bytes(5000, 2)).unwrap();
+    let (before, _) = ask(&client, &file, 0).unwrap();
+    // As long as before: only the time of the change tells.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    rustix::io::pwrite(&file, b"changed", 100).unwrap();
+    let (after, fresh) = ask(&client, &file, 0).unwrap();
+    assert!(fresh && after != before);
+    assert_eq!(client.report().unwrap().objects.len(), 2, "the old one stays for those who hold it");
+}
+
+#[test]
+fn code_comes_from_files_that_others_cannot_write() {
+    let store = Store::new(&[]);
+    let client = store.client();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("code");
+    fs::write(&path, bytes(5000, 3)).unwrap();
+    let file = File::open(&path).unwrap();
+    for mode in [0o666, 0o664, 0o646, 0o777] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(ask(&client, &file, EXECUTABLE), Err(Refusal::Denied), "{mode:o}");
+    }
+    let (data, _) = ask(&client, &file, 0).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    // The same bytes, which become executable for those who showed such a file.
+    assert_eq!(ask(&client, &file, EXECUTABLE).unwrap().0, data);
+    let none = Store::new(&["--executables", "never"]);
+    assert_eq!(ask(&none.client(), &file, EXECUTABLE), Err(Refusal::Denied));
+}
+
+#[test]
+fn descriptors_must_show_what_is_asked_for() {
+    let store = Store::new(&[]);
+    let client = store.client();
+    let path = store.path().join("file");
+    fs::write(&path, bytes(5000, 4)).unwrap();
+    let named = rustix::fs::open(&path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+    assert_eq!(ask(&client, &named.into(), 0), Err(Refusal::Descriptor));
+    let written = File::options().append(true).open(&path).unwrap();
+    assert_eq!(ask(&client, &written, 0), Err(Refusal::Descriptor));
+    let proc = File::open("/proc/self/status").unwrap();
+    let piece = Piece { flags: 0, offset: 0, length: PAGE };
+    let (answers, _) = client.files(&[(piece, proc.as_fd())]).unwrap();
+    assert!(answers[0].refusal.is_some());
+    // Fewer descriptors than pieces: nothing of it is done.
+    let file = File::open(&path).unwrap();
+    let pair = [(piece, file.as_fd()), (Piece { length: 3, ..piece }, file.as_fd())];
+    let (answers, memories) = client.files(&pair).unwrap();
+    assert_eq!((answers[0].refusal, answers[1].refusal), (None, Some(Refusal::Malformed)));
+    assert_eq!(memories.len(), 1);
+    assert_eq!(refusal(client.files(&vec![pair[0]; 65])), Refusal::Malformed);
+}

@@ -1,0 +1,341 @@
+//! Clients that want what is not theirs, or the store's end.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use orrery_orc::protocol::{Content, Handle, MOST_PIECES, Piece, Reply, Request, decode_reply};
+use orrery_orc::{Client, Flags, ObjectId, Refusal};
+use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
+
+use crate::{Store, bytes, connect, eventually, refusal};
+
+/// A connection without any manners.
+fn raw(store: &Store) -> OwnedFd {
+    let _ = store.client();
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(store.path().join("socket")).unwrap()).unwrap();
+    socket
+}
+
+fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
+    let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)));
+    }
+    let bytes = [std::io::IoSlice::new(bytes)];
+    rustix::net::sendmsg(socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL)
+}
+
+/// The answer, or nothing where the connection was closed.
+fn receive(socket: &OwnedFd) -> Option<(u64, Reply)> {
+    let mut buffer = vec![0; 65_536];
+    let (length, _) = rustix::net::recv(socket, &mut buffer[..], RecvFlags::empty()).ok()?;
+    decode_reply(&buffer[..length])
+}
+
+#[test]
+fn noise_is_answered_politely() {
+    let store = Store::new(&[]);
+    let socket = raw(&store);
+    for length in [1, 8, 15, 16, 17, 100, 4000] {
+        send(&socket, &bytes(length, length as u64), &[]).unwrap();
+        assert_eq!(receive(&socket), Some((0, Reply::Refused(Refusal::Malformed))));
+    }
+    // Cut off anywhere, or longer than it says.
+    let good = Request::Files(vec![Piece { flags: 0, offset: 0, length: 4096 }; 3]).encode(77);
+    for length in 1..good.len() {
+        send(&socket, &good[..length], &[]).unwrap();
+        assert!(matches!(receive(&socket), Some((0 | 77, Reply::Refused(_)))), "{length}");
+    }
+    // More than the store reads: what it reads makes no sense, or less than the whole.
+    send(&socket, &bytes(60_000, 3), &[]).unwrap();
+    assert!(matches!(receive(&socket), Some((_, Reply::Refused(_)))));
+    // An empty packet says goodbye.
+    send(&socket, &[], &[]).unwrap();
+    assert_eq!(receive(&socket), None);
+    assert!(store.client().report().unwrap().objects.is_empty());
+}
+
+#[test]
+fn unwanted_descriptors_are_closed() {
+    let store = Store::new(&[]);
+    let server = store.server();
+    let count = || std::fs::read_dir(format!("/proc/{server}/fd")).unwrap().count();
+    let socket = raw(&store);
+    send(&socket, &Request::Report.encode(1), &[]).unwrap();
+    receive(&socket).unwrap();
+    let before = count();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    for request in [Request::Report.encode(2), Request::Request(ObjectId([1; 32])).encode(2), vec![0; 40]] {
+        for many in [1, MOST_PIECES, 250] {
+            send(&socket, &request, &vec![file.as_fd(); many]).unwrap();
+            assert!(receive(&socket).is_some());
+        }
+    }
+    assert!(count() <= before + 2, "{} descriptors, {before} before", count());
+}
+
+#[test]
+fn handles_cannot_be_forged_or_replayed() {
+    let store = Store::new(&["--keep", "0"]);
+    let client = store.client();
+    let object = client.register(&bytes(9000, 1), Flags::none()).unwrap();
+    let socket = raw(&store);
+    // A release by somebody who holds nothing.
+    send(&socket, &Request::Release(object.id()).encode(1), &[]).unwrap();
+    assert_eq!(receive(&socket), Some((1, Reply::Refused(Refusal::NotHeld))));
+    // A handle is an answer: as a request it is nothing.
+    let forged = Handle { id: object.id(), offset: 0, length: 1 << 40, flags: 1 };
+    send(&socket, &Reply::Handle(forged).encode(2), &[]).unwrap();
+    assert_eq!(receive(&socket), Some((2, Reply::Refused(Refusal::Malformed))));
+    // A release that is sent twice counts once.
+    send(&socket, &Request::Request(object.id()).encode(3), &[]).unwrap();
+    assert!(matches!(receive(&socket), Some((3, Reply::Handle(_)))));
+    for (tag, wanted) in [(4, Reply::Released), (5, Reply::Refused(Refusal::NotHeld))] {
+        send(&socket, &Request::Release(object.id()).encode(tag), &[]).unwrap();
+        assert_eq!(receive(&socket), Some((tag, wanted)));
+    }
+    assert_eq!(client.request(object.id()).unwrap().len(), 9000);
+    // The descriptor cannot be used to change anything.
+    let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&object.as_fd()));
+    if let Ok(writable) = rustix::fs::open(&again, rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()) {
+        assert_eq!(rustix::io::pwrite(&writable, b"x", 0), Err(Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(&writable, 0), Err(Errno::PERM));
+    }
+    object.verify().unwrap();
+}
+
+#[test]
+fn bytes_that_change_while_they_are_registered_cannot_lie() {
+    let store = Store::new(&[]);
+    let client = store.client();
+    let memory = rustix::fs::memfd_create("moving", MemfdFlags::CLOEXEC).unwrap();
+    let length = 2 << 20;
+    rustix::fs::ftruncate(&memory, length).unwrap();
+    let done = AtomicBool::new(false);
+    let (mut good, mut refused) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0_u64.. {
+                if done.load(Ordering::Relaxed) {
+                    return;
+                }
+                let _ = rustix::io::pwrite(&memory, &bytes(4096, round), (round * 7919 * 4096) % length);
+                if round % 50 == 0 {
+                    let _ = rustix::fs::ftruncate(&memory, length / 2);
+                    let _ = rustix::fs::ftruncate(&memory, length);
+                }
+            }
+        });
+        for _ in 0..40 {
+            match client.register_file(memory.as_fd(), length, Flags::none()) {
+                // Whatever the bytes were: they are what the name says, and stay so.
+                Ok(object) => {
+                    object.verify().unwrap();
+                    good += 1;
+                }
+                Err(orrery_orc::Error::Refused { refusal: Refusal::Changed, .. }) => refused += 1,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(good + refused, 40);
+}
+
+#[test]
+fn who_does_not_read_is_cut_off() {
+    let store = Store::new(&[]);
+    let client = store.client();
+    let object = client.register(&bytes(9000, 1), Flags::none()).unwrap();
+    let socket = raw(&store);
+    let request = Request::Request(object.id()).encode(1);
+    let mut sent = 0;
+    while send(&socket, &request, &[]).is_ok() {
+        sent += 1;
+        assert!(sent < 1_000_000, "it goes on for ever");
+    }
+    eventually("its holds are gone", || client.report().unwrap().connections <= 2);
+    assert_eq!(client.request(object.id()).unwrap().len(), 9000, "others are served");
+}
+
+#[test]
+fn connections_are_counted() {
+    let store = Store::new(&["--connections", "20"]);
+    let client = store.client();
+    let mut others: Vec<OwnedFd> = Vec::new();
+    for _ in 0..200 {
+        others.push(raw_or_none(&store));
+    }
+    assert!(client.report().unwrap().connections <= 20);
+    assert_eq!(client.register(b"still served", Flags::none()).unwrap().len(), 12);
+    drop(others);
+    eventually("room again", || Client::connect_to(store.path()).and_then(|client| client.report()).is_ok());
+}
+
+fn raw_or_none(store: &Store) -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let _ = rustix::net::connect(&socket, &SocketAddrUnix::new(store.path().join("socket")).unwrap());
+    socket
+}
+
+#[test]
+fn tenants_learn_nothing_of_one_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = |name: &str| folder.path().join(name);
+    let option = |name: &str| format!("{name}={}", socket(name).display());
+    let store = Store::new(&["--tenant", &option("a"), "--tenant", &option("b"), "--quota", "1M"]);
+    let (a, b, common) = (connect(&socket("a")), connect(&socket("b")), store.client());
+    let secret = bytes(100_000, 1);
+    let object = a.register(&secret, Flags::none()).unwrap();
+    // Asking, registering and reporting give b exactly what it would get without a.
+    let nowhere = ObjectId::of(b"nobody has this");
+    let answer = |client: &Client, id: ObjectId| refusal(client.request(id));
+    assert_eq!(answer(&b, object.id()), answer(&b, nowhere));
+    assert_eq!(answer(&common, object.id()), Refusal::NotFound);
+    assert!(b.report().unwrap().objects.is_empty());
+    assert_eq!(b.report().unwrap().connections, 1);
+    let own = b.register(&secret, Flags::none()).unwrap();
+    let inode = |object: &orrery_orc::Object| rustix::fs::fstat(object.as_fd()).unwrap().st_ino;
+    assert_ne!(inode(&own), inode(&object), "equal bytes of strangers lie in memory twice");
+    // What a uses up is a's.
+    assert_eq!(refusal(a.register(&bytes(1 << 20, 2), Flags::none())), Refusal::Quota);
+    b.register(&bytes(900_000, 2), Flags::none()).unwrap();
+    // Who comes through a tenant's socket is no administrator, even as root.
+    assert_eq!(refusal(a.register(b"for all", Flags::PUBLIC)), Refusal::Denied);
+    let public = common.register(b"for all", Flags::PUBLIC).unwrap();
+    assert!(public.is_public());
+    for client in [&a, &b] {
+        let found = client.request(public.id()).unwrap();
+        assert!(found.is_public() && *found.map().unwrap() == *b"for all");
+    }
+    // The administrator sees all.
+    assert_eq!(common.report().unwrap().objects.len(), 4);
+}
+
+#[test]
+fn users_are_told_apart_by_the_kernel() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can become another user");
+        return;
+    }
+    let store = Store::new(&[]);
+    let root = store.client();
+    let object = root.register(&bytes(5000, 1), Flags::none()).unwrap();
+    let folder = store.path().to_owned();
+    let id = object.id();
+    std::thread::spawn(move || {
+        // SAFETY: the bare system call changes this thread alone, which ends soon.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) }, 0);
+        let nobody = Client::connect_to(&folder).unwrap();
+        assert_eq!(refusal(nobody.request(id)), Refusal::NotFound);
+        assert_eq!(refusal(nobody.register(b"x", Flags::PUBLIC)), Refusal::Denied);
+        assert!(nobody.report().unwrap().objects.is_empty());
+        let own = nobody.register(b"own", Flags::none()).unwrap();
+        assert_eq!(nobody.report().unwrap().objects.len(), 1);
+        own.verify().unwrap();
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn a_store_of_somebody_else_is_not_believed() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can become another user");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    std::thread::spawn(move || {
+        // SAFETY: the bare system call changes this thread alone, which ends soon.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) }, 0);
+        rustix::net::listen(&socket, 10).unwrap();
+        std::mem::forget(socket);
+    })
+    .join()
+    .unwrap();
+    let error = Client::connect_to(folder.path()).unwrap_err();
+    assert!(matches!(error, orrery_orc::Error::Owner { uid: 65_534, .. }), "{error}");
+}
+
+#[test]
+fn a_lying_store_is_found_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 10).unwrap();
+    let id = ObjectId::of(b"wanted");
+    // What the liar answers: an unsealed file; one that is too short; an end beyond all numbers; no descriptor.
+    let lies = std::thread::spawn(move || {
+        let peer = rustix::net::accept(&socket).unwrap();
+        let memory =
+            rustix::fs::memfd_create("lie", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&memory, 4096).unwrap();
+        let sealed = || {
+            let all =
+                rustix::fs::SealFlags::WRITE | rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
+            rustix::fs::fcntl_add_seals(&memory, all).unwrap();
+        };
+        for (number, (offset, length)) in
+            [(0, 6), (0, 9000), (u64::MAX, 6), (0, 6), (0, 0)].into_iter().enumerate()
+        {
+            let mut buffer = vec![0; 65_536];
+            let tag = loop {
+                let (got, _) = rustix::net::recv(&peer, &mut buffer[..], RecvFlags::empty()).unwrap();
+                match orrery_orc::protocol::decode_request(&buffer[..got]).unwrap() {
+                    // What was refused is released.
+                    (tag, Request::Release(_)) => {
+                        send(&peer, &Reply::Released.encode(tag), &[]).unwrap();
+                    }
+                    (tag, _) => break tag,
+                }
+            };
+            if number == 1 {
+                sealed();
+            }
+            let reply = Reply::Handle(Handle { id, offset, length, flags: 0 }).encode(tag);
+            let with = [memory.as_fd()];
+            send(&peer, &reply, if number == 3 { &[] } else { &with }).unwrap();
+        }
+    });
+    let client = Client::connect_to(folder.path()).unwrap();
+    for wanted in ["not sealed", "not sealed", "not sealed", "makes no sense", "not sealed"] {
+        let error = client.request(id).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+    lies.join().unwrap();
+}
+
+#[test]
+fn inline_content_that_pretends_is_nothing() {
+    let store = Store::new(&[]);
+    let socket = raw(&store);
+    // A descriptor is promised and does not come; two come where one is due.
+    let content = Content::Descriptor { length: 4096 };
+    let request = Request::Register { flags: 0, expected: None, content }.encode(1);
+    send(&socket, &request, &[]).unwrap();
+    assert_eq!(receive(&socket), Some((1, Reply::Refused(Refusal::Descriptor))));
+    let memory = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
+    send(&socket, &request, &[memory.as_fd(), memory.as_fd()]).unwrap();
+    assert_eq!(receive(&socket), Some((1, Reply::Refused(Refusal::Descriptor))));
+    let content = Content::Descriptor { length: u64::MAX };
+    send(&socket, &Request::Register { flags: 0, expected: None, content }.encode(2), &[memory.as_fd()])
+        .unwrap();
+    assert_eq!(receive(&socket), Some((2, Reply::Refused(Refusal::Size))));
+}

@@ -1,0 +1,127 @@
+//! The store of `orrery orc`, run as its users run it, with friendly clients and hostile ones.
+
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
+
+mod deaths;
+mod files;
+mod hostile;
+mod publish;
+mod seeing;
+mod sharing;
+
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use orrery_orc::{Client, Error, Refusal};
+use tempfile::TempDir;
+
+/// A store of the test's own, ended with it.
+struct Store {
+    folder: TempDir,
+    keeper: Child,
+}
+
+impl Store {
+    fn new(options: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        // Other users' clients come by here, too.
+        std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let keeper = start(folder.path(), options);
+        Self { folder, keeper }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn client(&self) -> Client {
+        connect(self.path())
+    }
+
+    /// The process that answers.
+    fn server(&self) -> i32 {
+        i32::try_from(self.client().report().unwrap().pid).unwrap()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // Whoever keeps now: the first keeper may be dead.
+        let server = Client::connect_to(self.path()).and_then(|client| client.report()).ok();
+        signal(i32::try_from(self.keeper.id()).unwrap(), libc::SIGTERM);
+        let _ = self.keeper.wait();
+        if let Some(server) = server {
+            let pid = i32::try_from(server.pid).unwrap();
+            eventually("the store ends", || {
+                for keeper in children(pid) {
+                    signal(keeper, libc::SIGTERM);
+                }
+                !Path::new(&format!("/proc/{pid}")).exists() || zombie(pid)
+            });
+        }
+    }
+}
+
+fn start(folder: &Path, options: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+    command.args(["orc", "serve", "--directory"]).arg(folder).args(options);
+    command.spawn().unwrap()
+}
+
+fn connect(path: &Path) -> Client {
+    let mut client = None;
+    eventually("the store answers", || {
+        client = Client::connect_to(path).ok();
+        client.is_some()
+    });
+    client.unwrap()
+}
+
+/// Waits for what must come, for a long time.
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "{what}: not in 30 s");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(pid: i32, signal: i32) {
+    // SAFETY: a signal to a process that this test started.
+    unsafe { libc::kill(pid, signal) };
+}
+
+fn children(pid: i32) -> Vec<i32> {
+    let mut found = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let text = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        found.extend(text.split_whitespace().filter_map(|word| word.parse::<i32>().ok()));
+    }
+    found
+}
+
+fn zombie(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'))
+}
+
+fn refusal<T>(result: Result<T, Error>) -> Refusal {
+    match result {
+        Err(Error::Refused { refusal, .. }) => refusal,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("it was allowed"),
+    }
+}
+
+/// Bytes that no other test has.
+fn bytes(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = 2 * seed + 1;
+    let mut out = Vec::with_capacity(length + 8);
+    while out.len() < length {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        out.extend((state >> 16).to_le_bytes());
+    }
+    out.truncate(length);
+    out
+}

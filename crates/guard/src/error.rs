@@ -1,0 +1,68 @@
+//! What can go wrong before the program runs.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a program was not started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// reading the policy {path}: {source}
+    #[error("reading the policy {}: {source}", path.display())]
+    ReadPolicy {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The policy says something that it cannot.
+    #[error("{name}: line {line}, column {column}: {message}")]
+    Policy {
+        /// The policy's file.
+        name: String,
+        /// Where, counted from 1.
+        line: usize,
+        /// Where in the line, counted from 1.
+        column: usize,
+        /// What is wrong, and how it is done right.
+        message: String,
+    },
+    /// A call to be mediated that does not exist.
+    #[error("{0}")]
+    Call(
+        /// Which, and how it is done right.
+        String,
+    ),
+    /// A facility that the kernel would not give.
+    #[error("{operation}: {source}")]
+    Kernel {
+        /// What was asked for, and what can be done about it.
+        operation: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The program could not be executed.
+    #[error("running {program}: {source}{hint}")]
+    Execute {
+        /// What was to run.
+        program: String,
+        /// Why not.
+        source: io::Error,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// Something to write, a log or a policy, could not be.
+    #[error("writing {}: {source}", path.display())]
+    Write {
+        /// Where to.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn kernel(operation: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+        move |errno| Self::Kernel { operation, source: errno.into() }
+    }
+}

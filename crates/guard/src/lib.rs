@@ -1,0 +1,49 @@
+//! A monitor for programs: chosen system calls are decided and performed by a process that the program cannot reach.
+//!
+//! ```no_run
+//! use orrery_guard::{End, Log, Policy, Run, hold_signals};
+//!
+//! let policy = Policy::load("policy.toml".as_ref())?;
+//! hold_signals();
+//! let end = Run::new(policy, "python3").arguments(["script.py"]).log(Log::Words).start()?.supervise()?;
+//! assert_eq!(end, End::Exited(0));
+//! # Ok::<(), orrery_guard::Error>(())
+//! ```
+//!
+//! How a call goes: the kernel's filter ([seccomp(2)]) lets most through at no cost and stops those that name files,
+//! programs or addresses. The monitor, a process around which the program has no way, copies what the arguments point to,
+//! once; finds the file that a path means, held fast by a descriptor; asks the [`Policy`]; performs the call on what it
+//! holds; and has the kernel put the result into the program. Whatever the program's other threads write over the arguments
+//! meanwhile, or rename, concerns nobody any more.
+//!
+//! Underneath lies a second wall: Landlock, made of the same policy.
+//!
+//! [seccomp(2)]: https://man7.org/linux/man-pages/man2/seccomp.2.html
+
+mod assume;
+mod blocking;
+mod caller;
+mod closure;
+mod error;
+mod filter;
+mod job;
+mod learn;
+mod listener;
+mod log;
+mod mediate;
+mod memory;
+mod monitor;
+mod perform;
+mod policy;
+mod resolve;
+mod run;
+mod supervise;
+mod wall;
+
+pub use closure::Closure;
+pub use error::Error;
+pub use log::Log;
+pub use mediate::{Decision, Request};
+pub use policy::{Policy, Rights};
+pub use run::{End, Guarded, Run};
+pub use supervise::hold_signals;

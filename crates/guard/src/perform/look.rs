@@ -1,0 +1,300 @@
+//! Looking at files without opening them.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use syscalls::{Sysno, syscall};
+
+use crate::job::{Answer, Job, Outcome};
+use crate::listener::errno;
+use crate::memory;
+use crate::policy::Rights;
+use crate::resolve::{Found, decimal, is_link, is_plain};
+
+const EMPTY_PATH: i32 = libc::AT_EMPTY_PATH;
+const NO_FOLLOW: i32 = libc::AT_SYMLINK_NOFOLLOW;
+/// `struct stat` and `struct statx`, as the kernel writes them.
+const STAT: usize = size_of::<libc::stat>();
+const STATX: usize = 256;
+const STATFS: usize = size_of::<libc::statfs>();
+
+/// A file that the policy lets be looked at, in as few calls as possible.
+fn seen(job: &Job<'_>, directory: i32, path: &[u8], follow: bool) -> Result<OwnedFd, Errno> {
+    if is_plain(path)
+        && !job.monitor.policy.learning
+        && job.monitor.policy.rights(path).contains(Rights::STAT)
+    {
+        let within = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        match rustix::fs::openat2(CWD, path, flags, Mode::empty(), within) {
+            Err(Errno::LOOP | Errno::AGAIN) => (),
+            // The file itself may still be a link.
+            Ok(file) if follow && is_link(&rustix::fs::fstat(&file)?) => (),
+            other => return other,
+        }
+    }
+    let found = job.find(directory, path, follow)?;
+    job.check(&found, Rights::STAT)?;
+    Ok(found.file)
+}
+
+/// The file that a path means, or, where that is empty and may be, the program's descriptor `directory`.
+fn seen_or_held(job: &Job<'_>, directory: i32, path: &[u8], flags: i32) -> Result<OwnedFd, Errno> {
+    if path.is_empty() && flags & EMPTY_PATH != 0 {
+        return job.directory(directory);
+    }
+    seen(job, directory, path, flags & NO_FOLLOW == 0)
+}
+
+/// The path, which may be a null pointer where it may be empty (Linux 6.11).
+fn path_or_null(job: &Job<'_>, index: usize, flags: i32) -> Result<Vec<u8>, Errno> {
+    if job.argument(index) == 0 && flags & EMPTY_PATH != 0 {
+        return Ok(Vec::new());
+    }
+    job.path(index)
+}
+
+fn give_stat(job: &Job<'_>, file: &OwnedFd, to: usize) -> Outcome {
+    let mut found = [0_u8; STAT];
+    // SAFETY: the kernel writes a `struct stat`, for which there is room.
+    unsafe { syscall!(Sysno::fstat, file.as_raw_fd(), found.as_mut_ptr()) }.map_err(errno)?;
+    job.write(to, &found)?;
+    Ok(Answer::Value(0))
+}
+
+pub(super) fn stat(job: &Job<'_>) -> Outcome {
+    give_stat(job, &seen(job, libc::AT_FDCWD, &job.path(0)?, true)?, 1)
+}
+
+pub(super) fn lstat(job: &Job<'_>) -> Outcome {
+    give_stat(job, &seen(job, libc::AT_FDCWD, &job.path(0)?, false)?, 1)
+}
+
+pub(super) fn newfstatat(job: &Job<'_>) -> Outcome {
+    let flags = job.int(3);
+    if flags & !(EMPTY_PATH | NO_FOLLOW | libc::AT_NO_AUTOMOUNT) != 0 {
+        return Err(Errno::INVAL);
+    }
+    give_stat(job, &seen_or_held(job, job.int(0), &path_or_null(job, 1, flags)?, flags)?, 2)
+}
+
+pub(super) fn statx(job: &Job<'_>) -> Outcome {
+    let flags = job.int(2);
+    let sync = libc::AT_STATX_SYNC_TYPE;
+    if flags & !(EMPTY_PATH | NO_FOLLOW | libc::AT_NO_AUTOMOUNT | sync) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let file = seen_or_held(job, job.int(0), &path_or_null(job, 1, flags)?, flags)?;
+    let mut found = [0_u8; STATX];
+    // SAFETY: the kernel writes a `struct statx`, for which there is room.
+    unsafe {
+        syscall!(
+            Sysno::statx,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            flags & sync | EMPTY_PATH,
+            job.unsigned(3),
+            found.as_mut_ptr()
+        )
+    }
+    .map_err(errno)?;
+    job.write(4, &found)?;
+    Ok(Answer::Value(0))
+}
+
+pub(super) fn access(job: &Job<'_>) -> Outcome {
+    may(job, libc::AT_FDCWD, &job.path(0)?, job.int(1), 0)
+}
+
+pub(super) fn faccessat(job: &Job<'_>) -> Outcome {
+    may(job, job.int(0), &job.path(1)?, job.int(2), 0)
+}
+
+pub(super) fn faccessat2(job: &Job<'_>) -> Outcome {
+    let flags = job.int(3);
+    if flags & !(EMPTY_PATH | NO_FOLLOW | libc::AT_EACCESS) != 0 {
+        return Err(Errno::INVAL);
+    }
+    may(job, job.int(0), &path_or_null(job, 1, flags)?, job.int(2), flags)
+}
+
+/// What the policy refuses is not accessible, so that programs that ask first get an honest answer.
+fn may(job: &Job<'_>, directory: i32, path: &[u8], mode: i32, flags: i32) -> Outcome {
+    if mode & !(libc::R_OK | libc::W_OK | libc::X_OK) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let file = seen_or_held(job, directory, path, flags)?;
+    if !path.is_empty() && mode != libc::F_OK && !job.monitor.policy.learning {
+        let found = job.examine(file.try_clone().map_err(|_| Errno::MFILE)?, Some(Rights::empty()))?;
+        let (rights, _) = job.rights(&found);
+        let any = |wanted: Rights| rights.intersects(wanted);
+        let directory = crate::resolve::is_directory(&found.stat);
+        if mode & libc::R_OK != 0 && !any(Rights::READ | Rights::LIST)
+            || mode & libc::W_OK != 0 && !any(Rights::WRITE | Rights::CREATE)
+            || mode & libc::X_OK != 0 && !directory && !any(Rights::EXECUTE)
+        {
+            return Err(Errno::ACCESS);
+        }
+    }
+    // The monitor has become the caller with its real ids where those differ: so as whom it is effectively.
+    // SAFETY: the kernel reads an empty text.
+    unsafe {
+        syscall!(
+            Sysno::faccessat2,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            mode,
+            EMPTY_PATH | flags & NO_FOLLOW | libc::AT_EACCESS
+        )
+    }
+    .map_err(errno)?;
+    Ok(Answer::Value(0))
+}
+
+pub(super) fn readlink(job: &Job<'_>) -> Outcome {
+    link_target(job, libc::AT_FDCWD, &job.path(0)?, 1)
+}
+
+pub(super) fn readlinkat(job: &Job<'_>) -> Outcome {
+    link_target(job, job.int(0), &job.path(1)?, 2)
+}
+
+fn link_target(job: &Job<'_>, directory: i32, path: &[u8], to: usize) -> Outcome {
+    let room = usize::try_from(job.int(to + 1)).ok().filter(|room| *room > 0).ok_or(Errno::INVAL)?;
+    let found = if path.is_empty() {
+        job.examine(job.directory(directory)?, Some(Rights::empty()))?
+    } else {
+        let found = job.find(directory, path, false)?;
+        job.check(&found, Rights::STAT)?;
+        found
+    };
+    if !is_link(&found.stat) {
+        return Err(if path.is_empty() { Errno::NOENT } else { Errno::INVAL });
+    }
+    let target = own_link(job, &found)?;
+    let length = target.len().min(room);
+    job.write(to, &target[..length])?;
+    Ok(Answer::Value(i64::try_from(length).unwrap_or(0)))
+}
+
+/// What a link says to the caller: `/proc/self` names the process that reads it.
+fn own_link(job: &Job<'_>, found: &Found) -> Result<Vec<u8>, Errno> {
+    let path = match &found.name {
+        crate::resolve::Name::Path(path) => path.as_slice(),
+        crate::resolve::Name::Held => b"",
+    };
+    let (process, thread) = (job.caller.process, job.call.thread);
+    match path {
+        b"/proc/self" => Ok(process.to_string().into_bytes()),
+        b"/proc/thread-self" => Ok(format!("{process}/task/{thread}").into_bytes()),
+        _ => Ok(rustix::fs::readlinkat(&found.file, "", Vec::new())?.into_bytes()),
+    }
+}
+
+pub(super) fn statfs(job: &Job<'_>) -> Outcome {
+    let file = seen(job, libc::AT_FDCWD, &job.path(0)?, true)?;
+    let mut found = [0_u8; STATFS];
+    // SAFETY: the kernel writes a `struct statfs`, for which there is room.
+    unsafe { syscall!(Sysno::fstatfs, file.as_raw_fd(), found.as_mut_ptr()) }.map_err(errno)?;
+    job.write(1, &found)?;
+    Ok(Answer::Value(0))
+}
+
+/// A path by which the monitor reaches a file that it holds.
+pub(super) fn by_number(file: &impl AsRawFd) -> Vec<u8> {
+    let mut number = [0; 16];
+    let number = decimal(file.as_raw_fd(), &mut number);
+    [b"/proc/self/fd/", number, b"\0"].concat()
+}
+
+/// Attribute names end here (xattr(7)).
+pub(super) const NAME: usize = 256;
+/// The kernel knows no longer values or lists.
+pub(super) const VALUE: usize = 65536;
+
+pub(super) fn getxattr(job: &Job<'_>) -> Outcome {
+    attribute(job, true)
+}
+
+pub(super) fn lgetxattr(job: &Job<'_>) -> Outcome {
+    attribute(job, false)
+}
+
+fn attribute(job: &Job<'_>, follow: bool) -> Outcome {
+    let file = readable(job, follow)?;
+    let mut name = memory::read_text(job.call.thread, job.argument(1), NAME)?;
+    name.push(0);
+    let path = by_number(&file);
+    sized(job, 2, |value, room| {
+        // SAFETY: both texts end with a zero, and the value has room for as much as is stated.
+        unsafe { syscall!(Sysno::getxattr, path.as_ptr(), name.as_ptr(), value, room) }
+    })
+}
+
+pub(super) fn listxattr(job: &Job<'_>) -> Outcome {
+    attributes(job, true)
+}
+
+pub(super) fn llistxattr(job: &Job<'_>) -> Outcome {
+    attributes(job, false)
+}
+
+fn attributes(job: &Job<'_>, follow: bool) -> Outcome {
+    let path = by_number(&readable(job, follow)?);
+    sized(job, 1, |list, room| {
+        // SAFETY: the path ends with a zero, and the list has room for as much as is stated.
+        unsafe { syscall!(Sysno::listxattr, path.as_ptr(), list, room) }
+    })
+}
+
+fn readable(job: &Job<'_>, follow: bool) -> Result<OwnedFd, Errno> {
+    let found = job.find(libc::AT_FDCWD, &job.path(0)?, follow)?;
+    job.check(&found, Rights::STAT)?;
+    Ok(found.file)
+}
+
+/// A call that fills a buffer of the program's, or, where that has no room, tells how much it takes.
+fn sized(
+    job: &Job<'_>,
+    to: usize,
+    fill: impl FnOnce(*mut u8, usize) -> Result<usize, syscalls::Errno>,
+) -> Outcome {
+    let room = usize::try_from(job.argument(to + 1)).unwrap_or(VALUE).min(VALUE);
+    let mut value = vec![0; room];
+    let length = fill(value.as_mut_ptr(), room).map_err(errno)?;
+    if room != 0 {
+        job.write(to, value.get(..length).ok_or(Errno::RANGE)?)?;
+    }
+    Ok(Answer::Value(i64::try_from(length).unwrap_or(0)))
+}
+
+/// Newer twins of calls that are performed: programs fall back to those.
+pub(super) fn not_here(_: &Job<'_>) -> Outcome {
+    Err(Errno::NOSYS)
+}
+
+/// Handles open files without their paths.
+pub(super) fn no_handles(_: &Job<'_>) -> Outcome {
+    Err(Errno::OPNOTSUPP)
+}
+
+pub(super) fn inotify_add_watch(job: &Job<'_>) -> Outcome {
+    let mask = job.unsigned(2);
+    let found = job.find(libc::AT_FDCWD, &job.path(1)?, mask & libc::IN_DONT_FOLLOW == 0)?;
+    job.check(&found, Rights::READ)?;
+    let watcher = job.directory(job.int(0))?;
+    job.still_waits()?;
+    let path = by_number(&found.file);
+    let descriptor: BorrowedFd<'_> = watcher.as_fd();
+    // SAFETY: the path ends with a zero.
+    let watch = unsafe {
+        syscall!(
+            Sysno::inotify_add_watch,
+            descriptor.as_raw_fd(),
+            path.as_ptr(),
+            mask & !libc::IN_DONT_FOLLOW
+        )
+    };
+    Ok(Answer::Value(i64::try_from(watch.map_err(errno)?).unwrap_or(-1)))
+}

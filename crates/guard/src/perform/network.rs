@@ -1,0 +1,380 @@
+//! Connecting, binding and sending to addresses.
+//!
+//! The socket is the program's own: the monitor fetches a descriptor of it and makes the call on it with the address that
+//! it copied. A Unix socket's path is resolved like any other, and reached by the descriptor that came of it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::net::SocketType;
+use syscalls::{Sysno, syscall};
+
+use super::look::by_number;
+use crate::job::{Answer, Job, Outcome};
+use crate::listener::errno;
+use crate::log::Event;
+use crate::memory;
+use crate::policy::Rights;
+use crate::policy::network::{Address, Transport, permits};
+use crate::resolve::{Name, Place};
+
+/// `struct sockaddr_storage` (socket(7)).
+const LONGEST: usize = 128;
+/// Where a Unix socket's path starts in its address.
+const PATH: usize = 2;
+/// As many parts as a message may have (IOV_MAX).
+const PARTS: usize = 1024;
+/// As much of a message as is sent at a time: of streams the rest is sent by the caller's next call.
+const MOST: usize = 4 << 20;
+/// As long as control data may be.
+const CONTROL: usize = 64 << 10;
+
+/// An address, as the kernel takes it, with what keeps it meaning the same.
+struct Checked {
+    bytes: Vec<u8>,
+    _held: Option<OwnedFd>,
+}
+
+fn transport(socket: &OwnedFd) -> Option<Transport> {
+    match rustix::net::sockopt::socket_type(socket).ok()? {
+        SocketType::STREAM => Some(Transport::Tcp),
+        SocketType::DGRAM => Some(Transport::Udp),
+        _ => None,
+    }
+}
+
+fn half(bytes: &[u8], at: usize) -> Result<[u8; 2], Errno> {
+    bytes.get(at..at + 2).and_then(|bytes| bytes.try_into().ok()).ok_or(Errno::INVAL)
+}
+
+/// The internet or other address that bytes spell; `None` for a Unix socket's path, which has to be resolved.
+fn address(bytes: &[u8], socket: &OwnedFd) -> Result<Option<Address>, Errno> {
+    let family = u16::from_ne_bytes(half(bytes, 0)?);
+    Ok(Some(match i32::from(family) {
+        // For datagrams, which undo a connection so, and for the kernel's own services, which no policy lists.
+        libc::AF_UNSPEC | libc::AF_NETLINK => Address::Unspecified,
+        libc::AF_INET => {
+            let ip: [u8; 4] = bytes.get(4..8).and_then(|bytes| bytes.try_into().ok()).ok_or(Errno::INVAL)?;
+            let port = u16::from_be_bytes(half(bytes, 2)?);
+            Address::Internet(transport(socket), IpAddr::V4(Ipv4Addr::from(ip)), port)
+        }
+        libc::AF_INET6 => {
+            let ip: [u8; 16] =
+                bytes.get(8..24).and_then(|bytes| bytes.try_into().ok()).ok_or(Errno::INVAL)?;
+            let port = u16::from_be_bytes(half(bytes, 2)?);
+            Address::Internet(transport(socket), IpAddr::V6(Ipv6Addr::from(ip)), port)
+        }
+        libc::AF_UNIX if bytes.len() == PATH => Address::Unspecified,
+        libc::AF_UNIX if bytes[PATH] == 0 => Address::Abstract(bytes[PATH + 1..].to_vec()),
+        libc::AF_UNIX => return Ok(None),
+        _ => Address::Other(family),
+    }))
+}
+
+fn described(address: &Address) -> String {
+    match address {
+        Address::Internet(transport, ip, port) => {
+            let transport = match transport {
+                Some(Transport::Tcp) => "tcp:",
+                Some(Transport::Udp) => "udp:",
+                None => "",
+            };
+            format!("{transport}{}", std::net::SocketAddr::new(*ip, *port))
+        }
+        Address::Path(path) => format!("unix:{}", String::from_utf8_lossy(path)),
+        Address::Abstract(name) => format!("unix:@{}", String::from_utf8_lossy(name)),
+        Address::Unspecified => "no address".to_owned(),
+        Address::Other(family) => format!("an address of family {family}"),
+    }
+}
+
+fn socket_path(bytes: &[u8]) -> &[u8] {
+    let path = &bytes[PATH..];
+    &path[..path.iter().position(|&byte| byte == 0).unwrap_or(path.len())]
+}
+
+fn unix_address(path: &[u8]) -> Vec<u8> {
+    let family = u16::try_from(libc::AF_UNIX).unwrap_or(0).to_ne_bytes();
+    [family.as_slice(), path, b"\0"].concat()
+}
+
+impl Job<'_> {
+    fn address_bytes(&self, pointer: u64, length: u64) -> Result<Vec<u8>, Errno> {
+        let length = usize::try_from(length).ok().filter(|length| *length <= LONGEST).ok_or(Errno::INVAL)?;
+        let mut bytes = vec![0; length];
+        memory::read(self.call.thread, pointer, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Whether the policy lets the program reach an address, and the address that is sure to be it.
+    fn reachable(&self, bytes: Vec<u8>, socket: &OwnedFd) -> Result<Checked, Errno> {
+        if let Some(address) = address(&bytes, socket)? {
+            self.permit_connect(&address)?;
+            return Ok(Checked { bytes, _held: None });
+        }
+        let found = self.find(libc::AT_FDCWD, socket_path(&bytes), true)?;
+        let Name::Path(path) = &found.name else { return Err(Errno::ACCESS) };
+        self.permit_connect(&Address::Path(path.clone()))?;
+        let path = by_number(&found.file);
+        Ok(Checked {
+            bytes: unix_address(path.strip_suffix(b"\0").unwrap_or(&path)),
+            _held: Some(found.file),
+        })
+    }
+
+    fn permit_connect(&self, address: &Address) -> Result<(), Errno> {
+        if self.monitor.policy.learning && *address != Address::Unspecified {
+            self.monitor.learnt.connect(described(address));
+        }
+        if permits(&self.monitor.policy.network.connect, address) {
+            return Ok(());
+        }
+        Err(self.refuse(&Event::Address { text: described(address) }))
+    }
+
+    fn permit_bind(&self, address: &Address) -> Result<(), Errno> {
+        if self.monitor.policy.learning && *address != Address::Unspecified {
+            self.monitor.learnt.bind(described(address));
+        }
+        if permits(&self.monitor.policy.network.bind, address) {
+            return Ok(());
+        }
+        Err(self.refuse(&Event::Address { text: described(address) }))
+    }
+}
+
+/// Makes a call that may wait: at once where the socket does not wait, else in a thread of its own.
+fn waiting(
+    socket: OwnedFd,
+    never: bool,
+    call: impl Fn(&OwnedFd) -> Result<usize, Errno> + Send + 'static,
+) -> Outcome {
+    let never = never || rustix::fs::fcntl_getfl(&socket)?.contains(OFlags::NONBLOCK);
+    let value = |count: usize| Answer::Value(i64::try_from(count).unwrap_or(i64::MAX));
+    if never {
+        return call(&socket).map(value);
+    }
+    Ok(Answer::Later(Box::new(move || call(&socket).map(value))))
+}
+
+pub(super) fn connect(job: &Job<'_>) -> Outcome {
+    let bytes = job.address_bytes(job.argument(1), u64::from(job.unsigned(2)))?;
+    let socket = job.caller.descriptor(job.int(0))?;
+    let address = job.reachable(bytes, &socket)?;
+    job.still_waits()?;
+    waiting(socket, false, move |socket| {
+        let Checked { bytes, .. } = &address;
+        // SAFETY: the address is as long as stated.
+        unsafe { syscall!(Sysno::connect, socket.as_raw_fd(), bytes.as_ptr(), bytes.len()) }.map_err(errno)
+    })
+}
+
+pub(super) fn bind(job: &Job<'_>) -> Outcome {
+    let bytes = job.address_bytes(job.argument(1), u64::from(job.unsigned(2)))?;
+    let socket = job.caller.descriptor(job.int(0))?;
+    if let Some(address) = address(&bytes, &socket)? {
+        job.permit_bind(&address)?;
+        job.still_waits()?;
+        // SAFETY: the address is as long as stated.
+        unsafe { syscall!(Sysno::bind, socket.as_raw_fd(), bytes.as_ptr(), bytes.len()) }.map_err(errno)?;
+        return Ok(Answer::Value(0));
+    }
+    let place = job.place(libc::AT_FDCWD, socket_path(&bytes))?;
+    job.permit_bind(&Address::Path(place.path.clone()))?;
+    if job.monitor.policy.learning {
+        job.check_place(&place, Rights::CREATE)?;
+    }
+    job.still_waits()?;
+    job.assume_umask()?;
+    bind_in(&socket, &place)
+}
+
+/// Binds to a name in a directory that is held fast, from within it: there is no bindat(2). The thread has a current
+/// directory of its own.
+fn bind_in(socket: &OwnedFd, place: &Place) -> Outcome {
+    let bytes = unix_address(&place.name);
+    rustix::process::fchdir(&place.directory)?;
+    // SAFETY: the address is as long as stated.
+    let bound = unsafe { syscall!(Sysno::bind, socket.as_raw_fd(), bytes.as_ptr(), bytes.len()) };
+    let back = rustix::process::chdir("/");
+    bound.map_err(errno)?;
+    back?;
+    Ok(Answer::Value(0))
+}
+
+/// A message, copied.
+struct Message {
+    address: Option<Checked>,
+    data: Vec<u8>,
+    control: Vec<u8>,
+    /// The files whose descriptors the control data has.
+    _files: Vec<OwnedFd>,
+    flags: i32,
+}
+
+impl Message {
+    fn send(&self, socket: &OwnedFd) -> Result<usize, Errno> {
+        let part = libc::iovec { iov_base: self.data.as_ptr().cast_mut().cast(), iov_len: self.data.len() };
+        let address = self.address.as_ref().map(|address| address.bytes.as_slice()).unwrap_or_default();
+        // SAFETY: the structure consists of numbers and pointers, for which zero is good.
+        let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+        header.msg_name =
+            if address.is_empty() { core::ptr::null_mut() } else { address.as_ptr().cast_mut().cast() };
+        header.msg_namelen = u32::try_from(address.len()).unwrap_or(0);
+        header.msg_iov = (&raw const part).cast_mut();
+        header.msg_iovlen = 1;
+        header.msg_control = self.control.as_ptr().cast_mut().cast();
+        header.msg_controllen = self.control.len();
+        // The monitor is not to die of a broken pipe.
+        let flags = self.flags | libc::MSG_NOSIGNAL;
+        // SAFETY: everything that the header points to lives, and is as long as stated.
+        unsafe { syscall!(Sysno::sendmsg, socket.as_raw_fd(), &raw const header, flags) }.map_err(errno)
+    }
+}
+
+/// Flags that ask for a connection besides (`MSG_FASTOPEN`), or that tie memory which is not the monitor's
+/// (`MSG_ZEROCOPY`).
+const UNWANTED: i32 = libc::MSG_FASTOPEN | libc::MSG_ZEROCOPY;
+
+fn send(job: &Job<'_>, socket: OwnedFd, message: Message) -> Outcome {
+    if message.flags & UNWANTED != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    job.still_waits()?;
+    let (never, quiet) = (message.flags & libc::MSG_DONTWAIT != 0, message.flags & libc::MSG_NOSIGNAL != 0);
+    let caller = std::sync::Arc::clone(&job.caller);
+    waiting(socket, never, move |socket| {
+        message.send(socket).inspect_err(|error| {
+            if *error == Errno::PIPE && !quiet {
+                let _ = rustix::process::pidfd_send_signal(&caller, rustix::process::Signal::PIPE);
+            }
+        })
+    })
+}
+
+pub(super) fn sendto(job: &Job<'_>) -> Outcome {
+    let socket = job.caller.descriptor(job.int(0))?;
+    let address = match job.argument(4) {
+        0 => None,
+        pointer => {
+            let bytes = job.address_bytes(pointer, u64::from(job.unsigned(5)))?;
+            Some(job.reachable(bytes, &socket)?)
+        }
+    };
+    let length = usize::try_from(job.argument(2)).map_err(|_| Errno::INVAL)?;
+    let mut data = vec![0; bounded(length, &socket)?];
+    memory::read(job.call.thread, job.argument(1), &mut data)?;
+    let message = Message { address, data, control: Vec::new(), _files: Vec::new(), flags: job.int(3) };
+    send(job, socket, message)
+}
+
+/// As much as is sent at a time; a datagram is sent whole or not at all.
+fn bounded(length: usize, socket: &OwnedFd) -> Result<usize, Errno> {
+    if length <= MOST {
+        Ok(length)
+    } else if transport(socket) == Some(Transport::Tcp) {
+        Ok(MOST)
+    } else {
+        Err(Errno::MSGSIZE)
+    }
+}
+
+pub(super) fn sendmsg(job: &Job<'_>) -> Outcome {
+    let socket = job.caller.descriptor(job.int(0))?;
+    let message = copied(job, job.argument(1), &socket, job.int(2))?;
+    send(job, socket, message)
+}
+
+/// Several messages: the first is sent, and the caller is told that it was one, as where the second would have to wait.
+pub(super) fn sendmmsg(job: &Job<'_>) -> Outcome {
+    const LENGTH: u64 = size_of::<libc::msghdr>() as u64;
+    if job.unsigned(2) == 0 {
+        return Ok(Answer::Value(0));
+    }
+    let socket = job.caller.descriptor(job.int(0))?;
+    let message = copied(job, job.argument(1), &socket, job.int(3))?;
+    job.still_waits()?;
+    let (thread, at) = (job.call.thread, job.argument(1).checked_add(LENGTH).ok_or(Errno::FAULT)?);
+    waiting(socket, message.flags & libc::MSG_DONTWAIT != 0, move |socket| {
+        let sent = message.send(socket)?;
+        memory::write(thread, at, &u32::try_from(sent).unwrap_or(u32::MAX).to_ne_bytes())?;
+        Ok(1)
+    })
+}
+
+/// Copies a `struct msghdr` and all that it points to.
+fn copied(job: &Job<'_>, pointer: u64, socket: &OwnedFd, flags: i32) -> Result<Message, Errno> {
+    let thread = job.call.thread;
+    let mut header = [0_u8; size_of::<libc::msghdr>()];
+    memory::read(thread, pointer, &mut header)?;
+    let word = |bytes: &[u8], at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+    let name_length = u64::from(u32::from_ne_bytes(std::array::from_fn(|byte| header[8 + byte])));
+    let address = match (word(&header, 0), name_length) {
+        (0, _) | (_, 0) => None,
+        (pointer, length) => Some(job.reachable(job.address_bytes(pointer, length)?, socket)?),
+    };
+    let parts =
+        usize::try_from(word(&header, 24)).ok().filter(|parts| *parts <= PARTS).ok_or(Errno::MSGSIZE)?;
+    let mut vector = vec![0_u8; parts * 16];
+    memory::read(thread, word(&header, 16), &mut vector)?;
+    let mut data = Vec::new();
+    for part in vector.chunks_exact(16) {
+        let length = usize::try_from(word(part, 8)).map_err(|_| Errno::INVAL)?;
+        let end = bounded(data.len().checked_add(length).ok_or(Errno::INVAL)?, socket)?;
+        let start = data.len();
+        data.resize(end, 0);
+        memory::read(thread, word(part, 0), &mut data[start..])?;
+    }
+    let length =
+        usize::try_from(word(&header, 40)).ok().filter(|length| *length <= CONTROL).ok_or(Errno::NOBUFS)?;
+    let mut control = vec![0_u8; if word(&header, 32) == 0 { 0 } else { length }];
+    memory::read(thread, word(&header, 32), &mut control)?;
+    let files = adopt(job, &mut control)?;
+    Ok(Message { address, data, control, _files: files, flags })
+}
+
+/// Fetches the files that go along with a message, and puts the monitor's descriptors in place of the caller's.
+fn adopt(job: &Job<'_>, control: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
+    const HEADER: usize = size_of::<libc::cmsghdr>();
+    let mut files = Vec::new();
+    let mut at = 0;
+    while let Some(header) = control.get(at..at + HEADER) {
+        let length = usize::from_ne_bytes(std::array::from_fn(|byte| header[byte]));
+        let number = |from: usize| i32::from_ne_bytes(std::array::from_fn(|byte| header[from + byte]));
+        if length < HEADER || at.checked_add(length).is_none_or(|end| end > control.len()) {
+            return Err(Errno::INVAL);
+        }
+        let rights = (number(8), number(12)) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+        if rights {
+            for place in control[at + HEADER..at + length].chunks_exact_mut(4) {
+                let theirs = i32::from_ne_bytes(std::array::from_fn(|byte| place[byte]));
+                let file = job.caller.descriptor(theirs)?;
+                place.copy_from_slice(&file.as_raw_fd().to_ne_bytes());
+                files.push(file);
+            }
+        }
+        at += length.next_multiple_of(size_of::<usize>());
+    }
+    Ok(files)
+}
+
+/// What kind of socket may be made: numbers, so that the call goes on by itself.
+pub(super) fn socket(job: &Job<'_>) -> Outcome {
+    let kind = job.int(1) & 0xf;
+    let known = match job.int(0) {
+        libc::AF_UNIX | libc::AF_INET | libc::AF_INET6 => match kind {
+            libc::SOCK_STREAM | libc::SOCK_SEQPACKET => true,
+            libc::SOCK_DGRAM => job.monitor.policy.network.has_datagrams(),
+            _ => false,
+        },
+        libc::AF_NETLINK => job.int(2) == libc::NETLINK_ROUTE,
+        _ => false,
+    };
+    if known {
+        return Ok(Answer::GoOn);
+    }
+    job.refuse(&Event::Call { reason: "the policy lists no address that such a socket could reach" });
+    Err(Errno::PERM)
+}

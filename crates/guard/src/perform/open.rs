@@ -1,0 +1,309 @@
+//! Opening files.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+use crate::job::{Answer, Job, Outcome};
+use crate::log::Event;
+use crate::policy::Rights;
+use crate::resolve::{Found, Place, decimal, is_directory, is_link, is_plain};
+
+/// What was asked for.
+struct Wanted {
+    directory: i32,
+    path: Vec<u8>,
+    flags: OFlags,
+    mode: Mode,
+    within: ResolveFlags,
+}
+
+/// How often a name is looked for and made again while others remove and make it.
+const MOST_ROUNDS: usize = 16;
+
+pub(super) fn open(job: &Job<'_>) -> Outcome {
+    let wanted = Wanted::classic(libc::AT_FDCWD, job.path(0)?, job.unsigned(1), job.unsigned(2));
+    perform(job, &wanted)
+}
+
+pub(super) fn openat(job: &Job<'_>) -> Outcome {
+    let wanted = Wanted::classic(job.int(0), job.path(1)?, job.unsigned(2), job.unsigned(3));
+    perform(job, &wanted)
+}
+
+pub(super) fn creat(job: &Job<'_>) -> Outcome {
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC;
+    perform(job, &Wanted::classic(libc::AT_FDCWD, job.path(0)?, flags.bits(), job.unsigned(1)))
+}
+
+/// `struct open_how` may be longer than known here as long as the rest is zero (openat2(2)).
+pub(super) fn openat2(job: &Job<'_>) -> Outcome {
+    const KNOWN: usize = 24;
+    let size = usize::try_from(job.argument(3)).map_err(|_| Errno::TOOBIG)?;
+    if size < KNOWN {
+        return Err(Errno::INVAL);
+    }
+    if size > 4096 {
+        return Err(Errno::TOOBIG);
+    }
+    let mut how = vec![0; size];
+    crate::memory::read(job.call.thread, job.argument(2), &mut how)?;
+    if how[KNOWN..].iter().any(|&byte| byte != 0) {
+        return Err(Errno::TOOBIG);
+    }
+    let number = |at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| how[at + byte]));
+    let flags = u32::try_from(number(0)).map_err(|_| Errno::INVAL)?;
+    let mode = u32::try_from(number(8)).map_err(|_| Errno::INVAL)?;
+    let flags = OFlags::from_bits(flags).ok_or(Errno::INVAL)?;
+    let within = ResolveFlags::from_bits(number(16)).ok_or(Errno::INVAL)?;
+    let makes = flags.contains(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
+    let of_path = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    if mode & !0o7777 != 0 || mode != 0 && !makes || flags.contains(OFlags::PATH) && !of_path.contains(flags)
+    {
+        return Err(Errno::INVAL);
+    }
+    let wanted =
+        Wanted { directory: job.int(0), path: job.path(1)?, flags, mode: Mode::from_raw_mode(mode), within };
+    perform(job, &wanted)
+}
+
+impl Wanted {
+    /// open(2) ignores what it does not know.
+    fn classic(directory: i32, path: Vec<u8>, flags: u32, mode: u32) -> Self {
+        let mut flags = OFlags::from_bits_truncate(flags);
+        if flags.contains(OFlags::PATH) {
+            flags &= OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        }
+        let makes = flags.contains(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
+        let mode = Mode::from_raw_mode(if makes { mode & 0o7777 } else { 0 });
+        Self { directory, path, flags, mode, within: ResolveFlags::empty() }
+    }
+
+    fn is_temporary(&self) -> bool {
+        self.flags.contains(OFlags::TMPFILE)
+    }
+
+    fn makes(&self) -> bool {
+        self.flags.contains(OFlags::CREATE) && !self.is_temporary() && !self.flags.contains(OFlags::PATH)
+    }
+
+    fn follows(&self) -> bool {
+        let exclusive = self.makes() && self.flags.contains(OFlags::EXCL);
+        let stops = self.flags.contains(OFlags::NOFOLLOW) || self.within.contains(ResolveFlags::NO_SYMLINKS);
+        !exclusive && !stops
+    }
+
+    /// The rights that it takes.
+    fn needed(&self) -> Rights {
+        if self.flags.contains(OFlags::PATH) {
+            return Rights::STAT;
+        }
+        // Besides reading, writing and both there is neither (3), for ioctl(2), which takes both rights (open(2)).
+        let mut needed = match self.flags.bits() & OFlags::ACCMODE.bits() {
+            0 => Rights::READ,
+            1 => Rights::WRITE,
+            _ => Rights::READ | Rights::WRITE,
+        };
+        if self.flags.contains(OFlags::TRUNC) {
+            needed |= Rights::WRITE;
+        }
+        if self.is_temporary() {
+            needed |= Rights::CREATE;
+        }
+        needed
+    }
+
+    fn given(&self, file: OwnedFd) -> Answer {
+        Answer::File { file, close_on_exec: self.flags.contains(OFlags::CLOEXEC) }
+    }
+
+    /// The flags with which the monitor opens: never so that a terminal becomes its own.
+    fn flags(&self) -> OFlags {
+        let extra = if self.flags.contains(OFlags::PATH) {
+            OFlags::CLOEXEC
+        } else {
+            OFlags::CLOEXEC | OFlags::NOCTTY
+        };
+        self.flags | extra
+    }
+}
+
+fn perform(job: &Job<'_>, wanted: &Wanted) -> Outcome {
+    if let Some(answer) = at_once(job, wanted)? {
+        return Ok(answer);
+    }
+    job.still_waits()?;
+    for round in 0..MOST_ROUNDS {
+        match job.find_within(wanted.directory, &wanted.path, wanted.follows(), wanted.within) {
+            Ok(found) => return existing(job, wanted, found),
+            Err(Errno::NOENT) if wanted.makes() => (),
+            Err(errno) => return Err(errno),
+        }
+        let place = if round == 0 || !wanted.follows() || !wanted.within.is_empty() {
+            job.place_within(wanted.directory, &wanted.path, wanted.within)?
+        } else {
+            job.place_behind_links(wanted.directory, &wanted.path)?
+        };
+        match make(job, wanted, &place) {
+            Err(Errno::EXIST) if !wanted.flags.contains(OFlags::EXCL) => (),
+            result => return result,
+        }
+    }
+    Err(Errno::AGAIN)
+}
+
+/// The usual case in one system call: a plain path that the policy allows, in which no name is a symbolic link. Then the
+/// path as written is the path as the kernel spells it, and deciding about it before opening is safe: the kernel itself
+/// refuses (`ELOOP`) if a link has come in between.
+fn at_once(job: &Job<'_>, wanted: &Wanted) -> Result<Option<Answer>, Errno> {
+    if !is_plain(&wanted.path)
+        || wanted.flags.contains(OFlags::PATH)
+        || !wanted.within.is_empty()
+        || wanted.is_temporary()
+        || job.monitor.policy.learning
+    {
+        return Ok(None);
+    }
+    let makes = if wanted.makes() { Rights::CREATE } else { Rights::empty() };
+    if !job.monitor.policy.rights(&wanted.path).contains(wanted.needed() | makes) {
+        return Ok(None);
+    }
+    if wanted.makes() {
+        job.assume_umask()?;
+    }
+    if wanted.flags.intersects(OFlags::CREATE | OFlags::TRUNC) {
+        job.still_waits()?;
+    }
+    // Not to be held up by a pipe that nobody has at its other end.
+    let waits = !wanted.flags.contains(OFlags::NONBLOCK);
+    let flags = wanted.flags() | if waits { OFlags::NONBLOCK } else { OFlags::empty() };
+    let within = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let file = match rustix::fs::openat2(CWD, wanted.path.as_slice(), flags, wanted.mode, within) {
+        Ok(file) => file,
+        Err(errno @ (Errno::NOENT | Errno::NOTDIR)) if !wanted.makes() => return Err(errno),
+        Err(_) => return Ok(None),
+    };
+    let stat = rustix::fs::fstat(&file)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        _ if job.monitor.own.is_proc(&stat) => return Ok(None),
+        FileType::RegularFile | FileType::Directory => (),
+        FileType::CharacterDevice => right_terminal(job, &stat)?,
+        // With what is open now still open, so that the other end sees no gap.
+        FileType::Fifo if waits => return Ok(Some(wait_for_pipe(job, wanted, file)?)),
+        _ => (),
+    }
+    if waits {
+        // SAFETY: the descriptor is open; only its flags change.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, wanted.flags.bits()) };
+    }
+    Ok(Some(wanted.given(file)))
+}
+
+/// Opens what is there.
+fn existing(job: &Job<'_>, wanted: &Wanted, found: Found) -> Outcome {
+    if wanted.makes() && wanted.flags.contains(OFlags::EXCL) {
+        job.check(&found, Rights::STAT)?;
+        return Err(Errno::EXIST);
+    }
+    job.check(&found, wanted.needed())?;
+    let directory = is_directory(&found.stat);
+    if wanted.flags.contains(OFlags::DIRECTORY) && !directory {
+        return Err(Errno::NOTDIR);
+    }
+    if wanted.flags.contains(OFlags::PATH) {
+        return stand_in(job, wanted, &found);
+    }
+    if is_link(&found.stat) {
+        return Err(Errno::LOOP);
+    }
+    if directory && wanted.makes() {
+        return Err(Errno::ISDIR);
+    }
+    match FileType::from_raw_mode(found.stat.st_mode) {
+        FileType::CharacterDevice => right_terminal(job, &found.stat)?,
+        FileType::Fifo if !wanted.flags.contains(OFlags::NONBLOCK) => {
+            return wait_for_pipe(job, wanted, found.file);
+        }
+        _ => (),
+    }
+    if wanted.is_temporary() {
+        job.assume_umask()?;
+    }
+    if wanted.flags.contains(OFlags::TRUNC) {
+        job.still_waits()?;
+    }
+    reopen(job, wanted, &found.file).map(|file| wanted.given(file))
+}
+
+/// From a descriptor that only stands for a file to one that reads or writes it: the same file, whatever its path means
+/// by now.
+fn reopen(job: &Job<'_>, wanted: &Wanted, file: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let flags = wanted.flags() - OFlags::NOFOLLOW;
+    let flags = if wanted.is_temporary() { flags } else { flags - OFlags::CREATE - OFlags::EXCL };
+    let mut number = [0; 16];
+    let number = decimal(file.as_raw_fd(), &mut number);
+    rustix::fs::openat(job.monitor.own.descriptors(), number, flags, wanted.mode)
+}
+
+/// The kernel puts no `O_PATH` descriptors into other processes. Where the program may read the file, it gets one for reading
+/// instead, which does all that the other would. Else the call goes on by itself, if there is nothing about files that the
+/// program must not see: what it then holds says no more than that, and whatever it does with it is asked about again.
+fn stand_in(job: &Job<'_>, wanted: &Wanted, found: &Found) -> Outcome {
+    let (rights, _) = job.rights(found);
+    let readable = match FileType::from_raw_mode(found.stat.st_mode) {
+        FileType::Directory => rights.contains(Rights::LIST),
+        FileType::RegularFile => rights.contains(Rights::READ),
+        _ => false,
+    };
+    if readable {
+        let mut number = [0; 16];
+        let number = decimal(found.file.as_raw_fd(), &mut number);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        if let Ok(file) = rustix::fs::openat(job.monitor.own.descriptors(), number, flags, Mode::empty()) {
+            return Ok(wanted.given(file));
+        }
+    }
+    // openat2(2) has its flags in memory, where they may change.
+    if job.monitor.policy.trees.all_visible() && job.name() != "openat2" {
+        return Ok(Answer::GoOn);
+    }
+    Err(job
+        .refuse(&Event::Call { reason: "O_PATH needs the right to read, or a policy with stat = [\"/\"]" }))
+}
+
+/// Makes the file, which must not exist.
+fn make(job: &Job<'_>, wanted: &Wanted, place: &Place) -> Outcome {
+    if place.name.last() == Some(&b'/') {
+        return Err(Errno::ISDIR);
+    }
+    job.check_place(place, wanted.needed() | Rights::CREATE)?;
+    job.assume_umask()?;
+    job.still_waits()?;
+    let flags = wanted.flags() | OFlags::EXCL | OFlags::NOFOLLOW;
+    rustix::fs::openat(&place.directory, place.name.as_slice(), flags, wanted.mode)
+        .map(|file| wanted.given(file))
+}
+
+/// `/dev/tty` is the terminal of whoever opens it.
+fn right_terminal(job: &Job<'_>, stat: &Stat) -> Result<(), Errno> {
+    let own = rustix::fs::makedev(5, 0);
+    if stat.st_rdev != own {
+        return Ok(());
+    }
+    let thread = rustix::process::Pid::from_raw(job.caller.process);
+    if rustix::process::getsid(thread)? == rustix::process::getsid(None)? { Ok(()) } else { Err(Errno::NXIO) }
+}
+
+/// A named pipe opens once somebody opens its other end. `held` stays open until then.
+fn wait_for_pipe(job: &Job<'_>, wanted: &Wanted, held: OwnedFd) -> Outcome {
+    let mut number = [0; 16];
+    let number = decimal(held.as_raw_fd(), &mut number).to_vec();
+    let flags = wanted.flags() - OFlags::NOFOLLOW - OFlags::CREATE - OFlags::EXCL;
+    let (monitor, close_on_exec) = (job.monitor.clone(), wanted.flags.contains(OFlags::CLOEXEC));
+    Ok(Answer::Later(Box::new(move || {
+        let file = rustix::fs::openat(monitor.own.descriptors(), number.as_slice(), flags, Mode::empty())?;
+        drop(held);
+        Ok(Answer::File { file, close_on_exec })
+    })))
+}

@@ -1,0 +1,368 @@
+//! Policies as people write them: TOML.
+
+use std::ffi::{OsStr, OsString};
+use std::ops::Range;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::io::Errno;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::calls::{ESSENTIAL, Word, error_named, named};
+use super::network::Allowed;
+use super::{Calls, Limits, Network, Policy, Refusal, Rights, Trees, network};
+use crate::Error;
+
+type Entries = Vec<Spanned<String>>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Text {
+    refusal: Option<Spanned<String>>,
+    #[serde(default)]
+    files: Files,
+    #[serde(default)]
+    network: Addresses,
+    #[serde(default)]
+    calls: Names,
+    #[serde(default)]
+    limits: Numbers,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Files {
+    stat: Entries,
+    list: Entries,
+    read: Entries,
+    write: Entries,
+    create: Entries,
+    execute: Entries,
+    deny: Entries,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Addresses {
+    connect: Entries,
+    bind: Entries,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Names {
+    default: Option<Spanned<String>>,
+    allow: Entries,
+    deny: Entries,
+    log: Entries,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Numbers {
+    processes: Option<u32>,
+    memory: Option<Spanned<String>>,
+    open_files: Option<u64>,
+    file_size: Option<Spanned<String>>,
+    cpu_seconds: Option<u64>,
+}
+
+/// Something wrong, and where.
+struct Wrong {
+    at: Range<usize>,
+    message: String,
+}
+
+/// Reads `text`, which errors call `name`.
+pub(super) fn parse(text: &str, name: &str) -> Result<Policy, Error> {
+    let place = |at: usize, message: String| {
+        let before = text.get(..at).unwrap_or(text);
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or(before).chars().count() + 1;
+        Error::Policy { name: name.to_owned(), line, column, message }
+    };
+    let parsed: Text = toml::from_str(text)
+        .map_err(|error| place(error.span().map_or(0, |span| span.start), error.message().to_owned()))?;
+    build(parsed).map_err(|wrong| place(wrong.at.start, wrong.message))
+}
+
+fn build(text: Text) -> Result<Policy, Wrong> {
+    let refusal = match &text.refusal {
+        None => Refusal::Fails(Errno::ACCESS),
+        Some(word) if word.get_ref() == "kill" => Refusal::Kills,
+        Some(name) => Refusal::Fails(of(name, error_named)?),
+    };
+    Ok(Policy {
+        trees: trees(&text.files)?,
+        network: Network { connect: addresses(&text.network.connect)?, bind: addresses(&text.network.bind)? },
+        calls: calls(&text.calls)?,
+        limits: Limits {
+            processes: text.limits.processes,
+            memory: size(text.limits.memory.as_ref())?,
+            open_files: text.limits.open_files,
+            file_size: size(text.limits.file_size.as_ref())?,
+            cpu_seconds: text.limits.cpu_seconds,
+        },
+        refusal,
+        learning: false,
+    })
+}
+
+/// What `read` makes of an entry.
+fn of<T>(entry: &Spanned<String>, read: impl FnOnce(&str) -> Result<T, String>) -> Result<T, Wrong> {
+    read(entry.get_ref()).map_err(|message| Wrong { at: entry.span(), message })
+}
+
+fn trees(files: &Files) -> Result<Trees, Wrong> {
+    let mut trees = Trees::default();
+    let kinds = [
+        (&files.stat, Rights::STAT),
+        (&files.list, Rights::LIST),
+        (&files.read, Rights::READ | Rights::LIST),
+        (&files.write, Rights::WRITE),
+        (&files.create, Rights::CREATE),
+        (&files.execute, Rights::EXECUTE),
+    ];
+    for (entries, rights) in kinds {
+        for entry in entries {
+            let path = of(entry, absolute)?;
+            trees.allow(real(&path).as_os_str().as_bytes(), rights);
+            // The links on the way, which are looked at under their own names.
+            trees.lead_to(path.as_os_str().as_bytes());
+        }
+    }
+    for entry in &files.deny {
+        let path = of(entry, absolute)?;
+        trees.deny(real(&path).as_os_str().as_bytes());
+        trees.deny(path.as_os_str().as_bytes());
+    }
+    Ok(trees)
+}
+
+/// The path that an entry means: `~` is the home directory, `$NAME` or `${NAME}` an environment variable, and a relative
+/// path starts where the guard was started.
+fn absolute(text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() {
+        return Err(
+            "an empty path means nothing; \"/\" is everything, \".\" the current directory".to_owned()
+        );
+    }
+    if text.contains('\0') {
+        return Err("no path contains a zero byte".to_owned());
+    }
+    let variable = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .ok_or_else(|| format!("{text:?}: the environment variable {name} is not set"))
+    };
+    let mut expanded = OsString::new();
+    let mut rest = text;
+    if let Some(behind) = rest.strip_prefix('~') {
+        if !behind.is_empty() && !behind.starts_with('/') {
+            return Err(format!("{text:?}: only one's own home directory is known as ~"));
+        }
+        expanded.push(variable("HOME")?);
+        rest = behind;
+    }
+    while let Some((before, behind)) = rest.split_once('$') {
+        expanded.push(before);
+        let (name, after) = match behind.strip_prefix('{') {
+            Some(braced) => braced
+                .split_once('}')
+                .ok_or_else(|| format!("{text:?}: the brace after $ is never closed"))?,
+            None => {
+                let end = behind.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                behind.split_at(end.unwrap_or(behind.len()))
+            }
+        };
+        if name.is_empty() {
+            return Err(format!("{text:?}: no variable's name follows the $"));
+        }
+        expanded.push(variable(name)?);
+        rest = after;
+    }
+    expanded.push(rest);
+    if expanded.as_bytes().contains(&b'*') {
+        return Err(format!(
+            "{text:?}: there are no wildcards; name the directory, which means all that lies in it"
+        ));
+    }
+    std::path::absolute(&expanded).map(|path| lexical(&path)).map_err(|error| format!("{text:?}: {error}"))
+}
+
+/// Without `.` and with `..` taken by the letter only where nothing exists to ask.
+fn lexical(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::from("/");
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => plain.push(name),
+            Component::ParentDir => {
+                if let Ok(real) = plain.canonicalize() {
+                    plain = real;
+                }
+                plain.pop();
+            }
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => (),
+        }
+    }
+    plain
+}
+
+/// The path with all links followed, as far as it exists.
+pub(crate) fn real(path: &Path) -> PathBuf {
+    let mut missing: Vec<&OsStr> = Vec::new();
+    let mut existing = path;
+    loop {
+        // What is `self` for the guard is not what it is for the program; the monitor asks for it by that name.
+        if existing.starts_with("/proc/self") || existing.starts_with("/dev/fd") {
+            return path.to_owned();
+        }
+        if let Ok(real) = existing.canonicalize() {
+            let mut real = real;
+            real.extend(missing.iter().rev());
+            return PathBuf::from(OsString::from_vec(real.into_os_string().into_vec()));
+        }
+        match (existing.parent(), existing.file_name()) {
+            (Some(parent), Some(name)) => {
+                missing.push(name);
+                existing = parent;
+            }
+            _ => return path.to_owned(),
+        }
+    }
+}
+
+fn addresses(entries: &Entries) -> Result<Vec<Allowed>, Wrong> {
+    entries
+        .iter()
+        .map(|entry| {
+            of(entry, network::parse).map(|allowed| match allowed {
+                Allowed::Path(path) => {
+                    Allowed::Path(real(Path::new(OsStr::from_bytes(&path))).into_os_string().into_vec())
+                }
+                other => other,
+            })
+        })
+        .collect()
+}
+
+fn calls(names: &Names) -> Result<Calls, Wrong> {
+    let mut calls = Calls::default();
+    if let Some(default) = &names.default {
+        calls.otherwise = match default.get_ref().as_str() {
+            "allow" => None,
+            name => Some(of(default, |_| {
+                if name == "deny" { Ok(Errno::NOSYS) } else { error_named(name) }
+                    .map_err(|error| format!("{error}; or write \"allow\" or \"deny\""))
+            })?),
+        };
+    }
+    for entry in &names.allow {
+        let call = of(entry, |name| {
+            if ESSENTIAL.contains(&name) {
+                return Err(format!("{name} cannot be allowed: it would lead around the monitor"));
+            }
+            named(name)
+        })?;
+        calls.words.insert(call, Word::Allow);
+    }
+    for entry in &names.log {
+        calls.words.insert(of(entry, named)?, Word::Log);
+    }
+    for entry in &names.deny {
+        let (call, errno) = of(entry, |text| {
+            let (name, errno) = text.split_once('=').unwrap_or((text, "EPERM"));
+            Ok((named(name.trim())?, error_named(errno.trim())?))
+        })?;
+        calls.words.insert(call, Word::Deny(errno));
+    }
+    Ok(calls)
+}
+
+fn size(entry: Option<&Spanned<String>>) -> Result<Option<u64>, Wrong> {
+    entry
+        .map(|entry| {
+            of(entry, |text| {
+                let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+                let shift = match &text[digits.len()..] {
+                    "" => Some(0),
+                    "KiB" => Some(10),
+                    "MiB" => Some(20),
+                    "GiB" => Some(30),
+                    _ => None,
+                };
+                let number: Option<u64> = digits.parse().ok();
+                number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift)).ok_or_else(
+                    || format!("{text:?} is no size: write a number of bytes, or with KiB, MiB or GiB"),
+                )
+            })
+        })
+        .transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wrong(text: &str) -> String {
+        parse(text, "p").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn errors_have_a_place() {
+        let cases = [
+            ("[files]\nread = [\"/usr\",\n  \"\"]", "p: line 3, column 3: an empty path"),
+            ("[files]\nread = '/usr'", "p: line 2, column 8: invalid type"),
+            ("x", "p: line 1, column 2:"),
+            ("[filess]", "p: line 1, column 2: unknown field `filess`"),
+            (
+                "[calls]\ndeny = [\"open\", \"opne\"]",
+                "p: line 2, column 17: no system call is named \"opne\"",
+            ),
+            ("[calls]\ndeny = [\"open=EFOO\"]", "p: line 2, column 9: no error is named \"EFOO\""),
+            (
+                "[calls]\nallow = [\"io_uring_setup\"]",
+                "p: line 2, column 10: io_uring_setup cannot be allowed",
+            ),
+            (
+                "[network]\nconnect = [\"example.org:80\"]",
+                "p: line 2, column 12: \"example.org\" is no address",
+            ),
+            ("[limits]\nmemory = \"12 apples\"", "p: line 2, column 10: \"12 apples\" is no size"),
+            ("[files]\nread = [\"/a/*\"]", "p: line 2, column 9: \"/a/*\": there are no wildcards"),
+            (
+                "[files]\nread = [\"$NO_SUCH_THING/x\"]",
+                "p: line 2, column 9: \"$NO_SUCH_THING/x\": the environment",
+            ),
+            ("refusal = \"ENO\"", "p: line 1, column 11: no error"),
+        ];
+        for (text, message) in cases {
+            assert!(wrong(text).starts_with(message), "{text}: {}", wrong(text));
+        }
+    }
+
+    #[test]
+    fn entries_follow_links_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let base = directory.path().canonicalize().unwrap();
+        std::fs::create_dir(base.join("real")).unwrap();
+        std::os::unix::fs::symlink("real", base.join("link")).unwrap();
+        let policy = parse(&format!("[files]\nread = ['{}']", base.join("link/new").display()), "p").unwrap();
+        let rights = |path: &str| policy.rights(base.join(path).as_os_str().as_bytes());
+        assert!(rights("real/new/file").contains(Rights::READ));
+        assert_eq!(rights("real/other"), Rights::empty());
+        assert_eq!(rights("link"), Rights::STAT);
+    }
+
+    #[test]
+    fn paths_are_expanded() {
+        let home = std::env::var("HOME").unwrap();
+        let home = lexical(Path::new(&home));
+        assert_eq!(absolute("~/x").unwrap(), home.join("x"));
+        assert_eq!(absolute("${HOME}/x").unwrap(), home.join("x"));
+        assert_eq!(absolute("$HOME/x").unwrap(), home.join("x"));
+        assert_eq!(absolute(".").unwrap(), std::env::current_dir().unwrap());
+        assert!(absolute("~other/x").is_err() && absolute("$/x").is_err() && absolute("${HOME").is_err());
+    }
+}

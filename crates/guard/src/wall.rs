@@ -1,0 +1,119 @@
+//! The second wall: a [Landlock](https://docs.kernel.org/userspace-api/landlock.html) domain around the program.
+//!
+//! Everything that a program may do with paths the monitor does, outside of this domain. So the domain need not allow what
+//! the policy allows: it allows to execute what the policy lets be executed, which is the one thing that the program's own
+//! process does with a path, and nothing else. Whatever gets past the monitor, by a race or by a call that it does not
+//! know, ends here. The domain also keeps the program from tracing and signalling anybody outside, the monitor included.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
+};
+
+use crate::Error;
+use crate::policy::Policy;
+
+/// The newest interface whose rights are asked for; an older kernel gives what it has.
+const NEWEST: ABI = ABI::V7;
+
+/// The kernel executes these besides a program that names them, and needs the right for them; the programs then read all
+/// else through the monitor.
+const LOADERS: [&str; 6] = [
+    "/lib64/ld-linux-x86-64.so.2",
+    "/lib/ld-linux-aarch64.so.1",
+    "/lib/ld-linux.so.2",
+    "/lib/ld-musl-x86_64.so.1",
+    "/lib/ld-musl-aarch64.so.1",
+    "/lib64/ld64.so.2",
+];
+
+/// What the wall holds on this kernel.
+#[derive(Debug)]
+pub(crate) struct Wall {
+    /// The rules, to be enforced by the program's process; `None` where there is no Landlock.
+    pub(crate) rules: Option<OwnedFd>,
+    /// Whether nothing is executed that the policy does not allow.
+    pub(crate) executions: bool,
+    /// Whether signals and tracing stay inside.
+    pub(crate) processes: bool,
+}
+
+impl Wall {
+    /// No wall.
+    pub(crate) fn none(policy: &Policy) -> Self {
+        Self { rules: None, executions: policy.learning || policy.trees.all_executable(), processes: false }
+    }
+
+    /// Builds the wall for a policy.
+    ///
+    /// # Errors
+    /// Where the kernel has Landlock but refuses the rules.
+    pub(crate) fn new(policy: &Policy) -> Result<Self, Error> {
+        let failed = |error: RulesetError| Error::Kernel {
+            operation: "building the Landlock rules (--no-landlock does without)",
+            source: std::io::Error::other(error),
+        };
+        let scoped = Ruleset::default()
+            .set_compatibility(CompatLevel::HardRequirement)
+            .scope(Scope::Signal)
+            .and_then(Ruleset::create)
+            .is_ok();
+        let mut rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
+        let mut scope = BitFlags::from(Scope::Signal);
+        if !policy.learning {
+            rules = rules.handle_access(AccessFs::from_all(NEWEST)).map_err(failed)?;
+            if !policy.network.is_everything() {
+                rules = rules.handle_access(AccessNet::from_all(NEWEST)).map_err(failed)?;
+                scope |= Scope::AbstractUnixSocket;
+            }
+        }
+        let mut rules = rules.scope(scope).map_err(failed)?.create().map_err(failed)?;
+        if !policy.learning {
+            for path in executables(policy) {
+                rules = allow(rules, &path).map_err(failed)?;
+            }
+        }
+        let rules: Option<OwnedFd> = rules.into();
+        let none = Self::none(policy);
+        Ok(Self {
+            executions: rules.is_some() || none.executions,
+            processes: scoped && rules.is_some(),
+            rules,
+        })
+    }
+}
+
+/// What is executable, without what is denied beneath: Landlock only allows, so a directory with something denied in it
+/// becomes its other entries.
+fn executables(policy: &Policy) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> = LOADERS.iter().map(PathBuf::from).collect();
+    let mut waiting: Vec<PathBuf> = policy
+        .trees
+        .executable()
+        .map(|path| PathBuf::from(OsStr::from_bytes(if path.is_empty() { b"/" } else { path })))
+        .collect();
+    while let Some(path) = waiting.pop() {
+        let bytes = path.as_os_str().as_bytes();
+        if policy.rights(bytes).is_empty() {
+            continue;
+        }
+        if policy.trees.denies_beneath(bytes) {
+            waiting.extend(fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
+        } else {
+            all.push(path);
+        }
+    }
+    all
+}
+
+fn allow(rules: RulesetCreated, path: &Path) -> Result<RulesetCreated, RulesetError> {
+    // What does not exist yet cannot be named; what is made later lies in a directory that is.
+    let Ok(opened) = PathFd::new(path) else { return Ok(rules) };
+    rules.add_rule(PathBeneath::new(opened, AccessFs::Execute | AccessFs::ReadFile))
+}

@@ -1,0 +1,189 @@
+//! The table that a policy is compiled to. An executive reads it, in memory that nobody can write to.
+//!
+//! Integers and offsets only: it is written by the steward, into a process whose addresses are others. All offsets count
+//! from the table's start.
+
+use crate::board::CALLS;
+
+/// How many rules a policy can have.
+pub const RULES: usize = 256;
+/// How many patterns for callers a policy can have: one bit each.
+pub const CALLERS: usize = 64;
+/// Says that a table is one.
+pub const MAGIC: u64 = 0x7972_7272_6f70_6f6c;
+/// No argument of the call is this.
+pub const NO_ARGUMENT: u8 = u8::MAX;
+
+/// Some bytes of the table.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Text {
+    /// Where they begin.
+    pub start: u32,
+    /// How many they are; none: nothing is said.
+    pub length: u32,
+}
+
+/// Some of the table's references to rules.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Span {
+    /// The first.
+    pub first: u16,
+    /// How many.
+    pub count: u16,
+}
+
+/// Which arguments of a call are what; [`NO_ARGUMENT`] where none is.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Paths.
+    pub path: [u8; 2],
+    /// The descriptors of directories from which these are looked up.
+    pub directory: [u8; 2],
+    /// The descriptor that the call is about.
+    pub descriptor: u8,
+    /// A number of bytes, which stands behind its buffer.
+    pub count: u8,
+    /// A list of buffers, which stands before its length.
+    pub vector: u8,
+    /// The address of a socket, which stands before its length.
+    pub address: u8,
+    /// The kernel fills the buffer.
+    pub fills: u8,
+    /// Nothing.
+    pub padding: [u8; 7],
+}
+
+impl Shape {
+    /// A call of which nothing is known.
+    pub const NONE: Self = Self {
+        path: [NO_ARGUMENT; 2],
+        directory: [NO_ARGUMENT; 2],
+        descriptor: NO_ARGUMENT,
+        count: NO_ARGUMENT,
+        vector: NO_ARGUMENT,
+        address: NO_ARGUMENT,
+        fills: 0,
+        padding: [0; 7],
+    };
+}
+
+/// The table's beginning. Rules and references to them follow; texts come last.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Table {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// How many bytes the table has.
+    pub length: u64,
+    /// Not zero: some rule does more than tell.
+    pub decides: u64,
+    /// Where the rules are, and how many.
+    pub rules: Text,
+    /// Where the references are: a `u16` each, the index of a rule.
+    pub references: Text,
+    /// Where the patterns for callers are: a [`Text`] each.
+    pub callers: Text,
+    /// For each call, its references.
+    pub calls: [Span; CALLS + 1],
+    /// What is known of the calls.
+    pub shapes: [Shape; CALLS + 1],
+}
+
+/// One rule: conditions, all of which must hold, and what is done then.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Rule {
+    /// Where on the board its hits are counted.
+    pub counter: u32,
+    /// Acts on each n-th hit only; zero is one.
+    pub every: u32,
+    /// Does not act on so many hits at first.
+    pub after: u32,
+    /// Acts so often at most; zero: without limit.
+    pub times: u32,
+    /// Kinds of descriptors, as a set of [`kinds`]; zero: any.
+    pub kinds: u32,
+    /// One of [`action`].
+    pub action: u32,
+    /// One of [`log`].
+    pub log: u32,
+    /// How much of the path pattern is replaced by the target.
+    pub prefix: u32,
+    /// What the call returns, or how many bytes it gets.
+    pub value: i64,
+    /// Nanoseconds to wait first.
+    pub delay: u64,
+    /// Callers, one of which it must be; zero: any.
+    pub callers: u64,
+    /// The place that calls, by its hash; zero: any.
+    pub site: u64,
+    /// Patterns, one of which a path must match.
+    pub path: Text,
+    /// What the path's beginning is replaced by, or an address to connect to.
+    pub target: Text,
+    /// An address to which the call goes.
+    pub address: Address,
+}
+
+/// Addresses of sockets.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Address {
+    /// `AF_*`; zero: any.
+    pub family: u16,
+    /// The port; zero: any.
+    pub port: u16,
+    /// How many bits of the address count.
+    pub bits: u32,
+    /// The address.
+    pub bytes: [u8; 16],
+    /// For `AF_UNIX`: patterns for the path.
+    pub path: Text,
+}
+
+/// Kinds of descriptors.
+pub mod kinds {
+    /// A regular file.
+    pub const FILE: u32 = 1;
+    /// A directory.
+    pub const DIRECTORY: u32 = 2;
+    /// A socket.
+    pub const SOCKET: u32 = 4;
+    /// A pipe.
+    pub const PIPE: u32 = 8;
+    /// A character device: a terminal, for instance.
+    pub const CHARACTER: u32 = 16;
+    /// A block device.
+    pub const BLOCK: u32 = 32;
+    /// Anything else: an event counter, for instance.
+    pub const OTHER: u32 = 64;
+}
+
+/// Whether a call is told, in the journal.
+pub mod log {
+    /// It is.
+    pub const CALLS: u32 = 1;
+    /// It is, and where it came from.
+    pub const PLACES: u32 = 2;
+}
+
+/// What a rule does with a call.
+pub mod action {
+    /// Nothing: further rules decide.
+    pub const NONE: u32 = 0;
+    /// Lets it be performed, whatever further rules say.
+    pub const ALLOW: u32 = 1;
+    /// Returns a value without performing it.
+    pub const ANSWER: u32 = 2;
+    /// Has it transfer fewer bytes.
+    pub const SHORT: u32 = 3;
+    /// Has it use another path.
+    pub const REWRITE: u32 = 4;
+    /// Has it connect to another address.
+    pub const REDIRECT: u32 = 5;
+}
+
+const _: () = assert!(size_of::<Table>().is_multiple_of(8) && size_of::<Rule>().is_multiple_of(8));

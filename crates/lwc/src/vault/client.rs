@@ -1,0 +1,289 @@
+//! The program's side: who asks.
+//!
+//! A client has a [`Link`] to each twin of its own. Threads take links out of a pool, so that as many calls run at once as
+//! there are CPUs. After a fork, the pool is the parent's: the child begins with an empty one, and its first call makes it
+//! a twin.
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::time::Duration;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use orrery_domain::forked::Creator;
+use orrery_domain::gate::{Partner, Woken};
+use orrery_domain::time::Moment;
+use orrery_sys::descriptors;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+
+use super::line::{ANYWHERE, Line, ROOM};
+use super::message::{self, LOAD_ROOM, Request};
+
+/// How long an answer may take. An RSA signature of 16384 bits takes less than a second.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A vault, as each process sees it that inherited it.
+#[derive(Debug)]
+pub(super) struct Client {
+    socket: OwnedFd,
+    pool: AtomicPtr<Pool>,
+    /// How often something was loaded: links made before do not know of it.
+    loads: AtomicU32,
+}
+
+/// A process' links.
+#[derive(Debug)]
+struct Pool {
+    owner: Creator,
+    /// How many links there may be. The kernel tells through a dozen files, so it is asked once.
+    most: usize,
+    links: Mutex<Links>,
+    returned: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Links {
+    free: Vec<Link>,
+    /// How many there are, free or in use.
+    made: usize,
+}
+
+/// The way to one twin.
+#[derive(Debug)]
+struct Link {
+    line: Line,
+    twin: OwnedFd,
+    /// The twin ends when this is closed.
+    _socket: OwnedFd,
+    calls: u32,
+    loads: u32,
+}
+
+/// Why a call failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The vault, or the twin, is gone.
+    Gone,
+    /// No answer within [`PATIENCE`].
+    TimedOut,
+    /// What the vault answered, or the system.
+    Errno(Errno),
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => Self::Gone,
+            other => Self::Errno(other),
+        }
+    }
+}
+
+impl Client {
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        let pool = AtomicPtr::new(core::ptr::null_mut());
+        Self { socket: descriptors::raise(socket), pool, loads: AtomicU32::new(0) }
+    }
+
+    /// Waits for the vault's first word: it is ready, or why not.
+    pub(super) fn hear(&self) -> Result<(), Failure> {
+        await_answer(&self.socket).map(|_| ())
+    }
+
+    /// Has the keeper load something.
+    pub(super) fn load(&self, request: &[u8]) -> Result<Vec<u8>, Failure> {
+        if request.len() > LOAD_ROOM {
+            return Err(Errno::MSGSIZE.into());
+        }
+        let answered = self.ask(Request::Load(request))?;
+        self.loads.fetch_add(1, Ordering::SeqCst);
+        Ok(answered.0)
+    }
+
+    /// Has a twin serve a call.
+    pub(super) fn call(&self, request: &[u8], answer: &mut [u8]) -> Result<usize, Failure> {
+        if request.len() > ROOM {
+            return Err(Errno::MSGSIZE.into());
+        }
+        let pool = self.pool();
+        let mut last = None;
+        // A twin that was killed is replaced, and asked again: what is asked of vaults may be asked twice.
+        for _ in 0..2 {
+            let mut link = self.take(pool)?;
+            let alone = pool.lock().made == 1;
+            match link.call(request, answer, alone) {
+                Ok(outcome) => {
+                    pool.put_back(link);
+                    return outcome.map_err(Failure::Errno);
+                }
+                Err(failure) => {
+                    drop(link);
+                    pool.lost();
+                    if failure == Failure::TimedOut {
+                        return Err(failure);
+                    }
+                    last = Some(failure);
+                }
+            }
+        }
+        Err(last.unwrap_or(Failure::Gone))
+    }
+
+    /// This process' pool; never freed, since threads may be in it.
+    fn pool(&self) -> &'static Pool {
+        let seen = self.pool.load(Ordering::Acquire);
+        // SAFETY: pools are never freed.
+        if let Some(pool) = unsafe { seen.as_ref() } {
+            if pool.owner.is_here() {
+                return pool;
+            }
+            // The parent's, copied. Its twins shall not live as long as we do; should a thread of the parent have had the
+            // lock at the fork, nobody will ever release it here.
+            if let Ok(mut links) = pool.links.try_lock() {
+                links.free.clear();
+            }
+        }
+        let most = std::thread::available_parallelism().map_or(1, core::num::NonZero::get);
+        let (links, returned) = (Mutex::new(Links::default()), Condvar::new());
+        let new = Box::into_raw(Box::new(Pool { owner: Creator::here(), most, links, returned }));
+        match self.pool.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: just made, and never freed once it is there.
+            Ok(_) => unsafe { &*new },
+            Err(other) => {
+                // SAFETY: nobody has seen it; and the other thread's is never freed.
+                unsafe {
+                    drop(Box::from_raw(new));
+                    &*other
+                }
+            }
+        }
+    }
+
+    fn take(&self, pool: &Pool) -> Result<Link, Failure> {
+        let loads = self.loads.load(Ordering::SeqCst);
+        let mut links = pool.lock();
+        loop {
+            while let Some(link) = links.free.pop() {
+                if link.loads == loads && !link.is_dead() {
+                    return Ok(link);
+                }
+                links.made -= 1;
+            }
+            if links.made < pool.most {
+                links.made += 1;
+                drop(links);
+                return self.connect(loads).inspect_err(|_| pool.lost());
+            }
+            links = pool.returned.wait(links).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn connect(&self, loads: u32) -> Result<Link, Failure> {
+        let (_, mut fds, socket) = self.ask_with_socket(Request::Twin)?;
+        if fds.len() != 2 {
+            return Err(Failure::Errno(Errno::BADMSG));
+        }
+        let (twin, memory) = (fds.pop().ok_or(Errno::BADMSG)?, fds.pop().ok_or(Errno::BADMSG)?);
+        let line = Line::map(memory.as_fd())?;
+        let (twin, socket) = (descriptors::raise(twin), descriptors::raise(socket));
+        Ok(Link { line, twin, _socket: socket, calls: 0, loads })
+    }
+
+    fn ask(&self, request: Request<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), Failure> {
+        self.ask_with_socket(request).map(|(bytes, fds, _)| (bytes, fds))
+    }
+
+    fn ask_with_socket(&self, request: Request<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>, OwnedFd), Failure> {
+        let (hear, say) = message::pair()?;
+        message::send(self.socket.as_fd(), &request.encode(), &[say.as_fd()], true)?;
+        // From now on only the vault has the other end: its death is an end of file.
+        drop(say);
+        let (body, fds) = await_answer(&hear)?;
+        Ok((body, fds, hear))
+    }
+}
+
+/// Waits for an answer, or for the death of whoever could give it.
+fn await_answer(socket: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Failure> {
+    let until = Moment::now().after(PATIENCE);
+    loop {
+        let left = until.since(Moment::now());
+        if left.is_zero() {
+            return Err(Failure::TimedOut);
+        }
+        let left = rustix::time::Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+        let mut one = [PollFd::new(socket, PollFlags::IN)];
+        match rustix::event::poll(&mut one, Some(&left)) {
+            Ok(0) | Err(Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let (bytes, fds) = message::receive(socket)?;
+        if bytes.is_empty() {
+            return Err(Failure::Gone);
+        }
+        let body = message::decode_answer(&bytes).map_err(Failure::Errno)?.to_vec();
+        return Ok((body, fds));
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // SAFETY: pools are never freed; nobody calls any more, so the links are free.
+        if let Some(pool) = unsafe { self.pool.load(Ordering::Acquire).as_ref() }
+            && let Ok(mut links) = pool.links.try_lock()
+        {
+            links.free.clear();
+        }
+    }
+}
+
+impl Pool {
+    fn lock(&self) -> MutexGuard<'_, Links> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put_back(&self, link: Link) {
+        self.lock().free.push(link);
+        self.returned.notify_one();
+    }
+
+    fn lost(&self) {
+        self.lock().made -= 1;
+        self.returned.notify_one();
+    }
+}
+
+impl Link {
+    /// One call. An error of the outer kind says that the link is of no more use.
+    fn call(
+        &mut self,
+        request: &[u8],
+        answer: &mut [u8],
+        alone: bool,
+    ) -> Result<Result<usize, Errno>, Failure> {
+        self.calls = self.calls.wrapping_add(1);
+        let gate = self.line.client();
+        let mut heard = gate.heard();
+        // With several threads, the CPU where one waits is some other's.
+        let cpu = gate.show_cpu();
+        self.line.ask(self.calls, request, if alone { cpu } else { ANYWHERE });
+        gate.ring();
+        let until = Moment::now().after(PATIENCE);
+        loop {
+            if let Some(outcome) = self.line.answered(self.calls, answer) {
+                return Ok(outcome);
+            }
+            match gate.wait_asleep(heard, Some(until), Partner::Pidfd(self.twin.as_fd())) {
+                Woken::Rung => heard = gate.heard(),
+                Woken::TimedOut => return Err(Failure::TimedOut),
+                Woken::PartnerGone => return Err(Failure::Gone),
+            }
+        }
+    }
+
+    /// Whether the kernel has marked the twin's death.
+    fn is_dead(&self) -> bool {
+        self.line.client().is_marked_dead() == Some(true)
+    }
+}

@@ -1,0 +1,241 @@
+//! What sharing saves, measured: the kernel's own count of the pages that each process maps (`/proc/PID/smaps` in
+//! proc_pid_smaps(5)).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::Report;
+
+/// What the kernel puts before the name of a memory file.
+const OBJECTS: &str = "/memfd:orc:";
+
+/// One mapping of a process, with its pages counted. Sizes are in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Area {
+    /// Its addresses, as `start-end` in hexadecimal digits.
+    pub range: String,
+    /// `rwxp` or `rwxs`, with `-` for what is not allowed.
+    pub access: String,
+    /// Where it begins in its file.
+    pub offset: u64,
+    /// The file's device, `major:minor`.
+    pub device: String,
+    /// The file's inode; 0 where there is none.
+    pub inode: u64,
+    /// The file's path, a name in brackets, or nothing.
+    pub name: String,
+    /// How much address space it covers.
+    pub size: u64,
+    /// What of it is in memory.
+    pub resident: u64,
+    /// The same, each page divided by the number of processes that map it.
+    pub proportional: u64,
+    /// What of it is in memory and mapped by no other process.
+    pub private: u64,
+    /// What of it is in memory and has no file, or was copied from one to be written.
+    pub anonymous: u64,
+}
+
+impl Area {
+    /// Whether it shows an object of a store.
+    pub fn is_object(&self) -> bool {
+        self.name.starts_with(OBJECTS)
+    }
+}
+
+/// All mappings of a process.
+///
+/// # Errors
+/// Those of reading `/proc/PID/smaps`: no such process, or not this user's.
+pub fn areas(pid: i32) -> io::Result<Vec<Area>> {
+    Ok(parse(&fs::read_to_string(format!("/proc/{pid}/smaps"))?))
+}
+
+fn parse(text: &str) -> Vec<Area> {
+    let mut areas: Vec<Area> = Vec::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let Some(first) = words.next() else { continue };
+        if let Some(field) = first.strip_suffix(':') {
+            let kib = words.next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+            let Some(area) = areas.last_mut() else { continue };
+            match field {
+                "Size" => area.size = kib << 10,
+                "Rss" => area.resident = kib << 10,
+                "Pss" => area.proportional = kib << 10,
+                "Private_Clean" | "Private_Dirty" => area.private += kib << 10,
+                "Anonymous" => area.anonymous = kib << 10,
+                _ => {}
+            }
+            continue;
+        }
+        let mut next = || words.next().unwrap_or_default();
+        let access = next().to_owned();
+        let offset = u64::from_str_radix(next(), 16).unwrap_or(0);
+        let device = next().to_owned();
+        let inode = next().parse().unwrap_or(0);
+        let name = words.collect::<Vec<_>>().join(" ");
+        areas.push(Area { range: first.to_owned(), access, offset, device, inode, name, ..Area::default() });
+    }
+    areas
+}
+
+/// What one program maps of a store's objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Use {
+    /// How many processes.
+    pub processes: usize,
+    /// Bytes of objects that they have in memory, counted once for each process.
+    pub mapped: u64,
+}
+
+/// What one trust domain has, and saves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saving {
+    /// Objects.
+    pub objects: usize,
+    /// Bytes of memory that the objects take.
+    pub stored: u64,
+    /// Bytes of objects that processes have in memory, counted once for each process.
+    pub mapped: u64,
+    /// `mapped` less `stored`: what copies of their own would have cost more. Negative where objects wait for users.
+    pub saved: i64,
+}
+
+/// A store, measured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Measured {
+    /// By trust domain.
+    pub realms: BTreeMap<String, Saving>,
+    /// By the name of the program.
+    pub programs: BTreeMap<String, Use>,
+    /// Processes that could not be looked into.
+    pub unseen: usize,
+}
+
+/// Counts what all processes that may be looked into map of the objects in `report`.
+///
+/// # Errors
+/// Where `/proc` cannot be read.
+pub fn measure(report: &Report) -> io::Result<Measured> {
+    let mut measured = Measured::default();
+    // Small objects share a memory file: that counts once.
+    let mut files: BTreeMap<(&str, u64), &str> = BTreeMap::new();
+    for object in &report.objects {
+        let saving = measured.realms.entry(object.realm.clone()).or_default();
+        saving.objects += 1;
+        if files.insert((&object.device, object.inode), &object.realm).is_none() {
+            saving.stored += object.resident;
+        }
+    }
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        match fs::read_to_string(format!("/proc/{pid}/maps")) {
+            // The quick look first: counting pages takes longer.
+            Ok(maps) if !maps.contains(OBJECTS) => continue,
+            Ok(_) => {}
+            Err(error) => {
+                measured.unseen += usize::from(error.kind() == io::ErrorKind::PermissionDenied);
+                continue;
+            }
+        }
+        let Ok(areas) = areas(pid) else { continue };
+        let mut sum = 0;
+        for area in areas.iter().filter(|area| area.is_object()) {
+            let Some(realm) = files.get(&(area.device.as_str(), area.inode)) else { continue };
+            let mapped = area.resident.saturating_sub(area.anonymous);
+            sum += mapped;
+            if let Some(saving) = measured.realms.get_mut(*realm) {
+                saving.mapped += mapped;
+            }
+        }
+        if sum > 0 {
+            let program = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let program = measured.programs.entry(program.trim().to_owned()).or_default();
+            program.processes += 1;
+            program.mapped += sum;
+        }
+    }
+    for saving in measured.realms.values_mut() {
+        saving.saved = i64::try_from(saving.mapped).unwrap_or(i64::MAX)
+            - i64::try_from(saving.stored).unwrap_or(i64::MAX);
+    }
+    Ok(measured)
+}
+
+/// Why the pages of a mapping are as they are, in words.
+pub fn reason(area: &Area) -> &'static str {
+    let access = area.access.as_bytes();
+    let has = |index: usize, letter: u8| access.get(index) == Some(&letter);
+    let (writable, executable, shared) = (has(1, b'w'), has(2, b'x'), has(3, b's'));
+    match area.name.as_str() {
+        _ if area.is_object() && area.anonymous > 0 => {
+            "an object, of which some pages were changed here (breakpoints?)"
+        }
+        _ if area.is_object() => "an object: one copy for all",
+        "[stack]" => "the stack: written all the time",
+        "[heap]" => "the heap: written all the time",
+        "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => "the kernel's, the same for all",
+        _ if shared => "shared memory already",
+        _ if area.inode == 0 && writable && executable => "writable and executable: its bytes may change",
+        _ if area.inode == 0 && writable => "memory without a file: written by the program",
+        _ if area.inode == 0 && executable => "code that the program made; it may register and publish it",
+        _ if area.inode == 0 && area.resident == 0 => "reserved, nothing there",
+        _ if area.inode == 0 => "read-only memory without a file; the program may publish it",
+        _ if writable && executable => "writable and executable: its bytes may change",
+        _ if writable => "writable data: pages are copied when they are written",
+        _ if area.anonymous > 0 && executable => {
+            "code that was changed in memory (text relocations, patches): left alone"
+        }
+        _ if area.anonymous > 0 => "read-only after relocation: pointers in it depend on load addresses",
+        _ => {
+            "read-only pages of this very file, not exchanged: other files with the same bytes have their own"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+7f0000000000-7f0000002000 r-xp 00001000 00:01 77                         /memfd:orc:0123456789abcdef (deleted)
+Size:                  8 kB
+Rss:                   8 kB
+Pss:                   4 kB
+Shared_Clean:          8 kB
+Private_Clean:         0 kB
+Private_Dirty:         0 kB
+Anonymous:             0 kB
+VmFlags: rd ex mr mw me
+7f0000002000-7f0000003000 rw-p 00000000 00:00 0
+Size:                  4 kB
+Rss:                   4 kB
+Pss:                   4 kB
+Private_Clean:         1 kB
+Private_Dirty:         3 kB
+Anonymous:             4 kB
+";
+
+    #[test]
+    fn the_kernels_table_is_read() {
+        let areas = parse(TEXT);
+        assert_eq!(areas.len(), 2);
+        assert!(areas[0].is_object() && areas[0].offset == 0x1000 && areas[0].inode == 77);
+        assert_eq!((areas[0].resident, areas[0].proportional, areas[0].private), (8192, 4096, 0));
+        assert_eq!((areas[1].private, areas[1].anonymous, areas[1].name.as_str()), (4096, 4096, ""));
+        assert!(reason(&areas[0]).contains("one copy") && reason(&areas[1]).contains("written"));
+    }
+
+    #[test]
+    fn this_process_has_a_stack_and_code() {
+        let areas = areas(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert!(areas.iter().any(|area| area.name == "[stack]" && area.resident > 0));
+        assert!(areas.iter().any(|area| area.access == "r-xp" && area.inode != 0));
+    }
+}

@@ -1,0 +1,194 @@
+//! Capabilities of a stock kernel: memory files that nobody can change any more (memfd_create(2), `F_ADD_SEALS` in
+//! fcntl(2)).
+//!
+//! A descriptor of such a file can be had only from somebody who has one, and shows the same bytes for ever: with
+//! `F_SEAL_WRITE` no mapping, no write and no hole can change them, with `F_SEAL_SHRINK` no access ever runs into an end
+//! that was not there before, and `F_SEAL_SEAL` says that this is all. `MFD_NOEXEC_SEAL` (Linux 6.3) adds that the
+//! file can never be run as a program. Where that is absent, the file is made without.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use core::ptr::NonNull;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use orrery_sys::PAGE;
+
+/// What no object may be without.
+const FOR_GOOD: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW);
+/// What memory may be without that still takes in more objects: bytes that are there stay, as only the store can write.
+const FILLING: SealFlags = SealFlags::FUTURE_WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW);
+
+/// Memory of our own, writable until it is sealed.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    fd: OwnedFd,
+    window: Window,
+}
+
+impl Draft {
+    /// Makes `length` bytes of zeros; `name` is what `/proc/PID/maps` shows of it.
+    pub(crate) fn new(name: &str, length: usize) -> rustix::io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+            Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
+            other => other,
+        }?;
+        rustix::fs::ftruncate(&fd, length as u64)?;
+        let window = Window::new(fd.as_fd(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
+        Ok(Self { fd, window })
+    }
+
+    /// Its bytes, to be filled.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the file is ours alone, nobody else has a descriptor of it yet, and `self` is borrowed exclusively.
+        unsafe { core::slice::from_raw_parts_mut(self.window.start.as_ptr(), self.window.length) }
+    }
+
+    /// Makes it what it is for good.
+    pub(crate) fn seal(self) -> rustix::io::Result<OwnedFd> {
+        let Self { fd, window } = self;
+        // A writable mapping is in the way of the seal.
+        drop(window);
+        rustix::fs::fcntl_add_seals(&fd, FOR_GOOD | SealFlags::SEAL)?;
+        Ok(fd)
+    }
+
+    /// Takes the right to write from everybody but the holder of what this returns.
+    pub(crate) fn seal_for_others(self) -> rustix::io::Result<(OwnedFd, Window)> {
+        let Self { fd, window } = self;
+        rustix::fs::fcntl_add_seals(&fd, FILLING)?;
+        Ok((fd, window))
+    }
+}
+
+/// A mapping of a memory file.
+#[derive(Debug)]
+pub(crate) struct Window {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread; who writes through it answers for that separately.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+impl Window {
+    /// Maps the first `length` bytes of `fd` where there is room.
+    pub(crate) fn new(
+        fd: BorrowedFd<'_>,
+        length: usize,
+        access: ProtFlags,
+        flags: MapFlags,
+    ) -> rustix::io::Result<Self> {
+        Self::at(fd, 0, length, access, flags)
+    }
+
+    /// Maps `length` bytes of `fd` from `offset`, a multiple of the page size, where there is room.
+    pub(crate) fn at(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        access: ProtFlags,
+        flags: MapFlags,
+    ) -> rustix::io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
+        let start = unsafe { rustix::mm::mmap(core::ptr::null_mut(), length, access, flags, fd, offset) }?;
+        Ok(Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, length })
+    }
+
+    /// Its first byte.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Writes `bytes` at `offset`, where nobody reads yet.
+    pub(crate) fn fill(&self, offset: usize, bytes: &[u8]) -> rustix::io::Result<()> {
+        if offset.checked_add(bytes.len()).is_none_or(|end| end > self.length) {
+            return Err(Errno::RANGE);
+        }
+        // SAFETY: in bounds; the range was handed to nobody yet, so no reader races with us, and the caller holds the
+        // lock under which ranges are given out.
+        unsafe {
+            core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr().add(offset), bytes.len());
+        }
+        Ok(())
+    }
+
+    /// Gives the mapping up without undoing it.
+    pub(crate) fn leave(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and with the handle goes the last use of it.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}
+
+/// How far a descriptor can be relied upon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strength {
+    /// Nobody can change it.
+    ForGood,
+    /// Nobody but who made it can, and that one only before it was handed out.
+    ByItsMaker,
+}
+
+/// Whether the first `end` bytes of `fd` are there to stay, and how sure that is; `None` where they are not.
+pub(crate) fn strength(fd: BorrowedFd<'_>, end: u64) -> Option<Strength> {
+    let seals = rustix::fs::fcntl_get_seals(fd).ok()?;
+    let size = u64::try_from(rustix::fs::fstat(fd).ok()?.st_size).ok()?;
+    // A mapping shows the last page whole.
+    if end > size.next_multiple_of(PAGE as u64) {
+        return None;
+    }
+    if seals.contains(FOR_GOOD) {
+        Some(Strength::ForGood)
+    } else {
+        seals.contains(FILLING).then_some(Strength::ByItsMaker)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sealed_stays() {
+        let mut draft = Draft::new("test", 5000).unwrap();
+        draft.bytes()[4999] = 7;
+        assert_eq!(strength(draft.fd.as_fd(), 1), None, "not yet");
+        let fd = draft.seal().unwrap();
+        assert_eq!(strength(fd.as_fd(), 5000), Some(Strength::ForGood));
+        assert_eq!(strength(fd.as_fd(), 8193), None, "too short");
+        assert_eq!(rustix::io::pwrite(&fd, b"x", 0), Err(Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(&fd, 0), Err(Errno::PERM));
+        let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        assert_eq!(rustix::fs::fallocate(&fd, punch, 0, 4096), Err(Errno::PERM));
+        let writable = ProtFlags::READ | ProtFlags::WRITE;
+        assert_eq!(Window::new(fd.as_fd(), 4096, writable, MapFlags::SHARED).unwrap_err(), Errno::PERM);
+        assert_eq!(rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE), Err(Errno::PERM));
+        let mut byte = [0];
+        assert_eq!(rustix::io::pread(&fd, &mut byte, 4999), Ok(1));
+        assert_eq!(byte, [7]);
+    }
+
+    #[test]
+    fn what_is_filled_is_written_by_its_maker_only() {
+        let (fd, window) = Draft::new("test", 8192).unwrap().seal_for_others().unwrap();
+        window.fill(4096, b"abc").unwrap();
+        assert_eq!(window.fill(8190, b"abc"), Err(Errno::RANGE));
+        assert_eq!(strength(fd.as_fd(), 8192), Some(Strength::ByItsMaker));
+        assert_eq!(rustix::io::pwrite(&fd, b"x", 0), Err(Errno::PERM));
+        let writable = ProtFlags::READ | ProtFlags::WRITE;
+        assert_eq!(Window::new(fd.as_fd(), 4096, writable, MapFlags::SHARED).unwrap_err(), Errno::PERM);
+        let mut bytes = [0; 3];
+        assert_eq!(rustix::io::pread(&fd, &mut bytes, 4096), Ok(3));
+        assert_eq!(&bytes, b"abc");
+    }
+}

@@ -1,0 +1,66 @@
+//! The store: the daemon that has the one copy.
+//!
+//! ```text
+//!   programs ---- sockets ---- server ---- link ---- keeper
+//!      |                         |                      |
+//!      +------ sealed memory ----+------ the same ------+
+//! ```
+//!
+//! The **server** answers; the **keeper** holds a descriptor of everything, and starts the server again when it dies.
+
+mod answer;
+mod audit;
+mod config;
+mod content;
+mod keeper;
+mod object;
+mod pack;
+mod realm;
+mod records;
+mod report;
+mod server;
+mod socket;
+mod state;
+mod table;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+pub use config::{Config, Executables, Tenant};
+pub use keeper::{Launcher, Part};
+pub use report::{Report, ReportedObject};
+
+/// Makes the sockets and runs a store until `stop` becomes readable or is closed. The calling process becomes the keeper.
+///
+/// # Errors
+/// Where a socket cannot be made, or another store has it; where the server cannot be started, or dies again and again.
+pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Result<()> {
+    let mut names = Vec::new();
+    let mut records = BTreeMap::new();
+    let encode = |key: &records::Key| postcard::to_stdvec(key).map_err(io::Error::other);
+    records.insert(encode(&records::Key::Config)?, (serde_json::to_vec(config)?, None));
+    let tenants = config.tenants.iter().map(|tenant| (&tenant.socket, Some(tenant.name.as_str())));
+    let all = std::iter::once((&config.socket, None)).chain(tenants);
+    for (number, (path, tenant)) in (0..).zip(all) {
+        let socket::Listening { socket, lock, guard } = socket::listen(path)?;
+        let value = postcard::to_stdvec(&tenant).map_err(io::Error::other)?;
+        records.insert(encode(&records::Key::Listener(number))?, (value, Some(socket)));
+        records.insert(encode(&records::Key::Lock(number))?, (Vec::new(), Some(lock)));
+        names.push(guard);
+    }
+    let result = keeper::keep(launcher, None, records, Some(stop));
+    drop(names);
+    result
+}
+
+/// Does the work of one part, with its link, in a process that a [`Launcher`] started. `stop` is for a keeper, as in [`run`].
+///
+/// # Errors
+/// As for [`run`].
+pub fn run_part(part: Part, link: OwnedFd, launcher: Launcher, stop: BorrowedFd<'_>) -> io::Result<()> {
+    match part {
+        Part::Server => server::serve(link, launcher),
+        Part::Keeper => keeper::keep(&launcher, Some(keeper::prepare(link)?), BTreeMap::new(), Some(stop)),
+    }
+}

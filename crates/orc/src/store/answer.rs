@@ -1,0 +1,363 @@
+//! One request, one answer.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use super::audit::{Event, now};
+use super::config::Executables;
+use super::content::{self, Shown};
+use super::object::{Memory, Object, copy, exhausted, may_execute, whole_pages};
+use super::pack::{self, Pack};
+use super::realm::Realm;
+use super::records::ConnectionRecord;
+use super::report;
+use super::server::Server;
+use super::state::{Connection, State};
+use super::table::{Entry, Full, Holder};
+use crate::ObjectId;
+use crate::protocol::{
+    ALONE, Content, EXECUTABLE, Handle, PUBLIC, Piece, PieceAnswer, Refusal, Reply, Request,
+};
+
+/// Objects larger than this are taken by some of the workers only, so that the others can go on answering.
+const LARGE: u64 = 4 << 20;
+
+/// What to send.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) reply: Reply,
+    pub(super) memories: Vec<Arc<Memory>>,
+    pub(super) report: Option<OwnedFd>,
+}
+
+impl From<Refusal> for Answer {
+    fn from(refusal: Refusal) -> Self {
+        Self { reply: Reply::Refused(refusal), memories: Vec::new(), report: None }
+    }
+}
+
+/// A place among those who copy large objects.
+struct Turn<'a>(&'a AtomicUsize);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Works on a request that came through connection `holder`.
+pub(super) fn answer(
+    server: &Server,
+    holder: Holder,
+    connection: &Connection,
+    request: &Request<'_>,
+    descriptors: Vec<OwnedFd>,
+) -> Answer {
+    let asking = Asking { server, holder, peer: &connection.peer };
+    let result = match request {
+        Request::Register { flags, expected, content } => {
+            asking.register(*flags, *expected, *content, &descriptors)
+        }
+        Request::Request(id) => asking.request(*id),
+        Request::Release(id) => asking.release(*id),
+        Request::Files(pieces) => asking.files(pieces, descriptors),
+        Request::Report => asking.report(),
+    };
+    asking.log(request, result.as_ref().err().copied());
+    result.unwrap_or_else(Answer::from)
+}
+
+/// Somebody with a request.
+struct Asking<'a> {
+    server: &'a Server,
+    holder: Holder,
+    peer: &'a ConnectionRecord,
+}
+
+impl Asking<'_> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.server.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this is the superuser or the store's own user, and nobody who is so in a container only.
+    fn is_administrator(&self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        matches!(self.peer.realm, Realm::User(uid) if uid == 0 || uid == own)
+    }
+
+    fn may_publish(&self) -> bool {
+        let named =
+            matches!(self.peer.realm, Realm::User(uid) if self.server.config.publishers.contains(&uid));
+        named || self.is_administrator()
+    }
+
+    /// A turn to copy so many bytes.
+    fn turn(&self, length: u64) -> Result<Option<Turn<'_>>, Refusal> {
+        if length <= LARGE {
+            return Ok(None);
+        }
+        let large = &self.server.large;
+        let most = (self.server.config.workers / 2).max(1);
+        large
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| (count < most).then_some(count + 1))
+            .map_err(|_| Refusal::Busy)?;
+        Ok(Some(Turn(large)))
+    }
+
+    fn register(
+        &self,
+        flags: u32,
+        expected: Option<ObjectId>,
+        content: Content<'_>,
+        descriptors: &[OwnedFd],
+    ) -> Result<Answer, Refusal> {
+        let executable = flags & EXECUTABLE != 0;
+        let public = flags & PUBLIC != 0;
+        if executable && self.server.config.executables != Executables::Any || public && !self.may_publish() {
+            return Err(Refusal::Denied);
+        }
+        let realm = if public { Realm::Public } else { self.peer.realm.clone() };
+        let largest = self.server.config.largest;
+        match content {
+            Content::Inline(bytes) => {
+                let length = bytes.len() as u64;
+                if bytes.is_empty() || length > largest {
+                    return Err(Refusal::Size);
+                }
+                let id = ObjectId::of(bytes);
+                agree(expected, id)?;
+                let small = bytes.len() <= pack::LONGEST && flags & (ALONE | EXECUTABLE) == 0;
+                let mut state = self.state();
+                if state.table.of(&realm, id).is_none() {
+                    if small {
+                        self.pack(&mut state, &realm, id, bytes)?;
+                    } else {
+                        self.enter(&mut state, &realm, id, copy(id, bytes)?, length, executable)?;
+                    }
+                } else if executable {
+                    self.allow_execution(&mut state, &realm, id)?;
+                }
+                self.hand_out(&mut state, &realm, id)
+            }
+            Content::Descriptor { length } => {
+                let [fd] = descriptors else { return Err(Refusal::Descriptor) };
+                if length == 0 || length > largest {
+                    return Err(Refusal::Size);
+                }
+                let turn = self.turn(length)?;
+                self.room(&realm, whole_pages(length))?;
+                let (id, draft) = content::from_memory(fd.as_fd(), length, largest)?;
+                agree(expected, id)?;
+                let memory = draft.seal().map_err(exhausted)?;
+                drop(turn);
+                let mut state = self.state();
+                self.enter(&mut state, &realm, id, memory, length, executable)?;
+                self.hand_out(&mut state, &realm, id)
+            }
+        }
+    }
+
+    /// Asks whether there would be room, before anything is copied.
+    fn room(&self, realm: &Realm, bytes: u64) -> Result<(), Refusal> {
+        let mut state = self.state();
+        let result = state.table.make_room(realm, bytes);
+        state.settle();
+        result.map_err(|Full| Refusal::Quota)
+    }
+
+    fn enter(
+        &self,
+        state: &mut State,
+        realm: &Realm,
+        id: ObjectId,
+        memory: OwnedFd,
+        length: u64,
+        executable: bool,
+    ) -> Result<(), Refusal> {
+        let number = state.number();
+        let object = Object { memory: Arc::new(Memory { number, fd: memory }), offset: 0, length };
+        state
+            .enter(realm, id, object, whole_pages(length), executable, self.server.clock())
+            .map_err(|Full| Refusal::Quota)
+    }
+
+    fn allow_execution(&self, state: &mut State, realm: &Realm, id: ObjectId) -> Result<(), Refusal> {
+        let entry = state.table.of(realm, id).ok_or(Refusal::NotFound)?;
+        let (object, bytes) = (entry.object.clone(), entry.bytes);
+        state.enter(realm, id, object, bytes, true, self.server.clock()).map_err(|Full| Refusal::Quota)
+    }
+
+    /// Puts a small object among others of its realm.
+    fn pack(&self, state: &mut State, realm: &Realm, id: ObjectId, bytes: &[u8]) -> Result<(), Refusal> {
+        let size = pack::room(bytes.len()) as u64;
+        let room = state.table.make_room(realm, size);
+        state.settle();
+        room.map_err(|Full| Refusal::Quota)?;
+        let packed = state.packs.get_mut(realm).and_then(|pack| pack.add(bytes));
+        let object = match packed {
+            Some(object) => object,
+            None => {
+                let mut fresh = Pack::new(state.number())?;
+                let object = fresh.add(bytes).ok_or(Refusal::Size)?;
+                if let Some(full) = state.packs.insert(realm.clone(), fresh) {
+                    full.close();
+                }
+                object
+            }
+        };
+        let now = self.server.clock();
+        state.enter(realm, id, object, size, false, now).map_err(|Full| Refusal::Quota)
+    }
+
+    /// Gives the client a hold on an object. One that was just made has to be handed out under the lock under which it was
+    /// made, or it may be gone.
+    fn hand_out(&self, state: &mut State, realm: &Realm, id: ObjectId) -> Result<Answer, Refusal> {
+        let (place, entry) = state.table.find(self.holder, realm, id).ok_or(Refusal::NotFound)?;
+        let answer = handle(id, &place, entry);
+        state.settle();
+        Ok(answer)
+    }
+
+    fn request(&self, id: ObjectId) -> Result<Answer, Refusal> {
+        self.hand_out(&mut self.state(), &self.peer.realm, id)
+    }
+
+    fn release(&self, id: ObjectId) -> Result<Answer, Refusal> {
+        let mut state = self.state();
+        let held = state.table.release(self.holder, &self.peer.realm, id, self.server.clock());
+        state.settle();
+        if held {
+            Ok(Answer { reply: Reply::Released, memories: Vec::new(), report: None })
+        } else {
+            Err(Refusal::NotHeld)
+        }
+    }
+
+    fn files(&self, pieces: &[Piece], descriptors: Vec<OwnedFd>) -> Result<Answer, Refusal> {
+        if descriptors.len() != pieces.len() {
+            return Err(Refusal::Descriptor);
+        }
+        let mut memories = Vec::new();
+        let answers = pieces
+            .iter()
+            .zip(descriptors)
+            .map(|(piece, fd)| match self.piece(piece, fd) {
+                Ok((object, duplicate)) => {
+                    memories.push(object.memory);
+                    PieceAnswer { refusal: None, duplicate, offset: object.offset }
+                }
+                Err(refusal) => PieceAnswer { refusal: Some(refusal), duplicate: false, offset: 0 },
+            })
+            .collect();
+        Ok(Answer { reply: Reply::Pieces(answers), memories, report: None })
+    }
+
+    /// The object of a piece, and whether the file's own pages have just become useless.
+    fn piece(&self, piece: &Piece, fd: OwnedFd) -> Result<(Object, bool), Refusal> {
+        let shown = content::examine(fd.as_fd(), piece, self.server.config.largest)?;
+        let executable = piece.flags & EXECUTABLE != 0;
+        let policy = self.server.config.executables;
+        if executable && !may_execute(policy, shown.owner, shown.mode, self.peer.uid) {
+            return Err(Refusal::Denied);
+        }
+        let known = self.known(&mut self.state(), &shown, executable);
+        if let Some(object) = known {
+            return Ok((object, false));
+        }
+        let realm = &self.peer.realm;
+        let turn = self.turn(piece.length)?;
+        self.room(realm, piece.length)?;
+        let (id, draft) = self.server.readers.read(realm, fd, *piece, shown)?;
+        let memory = draft.seal().map_err(exhausted)?;
+        drop(turn);
+        let mut state = self.state();
+        // What is public need not be there twice.
+        let public = state.table.of(&Realm::Public, id).is_some_and(|entry| entry.executable || !executable);
+        if !public {
+            self.enter(&mut state, realm, id, memory, piece.length, executable)?;
+        }
+        state.remember(realm, shown.key, id);
+        self.known(&mut state, &shown, executable).map(|object| (object, true)).ok_or(Refusal::NotFound)
+    }
+
+    /// The object of a piece that was read before, with a hold on it.
+    fn known(&self, state: &mut State, shown: &Shown, executable: bool) -> Option<Object> {
+        let realm = &self.peer.realm;
+        let id = *state.files.get(realm)?.get(&shown.key)?;
+        let fit = |entry: &Entry<Object>| entry.executable || !executable;
+        let suits =
+            [realm, &Realm::Public].into_iter().find_map(|realm| state.table.of(realm, id)).is_some_and(fit);
+        if !suits {
+            // Evicted, or not executable so far: to be read again.
+            if let Some(files) = state.files.get_mut(realm) {
+                files.remove(&shown.key);
+            }
+            return None;
+        }
+        let object = state.table.find(self.holder, realm, id)?.1.object.clone();
+        state.settle();
+        Some(object)
+    }
+
+    fn report(&self) -> Result<Answer, Refusal> {
+        let text = report::write(&self.state(), &self.peer.realm, self.is_administrator());
+        let fd = copy(ObjectId::of(&text), &text)?;
+        let reply = Reply::Report { length: text.len() as u64 };
+        Ok(Answer { reply, memories: Vec::new(), report: Some(fd) })
+    }
+
+    fn log(&self, request: &Request<'_>, refusal: Option<Refusal>) {
+        if !self.server.audit.is_on() {
+            return;
+        }
+        let (event, object) = match request {
+            Request::Register { expected, .. } => ("register", *expected),
+            Request::Request(id) => ("request", Some(*id)),
+            Request::Release(id) => ("release", Some(*id)),
+            Request::Files(_) => ("files", None),
+            Request::Report => ("report", None),
+        };
+        let note = refusal.map(|refusal| refusal.to_string());
+        self.server.audit.write(&Event {
+            time: now(),
+            event,
+            realm: Some(self.peer.realm.to_string()),
+            pid: Some(self.peer.pid),
+            uid: Some(self.peer.uid),
+            object: object.map(|id| id.to_string()),
+            note: note.as_deref(),
+        });
+    }
+}
+
+fn agree(expected: Option<ObjectId>, id: ObjectId) -> Result<(), Refusal> {
+    if expected.is_none_or(|expected| expected == id) { Ok(()) } else { Err(Refusal::Mismatch) }
+}
+
+fn handle(id: ObjectId, place: &Realm, entry: &Entry<Object>) -> Answer {
+    let mut flags = 0;
+    if entry.executable {
+        flags |= EXECUTABLE;
+    }
+    if *place == Realm::Public {
+        flags |= PUBLIC;
+    }
+    let Object { memory, offset, length } = entry.object.clone();
+    Answer {
+        reply: Reply::Handle(Handle { id, offset, length, flags }),
+        memories: vec![memory],
+        report: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_was_expected_has_to_be_the_one() {
+        assert!(agree(None, ObjectId([1; 32])).is_ok());
+        assert_eq!(agree(Some(ObjectId([2; 32])), ObjectId([1; 32])), Err(Refusal::Mismatch));
+    }
+}

@@ -1,0 +1,91 @@
+//! The log of what happened: who asked for what, and what was said.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use super::realm::Realm;
+use crate::ObjectId;
+
+/// One line.
+#[derive(Debug, Serialize)]
+pub(super) struct Event<'a> {
+    /// Milliseconds since 1970.
+    pub(super) time: u64,
+    /// `connect`, `register`, `request`, `release`, `files`, `evict`, `leave`, `refuse`, `restart`, `keeper`.
+    pub(super) event: &'static str,
+    /// The trust domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) realm: Option<String>,
+    /// The process, as it was when it connected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) pid: Option<i32>,
+    /// Its user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) uid: Option<u32>,
+    /// The object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) object: Option<String>,
+    /// In words, why not, or what else there is to know.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) note: Option<&'a str>,
+}
+
+/// The file that events are written to.
+#[derive(Debug, Default)]
+pub(super) struct Audit {
+    file: Option<Mutex<File>>,
+}
+
+impl Audit {
+    /// Opens the log for appending, for the store's user alone.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub(super) fn open(path: Option<&Path>) -> std::io::Result<Self> {
+        let open = |path| File::options().append(true).create(true).mode(0o600).open(path);
+        Ok(Self { file: path.map(open).transpose()?.map(Mutex::new) })
+    }
+
+    /// Writes a line. A full disk does not stop the store.
+    pub(super) fn write(&self, event: &Event<'_>) {
+        let Some(file) = &self.file else { return };
+        if let Ok(mut line) = serde_json::to_vec(event) {
+            line.push(b'\n');
+            // In one write, so that lines of several threads do not mix.
+            let _ = file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line);
+        }
+    }
+
+    /// Writes an event that concerns an object at most.
+    pub(super) fn note(
+        &self,
+        event: &'static str,
+        realm: Option<&Realm>,
+        object: Option<ObjectId>,
+        note: &str,
+    ) {
+        if self.file.is_some() {
+            let realm = realm.map(ToString::to_string);
+            let object = object.map(|id| id.to_string());
+            let note = Some(note).filter(|note| !note.is_empty());
+            self.write(&Event { time: now(), event, realm, pid: None, uid: None, object, note });
+        }
+    }
+
+    /// Whether anything is written at all.
+    pub(super) fn is_on(&self) -> bool {
+        self.file.is_some()
+    }
+}
+
+/// Milliseconds since 1970.
+pub(super) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

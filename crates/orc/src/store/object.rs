@@ -1,0 +1,81 @@
+//! Objects in memory of the store's own.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::config::Executables;
+use crate::protocol::Refusal;
+use crate::seal::Draft;
+use crate::{ObjectId, PAGE};
+
+/// A memory file that holds one object, or many small ones.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// Its number in the keeper's book.
+    pub(super) number: u64,
+    pub(super) fd: OwnedFd,
+}
+
+/// Bytes that never change.
+#[derive(Clone, Debug)]
+pub(super) struct Object {
+    pub(super) memory: Arc<Memory>,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+}
+
+/// What `object` takes of a quota when it has pages of its own.
+pub(super) fn whole_pages(length: u64) -> u64 {
+    length.next_multiple_of(PAGE as u64)
+}
+
+/// What `/proc/PID/maps` shows: `/memfd:orc:0123456789abcdef (deleted)`.
+pub(super) fn label(id: ObjectId) -> String {
+    let mut text = id.to_string();
+    text.truncate(16);
+    format!("orc:{text}")
+}
+
+/// Copies `bytes` into memory of their own, sealed.
+pub(super) fn copy(id: ObjectId, bytes: &[u8]) -> Result<OwnedFd, Refusal> {
+    let mut draft = Draft::new(&label(id), bytes.len()).map_err(exhausted)?;
+    draft.bytes().copy_from_slice(bytes);
+    draft.seal().map_err(exhausted)
+}
+
+/// Out of something: the client cannot help it.
+pub(super) fn exhausted(_: Errno) -> Refusal {
+    Refusal::Exhausted
+}
+
+/// Whether a file of `owner` and `mode` may become executable for processes of `uid`.
+pub(super) fn may_execute(policy: Executables, owner: u32, mode: u32, uid: u32) -> bool {
+    match policy {
+        Executables::Never => false,
+        Executables::Files | Executables::Any => true,
+        Executables::Owned => {
+            let trusted = [0, uid, rustix::process::geteuid().as_raw()];
+            trusted.contains(&owner) && mode & 0o022 == 0
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_policy_looks_at_owner_and_mode() {
+        use Executables::{Any, Files, Never, Owned};
+        assert!(may_execute(Owned, 0, 0o755, 1000) && may_execute(Owned, 1000, 0o644, 1000));
+        assert!(!may_execute(Owned, 1001, 0o644, 1000), "another user's");
+        assert!(
+            !may_execute(Owned, 0, 0o664, 1000) && !may_execute(Owned, 0, 0o646, 1000),
+            "others may write it"
+        );
+        assert!(may_execute(Files, 1001, 0o666, 1000) && may_execute(Any, 1001, 0o666, 1000));
+        assert!(!may_execute(Never, 0, 0o755, 0));
+    }
+}

@@ -1,0 +1,65 @@
+//! What the store has its keeper keep, and how it finds its way in it again.
+
+use serde::{Deserialize, Serialize};
+
+use super::realm::Realm;
+use crate::ObjectId;
+
+/// Keys, in the order in which their records come back: each kind needs only those before it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum Key {
+    /// The configuration, as [`Config`](super::Config) in JSON.
+    Config,
+    /// A listening socket; the value is the tenant's name, if it is a tenant's.
+    Listener(u32),
+    /// The lock that says that the socket of this number has a store; no value.
+    Lock(u32),
+    /// A memory file; no value.
+    Memory(u64),
+    /// An object: [`ObjectRecord`].
+    Object(Realm, ObjectId),
+    /// A connection: [`ConnectionRecord`].
+    Connection(u64),
+    /// How many holds a connection has on an object of this realm.
+    Hold(u64, Realm, ObjectId),
+}
+
+/// Where an object is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ObjectRecord {
+    pub(super) memory: u64,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+    /// What it counts in the quota.
+    pub(super) bytes: u64,
+    pub(super) executable: bool,
+}
+
+/// Who is at the other end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ConnectionRecord {
+    pub(super) realm: Realm,
+    pub(super) uid: u32,
+    pub(super) pid: i32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encoded_keys_are_ordered_by_kind() {
+        let id = ObjectId([255; 32]);
+        let keys = [
+            Key::Config,
+            Key::Listener(u32::MAX),
+            Key::Lock(u32::MAX),
+            Key::Memory(u64::MAX),
+            Key::Object(Realm::Tenant("z".into()), id),
+            Key::Connection(u64::MAX),
+            Key::Hold(u64::MAX, Realm::Public, id),
+        ];
+        let encoded: Vec<_> = keys.iter().map(|key| postcard::to_stdvec(key).unwrap()).collect();
+        assert!(encoded.is_sorted());
+    }
+}

@@ -1,0 +1,91 @@
+//! What a client may know of the store.
+
+use std::collections::{BTreeMap, HashMap};
+
+use rustix::fs::{fstat, major, minor};
+use serde::{Deserialize, Serialize};
+
+use super::realm::Realm;
+use super::state::State;
+use crate::ObjectId;
+
+/// The whole of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Process id of the store.
+    pub pid: u32,
+    /// Connections of the trust domains told of.
+    pub connections: usize,
+    /// Bytes that each trust domain may have.
+    pub quota: u64,
+    /// The objects.
+    pub objects: Vec<ReportedObject>,
+}
+
+/// One object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReportedObject {
+    /// Its name, in hexadecimal digits.
+    pub id: String,
+    /// Its trust domain: `public`, `user UID`, `tenant NAME`.
+    pub realm: String,
+    /// Bytes.
+    pub length: u64,
+    /// Bytes that it takes of the quota.
+    pub charged: u64,
+    /// Whether it may be mapped executable.
+    pub executable: bool,
+    /// Where it begins in its memory file.
+    pub offset: u64,
+    /// The memory file's device, `major:minor` in hexadecimal as in `/proc/PID/maps`.
+    pub device: String,
+    /// The memory file's inode.
+    pub inode: u64,
+    /// Bytes of the memory file that are in memory or swap, neighbours included.
+    pub resident: u64,
+    /// How often it was handed out.
+    pub served: u64,
+    /// Processes that hold it, by the number of their connections; as they were when they connected.
+    pub holders: BTreeMap<i32, usize>,
+}
+
+/// Writes what a client of `realm` may know, in JSON.
+pub(super) fn write(state: &State, realm: &Realm, everything: bool) -> Vec<u8> {
+    let may_know = |other: &Realm| everything || other == realm;
+    let mut holders: HashMap<(Realm, ObjectId), BTreeMap<i32, usize>> = HashMap::new();
+    let mut connections = 0;
+    for (number, connection) in &state.connections {
+        if may_know(&connection.peer.realm) {
+            connections += 1;
+            for (place, id, _) in state.table.holds_of(*number) {
+                *holders.entry((place, id)).or_default().entry(connection.peer.pid).or_insert(0) += 1;
+            }
+        }
+    }
+    let mut objects = Vec::new();
+    for (place, of_realm) in state.table.realms() {
+        if *place != Realm::Public && !may_know(place) {
+            continue;
+        }
+        for (id, entry) in of_realm.iter() {
+            let Ok(stat) = fstat(&entry.object.memory.fd) else { continue };
+            objects.push(ReportedObject {
+                id: id.to_string(),
+                realm: place.to_string(),
+                length: entry.object.length,
+                charged: entry.bytes,
+                executable: entry.executable,
+                offset: entry.object.offset,
+                device: format!("{:02x}:{:02x}", major(stat.st_dev), minor(stat.st_dev)),
+                inode: stat.st_ino,
+                resident: u64::try_from(stat.st_blocks).unwrap_or(0) * 512,
+                // How often others asked for what is public is nobody's business.
+                served: if *place == *realm || everything { entry.served } else { 0 },
+                holders: holders.remove(&(place.clone(), *id)).unwrap_or_default(),
+            });
+        }
+    }
+    objects.sort_by(|a, b| (&a.realm, &a.id).cmp(&(&b.realm, &b.id)));
+    let report = Report { pid: std::process::id(), connections, quota: state.config.quota, objects };
+    serde_json::to_vec(&report).unwrap_or_default()
+}

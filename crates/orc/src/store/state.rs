@@ -1,0 +1,337 @@
+//! All that a running store knows, under one lock, with the keeper told of every change before any client is.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::audit::Audit;
+use super::config::Config;
+use super::content::FileKey;
+use super::keeper::{Launcher, Message, Part, hear, prepare, tell};
+use super::object::{Memory, Object};
+use super::pack::Pack;
+use super::realm::Realm;
+use super::records::{ConnectionRecord, Key, ObjectRecord};
+use super::table::{Change, Full, Holder, Limits, Table};
+use crate::ObjectId;
+
+/// Most files of a realm that are remembered.
+const MOST_FILES: usize = 65_536;
+
+/// Somebody who is connected.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) socket: OwnedFd,
+    pub(super) peer: ConnectionRecord,
+}
+
+/// A socket that clients connect to.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) socket: OwnedFd,
+    pub(super) tenant: Option<String>,
+}
+
+/// Everything.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) config: Arc<Config>,
+    pub(super) listeners: Arc<Vec<Listener>>,
+    pub(super) table: Table<Object>,
+    pub(super) connections: HashMap<Holder, Arc<Connection>>,
+    /// Which bytes a file's pieces have, for each realm that has shown the file.
+    pub(super) files: HashMap<Realm, HashMap<FileKey, ObjectId>>,
+    pub(super) packs: HashMap<Realm, Pack>,
+    /// How many objects lie in each memory file.
+    inhabitants: HashMap<u64, usize>,
+    /// Where each object lies.
+    places: HashMap<(Realm, ObjectId), u64>,
+    /// The next number of a memory file or connection.
+    next: u64,
+    /// Held for as long as there is a store.
+    locks: Vec<OwnedFd>,
+    link: Option<OwnedFd>,
+    launcher: Launcher,
+    audit: Arc<Audit>,
+}
+
+fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    // These types have no state that cannot be written.
+    postcard::to_stdvec(value).unwrap_or_default()
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
+    postcard::from_bytes(bytes).map_err(io::Error::other)
+}
+
+impl State {
+    /// Takes up what the keeper has.
+    ///
+    /// # Errors
+    /// Where the keeper is gone, or its records make no sense.
+    pub(super) fn receive(link: OwnedFd, launcher: Launcher) -> io::Result<(Self, Arc<Audit>)> {
+        let link = prepare(link)?;
+        let mut records = Vec::new();
+        let mut buffer = Vec::new();
+        loop {
+            let more = hear(link.as_fd(), &mut buffer, |message, fd| match message {
+                Message::Put(key, value) => decode::<Key>(key).map(|key| {
+                    records.push((key, value.to_vec(), fd));
+                    true
+                }),
+                Message::End => Ok(false),
+                Message::Delete(_) | Message::Stop => {
+                    Err(io::Error::other("the keeper said what it should not"))
+                }
+            })?;
+            if !more.ok_or_else(|| io::Error::other("the keeper is gone"))?? {
+                break;
+            }
+        }
+        Self::rebuild(link, launcher, records)
+    }
+
+    fn rebuild(
+        link: OwnedFd,
+        launcher: Launcher,
+        records: Vec<(Key, Vec<u8>, Option<OwnedFd>)>,
+    ) -> io::Result<(Self, Arc<Audit>)> {
+        let missing = || io::Error::other("a record came without its descriptor or its configuration");
+        let mut records = records.into_iter();
+        let Some((Key::Config, config, _)) = records.next() else { return Err(missing()) };
+        let config: Arc<Config> = Arc::new(serde_json::from_slice(&config)?);
+        let audit = Arc::new(Audit::open(config.log.as_deref())?);
+        let limits = Limits { bytes: config.quota, objects: config.objects };
+        let mut state = Self {
+            config,
+            listeners: Arc::default(),
+            table: Table::new(limits),
+            connections: HashMap::new(),
+            files: HashMap::new(),
+            packs: HashMap::new(),
+            inhabitants: HashMap::new(),
+            places: HashMap::new(),
+            next: 1,
+            locks: Vec::new(),
+            link: None,
+            launcher,
+            audit: Arc::clone(&audit),
+        };
+        let mut listeners = Vec::new();
+        let mut memories = HashMap::new();
+        for (key, value, fd) in records {
+            match key {
+                Key::Config => {}
+                Key::Listener(_) => {
+                    listeners.push(Listener { socket: fd.ok_or_else(missing)?, tenant: decode(&value)? });
+                }
+                Key::Lock(_) => state.locks.push(fd.ok_or_else(missing)?),
+                Key::Memory(number) => {
+                    state.next = state.next.max(number + 1);
+                    memories.insert(number, Arc::new(Memory { number, fd: fd.ok_or_else(missing)? }));
+                }
+                Key::Object(realm, id) => {
+                    let record: ObjectRecord = decode(&value)?;
+                    let memory = Arc::clone(memories.get(&record.memory).ok_or_else(missing)?);
+                    let object = Object { memory, offset: record.offset, length: record.length };
+                    // It was within the quota before.
+                    let _ = state.enter(&realm, id, object, record.bytes, record.executable, 0);
+                }
+                Key::Connection(number) => {
+                    state.next = state.next.max(number + 1);
+                    let connection = Connection { socket: fd.ok_or_else(missing)?, peer: decode(&value)? };
+                    state.connections.insert(number, Arc::new(connection));
+                }
+                Key::Hold(number, realm, id) => {
+                    let _ = state.table.hold(number, &realm, id, decode(&value)?);
+                }
+            }
+        }
+        // The keeper knows all of this.
+        let _ = state.table.take_changes();
+        state.listeners = Arc::new(listeners);
+        state.link = Some(link);
+        Ok((state, audit))
+    }
+
+    /// A number that no memory file and no connection has had.
+    pub(super) fn number(&mut self) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        number
+    }
+
+    /// The link to the keeper.
+    pub(super) fn link(&self) -> Option<BorrowedFd<'_>> {
+        self.link.as_ref().map(AsFd::as_fd)
+    }
+
+    fn put(&mut self, key: &Key, value: &[u8], fd: Option<BorrowedFd<'_>>) {
+        if let Some(link) = &self.link
+            && tell(link.as_fd(), &Message::Put(&encode(key), value), fd).is_err()
+        {
+            self.link = None;
+        }
+    }
+
+    fn delete(&mut self, key: &Key) {
+        if let Some(link) = &self.link
+            && tell(link.as_fd(), &Message::Delete(&encode(key)), None).is_err()
+        {
+            self.link = None;
+        }
+    }
+
+    /// Starts a new keeper where there is none any more, and gives it everything; whether there is a new one.
+    ///
+    /// # Errors
+    /// Where no process can be started; the store goes on without.
+    pub(super) fn replace_keeper(&mut self) -> io::Result<bool> {
+        if self.link.is_some() {
+            return Ok(false);
+        }
+        let (link, mut child) = self.launcher.start(Part::Keeper)?;
+        // Whoever reaps it, it must not stay a zombie.
+        std::thread::spawn(move || child.wait());
+        self.link = Some(link);
+        let config = serde_json::to_vec(&*self.config)?;
+        self.put(&Key::Config, &config, None);
+        for (number, listener) in (0..).zip(Arc::clone(&self.listeners).iter()) {
+            self.put(&Key::Listener(number), &encode(&listener.tenant), Some(listener.socket.as_fd()));
+        }
+        let locks = core::mem::take(&mut self.locks);
+        for (number, lock) in (0..).zip(&locks) {
+            self.put(&Key::Lock(number), &[], Some(lock.as_fd()));
+        }
+        self.locks = locks;
+        let mut objects = Vec::new();
+        for (realm, of_realm) in self.table.realms() {
+            for (id, entry) in of_realm.iter() {
+                let record = record(&entry.object, entry.bytes, entry.executable);
+                objects.push((Key::Object(realm.clone(), *id), record, Arc::clone(&entry.object.memory)));
+            }
+        }
+        for (key, record, memory) in objects {
+            self.put(&Key::Memory(memory.number), &[], Some(memory.fd.as_fd()));
+            self.put(&key, &encode(&record), None);
+        }
+        let connections: Vec<_> = self.connections.iter().map(|(n, c)| (*n, Arc::clone(c))).collect();
+        for (number, connection) in connections {
+            let key = Key::Connection(number);
+            self.put(&key, &encode(&connection.peer), Some(connection.socket.as_fd()));
+            for (realm, id, count) in self.table.holds_of(number) {
+                self.put(&Key::Hold(number, realm, id), &encode(&count), None);
+            }
+        }
+        Ok(self.link.is_some())
+    }
+
+    /// The keeper is gone.
+    pub(super) fn lose_keeper(&mut self) {
+        self.link = None;
+    }
+
+    /// Enters somebody who has connected.
+    pub(super) fn connect(&mut self, socket: OwnedFd, peer: ConnectionRecord) -> (Holder, Arc<Connection>) {
+        let number = self.number();
+        self.put(&Key::Connection(number), &encode(&peer), Some(socket.as_fd()));
+        let connection = Arc::new(Connection { socket, peer });
+        self.connections.insert(number, Arc::clone(&connection));
+        (number, connection)
+    }
+
+    /// Forgets somebody.
+    pub(super) fn disconnect(&mut self, number: Holder, now: u64) {
+        if self.connections.remove(&number).is_some() {
+            self.table.leave(number, now);
+            self.settle();
+            self.delete(&Key::Connection(number));
+        }
+    }
+
+    /// Enters an object, or drops it where its realm has it already.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub(super) fn enter(
+        &mut self,
+        realm: &Realm,
+        id: ObjectId,
+        object: Object,
+        bytes: u64,
+        executable: bool,
+        now: u64,
+    ) -> Result<(), Full> {
+        let known = self.table.of(realm, id).is_some();
+        self.table.insert(realm, id, object.clone(), bytes, executable, now)?;
+        // What had to make room goes first.
+        self.settle();
+        let number = object.memory.number;
+        if !known {
+            self.places.insert((realm.clone(), id), number);
+            let count = self.inhabitants.entry(number).or_insert(0);
+            *count += 1;
+            if *count == 1 {
+                self.put(&Key::Memory(number), &[], Some(object.memory.fd.as_fd()));
+            }
+        }
+        if let Some(entry) = self.table.of(realm, id) {
+            let record = record(&entry.object, entry.bytes, entry.executable);
+            self.put(&Key::Object(realm.clone(), id), &encode(&record), None);
+        }
+        Ok(())
+    }
+
+    /// Tells the keeper and the log what changed in the table.
+    pub(super) fn settle(&mut self) {
+        for change in self.table.take_changes() {
+            match change {
+                Change::Held(holder, realm, id, 0) => self.delete(&Key::Hold(holder, realm, id)),
+                Change::Held(holder, realm, id, count) => {
+                    self.put(&Key::Hold(holder, realm, id), &encode(&count), None);
+                }
+                Change::Evicted(realm, id) => self.evicted(realm, id),
+            }
+        }
+    }
+
+    fn evicted(&mut self, realm: Realm, id: ObjectId) {
+        self.audit.note("evict", Some(&realm), Some(id), "");
+        if let Some(number) = self.places.remove(&(realm.clone(), id)) {
+            let left = self.inhabitants.get(&number).map_or(0, |count| count - 1);
+            if left == 0 {
+                self.inhabitants.remove(&number);
+                self.delete(&Key::Memory(number));
+                if self.packs.get(&realm).is_some_and(|pack| pack.memory.number == number) {
+                    self.packs.remove(&realm);
+                }
+            } else {
+                self.inhabitants.insert(number, left);
+            }
+        }
+        self.delete(&Key::Object(realm, id));
+    }
+
+    /// Remembers what a piece of a file is.
+    pub(super) fn remember(&mut self, realm: &Realm, key: FileKey, id: ObjectId) {
+        let files = self.files.entry(realm.clone()).or_default();
+        if files.len() >= MOST_FILES {
+            files.clear();
+        }
+        files.insert(key, id);
+    }
+}
+
+fn record(object: &Object, bytes: u64, executable: bool) -> ObjectRecord {
+    ObjectRecord {
+        memory: object.memory.number,
+        offset: object.offset,
+        length: object.length,
+        bytes,
+        executable,
+    }
+}

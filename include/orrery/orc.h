@@ -1,0 +1,124 @@
+/*
+ * Orrery: one copy of identical code and read-only data, shared on request by content.
+ *
+ *     struct orc_object *words = orc_register(bytes, length, 0);
+ *     if (!words)
+ *         err(1, "orc_register: %s", orc_error());
+ *     const char *shared = orc_map(words, 0);     // the same pages for everybody who has the same bytes
+ *     ...
+ *     orc_release(words);
+ *
+ *     orc_publish(table, size, ORC_FREEZE);       // this program's own copy becomes the shared one, in place
+ *
+ * Link with -lorrery; `orrery orc serve` runs the store. After "ORC: Increasing Cloud Memory Density via Object Reuse with
+ * Capabilities" (Sartakov et al., OSDI 2023), on a stock Linux kernel.
+ *
+ * OBJECTS
+ *
+ * An object is bytes that never change, in memory of the store's own that nobody can write, resize or unseal. It is named by
+ * the BLAKE3 hash of its bytes. Whoever registers bytes, or asks by name, gets a descriptor of that memory: a capability
+ * that shows these bytes for ever and can do nothing else. The store keeps an object while somebody holds it, and a little
+ * longer. What is mapped stays mapped whatever becomes of the store.
+ *
+ * Who shares with whom is the store's affair: users, or tenants with sockets of their own, are apart, and nobody can find out
+ * by asking what strangers have.
+ *
+ * THREADS, FORKS
+ *
+ * All functions may be called from any thread. A forked child has what its parent had and makes a connection of its own when it
+ * first needs one; it must not be forked while another thread is in one of these functions.
+ *
+ * ERRORS
+ *
+ * Calls that fail return -1 or NULL, set errno, and have changed nothing; orc_error tells more.
+ *
+ *   ENOTCONN      there is no store, or not one that this user may trust
+ *   ENOENT        no object of that name, as far as this user may know
+ *   EDQUOT        the quota is used up by objects that are held
+ *   EFBIG         no bytes at all, or more than the store takes
+ *   EACCES        the store's policy does not allow such an object to be executable or public; the object is no code
+ *   EBADMSG       other bytes than the name says
+ *   EBADF         not a memory file, or not open for reading
+ *   EINVAL        a range that cannot be published, flags that there are not
+ *   EBUSY         the store has too much to do
+ *   EPROTO        the store broke off, or talks nonsense
+ *   others        what a system call answered: ENOMEM, EMFILE ...
+ */
+#ifndef ORRERY_ORC_H
+#define ORRERY_ORC_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct orc_object;
+
+/* The name of an object: the BLAKE3 hash of its bytes. */
+struct orc_id {
+    unsigned char bytes[32];
+};
+
+enum orc_flags {
+    ORC_EXECUTABLE = 1, /* it may be mapped executable: if the store allows it */
+    ORC_PUBLIC = 2,     /* it is for everybody: for the superuser, and whom the store trusts */
+    ORC_ALONE = 4,      /* it has pages of its own, however small it is */
+    ORC_FREEZE = 8      /* orc_publish: writable pages become read-only, for good */
+};
+
+/* The text of the last failure of this thread, or NULL. It stays until the next failure. */
+const char *orc_error(void);
+
+/*
+ * Connects to the store in a folder, or at a socket, in place of the usual one (ORRERY_ORC, else /run/orrery/orc or
+ * $XDG_RUNTIME_DIR/orrery/orc). What was had before stays. Without this, the first call connects to the usual one.
+ */
+int orc_connect(const char *directory);
+
+/* The name of these bytes. */
+int orc_hash(const void *bytes, size_t length, struct orc_id *id);
+
+/* Gives bytes to the store, which copies them unless it has them, and has the object. Flags: EXECUTABLE, PUBLIC, ALONE. */
+struct orc_object *orc_register(const void *bytes, size_t length, unsigned flags);
+
+/* The same of the first `length` bytes of a memory file (memfd_create). */
+struct orc_object *orc_register_file(int memory, size_t length, unsigned flags);
+
+/* Has the object of a name. */
+struct orc_object *orc_request(const struct orc_id *id);
+
+/*
+ * Maps the object; with ORC_EXECUTABLE in the flags, as code. The address holds until orc_release. Mapping it twice gives the
+ * same address.
+ */
+const void *orc_map(struct orc_object *object, unsigned flags);
+
+/* How long it is, in bytes. */
+size_t orc_length(const struct orc_object *object);
+
+/* Its name. */
+int orc_identify(const struct orc_object *object, struct orc_id *id);
+
+/*
+ * The descriptor of its memory, to be handed to others, say; it is closed by orc_release. The object begins at *offset there:
+ * small objects share pages.
+ */
+int orc_descriptor(const struct orc_object *object, size_t *offset);
+
+/* Unmaps the object and lets go of it. NULL is let go of without harm. */
+int orc_release(struct orc_object *object);
+
+/*
+ * Replaces a range of this program's own memory by the shared object of the same bytes, at the same address, while any
+ * number of threads read or run it. The range is whole pages of private memory that nobody can write; with ORC_FREEZE writable
+ * pages are made read-only first. Nobody may unmap or protect the range meanwhile. Returns the object, whose release leaves
+ * the range as it is.
+ */
+struct orc_object *orc_publish(void *start, size_t length, unsigned flags);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

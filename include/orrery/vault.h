@@ -1,0 +1,106 @@
+/*
+ * Orrery: a vault keeps secrets in a process of its own, which answers calls and shows nothing else.
+ *
+ *     static ssize_t load(void *keys, const void *path, size_t length, void *answer, size_t room);
+ *     static ssize_t sign(void *keys, const void *data, size_t length, void *answer, size_t room);
+ *
+ *     struct orrery_vault *vault = orrery_vault_new(load, sign, &keys);
+ *     if (!vault)
+ *         err(1, "%s", orrery_vault_error());
+ *     orrery_vault_load(vault, path, strlen(path), NULL, 0);  // reads the key, over there
+ *     ...                                                     // becomes a daemon, forks workers, drops its rights
+ *     length = orrery_vault_call(vault, data, data_length, signature, sizeof signature);
+ *
+ * Link with -lorrery. All processes of the program share the vault, those forked later included: each that calls gets a
+ * twin of the vault for itself, which has what was loaded. Threads may call at the same time. The vault ends when no
+ * process of the program is left.
+ *
+ * WHO CANNOT READ IT
+ *
+ * The vault is closed to debuggers (PR_SET_DUMPABLE in prctl(2)) before it loads anything, leaves no core, and shares no
+ * memory with the program but a line for requests and answers. No process of an ordinary user can read it, whatever code
+ * it runs; processes with CAP_SYS_PTRACE over it can. So a server makes it as root and then changes its user. Only the
+ * user who made the vault, and the superuser, may have something loaded; they, and the first other user who comes, may
+ * call.
+ *
+ * DEATHS
+ *
+ * A twin that dies is replaced, and the call that it died of made once more. A keeper that dies is replaced by its spare.
+ *
+ * ERRORS
+ *
+ * Calls that fail return NULL or -1 and set errno; orrery_vault_error says it in words:
+ *
+ *   EOWNERDEAD  the vault is gone: keeper and spare were killed at the same time; make a new one
+ *   ETIMEDOUT   no answer within 30 seconds
+ *   EPERM       this user may not
+ *   EUSERS      there are too many twins
+ *   EMSGSIZE    a request or an answer is too long, or does not fit into what was given for it
+ *   EINVAL      a null where none may be
+ *   others      what a function of the vault returned, or a system call
+ */
+#ifndef ORRERY_VAULT_H
+#define ORRERY_VAULT_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How many bytes a call, or its answer, may have; and those of loading. */
+#define ORRERY_VAULT_ROOM 1048576
+#define ORRERY_VAULT_LOAD_ROOM 16384
+
+struct orrery_vault;
+
+/*
+ * A function of the vault, run there. It reads `length` bytes of request and writes at most `room` bytes of answer.
+ * Returns how many it wrote, or less than 0: an errno, as in -ENOENT, which the caller gets.
+ */
+typedef ssize_t (*orrery_vault_function)(void *context, const void *request, size_t length, void *answer,
+                                         size_t room);
+
+/*
+ * Makes a vault from a copy of the calling process. `context` is given to the functions as it is; what it points to is a
+ * copy there.
+ *
+ * Errors, beside those above:
+ *   EAGAIN    the program has other threads: make vaults before them
+ */
+struct orrery_vault *orrery_vault_new(orrery_vault_function load, orrery_vault_function serve, void *context);
+
+/*
+ * Starts another program as a vault. It has nothing of the caller's: no memory, no files, no environment. It calls
+ * orrery_vault_main. `arguments` begins with its own name and ends with NULL. The caller may have threads.
+ */
+struct orrery_vault *orrery_vault_start(const char *program, const char *const *arguments);
+
+/*
+ * In a program that was started as a vault: is it, and does not return. The program must have one thread.
+ *
+ * Errors:
+ *   ENOTSOCK  it was not started as a vault
+ */
+int orrery_vault_main(orrery_vault_function load, orrery_vault_function serve, void *context);
+
+/* Runs `load` in the vault. Returns the length of its answer. */
+ssize_t orrery_vault_load(const struct orrery_vault *vault, const void *request, size_t length, void *answer,
+                          size_t room);
+
+/* Runs `serve` in the twin of the calling process. Returns the length of its answer. */
+ssize_t orrery_vault_call(const struct orrery_vault *vault, const void *request, size_t length, void *answer,
+                          size_t room);
+
+/* Lets go of the vault in this process. Nobody may use it any more. */
+void orrery_vault_close(struct orrery_vault *vault);
+
+/* What the last call of this thread failed of, in words; NULL where none did. */
+const char *orrery_vault_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,122 @@
+/*
+ * Calls of the vault; its start, and its start anew.
+ */
+#include "provider.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <orrery/vault.h>
+
+/* The vault; started if there is none, or if the one there is is `broken`. */
+static struct orrery_vault *vault_of(struct provider *provider, const struct orrery_vault *broken) {
+    CRYPTO_THREAD_write_lock(provider->lock);
+    struct orrery_vault *vault = provider->vault;
+    if (vault == broken) {
+        const char *arguments[] = {"orrery-vault", NULL};
+        vault = orrery_vault_start(provider->program, arguments);
+        /* A broken one is left alone: other threads may be about to notice. */
+        if (vault)
+            provider->vault = vault;
+        else
+            RAISE(provider, REASON_VAULT, "%s", orrery_vault_error());
+    }
+    CRYPTO_THREAD_unlock(provider->lock);
+    return vault;
+}
+
+/* Loads the key into this vault; 1 if it is there, 0 if it cannot be, -1 if the vault is gone. */
+static int load_into(const struct orrery_vault *vault, const struct key *key) {
+    struct load_request header = {strlen(key->path), key->encoded_length};
+    size_t length = sizeof header + header.path_length + header.public_length;
+    char *request = malloc(length), answer[1024];
+    if (!request)
+        return 0;
+    memcpy(request, &header, sizeof header);
+    memcpy(request + sizeof header, key->path, header.path_length);
+    memcpy(request + sizeof header + header.path_length, key->encoded, header.public_length);
+    ssize_t said = orrery_vault_load(vault, request, length, answer, sizeof answer);
+    int error = errno;
+    free(request);
+    if (said == 0)
+        return 1;
+    if (said > 0) {
+        RAISE(key->provider, REASON_KEY, "%.*s", (int)said, answer);
+        return 0;
+    }
+    if (error == EOWNERDEAD)
+        return -1;
+    if (error == EPERM) {
+        /* A worker that reads its configuration again: what root had loaded is there. */
+        struct call_request known = {.operation = OPERATION_KNOWN};
+        memcpy(known.key, key->fingerprint, FINGERPRINT);
+        if (orrery_vault_call(vault, &known, sizeof known, NULL, 0) == 0)
+            return 1;
+        RAISE(key->provider, REASON_KEY,
+              "this user may not have the vault load %s: load it before changing the user", key->path);
+        return 0;
+    }
+    RAISE(key->provider, REASON_VAULT, "loading %s: %s", key->path, orrery_vault_error());
+    return 0;
+}
+
+bool vault_load(const struct key *key) {
+    struct orrery_vault *vault = NULL;
+    for (int attempt = 0; attempt < 2; attempt++) {
+        struct orrery_vault *next = vault_of(key->provider, vault);
+        if (!next)
+            return false;
+        vault = next;
+        int loaded = load_into(vault, key);
+        if (loaded >= 0)
+            return loaded;
+    }
+    RAISE(key->provider, REASON_VAULT, "the vault died while it loaded %s", key->path);
+    return false;
+}
+
+ssize_t vault_call(const struct key *key, struct call_request *call, const void *label, const void *data,
+                   size_t length, void *answer, size_t room) {
+    unsigned char small[1024], *request = small;
+    size_t total = sizeof *call + call->label_length + length;
+    struct provider *provider = key->provider;
+    if (!key->path) {
+        RAISE(provider, REASON_OPERATION, "this needs a private key, and the key is a public one");
+        return -1;
+    }
+    if (total > ORRERY_VAULT_ROOM) {
+        RAISE(provider, REASON_OPERATION, "%zu bytes are more than a vault takes at once (%d)", length,
+              ORRERY_VAULT_ROOM - (int)sizeof *call);
+        return -1;
+    }
+    if (total > sizeof small && !(request = malloc(total)))
+        return -1;
+    memcpy(call->key, key->fingerprint, FINGERPRINT);
+    memcpy(request, call, sizeof *call);
+    if (call->label_length)
+        memcpy(request + sizeof *call, label, call->label_length);
+    if (length)
+        memcpy(request + sizeof *call + call->label_length, data, length);
+
+    struct orrery_vault *vault = vault_of(provider, NULL);
+    ssize_t result = vault ? orrery_vault_call(vault, request, total, answer, room) : -1;
+    int error = errno;
+    if (vault && result < 0 && (error == EOWNERDEAD || error == ENOKEY)) {
+        /* Keeper and spare were killed. Who may read the key file can do without them. */
+        struct orrery_vault *next = error == EOWNERDEAD ? vault_of(provider, vault) : vault;
+        if (next && load_into(next, key) == 1) {
+            result = orrery_vault_call(next, request, total, answer, room);
+            error = errno;
+        }
+    }
+    if (result < 0 && vault) {
+        if (error == EBADMSG)
+            RAISE(provider, REASON_OPERATION, "the vault refuses to work with these data and parameters");
+        else
+            RAISE(provider, REASON_VAULT, "%s", orrery_vault_error());
+    }
+    if (request != small)
+        free(request);
+    return result;
+}

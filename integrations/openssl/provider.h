@@ -1,0 +1,76 @@
+/*
+ * The provider's own parts, as its files see each other.
+ */
+#ifndef ORRERY_OPENSSL_PROVIDER_H
+#define ORRERY_OPENSSL_PROVIDER_H
+
+#include "wire.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#include <openssl/core.h>
+#include <openssl/core_dispatch.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+
+#define REFERENCE_NAME "ORRERY VAULT KEY" /* between the dashes of its PEM */
+#define REFERENCE_STRUCTURE "orrery-vault-key"
+#define PROPERTIES "provider=orrery"
+
+struct orrery_vault;
+
+struct provider {
+    const OSSL_CORE_HANDLE *core;
+    OSSL_FUNC_core_new_error_fn *new_error;
+    OSSL_FUNC_core_set_error_debug_fn *set_error_debug;
+    OSSL_FUNC_core_vset_error_fn *set_error;
+    /* OpenSSL with nothing but its default provider: does all that needs no private key. */
+    OSSL_LIB_CTX *plain;
+    OSSL_PROVIDER *plain_default;
+    char *program; /* what to start as the vault */
+    CRYPTO_RWLOCK *lock;
+    struct orrery_vault *vault; /* under the lock */
+};
+
+/* Why something failed, for the error queue. */
+enum reason {
+    REASON_REFERENCE = 1,
+    REASON_VAULT,
+    REASON_KEY,
+    REASON_OPERATION,
+    REASON_PARAMETER,
+};
+
+void raise_error(const struct provider *provider, const char *file, int line, const char *function,
+                 enum reason reason, const char *format, ...) __attribute__((format(printf, 6, 7)));
+#define RAISE(provider, reason, ...)                                                                         \
+    raise_error(provider, OPENSSL_FILE, OPENSSL_LINE, OPENSSL_FUNC, reason, __VA_ARGS__)
+
+/* A key: its public part, and where the private one is. */
+struct key {
+    struct provider *provider;
+    EVP_PKEY *public;       /* of provider->plain */
+    char *path;             /* of the private key's file; NULL where there is only a public key */
+    unsigned char *encoded; /* SubjectPublicKeyInfo */
+    size_t encoded_length;
+    unsigned char fingerprint[FINGERPRINT];
+    atomic_uint references;
+};
+
+/* Reads the content of a reference; NULL with an error raised. */
+struct key *key_of_reference(struct provider *provider, const unsigned char *data, size_t length);
+void key_up(struct key *key);
+void key_free(struct key *key);
+
+/* Has the vault load the private key, starting the vault if there is none. */
+bool vault_load(const struct key *key);
+/* Asks for an operation; the result's length, or -1 with an error raised. `call` needs no key named. */
+ssize_t vault_call(const struct key *key, struct call_request *call, const void *label, const void *data,
+                   size_t length, void *answer, size_t room);
+
+extern const OSSL_ALGORITHM keymgmts[], signatures[], asym_ciphers[], decoders[];
+
+#endif
