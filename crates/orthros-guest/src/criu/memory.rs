@@ -137,7 +137,7 @@ fn pages(
     let path = folder.join(format!("pages-{index}.img"));
     let mut out = BufWriter::with_capacity(1 << 20, File::create(&path)?);
     let mut run: Option<Pagemap> = None;
-    let mut page = [0; PAGE as usize];
+    let mut page = [0; 4096];
     for mapping in mappings.iter().filter(|mapping| !mapping.is_shared()) {
         let label = mapping.label()?;
         if label.as_deref() == Some("[vvar]") {
