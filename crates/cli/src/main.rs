@@ -6,6 +6,7 @@ mod guard;
 mod kimage;
 mod orbits;
 mod orc;
+mod orthros;
 mod pipes;
 mod run;
 mod trace;
@@ -33,6 +34,7 @@ enum Command {
     Kimage(kimage::Arguments),
     Orbits(orbits::Arguments),
     Orc(orc::Arguments),
+    Orthros(orthros::Arguments),
     Run(run::Arguments),
     Trace(trace::Arguments),
     Vault(vault::Arguments),
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         Command::Kimage(arguments) => kimage::run(&arguments),
         Command::Orbits(arguments) => orbits::run(&arguments),
         Command::Orc(arguments) => orc::run(&arguments),
+        Command::Orthros(arguments) => orthros::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Vault(arguments) => vault::run(&arguments),

@@ -1,6 +1,6 @@
 //! What a physical page is for: the kernel's `struct page`s, an array over all of memory (`vmemmap`).
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 
 /// Where the array lies without KASLR (`__VMEMMAP_BASE_L4`).
@@ -22,6 +22,20 @@ pub enum PageOwner {
 }
 
 impl Kernel {
+    /// The physical address of the page that a `struct page` stands for.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading; [`Error::BadPointer`] where no page's structure lies there.
+    pub fn page_physical(&self, page: u64) -> Result<u64> {
+        let base =
+            self.symbols().get("vmemmap_base").map_or(Ok(VMEMMAP), |address| self.read_u64(address))?;
+        let size = self.types().size("page")?;
+        let distance = page.checked_sub(base).filter(|distance| distance.is_multiple_of(size.max(1)));
+        let distance = distance.ok_or(Error::BadPointer { address: page, kind: "page" })?;
+        Ok((distance / size.max(1)) << 12)
+    }
+
     /// Whose contents the page at a physical address has.
     ///
     /// # Errors

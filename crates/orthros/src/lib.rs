@@ -1,14 +1,22 @@
 //! A warm backup kernel beside the active one: machines, their images, their network, and the failover.
 
 pub mod command;
+mod control;
 mod error;
+mod guest;
 mod initramfs;
 mod kernel;
 mod machine;
+mod net;
+mod pair;
 mod qmp;
 
+pub use control::{Control, Said, Step};
 pub use error::{Error, Result};
+pub use guest::{Service, guest_program, write_image};
 pub use initramfs::Initramfs;
 pub use kernel::{KernelFiles, cache};
 pub use machine::{Machine, MachineConfig};
+pub use net::Network;
+pub use pair::{Cause, Failover, Pair, PairConfig};
 pub use qmp::{Event, Qmp};

@@ -1,7 +1,8 @@
 //! One virtual machine: a QEMU process whose memory is a file that others may map, and a monitor to command it.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{self, Read as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::command::require;
 use crate::error::{Error, Result, file};
 use crate::kernel::KernelFiles;
+use crate::net::Network;
 use crate::qmp::Qmp;
 
 /// What a machine is made of.
@@ -56,6 +58,20 @@ impl Machine {
     ///
     /// [`Error::Missing`] without QEMU, [`Error::File`], [`Error::Command`] where QEMU ends at once.
     pub fn start(config: &MachineConfig, kernel: &KernelFiles, folder: &Path) -> Result<Self> {
+        Self::start_within(config, kernel, folder, None)
+    }
+
+    /// The same with QEMU in a network, where its card's port is.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_within(
+        config: &MachineConfig,
+        kernel: &KernelFiles,
+        folder: &Path,
+        network: Option<&Network>,
+    ) -> Result<Self> {
         let qemu = require("qemu-system-x86_64", "qemu-system-x86")?;
         fs::create_dir_all(folder).map_err(file("create", folder))?;
         let at = |kind: &str| folder.join(format!("{}.{kind}", config.name));
@@ -90,12 +106,18 @@ impl Machine {
         command.args(&config.extra);
         let log = fs::File::create(at("qemu")).map_err(file("create", &at("qemu")))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // SAFETY: prctl only marks the new process; it touches no memory of this one.
+        let space = network.map(|network| network.handle().as_raw_fd());
+        // SAFETY: both system calls concern the new process only, and touch no memory.
         unsafe {
-            // A machine does not outlive who watches over it.
-            command.pre_exec(|| {
+            command.pre_exec(move || {
+                // A machine does not outlive who watches over it.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                Ok(())
+                match space {
+                    Some(space) if libc::setns(space, libc::CLONE_NEWNET) != 0 => {
+                        Err(io::Error::last_os_error())
+                    }
+                    _ => Ok(()),
+                }
             });
         }
         let child = command.spawn().map_err(|error| Error::Command {

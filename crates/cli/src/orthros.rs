@@ -1,0 +1,118 @@
+//! `orrery orthros`: a service that outlives its kernel.
+
+mod demo;
+mod up;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use orrery_orthros::Failover;
+use serde::Serialize;
+
+/// Run a service in a pair of virtual machines, so that it survives its kernel's panic: processes, memory, files it has
+/// open and TCP connections go on in the second machine, rebuilt from the first one's memory.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Let redis survive two kernel panics while a client counts over one TCP connection
+    Demo(demo::Arguments),
+    /// Run a service in a pair, in the foreground; commands are read from standard input
+    Up(up::Arguments),
+}
+
+/// What both subcommands need to make a pair.
+#[derive(Args)]
+struct Common {
+    /// Memory of each machine in MiB, a power of two
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = power_of_two)]
+    memory: u64,
+    /// Where consoles and sockets lie; without it, in a temporary folder that is removed afterwards
+    #[arg(long)]
+    folder: Option<PathBuf>,
+    /// Print one JSON object for each event
+    #[arg(long)]
+    json: bool,
+}
+
+fn power_of_two(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        // Below that the guests' image does not fit beside the service.
+        Ok(mib) if (256..=2048).contains(&mib) && u64::is_power_of_two(mib) => Ok(mib),
+        _ => Err("a machine has 256, 512, 1024 or 2048 MiB".to_owned()),
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    match &arguments.command {
+        Command::Demo(arguments) => demo::run(arguments),
+        Command::Up(arguments) => up::run(arguments),
+    }
+}
+
+/// Something that happened, with the seconds since the start.
+#[derive(Serialize)]
+struct Event<'e> {
+    at: f64,
+    event: &'e str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failover: Option<&'e Failover>,
+    text: String,
+}
+
+/// Tells what happens, to people or to programs.
+struct Story {
+    start: Instant,
+    json: bool,
+}
+
+impl Story {
+    fn new(json: bool) -> Self {
+        Self { start: Instant::now(), json }
+    }
+
+    fn tell(&self, event: &str, seconds: Option<f64>, text: impl Into<String>) -> Result<()> {
+        self.print(&Event {
+            at: self.start.elapsed().as_secs_f64(),
+            event,
+            seconds,
+            failover: None,
+            text: text.into(),
+        })
+    }
+
+    fn tell_failover(&self, failover: &Failover) -> Result<()> {
+        let steps: Vec<String> =
+            failover.steps.iter().map(|step| format!("{} {:.0} ms", step.name, step.seconds * 1e3)).collect();
+        let mut text =
+            format!("the service lives again after {:.0} ms: {}", failover.seconds * 1e3, steps.join(", "));
+        if let Some(remarks) = failover.summary["remarks"].as_array() {
+            for remark in remarks.iter().filter_map(|remark| remark.as_str()) {
+                text.push_str(&format!("\n          {remark}"));
+            }
+        }
+        let at = self.start.elapsed().as_secs_f64();
+        let seconds = Some(failover.seconds);
+        self.print(&Event { at, event: "survived", seconds, failover: Some(failover), text })
+    }
+
+    fn print(&self, event: &Event<'_>) -> Result<()> {
+        use std::io::Write as _;
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            serde_json::to_writer(&mut out, event).map_err(std::io::Error::from)?;
+            writeln!(out)?;
+        } else {
+            writeln!(out, "{:7.2} s  {}", event.at, event.text)?;
+        }
+        Ok(out.flush()?)
+    }
+}

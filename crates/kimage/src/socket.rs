@@ -1,0 +1,274 @@
+//! Sockets, as far as they are of the Internet: addresses, state, and of TCP connections the two queues of bytes that
+//! the program has not read, and that the other side has not acknowledged.
+//!
+//! The bytes lie in packets (`sk_buff`): a linear part, pages, and further packets. Received ones hang in a list, sent
+//! ones in a tree until they are acknowledged, unsent ones in a list again. Each says which sequence numbers it carries;
+//! put together they must cover the queue without a gap, or the connection is not one that can be continued.
+
+use std::collections::HashSet;
+
+use crate::error::{Error, Result};
+use crate::file::OpenFile;
+use crate::object::Object;
+use crate::rbtree;
+
+/// No queue is longer than the largest window.
+const LONGEST_QUEUE: u32 = 1 << 30;
+const MOST_PACKETS: usize = 1 << 16;
+const INET: u32 = 2;
+const INET6: u32 = 10;
+
+/// An Internet socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InetSocket {
+    /// `AF_INET` (2) or `AF_INET6` (10).
+    pub family: u32,
+    /// `SOCK_STREAM` (1), `SOCK_DGRAM` (2), ...
+    pub kind: u32,
+    /// `IPPROTO_TCP` (6), `IPPROTO_UDP` (17), ...
+    pub protocol: u32,
+    /// As `enum` in `net/tcp_states.h`: 1 established, 7 closed, 10 listening.
+    pub state: u32,
+    /// This side's address, one or four words as they go over the wire.
+    pub source: Vec<u32>,
+    /// The other side's.
+    pub destination: Vec<u32>,
+    /// This side's port.
+    pub source_port: u16,
+    /// The other side's; 0 where there is none.
+    pub destination_port: u16,
+    /// How many connections may wait to be accepted.
+    pub backlog: u32,
+    /// How many do wait.
+    pub waiting: u32,
+    /// `SO_SNDBUF` and `SO_RCVBUF`.
+    pub buffers: (u32, u32),
+    /// `SO_REUSEADDR`.
+    pub reuses_address: bool,
+    /// `SO_KEEPALIVE`.
+    pub keeps_alive: bool,
+    /// `IPV6_V6ONLY`.
+    pub only_v6: bool,
+}
+
+/// What a TCP connection needs to go on elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names are those of RFC 9293 and of the kernel's tcp_sock")]
+pub struct TcpConnection {
+    /// Bytes that the program has not read.
+    pub received: Vec<u8>,
+    /// Bytes that the other side has not acknowledged, sent or not.
+    pub unacknowledged: Vec<u8>,
+    /// How many of these were not sent.
+    pub unsent: u32,
+    pub rcv_nxt: u32,
+    pub write_seq: u32,
+    pub mss_clamp: u32,
+    pub has_timestamps: bool,
+    pub has_sack: bool,
+    pub has_window_scaling: bool,
+    pub snd_wscale: u32,
+    pub rcv_wscale: u32,
+    /// What to add to the clock, in milliseconds, for a timestamp.
+    pub timestamp_offset: u32,
+    pub snd_wl1: u32,
+    pub snd_wnd: u32,
+    pub max_window: u32,
+    pub rcv_wnd: u32,
+    pub rcv_wup: u32,
+    pub no_delay: bool,
+}
+
+/// A packet's bytes and the sequence number of the first.
+struct Packet {
+    sequence: u32,
+    bytes: Vec<u8>,
+}
+
+impl<'k> OpenFile<'k> {
+    fn sock(&self) -> Result<Object<'k>> {
+        self.object().required("private_data", "socket")?.required("sk", "sock")
+    }
+
+    /// The family of a socket's addresses.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading. The file must be a socket.
+    pub fn socket_family(&self) -> Result<u32> {
+        self.sock()?.u32("__sk_common.skc_family")
+    }
+
+    /// The socket, if it is one of the Internet.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading. The file must be a socket.
+    pub fn inet_socket(&self) -> Result<Option<InetSocket>> {
+        let sock = self.sock()?;
+        let family = sock.u32("__sk_common.skc_family")?;
+        let words = |path| -> Result<Vec<u32>> {
+            let bytes = sock.bytes(path)?;
+            Ok(bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+        };
+        let (source, destination) = match family {
+            INET => (words("__sk_common.skc_rcv_saddr")?, words("__sk_common.skc_daddr")?),
+            INET6 => (words("__sk_common.skc_v6_rcv_saddr")?, words("__sk_common.skc_v6_daddr")?),
+            _ => return Ok(None),
+        };
+        let low = |value: u32| u16::try_from(value & 0xffff).unwrap_or(0);
+        let inet = sock.kernel().object("inet_sock", sock.address())?;
+        Ok(Some(InetSocket {
+            family,
+            kind: sock.u32("sk_type")?,
+            protocol: sock.u32("sk_protocol")?,
+            state: sock.u32("__sk_common.skc_state")?,
+            source,
+            destination,
+            source_port: low(inet.u32("inet_sport")?).swap_bytes(),
+            destination_port: low(sock.u32("__sk_common.skc_dport")?).swap_bytes(),
+            backlog: sock.u32("sk_max_ack_backlog")?,
+            waiting: sock.u32("sk_ack_backlog")?,
+            buffers: (sock.u32("sk_sndbuf")?, sock.u32("sk_rcvbuf")?),
+            reuses_address: sock.u32("__sk_common.skc_reuse")? != 0,
+            // SOCK_KEEPOPEN of `enum sock_flags`.
+            keeps_alive: sock.u64("__sk_common.skc_flags")? >> 3 & 1 != 0,
+            only_v6: family == INET6 && sock.u32("__sk_common.skc_ipv6only")? != 0,
+        }))
+    }
+
+    /// The connection, of a TCP socket that is established.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading; [`Error::Corrupt`] where its queues have gaps.
+    pub fn tcp_connection(&self) -> Result<TcpConnection> {
+        let sock = self.sock()?;
+        let tcp = sock.kernel().object("tcp_sock", sock.address())?;
+        let (rcv_nxt, copied) = (tcp.u32("rcv_nxt")?, tcp.u32("copied_seq")?);
+        let (write_seq, una, nxt) = (tcp.u32("write_seq")?, tcp.u32("snd_una")?, tcp.u32("snd_nxt")?);
+        let received = queue(sock, "sk_receive_queue")?;
+        let root = sock.kernel().read_u64(sock.address_of("tcp_rtx_queue")?)?;
+        let mut sent = Vec::new();
+        for packet in rbtree::members(sock.kernel(), root, "sk_buff", "rbnode")? {
+            sent.push(read_packet(packet)?);
+        }
+        sent.extend(queue(sock, "sk_write_queue")?);
+        let flag = |path| -> Result<bool> { Ok(tcp.u32(path)? != 0) };
+        Ok(TcpConnection {
+            received: put_together(sock, copied, rcv_nxt, received)?,
+            unacknowledged: put_together(sock, una, write_seq, sent)?,
+            unsent: write_seq.wrapping_sub(nxt),
+            rcv_nxt,
+            write_seq,
+            mss_clamp: tcp.u32("rx_opt.mss_clamp")?,
+            has_timestamps: flag("rx_opt.tstamp_ok")?,
+            has_sack: flag("rx_opt.sack_ok")?,
+            has_window_scaling: flag("rx_opt.wscale_ok")?,
+            snd_wscale: tcp.u32("rx_opt.snd_wscale")?,
+            rcv_wscale: tcp.u32("rx_opt.rcv_wscale")?,
+            timestamp_offset: tcp.u32("tsoffset")?,
+            snd_wl1: tcp.u32("snd_wl1")?,
+            snd_wnd: tcp.u32("snd_wnd")?,
+            max_window: tcp.u32("max_window")?,
+            rcv_wnd: tcp.u32("rcv_wnd")?,
+            rcv_wup: tcp.u32("rcv_wup")?,
+            // TCP_NAGLE_OFF.
+            no_delay: tcp.u32("nonagle")? & 1 != 0,
+        })
+    }
+}
+
+/// The packets of a list.
+fn queue(sock: Object<'_>, path: &'static str) -> Result<Vec<Packet>> {
+    let head = sock.address_of(path)?;
+    let mut packets = Vec::new();
+    let mut seen = HashSet::new();
+    let mut next = sock.kernel().read_u64(head)?;
+    while next != head {
+        let packet = sock.kernel().object("sk_buff", next)?;
+        if !seen.insert(next) || seen.len() > MOST_PACKETS {
+            return Err(packet.corrupt("its queue goes round"));
+        }
+        packets.push(read_packet(packet)?);
+        next = packet.u64("next")?;
+    }
+    Ok(packets)
+}
+
+fn read_packet(packet: Object<'_>) -> Result<Packet> {
+    let control = packet.kernel().object("tcp_skb_cb", packet.address_of("cb")?)?;
+    let mut bytes = Vec::new();
+    append(packet, &mut bytes, 4)?;
+    Ok(Packet { sequence: control.u32("seq")?, bytes })
+}
+
+/// Appends what a packet carries: its linear part, its pages, and the packets that hang on it.
+fn append(packet: Object<'_>, bytes: &mut Vec<u8>, deeper: u32) -> Result<()> {
+    let kernel = packet.kernel();
+    let (length, beyond) = (packet.u32("len")?, packet.u32("data_len")?);
+    let linear = length.checked_sub(beyond).filter(|_| length <= 1 << 20);
+    let linear = linear.ok_or_else(|| packet.corrupt(format!("{beyond} of its {length} bytes elsewhere")))?;
+    let start = bytes.len();
+    bytes.resize(start + linear as usize, 0);
+    kernel.read(packet.u64("data")?, &mut bytes[start..])?;
+    if beyond > 0 {
+        let shared = packet.u64("head")?.wrapping_add(packet.u64("end")?);
+        let shared = kernel.object("skb_shared_info", shared)?;
+        let size = kernel.types().size("skb_frag_t").or_else(|_| kernel.types().size("bio_vec"))?;
+        let first = shared.address_of("frags")?;
+        let count = u64::from(shared.u32("nr_frags")?);
+        for index in 0..count.min(64) {
+            let part = kernel.object("bio_vec", first.wrapping_add(index * size))?;
+            let physical = kernel.page_physical(part.u64("bv_page")?)?;
+            let length = part.u32("bv_len")?;
+            if length > 1 << 20 {
+                return Err(packet.corrupt(format!("a part of {length} bytes")));
+            }
+            let at = bytes.len();
+            bytes.resize(at + length as usize, 0);
+            kernel.memory().read(physical + u64::from(part.u32("bv_offset")?), &mut bytes[at..])?;
+        }
+        let mut more = shared.pointer("frag_list", "sk_buff")?;
+        for _ in 0..MOST_PACKETS {
+            let Some(next) = more else { break };
+            if deeper == 0 {
+                return Err(packet.corrupt("packets within packets within packets"));
+            }
+            append(next, bytes, deeper - 1)?;
+            more = next.pointer("next", "sk_buff")?;
+        }
+    }
+    let found = bytes.len() - start;
+    if found != length as usize {
+        return Err(packet.corrupt(format!("it holds {found} bytes and should hold {length}")));
+    }
+    Ok(())
+}
+
+/// The bytes from one sequence number to another.
+fn put_together(sock: Object<'_>, from: u32, to: u32, packets: Vec<Packet>) -> Result<Vec<u8>> {
+    let length = to.wrapping_sub(from);
+    if length > LONGEST_QUEUE {
+        return Err(sock.corrupt(format!("a queue from {from:#x} to {to:#x}")));
+    }
+    let mut bytes = vec![0; length as usize];
+    let mut covered = vec![false; length as usize];
+    for packet in packets {
+        for (offset, byte) in (0..).zip(packet.bytes) {
+            let place = packet.sequence.wrapping_add(offset).wrapping_sub(from);
+            if let Some(into) = bytes.get_mut(place as usize) {
+                *into = byte;
+                covered[place as usize] = true;
+            }
+        }
+    }
+    match covered.iter().position(|covered| !covered) {
+        None => Ok(bytes),
+        Some(gap) => Err(Error::Corrupt {
+            kind: "sock",
+            address: sock.address(),
+            why: format!("its queue from {from:#x} to {to:#x} has a gap after {gap} bytes"),
+        }),
+    }
+}

@@ -1,0 +1,69 @@
+//! The active guest: it runs the service and shows, processor by processor, that it lives.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::control::{Asked, Control, Said};
+use crate::{nest, setup};
+
+/// Where the image says what the service is: a program and its arguments, in JSON.
+const SERVICE: &str = "/etc/orrery/service";
+const BEAT: Duration = Duration::from_millis(100);
+
+pub(crate) fn run() -> Result<()> {
+    let text = fs::read_to_string(SERVICE).with_context(|| format!("cannot read {SERVICE}"))?;
+    let argv: Vec<String> =
+        serde_json::from_str(&text).with_context(|| format!("{SERVICE} is no list of words"))?;
+    let nest = nest::start(&argv, false)?;
+    let (pid, _) = nest::service(nest).context("the service ended at once")?;
+    Control::open()?.say(&Said::Ready { pid })?;
+    serve()
+}
+
+/// What the guest with the service does besides: heartbeats, and what it is asked.
+pub(crate) fn serve() -> Result<()> {
+    let mut control = Control::open()?;
+    std::thread::spawn(|| {
+        let Ok(mut control) = Control::open() else { return };
+        let count = std::thread::available_parallelism().map_or(1, usize::from);
+        for cpu in (0..count).cycle() {
+            let mut set = rustix::thread::CpuSet::new();
+            set.set(cpu);
+            // On the processor that the beat is about: if it does not run, neither does this thread.
+            if rustix::thread::sched_setaffinity(None, &set).is_ok()
+                && control.say(&Said::Beat { cpu }).is_err()
+            {
+                return;
+            }
+            std::thread::sleep(BEAT / u32::try_from(count).unwrap_or(1));
+        }
+    });
+    loop {
+        match control.listen()? {
+            Asked::Run { argv } => {
+                let (status, output) = match setup::output(&argv) {
+                    Ok(answer) => answer,
+                    Err(error) => (-1, format!("{error:#}")),
+                };
+                control.say(&Said::Ran { status, output })?;
+            }
+            Asked::Crash { kind } => {
+                if let Err(error) = crash(&kind) {
+                    control.say(&Said::Failed { why: format!("{error:#}") })?;
+                }
+            }
+            Asked::Arm | Asked::Failover { .. } => {
+                control.say(&Said::Failed { why: "this is the guest with the service".to_owned() })?;
+            }
+        }
+    }
+}
+
+fn crash(kind: &str) -> Result<()> {
+    match kind {
+        "panic" => Ok(fs::write("/proc/sysrq-trigger", "c")?),
+        other => bail!("no way to die is called {other:?}; there is: panic"),
+    }
+}

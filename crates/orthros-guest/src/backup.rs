@@ -1,0 +1,103 @@
+//! The backup guest: it sees the active's memory, and rebuilds the service from it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use orrery_kimage::{Kernel, Layout, MappedMemory};
+
+use crate::control::{Asked, Control, Said, Step};
+use crate::{active, criu, nest, setup};
+
+/// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
+const VENDOR: &str = "0x1af4";
+const DEVICE: &str = "0x1110";
+const IMAGES: &str = "/run/orrery/images";
+
+pub(crate) fn run() -> Result<()> {
+    let mut control = Control::open()?;
+    control.say(&Said::Waiting)?;
+    // The first run of criu probes the kernel for a second; its findings are kept in /run.
+    let _ = setup::output(&["criu", "check"]);
+    let mut known = None;
+    loop {
+        match control.listen()? {
+            Asked::Arm => match arm() {
+                Ok((kernel, seconds)) => {
+                    let release = kernel.info().release().to_owned();
+                    known = Some(kernel);
+                    control.say(&Said::Armed { release, seconds })?;
+                }
+                Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
+            },
+            Asked::Failover { pid } => match failover(known.as_ref(), pid) {
+                Ok(said) => {
+                    control.say(&said)?;
+                    // From here on this guest is the active.
+                    return active::serve();
+                }
+                Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
+            },
+            Asked::Run { argv } => {
+                let (status, output) =
+                    setup::output(&argv).unwrap_or_else(|error| (-1, format!("{error:#}")));
+                control.say(&Said::Ran { status, output })?;
+            }
+            Asked::Crash { .. } => control.say(&Said::Failed { why: "this is the backup".to_owned() })?,
+        }
+    }
+}
+
+/// The file that shows the active's memory.
+fn window() -> Result<PathBuf> {
+    for entry in fs::read_dir("/sys/bus/pci/devices")?.flatten() {
+        let read = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+        if read("vendor").trim() == VENDOR && read("device").trim() == DEVICE {
+            fs::write(entry.path().join("enable"), "1").context("cannot enable the memory device")?;
+            return Ok(entry.path().join("resource2"));
+        }
+    }
+    bail!("this guest has no device that shows another one's memory")
+}
+
+/// Learns all about the active's kernel, while it lives.
+fn arm() -> Result<(Kernel, f64)> {
+    let start = Instant::now();
+    let memory = MappedMemory::open(&window()?, Layout::Q35)?;
+    let kernel = Kernel::open(Box::new(memory)).context("cannot read the active's kernel")?;
+    Ok((kernel, start.elapsed().as_secs_f64()))
+}
+
+/// Rebuilds the service. The active must be dead: nobody here looks whether it is.
+fn failover(known: Option<&Kernel>, pid: i32) -> Result<Said> {
+    let kernel = known.context("not armed")?;
+    let mut steps = Vec::new();
+    let mut last = Instant::now();
+    let mut step = |name| {
+        steps.push(Step { name, seconds: last.elapsed().as_secs_f64() });
+        last = Instant::now();
+    };
+    let images = Path::new(IMAGES);
+    let _ = fs::remove_dir_all(images);
+    let summary = criu::write(kernel, pid, images)?;
+    step("images");
+    let argv =
+        ["criu", "restore", "--images-dir", IMAGES, "--work-dir", "/run/orrery", "--log-file", "restore.log"];
+    let more =
+        ["-v4", "--restore-detached", "--tcp-established", "--manage-cgroups=ignore", "--skip-in-flight"];
+    let argv: Vec<String> = argv.iter().chain(&more).map(|&word| word.to_owned()).collect();
+    let nest = match nest::start(&argv, true) {
+        Ok(nest) => nest,
+        Err(error) => {
+            let log = fs::read_to_string("/run/orrery/restore.log").unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            let first = lines.iter().position(|line| line.contains("Error")).unwrap_or(lines.len());
+            // What led to the first error, and all that came of it.
+            bail!("{error:#}\n{}", lines[first.saturating_sub(8)..].join("\n"));
+        }
+    };
+    let (pid, _) = nest::service(nest).context("the service ended at once")?;
+    step("restore");
+    Ok(Said::Survived { pid, steps, summary })
+}

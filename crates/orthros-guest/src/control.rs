@@ -1,0 +1,91 @@
+//! Lines of JSON to and from the host, over the second serial port.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead as _, BufReader, Write as _};
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+
+const PORT: &str = "/dev/ttyS1";
+
+/// What a guest tells.
+#[derive(Debug, Serialize)]
+#[serde(tag = "said", rename_all = "lowercase")]
+pub(crate) enum Said {
+    /// A processor lives.
+    Beat { cpu: usize },
+    /// The active runs its service, under this number.
+    Ready { pid: i32 },
+    /// The backup is up.
+    Waiting,
+    /// The backup knows the active's kernel.
+    Armed { release: String, seconds: f64 },
+    /// The service lives again.
+    Survived { pid: i32, steps: Vec<Step>, summary: crate::criu::Summary },
+    /// The answer of a program that was run.
+    Ran { status: i32, output: String },
+    /// It did not work.
+    Failed { why: String },
+}
+
+/// A part of a failover, and how long it took.
+#[derive(Debug, Serialize)]
+pub(crate) struct Step {
+    pub(crate) name: &'static str,
+    pub(crate) seconds: f64,
+}
+
+/// What the host asks for.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "do", rename_all = "lowercase")]
+pub(crate) enum Asked {
+    /// Learn the active's kernel.
+    Arm,
+    /// Rebuild the service with this number from the active's memory.
+    Failover { pid: i32 },
+    /// Run a program to its end.
+    Run { argv: Vec<String> },
+    /// Die, in a way.
+    Crash { kind: String },
+}
+
+pub(crate) struct Control {
+    port: File,
+    reader: BufReader<File>,
+}
+
+impl Control {
+    pub(crate) fn open() -> Result<Self> {
+        let open = || {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(PORT)
+                .with_context(|| format!("cannot open {PORT}"))
+        };
+        let port = open()?;
+        // Bytes as they are: no echo, no line editing.
+        let mut modes = rustix::termios::tcgetattr(&port)?;
+        modes.make_raw();
+        rustix::termios::tcsetattr(&port, rustix::termios::OptionalActions::Now, &modes)?;
+        Ok(Self { reader: BufReader::new(open()?), port })
+    }
+
+    pub(crate) fn say(&mut self, said: &Said) -> Result<()> {
+        let mut line = serde_json::to_vec(said)?;
+        line.push(b'\n');
+        // One write, so that lines of several threads do not mix.
+        Ok(self.port.write_all(&line)?)
+    }
+
+    pub(crate) fn listen(&mut self) -> Result<Asked> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            self.reader.read_line(&mut line)?;
+            if let Ok(asked) = serde_json::from_str(&line) {
+                return Ok(asked);
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The open files of all processes: each description once, under a number that descriptors and mappings refer to.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use orrery_kimage::{OpenFile, Task};
+
+use super::messages::{File, Fown, Fs, RegFile};
+use super::writer::{ImageFile, Kind};
+
+pub(super) const REGULAR: u32 = 1;
+/// What `open` is told, and not kept.
+const ONCE: u32 =
+    (libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC).cast_unsigned();
+
+#[derive(Default)]
+pub(super) struct Files {
+    entries: Vec<File>,
+    /// By the address of the kernel's `struct file`.
+    known: HashMap<u64, u32>,
+    directories: HashMap<String, u32>,
+}
+
+impl Files {
+    pub(super) fn next(&self) -> u32 {
+        u32::try_from(self.entries.len()).unwrap_or(u32::MAX - 1) + 1
+    }
+
+    pub(super) fn known(&self, file: &OpenFile<'_>) -> Option<&File> {
+        let id = self.known.get(&file.object().address())?;
+        self.entries.get(usize::try_from(*id).ok()? - 1)
+    }
+
+    /// Adds a file that others may share, and that bears the number [`next`](Self::next).
+    pub(super) fn add(&mut self, file: &OpenFile<'_>, entry: File) {
+        self.known.insert(file.object().address(), entry.id);
+        self.entries.push(entry);
+    }
+
+    /// A file with a path, as it was opened.
+    pub(super) fn regular(&mut self, file: &OpenFile<'_>) -> Result<u32> {
+        if let Some(known) = self.known(file) {
+            return Ok(known.id);
+        }
+        let path = file.path()?;
+        if path.deleted {
+            bail!("{} has no name any more, which is not carried over yet", path.display());
+        }
+        let id = self.next();
+        let flags = file.flags()? & !ONCE;
+        let name = String::from_utf8(path.bytes).map_err(|_| anyhow::anyhow!("its path is no UTF-8"))?;
+        self.add(file, entry(id, flags, file.position()?, name));
+        Ok(id)
+    }
+
+    /// A file that is mapped; what it was opened as, and where it stands, is of no matter.
+    pub(super) fn mapped(&mut self, file: &OpenFile<'_>) -> Result<u32> {
+        self.regular(file)
+    }
+
+    /// The directories of a process.
+    pub(super) fn directories(&mut self, process: &Task<'_>) -> Result<Fs> {
+        let (working, root) = process.directories()?;
+        if working.deleted {
+            bail!("its working directory {} is gone", working.display());
+        }
+        let umask = process.object().required("fs", "fs_struct")?.u32("umask")?;
+        Ok(Fs {
+            cwd_id: self.directory(working.display()),
+            root_id: self.directory(root.display()),
+            umask: Some(umask),
+        })
+    }
+
+    fn directory(&mut self, name: String) -> u32 {
+        if let Some(&id) = self.directories.get(&name) {
+            return id;
+        }
+        let id = self.next();
+        let flags = (libc::O_DIRECTORY | libc::O_RDONLY).cast_unsigned();
+        self.entries.push(entry(id, flags, 0, name.clone()));
+        self.directories.insert(name, id);
+        id
+    }
+
+    pub(super) fn write(&self, folder: &Path) -> Result<()> {
+        let mut file = ImageFile::create(folder, "files", Kind::Files)?;
+        for entry in &self.entries {
+            file.put(entry)?;
+        }
+        file.finish()
+    }
+}
+
+pub(super) fn nobody() -> Fown {
+    Fown { uid: 0, euid: 0, signum: 0, pid_type: 0, pid: 0 }
+}
+
+fn entry(id: u32, flags: u32, pos: u64, name: String) -> File {
+    let reg = RegFile { id, flags, pos, fown: nobody(), name, mnt_id: None };
+    File { kind: REGULAR, id, reg: Some(reg), ..File::default() }
+}

@@ -1,0 +1,261 @@
+//! A thread's core image: registers, signals, limits, credentials.
+//!
+//! A thread that was in a system call is not in it any more. Calls that wait for something are begun again: nothing
+//! had happened yet. Any other call that had not finished fails with `EINTR`: whether it had an effect, nobody knows.
+
+use anyhow::{Result, bail};
+use orrery_kimage::{Object, Registers, Task};
+
+use super::Context;
+use super::messages::{
+    Core, Creds, Itimer, Rlimit, Rlimits, Rseq, Sigaction, SignalQueue, SignalStack, TaskCore, TaskTimers,
+    ThreadCore, ThreadInfoX86, X86Fpregs, X86Regs,
+};
+
+const SYSCALL_LENGTH: u64 = 2;
+const ENOSYS: i64 = 38;
+/// `ERESTARTSYS` to `ERESTART_RESTARTBLOCK`: the kernel had decided to begin the call again.
+const RESTARTS: std::ops::RangeInclusive<i64> = 512..=516;
+const SIGNALS: u64 = 64;
+
+/// The calls that wait, and have done nothing until what they wait for happens.
+const WAITING: &[i64] = &[
+    libc::SYS_read,
+    libc::SYS_poll,
+    libc::SYS_select,
+    libc::SYS_pause,
+    libc::SYS_nanosleep,
+    libc::SYS_accept,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_wait4,
+    libc::SYS_flock,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_futex,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_epoll_wait,
+    libc::SYS_waitid,
+    libc::SYS_pselect6,
+    libc::SYS_ppoll,
+    libc::SYS_epoll_pwait,
+    libc::SYS_accept4,
+    libc::SYS_sched_yield,
+    libc::SYS_epoll_pwait2,
+];
+
+pub(super) fn core(context: &mut Context<'_>, thread: &Task<'_>, is_leader: bool) -> Result<Core> {
+    let task = thread.object();
+    if task.u32("seccomp.mode").unwrap_or(0) != 0 {
+        bail!("it is confined by seccomp, which is not carried over yet");
+    }
+    let mut registers = thread.registers()?;
+    resume(context, thread, &mut registers)?;
+    let name = thread.name()?;
+    let blocked = task.u64("blocked")?;
+    let rseq = task.u64("rseq").unwrap_or(0);
+    let thread_core = ThreadCore {
+        futex_rla: task.u64("robust_list")?,
+        futex_rla_len: 24,
+        sched_nice: Some(task.i32("static_prio")? - 120),
+        sched_policy: Some(task.u32("policy")?),
+        sched_prio: Some(task.u32("rt_priority")?),
+        blk_sigset: Some(blocked),
+        sas: Some(SignalStack {
+            ss_sp: task.u64("sas_ss_sp")?,
+            ss_size: task.u64("sas_ss_size")?,
+            ss_flags: task.u32("sas_ss_flags")?,
+        }),
+        pdeath_sig: Some(task.u32("pdeath_signal")?).filter(|&signal| signal != 0),
+        signals_p: Some(SignalQueue {}),
+        creds: Some(credentials(thread)?),
+        seccomp_mode: Some(0),
+        comm: Some(name.clone()),
+        rseq_entry: (rseq != 0).then_some(Rseq {
+            rseq_abi_pointer: rseq,
+            // The registered length is kept since 6.3; before, it is always the first version's.
+            rseq_abi_size: task.u32("rseq_len").unwrap_or(32),
+            signature: task.u32("rseq_sig").unwrap_or(0x5305_3053),
+        }),
+    };
+    let tc = if is_leader { Some(process(context, thread, name, blocked)?) } else { None };
+    let float_state = thread.float_state()?;
+    if float_state.stale {
+        bail!(
+            "it was on a processor, whose vector registers nobody has saved: it cannot be continued exactly"
+        );
+    }
+    let thread_info = ThreadInfoX86 {
+        clear_tid_addr: task.u64("clear_child_tid")?,
+        gpregs: general(&registers),
+        fpregs: float(&float_state.bytes),
+    };
+    Ok(Core { mtype: 1, thread_info: Some(thread_info), tc, thread_core: Some(thread_core) })
+}
+
+/// Makes the registers those of a thread that goes on in user space.
+fn resume(context: &mut Context<'_>, thread: &Task<'_>, registers: &mut Registers) -> Result<()> {
+    let call = registers.orig_ax.cast_signed();
+    if call < 0 {
+        return Ok(());
+    }
+    let result = registers.ax.cast_signed();
+    let restarts = RESTARTS.contains(&-result);
+    if result != -ENOSYS && !restarts {
+        return Ok(());
+    }
+    if restarts || WAITING.contains(&call) {
+        registers.ax = registers.orig_ax;
+        registers.ip -= SYSCALL_LENGTH;
+    } else {
+        let remark =
+            format!("thread {}: system call {call} was under way and fails with EINTR", thread.tid()?);
+        context.summary.remarks.push(remark);
+        registers.ax = i64::from(-libc::EINTR).cast_unsigned();
+    }
+    registers.orig_ax = u64::MAX;
+    Ok(())
+}
+
+fn process(context: &mut Context<'_>, thread: &Task<'_>, comm: String, blk_sigset: u64) -> Result<TaskCore> {
+    let task = thread.object();
+    let signal = task.required("signal", "signal_struct")?;
+    for (queue, whose) in [
+        (task.embedded("pending", "sigpending")?, "thread"),
+        (signal.embedded("shared_pending", "sigpending")?, "process"),
+    ] {
+        if queue.u64("signal")? != 0 {
+            context
+                .summary
+                .remarks
+                .push(format!("process {}: signals pending for the {whose} are lost", thread.pid()?));
+        }
+    }
+    let limits = signal.bytes("rlim")?;
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    let rlimits = limits.chunks_exact(16).map(|pair| Rlimit { cur: word(&pair[..8]), max: word(&pair[8..]) });
+    let nothing = Itimer { isec: 0, iusec: 0, vsec: 0, vusec: 0 };
+    Ok(TaskCore {
+        task_state: 1,
+        exit_code: 0,
+        personality: task.u32("personality")?,
+        flags: task.u32("flags")?,
+        blk_sigset,
+        comm,
+        timers: Some(TaskTimers { real: real_timer(context, signal)?, virt: nothing, prof: nothing }),
+        rlimits: Some(Rlimits { rlimits: rlimits.collect() }),
+        signals_s: Some(SignalQueue {}),
+        sigactions: actions(task)?,
+    })
+}
+
+/// `setitimer(ITIMER_REAL)`: what was left of it when the kernel died.
+fn real_timer(context: &Context<'_>, signal: Object<'_>) -> Result<Itimer> {
+    let interval = signal.u64("it_real_incr")?;
+    let armed = signal.u32("real_timer.state")? & 1 != 0;
+    let left = signal.u64("real_timer.node.expires")?.saturating_sub(context.monotonic).max(1000);
+    let left = if armed { left } else { 0 };
+    let split = |time: u64| (time / 1_000_000_000, time % 1_000_000_000 / 1000);
+    let ((isec, iusec), (vsec, vusec)) = (split(interval), split(left));
+    Ok(Itimer { isec, iusec, vsec, vusec })
+}
+
+/// What each signal does, in order, without the two that nobody can change.
+fn actions(task: Object<'_>) -> Result<Vec<Sigaction>> {
+    let hand = task.required("sighand", "sighand_struct")?;
+    let kernel = task.kernel();
+    let (first, size) = (hand.address_of("action")?, kernel.types().size("k_sigaction")?);
+    let mut actions = Vec::new();
+    for signal in 1..=SIGNALS {
+        if [libc::SIGKILL, libc::SIGSTOP].contains(&i32::try_from(signal)?) {
+            continue;
+        }
+        let action = kernel.object("sigaction", first + (signal - 1) * size)?;
+        actions.push(Sigaction {
+            sigaction: action.u64("sa_handler")?,
+            flags: action.u64("sa_flags")?,
+            restorer: action.u64("sa_restorer")?,
+            mask: action.u64("sa_mask")?,
+        });
+    }
+    Ok(actions)
+}
+
+fn credentials(thread: &Task<'_>) -> Result<Creds> {
+    let c = thread.credentials()?;
+    let halves = |set: u64| {
+        let (low, high) = (set & 0xffff_ffff, set >> 32);
+        [low, high].iter().map(|&half| u32::try_from(half).unwrap_or(0)).collect::<Vec<_>>()
+    };
+    Ok(Creds {
+        uid: c.uid,
+        gid: c.gid,
+        euid: c.effective_uid,
+        egid: c.effective_gid,
+        suid: c.saved_uid,
+        sgid: c.saved_gid,
+        fsuid: c.file_uid,
+        fsgid: c.file_gid,
+        cap_inh: halves(c.inheritable),
+        cap_prm: halves(c.permitted),
+        cap_eff: halves(c.effective),
+        cap_bnd: halves(c.bounding),
+        secbits: c.secure_bits,
+        groups: c.groups,
+    })
+}
+
+fn general(r: &Registers) -> X86Regs {
+    X86Regs {
+        r15: r.r15,
+        r14: r.r14,
+        r13: r.r13,
+        r12: r.r12,
+        bp: r.bp,
+        bx: r.bx,
+        r11: r.r11,
+        r10: r.r10,
+        r9: r.r9,
+        r8: r.r8,
+        ax: r.ax,
+        cx: r.cx,
+        dx: r.dx,
+        si: r.si,
+        di: r.di,
+        orig_ax: r.orig_ax,
+        ip: r.ip,
+        cs: r.cs,
+        flags: r.flags,
+        sp: r.sp,
+        ss: r.ss,
+        fs_base: r.fs_base,
+        gs_base: r.gs_base,
+        ds: r.ds,
+        es: r.es,
+        fs: r.fs,
+        gs: r.gs,
+        mode: Some(1),
+    }
+}
+
+/// The layout of `fxsave` (Intel SDM volume 1, 10.5.1).
+fn float(state: &[u8]) -> X86Fpregs {
+    let number = |at: usize, size: usize| {
+        let mut bytes = [0; 8];
+        bytes[..size].copy_from_slice(&state[at..at + size]);
+        u64::from_le_bytes(bytes)
+    };
+    let narrow = |at, size| u32::try_from(number(at, size)).unwrap_or(0);
+    X86Fpregs {
+        cwd: narrow(0, 2),
+        swd: narrow(2, 2),
+        twd: narrow(4, 2),
+        fop: narrow(6, 2),
+        rip: number(8, 8),
+        rdp: number(16, 8),
+        mxcsr: narrow(24, 4),
+        mxcsr_mask: narrow(28, 4),
+        st_space: (0..32).map(|index| narrow(32 + index * 4, 4)).collect(),
+        xmm_space: (0..64).map(|index| narrow(160 + index * 4, 4)).collect(),
+    }
+}

@@ -1,0 +1,76 @@
+//! What runs in the active and in the backup guest.
+//!
+//! As the guests' init (process 1) it mounts, loads modules, and then is what the kernel's command line says: the
+//! *active*, which runs the service and sends heartbeats, or the *backup*, which watches the active's memory through a
+//! PCI device and rebuilds the service from it when it is told that the active is dead. The host is spoken to in lines
+//! of JSON over the second serial port.
+
+mod active;
+mod backup;
+mod control;
+mod criu;
+mod nest;
+mod setup;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result =
+        if std::process::id() == 1 && words.first() != Some(&"nest") { init() } else { command(&words) };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("orrery-guest: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn init() -> Result<()> {
+    setup::prepare()?;
+    let role = setup::parameter("orrery.role").unwrap_or_default();
+    let result = match role.as_str() {
+        "active" => active::run(),
+        "backup" => backup::run(),
+        other => Err(anyhow::anyhow!(
+            "the kernel's command line has no orrery.role=active or backup, but {other:?}"
+        )),
+    };
+    if let Err(error) = &result {
+        control::Control::open()?.say(&control::Said::Failed { why: format!("{error:#}") })?;
+    }
+    // Process 1 must not end; the host sees to the rest.
+    loop {
+        std::thread::park();
+    }
+}
+
+fn command(words: &[&str]) -> Result<()> {
+    match words {
+        ["count", path] => count(path),
+        ["images", memory, pid, folder] => {
+            let memory = orrery_kimage::open_memory(memory.as_ref(), orrery_kimage::Layout::Q35)?;
+            let kernel = orrery_kimage::Kernel::open(Box::new(memory))?;
+            let summary = criu::write(&kernel, pid.parse()?, folder.as_ref())?;
+            println!("{}", serde_json::to_string_pretty(&summary)?);
+            Ok(())
+        }
+        _ => bail!("usage: orrery-guest count FILE | images MEMORY PID FOLDER"),
+    }
+}
+
+/// Counts, a hundred times a second, and leaves the number in a file: the smallest service there is.
+fn count(path: &str) -> Result<()> {
+    let mut number = 0_u64;
+    loop {
+        number += 1;
+        let aside = format!("{path}.new");
+        std::fs::write(&aside, format!("{number}\n"))?;
+        std::fs::rename(&aside, path)?;
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}

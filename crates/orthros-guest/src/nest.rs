@@ -1,0 +1,103 @@
+//! A nest: a process-number namespace (and mounts) of its own, in which a service has its numbers for itself.
+//!
+//! In the backup the same numbers are then free, whatever else runs there. The nest's process 1 only waits for the
+//! service; programs that help (criu) get numbers from 30,000 on, out of the way.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+
+const HELPERS_FROM: &str = "30000";
+
+/// Makes a nest and runs `program` in it; when `program` has ended well or, with `detach`, has been started, gives the
+/// number of the nest's process 1, as seen from outside. The nest stays.
+///
+/// # Errors
+///
+/// Where the namespaces cannot be had, or the program failed; the nest is then gone.
+pub(crate) fn start(argv: &[String], helper: bool) -> Result<i32> {
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    // SAFETY: this process has one thread when nests are made, so that the child may go on as it likes.
+    let outer = unsafe { libc::fork() };
+    if outer < 0 {
+        bail!("cannot fork: {}", std::io::Error::last_os_error());
+    }
+    if outer == 0 {
+        // SAFETY: no pointers are involved. The next fork's child is the namespace's process 1.
+        let failed = unsafe { libc::unshare(libc::CLONE_NEWPID | libc::CLONE_NEWNS) } != 0;
+        // SAFETY: as above; this child has one thread.
+        let inner = if failed { -1 } else { unsafe { libc::fork() } };
+        if inner == 0 {
+            let result = keep(argv, helper, &writer);
+            let text = result.err().map(|error| format!("{error:#}")).unwrap_or_default();
+            let _ = rustix::io::write(&writer, format!("E{text}").as_bytes());
+            std::process::exit(1);
+        }
+        let number = format!("P{inner}\n");
+        let _ = rustix::io::write(&writer, number.as_bytes());
+        std::process::exit(i32::from(inner < 0));
+    }
+    drop(writer);
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut fs::File::from(reader), &mut said)?;
+    let mut status = 0;
+    // SAFETY: `status` is writable; the child is ours.
+    unsafe { libc::waitpid(outer, &raw mut status, 0) };
+    let pid = said.lines().find_map(|line| line.strip_prefix('P')?.parse().ok()).filter(|&pid: &i32| pid > 0);
+    let pid = pid.context("cannot make namespaces")?;
+    if let Some(start) = said.find('E') {
+        bail!("{}", &said[start + 1..]);
+    }
+    Ok(pid)
+}
+
+/// The life of a nest's process 1.
+fn keep(argv: &[String], helper: bool, writer: &impl rustix::fd::AsFd) -> Result<()> {
+    rustix::process::setsid()?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    mount("proc", "/proc", "proc", MountFlags::empty(), None).context("cannot mount the nest's /proc")?;
+    if helper {
+        fs::write("/proc/sys/kernel/ns_last_pid", HELPERS_FROM).context("cannot set the nest's numbers")?;
+    }
+    let (program, arguments) = argv.split_first().context("nothing to run")?;
+    let null = || fs::OpenOptions::new().read(true).write(true).open("/dev/null");
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(null()?);
+    if helper {
+        let output = command.output().with_context(|| format!("cannot run {program}"))?;
+        if !output.status.success() {
+            bail!("{program}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+        }
+    } else {
+        command.stdout(null()?).stderr(null()?);
+        // SAFETY: setsid is safe to call between fork and exec.
+        unsafe {
+            std::os::unix::process::CommandExt::pre_exec(&mut command, || {
+                rustix::process::setsid()?;
+                Ok(())
+            });
+        }
+        command.spawn().with_context(|| format!("cannot run {program}"))?;
+    }
+    // Whoever made the nest waits until all copies of the pipe are closed.
+    // SAFETY: the descriptor is not used after this, and process 1 never returns from here but to exit.
+    unsafe { libc::close(std::os::fd::AsRawFd::as_raw_fd(&writer.as_fd())) };
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is writable.
+        if unsafe { libc::waitpid(-1, &raw mut status, 0) } < 0 {
+            std::process::exit(0);
+        }
+    }
+}
+
+/// The first child of a nest's process 1: the service. Seen from outside, and from within.
+pub(crate) fn service(nest: i32) -> Option<(i32, i32)> {
+    let children = fs::read_to_string(format!("/proc/{nest}/task/{nest}/children")).ok()?;
+    let outer: i32 = children.split_whitespace().next()?.parse().ok()?;
+    let status = fs::read_to_string(format!("/proc/{outer}/status")).ok()?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    Some((outer, numbers.split_whitespace().last()?.parse().ok()?))
+}

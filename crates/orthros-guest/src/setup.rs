@@ -1,0 +1,80 @@
+//! A guest's first steps: file systems, modules, the loopback interface.
+
+use std::ffi::CString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::mount::{MountFlags, mount};
+
+/// `(what, where, type)`.
+const MOUNTS: &[(&str, &str, &str)] = &[
+    ("proc", "/proc", "proc"),
+    ("sysfs", "/sys", "sysfs"),
+    ("devtmpfs", "/dev", "devtmpfs"),
+    ("devpts", "/dev/pts", "devpts"),
+    ("tmpfs", "/dev/shm", "tmpfs"),
+    ("tmpfs", "/run", "tmpfs"),
+    ("tmpfs", "/tmp", "tmpfs"),
+];
+
+pub(crate) fn prepare() -> Result<()> {
+    for (what, place, kind) in MOUNTS {
+        fs::create_dir_all(place).with_context(|| format!("cannot create {place}"))?;
+        mount(*what, *place, *kind, MountFlags::empty(), None)
+            .with_context(|| format!("cannot mount {place}"))?;
+    }
+    // SAFETY: one thread runs yet.
+    unsafe { std::env::set_var("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin") };
+    let _ = Command::new("/bin/busybox").args(["--install", "-s", "/bin"]).status();
+    let mut modules: Vec<PathBuf> = fs::read_dir("/modules")
+        .map(|folder| folder.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_default();
+    modules.sort();
+    for module in modules {
+        // A module for a device that this guest lacks may refuse; what needs it will say so.
+        if let Err(error) = load(&module) {
+            eprintln!("orrery-guest: {error:#}");
+        }
+    }
+    run(&["ip", "link", "set", "lo", "up"])?;
+    if let Some(address) = parameter("orrery.address") {
+        run(&["ip", "address", "add", &address, "dev", "eth0"])?;
+        run(&["ip", "link", "set", "eth0", "up"])?;
+    }
+    Ok(())
+}
+
+fn load(module: &Path) -> Result<()> {
+    let bytes = fs::read(module)?;
+    rustix::system::init_module(&bytes, &CString::default())
+        .with_context(|| format!("cannot load {}", module.display()))
+}
+
+/// The value of a parameter of the kernel's command line.
+pub(crate) fn parameter(name: &str) -> Option<String> {
+    let line = fs::read_to_string("/proc/cmdline").ok()?;
+    line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=').map(str::to_owned))
+}
+
+/// Runs a program to its end, which must be a good one.
+pub(crate) fn run(argv: &[&str]) -> Result<()> {
+    let (status, output) = output(argv)?;
+    if status != 0 {
+        bail!("`{}` ended with {status}: {}", argv.join(" "), output.trim());
+    }
+    Ok(())
+}
+
+/// Runs a program to its end, and gives how it ended and what it printed.
+pub(crate) fn output<S: AsRef<std::ffi::OsStr>>(argv: &[S]) -> Result<(i32, String)> {
+    let (program, arguments) = argv.split_first().context("nothing to run")?;
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .with_context(|| format!("cannot run {}", program.as_ref().to_string_lossy()))?;
+    let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
+    said.push_str(&String::from_utf8_lossy(&output.stderr));
+    Ok((output.status.code().unwrap_or(-1), said))
+}

@@ -1,0 +1,173 @@
+//! Lines of JSON from and to a guest, over its second serial port, which QEMU shows as a socket.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result, file};
+
+/// What a guest says; `orrery-guest` has the same, for writing.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "said", rename_all = "lowercase")]
+pub enum Said {
+    /// A processor lives.
+    Beat {
+        /// Which.
+        cpu: usize,
+    },
+    /// The active runs its service.
+    Ready {
+        /// Its number in the guest.
+        pid: i32,
+    },
+    /// The backup is up.
+    Waiting,
+    /// The backup knows the active's kernel.
+    Armed {
+        /// The kernel's release.
+        release: String,
+        /// How long that took.
+        seconds: f64,
+    },
+    /// The service lives again.
+    Survived {
+        /// Its number in the guest that survives.
+        pid: i32,
+        /// What took how long.
+        steps: Vec<Step>,
+        /// What was carried over.
+        summary: Value,
+    },
+    /// The answer of a program that was run.
+    Ran {
+        /// How it ended.
+        status: i32,
+        /// What it printed.
+        output: String,
+    },
+    /// It did not work.
+    Failed {
+        /// Why.
+        why: String,
+    },
+}
+
+/// A part of a failover.
+#[derive(Clone, Debug, Deserialize, serde::Serialize)]
+pub struct Step {
+    /// What was done.
+    pub name: String,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// A connection to a guest's own program.
+pub struct Control {
+    machine: String,
+    stream: UnixStream,
+    said: Receiver<(Instant, Said)>,
+    beats: Vec<Instant>,
+}
+
+impl Control {
+    /// Connects to the socket of a machine's second serial port.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`].
+    pub fn connect(machine: &str, socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket).map_err(file("connect to", socket))?;
+        let reader = stream.try_clone().map_err(file("connect to", socket))?;
+        let (sender, said) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(reader).split(b'\n').map_while(std::result::Result::ok) {
+                // The port's first bytes may be of the kernel; what is no message is nobody's.
+                if let Ok(said) = serde_json::from_slice(&line)
+                    && sender.send((Instant::now(), said)).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        Ok(Self { machine: machine.to_owned(), stream, said, beats: Vec::new() })
+    }
+
+    /// Asks for something.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Guest`] where the machine is gone.
+    pub fn ask(&mut self, what: &Value) -> Result<()> {
+        let sent = writeln!(self.stream, "{what}");
+        sent.map_err(|error| Error::Guest { machine: self.machine.clone(), why: error.to_string() })
+    }
+
+    /// The next thing that is said other than heartbeats, if it is said within `patience`.
+    pub fn listen(&mut self, patience: Duration) -> Option<Said> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.said.recv_timeout(left) {
+                Ok((at, Said::Beat { cpu })) => self.beat(at, cpu),
+                Ok((_, said)) => return Some(said),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+
+    fn beat(&mut self, at: Instant, cpu: usize) {
+        if self.beats.len() <= cpu {
+            self.beats.resize(cpu + 1, at);
+        }
+        self.beats[cpu] = at;
+    }
+
+    /// How long the processor that was silent longest has been so; nothing before the first beat.
+    pub fn silence(&mut self) -> Option<Duration> {
+        while let Ok((at, said)) = self.said.try_recv() {
+            if let Said::Beat { cpu } = said {
+                self.beat(at, cpu);
+            }
+        }
+        self.beats.iter().map(Instant::elapsed).max()
+    }
+
+    /// Waits for something to be said; anything that failed is an error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Guest`] with what the guest said, [`Error::Timeout`].
+    pub fn expect(&mut self, what: &str, patience: Duration) -> Result<Said> {
+        match self.listen(patience) {
+            Some(Said::Failed { why }) => Err(Error::Guest { machine: self.machine.clone(), why }),
+            Some(said) => Ok(said),
+            None => Err(Error::Timeout {
+                machine: self.machine.clone(),
+                seconds: patience.as_secs(),
+                what: what.to_owned(),
+                hint: String::new(),
+            }),
+        }
+    }
+
+    /// Runs a program in the guest to its end, and gives what it printed.
+    ///
+    /// # Errors
+    ///
+    /// As [`expect`](Self::expect); [`Error::Guest`] where the program failed.
+    pub fn run(&mut self, argv: &[&str]) -> Result<String> {
+        self.ask(&json!({"do": "run", "argv": argv}))?;
+        match self.expect(&format!("`{}`", argv.join(" ")), Duration::from_secs(30))? {
+            Said::Ran { status: 0, output } => Ok(output),
+            said => Err(Error::Guest {
+                machine: self.machine.clone(),
+                why: format!("{}: {said:?}", argv.join(" ")),
+            }),
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The image that both guests of a pair boot: init, criu, the service, and the modules for the machine's devices.
+//!
+//! Both boot the same image, so that programs and libraries are the same files under the same names on both sides: a
+//! rebuilt process maps them again, and only its own pages have to be carried over.
+
+use std::path::{Path, PathBuf};
+
+use crate::command::{find, require, run};
+use crate::error::{Error, Result};
+use crate::initramfs::Initramfs;
+use crate::kernel::KernelFiles;
+
+/// What the devices of a pair, and criu, want of the kernel.
+const MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_net",
+    "pvpanic-pci",
+    "unix_diag",
+    "inet_diag",
+    "tcp_diag",
+    "udp_diag",
+    "netlink_diag",
+    "af_packet_diag",
+    "nf_tables",
+    "tun",
+    "veth",
+];
+
+/// criu unlocks the network through these, once for each connection; nothing was locked that would want it.
+const NOTHING: &str = "#!/bin/busybox sh\ncat > /dev/null 2>&1 < /dev/stdin\nexit 0\n";
+
+/// What runs in the pair.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The program and its arguments; the program by its path on this host, or by a name to look for.
+    pub argv: Vec<String>,
+    /// Files of this host that it needs, and the names under which it expects them.
+    pub files: Vec<(PathBuf, String)>,
+}
+
+/// The guests' own program, which is built along with this one and lies beside it.
+///
+/// # Errors
+///
+/// [`Error::Missing`].
+pub fn guest_program() -> Result<PathBuf> {
+    let missing =
+        || Error::Missing { program: "orrery-guest".to_owned(), package: "orrery (cargo build --workspace)" };
+    let own = std::env::current_exe().map_err(|_| missing())?;
+    // Test programs lie one folder deeper.
+    let mut folders = own.ancestors().skip(1).take(2).map(|folder| folder.join("orrery-guest"));
+    folders.find(|path| path.is_file()).ok_or_else(missing)
+}
+
+/// Writes the image.
+///
+/// # Errors
+///
+/// [`Error::Missing`] where a program is not installed, [`Error::File`].
+pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Result<()> {
+    let mut image = Initramfs::new();
+    let own = guest_program()?;
+    let small = into.with_extension("init");
+    // Of a debug build nine tenths are for debuggers, which the guest would unpack into its memory.
+    let stripped = find("strip").map(|strip| run(&strip, &[Path::new("-o"), &small, &own], None));
+    let own = if matches!(stripped, Some(Ok(_))) { &small } else { &own };
+    image.program(own, "/init")?.link("/usr/bin/orrery-guest", "/init");
+    image.program(&require("busybox", "busybox-static")?, "/bin/busybox")?;
+    image.program(&require("criu", "criu")?, "/usr/sbin/criu")?;
+    for name in ["iptables-restore", "ip6tables-restore"] {
+        image.file(&format!("/usr/sbin/{name}"), NOTHING, 0o755);
+    }
+    image.file("/etc/passwd", "root:x:0:0::/:/bin/sh\n", 0o644);
+    image.directory("/data");
+    let mut argv = service.argv.clone();
+    if let Some(first) = argv.first_mut() {
+        if *first == "orrery-guest" {
+            "/usr/bin/orrery-guest".clone_into(first);
+        } else {
+            let program = require(first, "the service's own package")?;
+            let name = program.to_string_lossy().into_owned();
+            image.program(&program, &name)?;
+            *first = name;
+        }
+    }
+    for (from, to) in &service.files {
+        image.copy(from, to);
+    }
+    let argv = serde_json::Value::from(argv).to_string();
+    image.file("/etc/orrery/service", argv, 0o644);
+    for (index, module) in kernel.modules(MODULES)?.iter().enumerate() {
+        image.copy(module, &format!("/modules/{index:03}.ko"));
+    }
+    image.write(into)?;
+    let _ = std::fs::remove_file(small);
+    Ok(())
+}
