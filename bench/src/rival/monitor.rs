@@ -60,9 +60,8 @@ impl Direct {
     }
 
     fn check(&self) -> Result<()> {
-        match &self.allowed {
-            Some(folder) => ensure!(is_within(self.path.as_bytes(), folder), "not allowed"),
-            None => (),
+        if let Some(folder) = &self.allowed {
+            ensure!(is_within(self.path.as_bytes(), folder), "not allowed");
         }
         Ok(())
     }
@@ -85,7 +84,10 @@ impl Caller for Direct {
                 rustix::fs::Mode::empty(),
             )?),
             "stat" => {
-                ensure!(rustix::fs::stat(self.path.as_c_str())?.st_size == BYTES as i64, "another file")
+                ensure!(
+                    rustix::fs::stat(self.path.as_c_str())?.st_size == i64::try_from(BYTES)?,
+                    "another file"
+                )
             }
             "read" => self.file.read_exact_at(&mut [0; BYTES], 0)?,
             "write" => self.file.write_all_at(&[7; BYTES], 0)?,
