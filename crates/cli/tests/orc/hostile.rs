@@ -79,7 +79,14 @@ fn unwanted_descriptors_are_closed() {
             assert!(receive(&socket).is_some());
         }
     }
-    assert!(count() <= before + 2, "{} descriptors, {before} before", count());
+    // They are closed when the answer is under way.
+    let too_many = || count() > before;
+    for _ in 0..100 {
+        if too_many() {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+    assert!(!too_many(), "{} descriptors, {before} before", count());
 }
 
 #[test]
