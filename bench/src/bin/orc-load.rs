@@ -83,7 +83,9 @@ fn main() -> Result<ExitCode> {
     let mut group = Group::new("orc-load", Entry::new("orrery orc run", ours)).against(plain);
     for (name, _) in PROGRAMS {
         group = group.case(
-            Case::new(name).quantity(format!("{name}/p50"), Quantity::Percentile(50, Unit::Milliseconds)),
+            Case::new(name)
+                .quantity(format!("{name}/p50"), Quantity::Percentile(50, Unit::Milliseconds))
+                .quick(true),
         );
     }
     bench.group(group);
