@@ -173,7 +173,7 @@ impl Compiler {
     fn is_there(self) -> bool {
         let there = Command::new(self.of_c()).arg("--version").stdout(Stdio::null()).status().is_ok();
         if !there {
-            println!("SKIPPED: there is no {} here", self.of_c());
+            orrery_testing::skipped!("there is no {} here", self.of_c());
         }
         there
     }
@@ -239,7 +239,11 @@ fn run(binary: &Path, tracker: &str, input: &str) -> Result<String, Failed> {
         Err(failed)
             if failed.message().is_some_and(|text| text.contains("tracker wp_async does not work")) =>
         {
-            println!("SKIPPED {}/{tracker}: {}", binary.display(), failed.message().unwrap_or_default());
+            orrery_testing::skipped!(
+                "{}/{tracker}: {}",
+                binary.display(),
+                failed.message().unwrap_or_default()
+            );
             Ok(String::new())
         }
         other => other

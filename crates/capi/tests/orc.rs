@@ -25,7 +25,7 @@ fn a_c_program_shares() {
     let libraries = beside_this_test();
     let orrery = libraries.parent().unwrap().join("orrery");
     if !orrery.exists() {
-        println!("SKIPPED: {} was not built; `make test` builds it", orrery.display());
+        orrery_testing::skipped!("{} was not built; `make test` builds it", orrery.display());
         return;
     }
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -46,7 +46,7 @@ fn a_c_program_shares() {
         command.arg("-o").arg(&binary).arg(format!("-Wl,-rpath,{}", libraries.display()));
         command.arg("-L").arg(&libraries).arg("-lorrery");
         match command.output() {
-            Err(_) => println!("SKIPPED: there is no {compiler} here"),
+            Err(_) => orrery_testing::skipped!("there is no {compiler} here"),
             Ok(output) => {
                 assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
                 let mut waited = 0;

@@ -170,7 +170,7 @@ fn public_copy() -> (tempfile::TempDir, PathBuf) {
 fn unprivileged(program: &PathBuf) -> Option<Command> {
     // SAFETY: it only asks.
     if unsafe { libc::geteuid() } != 0 {
-        println!("SKIPPED: only root can become somebody else");
+        orrery_testing::skipped!("only root can become somebody else");
         return None;
     }
     let mut command = Command::new(program);
@@ -339,7 +339,7 @@ fn a_terminal_gets_colours_unless_it_objects() {
         command.output().ok().map(|output| String::from_utf8(output.stdout).unwrap())
     };
     let (Some(coloured), Some(plain)) = (on_terminal(None), on_terminal(Some("1"))) else {
-        println!("SKIPPED: script is not installed");
+        orrery_testing::skipped!("script is not installed");
         return;
     };
     const GREEN: &str = "\x1b[38;5;10m";

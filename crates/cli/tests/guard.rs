@@ -78,7 +78,7 @@ fn exists(program: &str) -> bool {
     let there =
         Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap().status.success();
     if !there {
-        println!("SKIPPED: there is no {program}");
+        orrery_testing::skipped!("there is no {program}");
     }
     there
 }
@@ -425,7 +425,7 @@ print(socket.recv_fds(b, 1, 1)[0], os.path.exists('own'))
 #[test]
 fn calls_are_performed_as_whoever_made_them() {
     if !is_superuser() {
-        return println!("SKIPPED: only the superuser becomes others");
+        return orrery_testing::skipped!("only the superuser becomes others");
     }
     let scene = Scene::ordinary();
     let private = scene.work.join("private");

@@ -3,6 +3,9 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
+#[path = "hijack/facility.rs"]
+mod facility;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -61,7 +64,7 @@ fn installed(program: &str) -> bool {
     let found = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(program).exists()));
     if !found {
-        println!("SKIPPED: {program} is not installed");
+        orrery_testing::skipped!("{program} is not installed");
     }
     found
 }
@@ -96,6 +99,9 @@ const CASES: [&str; 15] = [
 
 #[test]
 fn behaviours_are_the_same() {
+    if facility::is_missing() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let guest = compile(directory.path(), "guest", &[]);
     for case in CASES {
@@ -107,6 +113,9 @@ fn behaviours_are_the_same() {
 
 #[test]
 fn behaviours_of_static_programs_are_the_same() {
+    if facility::is_missing() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     for (name, flag) in [("static", "-static"), ("static-pie", "-static-pie")] {
         let guest = compile(directory.path(), name, &[flag]);
@@ -118,6 +127,9 @@ fn behaviours_of_static_programs_are_the_same() {
 
 #[test]
 fn ordinary_programs_are_the_same() {
+    if facility::is_missing() {
+        return;
+    }
     assert_same(&["/bin/true"]);
     assert_same(&["/bin/false"]);
     assert_same(&["ls", "-l", "/usr"]);
@@ -134,6 +146,9 @@ fn ordinary_programs_are_the_same() {
 
 #[test]
 fn bash_is_the_same() {
+    if facility::is_missing() {
+        return;
+    }
     assert_same_in(
         &ALL_WAYS,
         &[
@@ -154,6 +169,9 @@ fn bash_is_the_same() {
 
 #[test]
 fn python_is_the_same() {
+    if facility::is_missing() {
+        return;
+    }
     if !installed("python3") {
         return;
     }
@@ -190,6 +208,9 @@ signal.raise_signal(signal.SIGINT)
 
 #[test]
 fn other_programs_are_the_same() {
+    if facility::is_missing() {
+        return;
+    }
     if installed("git") {
         let script = "git init -q r && cd r && for i in $(seq 20); do echo $i > f$i; done && git add . &&
             git -c user.name=a -c user.email=a@b -c commit.gpgsign=false commit -qm x && git log --format=%s && git gc -q && git fsck";
@@ -215,11 +236,14 @@ fn other_programs_are_the_same() {
 
 #[test]
 fn go_is_the_same() {
+    if facility::is_missing() {
+        return;
+    }
     let Some(go) = ["go", "/usr/local/go/bin/go"]
         .into_iter()
         .find(|go| Command::new(go).arg("version").output().is_ok())
     else {
-        println!("SKIPPED: no Go tool chain");
+        orrery_testing::skipped!("no Go tool chain");
         return;
     };
     let directory = tempfile::tempdir().unwrap();
@@ -235,7 +259,7 @@ fn go_is_the_same() {
         .env("GOTOOLCHAIN", "local");
     let built = build.output().unwrap();
     if !built.status.success() {
-        println!("SKIPPED: the Go tool chain does not work here: {}", text(&built.stderr));
+        orrery_testing::skipped!("the Go tool chain does not work here: {}", text(&built.stderr));
         return;
     }
     assert_same(&[program.to_str().unwrap()]);
@@ -278,6 +302,9 @@ fn oracle(words: &[&str]) -> BTreeMap<String, u64> {
 /// `posix_spawn` asks, and then leaves two calls out).
 #[test]
 fn no_call_is_missed() {
+    if facility::is_missing() {
+        return;
+    }
     if !installed("strace") {
         return;
     }
@@ -310,6 +337,9 @@ for i in range(500): os.getppid(); os.close(os.open('/dev/null', 0))";
 
 #[test]
 fn hot_sites_are_rewritten_and_still_counted() {
+    if facility::is_missing() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let guest = compile(directory.path(), "guest", &[]);
     let report = trace(&[guest.to_str().unwrap(), "storm"]);
@@ -324,6 +354,9 @@ fn hot_sites_are_rewritten_and_still_counted() {
 
 #[test]
 fn the_executive_defends_itself() {
+    if facility::is_missing() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let guest = compile(directory.path(), "guest", &[]);
     let output = with(&["run"], &[guest.to_str().unwrap(), "refused"]).output().unwrap();
@@ -335,6 +368,9 @@ fn the_executive_defends_itself() {
 
 #[test]
 fn what_cannot_be_a_guest_is_refused_with_the_reason() {
+    if facility::is_missing() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str, bytes: &[u8], mode| {
         let path = directory.path().join(name);
@@ -364,6 +400,9 @@ fn what_cannot_be_a_guest_is_refused_with_the_reason() {
 
 #[test]
 fn a_guest_or_traced_process_cannot_start_another_executive() {
+    if facility::is_missing() {
+        return;
+    }
     let output = with(&["run"], &[ORRERY, "run", "--", "true"]).output().unwrap();
     assert!(text(&output.stderr).contains("syscall user dispatch"), "{}", text(&output.stderr));
     if installed("strace") {
@@ -377,9 +416,12 @@ fn a_guest_or_traced_process_cannot_start_another_executive() {
 /// Root can put executives under programs of all users; a user can under programs that gain nothing.
 #[test]
 fn privileges_are_not_gained() {
+    if facility::is_missing() {
+        return;
+    }
     // SAFETY: asks for a number.
     if unsafe { libc::geteuid() } != 0 {
-        println!("SKIPPED: only root can make a set-user-ID program");
+        orrery_testing::skipped!("only root can make a set-user-ID program");
         return;
     }
     const NOBODY: u32 = 65534;

@@ -3,6 +3,9 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
+#[path = "hijack/facility.rs"]
+mod facility;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -43,6 +46,9 @@ fn has(verdicts: &BTreeSet<(String, String, String)>, call: &str, error: &str, v
 
 #[test]
 fn crashes_reports_and_indifference_are_told_apart() {
+    if facility::is_missing() {
+        return;
+    }
     let found = verdicts(&[]);
     has(&found, "openat", "EMFILE", "CRASH");
     has(&found, "openat", "EMFILE", "reported");
@@ -52,18 +58,27 @@ fn crashes_reports_and_indifference_are_told_apart() {
 
 #[test]
 fn hangs_are_ended() {
+    if facility::is_missing() {
+        return;
+    }
     let found = verdicts(&["--always", "-e", "write", "--errno", "EIO", "--timeout", "2s"]);
     has(&found, "write", "EIO", "HANG");
 }
 
 #[test]
 fn states_are_checked() {
+    if facility::is_missing() {
+        return;
+    }
     let found = verdicts(&["-e", "ftruncate", "--before", "rm -f out", "--check", "test $(wc -c <out) = 4"]);
     has(&found, "ftruncate", "ENOSPC", "INCONSISTENT");
 }
 
 #[test]
 fn what_cannot_be_explored_is_told() {
+    if facility::is_missing() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let failed = faults(directory.path(), &[], &["sh", "-c", "kill -SEGV $$"]);
     assert!(

@@ -3,6 +3,9 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
+#[path = "hijack/facility.rs"]
+mod facility;
+
 use std::fs;
 use std::io::Read;
 use std::net::TcpListener;
@@ -36,6 +39,9 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn paths_are_denied_however_they_are_written() {
+    if facility::is_missing() {
+        return;
+    }
     let policy = "[[rule]]\ncall = '%file'\npath = 'DIR/file'\ndeny = 'EACCES'";
     for path in ["file", "./file", "../../../proc/self/cwd/../cwd/x/../file"] {
         let output = run(policy, &["cat", path]);
@@ -53,6 +59,9 @@ fn paths_are_denied_however_they_are_written() {
 
 #[test]
 fn what_comes_first_decides() {
+    if facility::is_missing() {
+        return;
+    }
     let policy = "
         [[rule]]
         call = '%file'
@@ -68,6 +77,9 @@ fn what_comes_first_decides() {
 
 #[test]
 fn values_are_returned_without_a_call() {
+    if facility::is_missing() {
+        return;
+    }
     let policy = "[[rule]]\ncall = ['getuid', 'geteuid']\nreturn = 4711";
     assert_eq!(text(&run(policy, &["id", "-u"]).stdout), "4711\n");
     let policy = "[[rule]]\ncall = 'getppid'\nreturn = 7";
@@ -78,6 +90,9 @@ fn values_are_returned_without_a_call() {
 
 #[test]
 fn paths_are_rewritten() {
+    if facility::is_missing() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     fs::create_dir(directory.path().join("real")).unwrap();
     fs::write(directory.path().join("real/x"), "the real one\n").unwrap();
@@ -90,12 +105,18 @@ fn paths_are_rewritten() {
 
 #[test]
 fn programs_are_rewritten() {
+    if facility::is_missing() {
+        return;
+    }
     let policy = "[[rule]]\ncall = 'execve'\npath = '/bin/echo'\nrewrite = '/bin/false'";
     assert_eq!(run(policy, &["sh", "-c", "/bin/echo x"]).status.code(), Some(1));
 }
 
 #[test]
 fn connections_are_redirected() {
+    if facility::is_missing() {
+        return;
+    }
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let policy =
@@ -124,6 +145,9 @@ fn connections_are_redirected() {
 
 #[test]
 fn other_addresses_stay() {
+    if facility::is_missing() {
+        return;
+    }
     let policy = "
         [[rule]]
         call = 'connect'
@@ -144,6 +168,9 @@ for family, address in [(socket.AF_INET, ('127.0.0.1', 1)), (socket.AF_INET6, ('
 
 #[test]
 fn faults_are_injected_every_nth_time() {
+    if facility::is_missing() {
+        return;
+    }
     let policy = "
         [[rule]]
         call = 'getppid'
@@ -158,6 +185,9 @@ fn faults_are_injected_every_nth_time() {
 
 #[test]
 fn transfers_are_cut_short() {
+    if facility::is_missing() {
+        return;
+    }
     let policy = "
         [[rule]]
         call = ['read', 'readv']
@@ -171,6 +201,9 @@ fn transfers_are_cut_short() {
 
 #[test]
 fn interruptions_are_injected() {
+    if facility::is_missing() {
+        return;
+    }
     let policy = "
         [[rule]]
         call = 'read'
@@ -185,6 +218,9 @@ fn interruptions_are_injected() {
 
 #[test]
 fn kinds_of_descriptors_are_told_apart() {
+    if facility::is_missing() {
+        return;
+    }
     let policy = "
         [[rule]]
         call = 'write'
@@ -206,6 +242,9 @@ print(os.write(null, b'xyz'), flush=True)";
 
 #[test]
 fn callers_and_programs_are_told_apart() {
+    if facility::is_missing() {
+        return;
+    }
     // Made by the loader, these calls fail; made by the program's library, they do not.
     let policy = "
         [[rule]]
@@ -230,6 +269,9 @@ fn callers_and_programs_are_told_apart() {
 
 #[test]
 fn calls_are_delayed_and_logged() {
+    if facility::is_missing() {
+        return;
+    }
     let policy = "[[rule]]\ncall = 'unlinkat'\ndelay = '300ms'\nlog = true";
     let start = Instant::now();
     let output = run(policy, &["rm", "file"]);
@@ -247,6 +289,9 @@ fn calls_are_delayed_and_logged() {
 
 #[test]
 fn rules_hold_in_all_processes_and_threads() {
+    if facility::is_missing() {
+        return;
+    }
     let policy = "[[rule]]\ncall = 'getppid'\nreturn = 7";
     let script = "
 import os, subprocess, sys, threading
@@ -267,6 +312,9 @@ subprocess.run([sys.executable, '-c', 'import os; print(os.getppid())'])";
 /// Registers that a call leaves alone stay as they are, where the policy is asked by rewritten code.
 #[test]
 fn asking_the_policy_changes_no_register() {
+    if facility::is_missing() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("guest.c");
     fs::write(&source, include_str!("hijack/registers.c")).unwrap();
@@ -281,6 +329,9 @@ fn asking_the_policy_changes_no_register() {
 
 #[test]
 fn what_is_wrong_with_a_policy_is_told_before_anything_runs() {
+    if facility::is_missing() {
+        return;
+    }
     for (policy, place, reason) in [
         ("[[rule]]\ncall = 'opnat'\ndeny = 'EIO'", "2:8", "no system call is called \"opnat\""),
         ("[[rule]]\ncall = ['open', 'x']\ndeny = 'EIO'", "2:17", "no system call is called \"x\""),
@@ -335,6 +386,9 @@ fn what_is_wrong_with_a_policy_is_told_before_anything_runs() {
 
 #[test]
 fn an_empty_policy_changes_nothing() {
+    if facility::is_missing() {
+        return;
+    }
     assert_eq!(text(&run("", &["cat", "file"]).stdout), "content\n");
     assert_eq!(
         text(&run("[[rule]]\ncall = '*'\nallow = true", &["sh", "-c", "cat file | cat"]).stdout),

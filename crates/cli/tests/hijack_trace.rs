@@ -3,6 +3,9 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
+#[path = "hijack/facility.rs"]
+mod facility;
+
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
@@ -21,6 +24,9 @@ fn told(options: &[&str], words: &[&str]) -> String {
 
 #[test]
 fn calls_are_told_with_their_arguments() {
+    if facility::is_missing() {
+        return;
+    }
     let text = told(&[], &["cat", "/etc/passwd", "/nonexistent"]);
     for part in [
         "openat(AT_FDCWD, \"/etc/passwd\", O_RDONLY",
@@ -36,6 +42,9 @@ fn calls_are_told_with_their_arguments() {
 
 #[test]
 fn children_and_what_they_become_are_told() {
+    if facility::is_missing() {
+        return;
+    }
     let text = told(
         &["-e", "vfork,fork,clone,clone3,execve,wait4,exit_group"],
         &["sh", "-c", "/bin/true; /bin/false; exit 9"],
@@ -57,6 +66,9 @@ fn children_and_what_they_become_are_told() {
 
 #[test]
 fn calls_are_chosen_by_name_path_failure_and_duration() {
+    if facility::is_missing() {
+        return;
+    }
     let text = told(&["-e", "%file", "-P", "/etc/**"], &["cat", "/etc/passwd", "/nonexistent"]);
     assert!(
         text.contains("\"/etc/passwd\"") && !text.contains("\"/nonexistent\"") && !text.contains("libc.so"),
@@ -75,6 +87,9 @@ fn calls_are_chosen_by_name_path_failure_and_duration() {
 
 #[test]
 fn lines_can_be_objects() {
+    if facility::is_missing() {
+        return;
+    }
     let text = told(&["--json", "-e", "openat"], &["sh", "-c", "exec 2>/dev/null; cat /nonexistent"]);
     let line = text.lines().find(|line| line.contains("/nonexistent") && line.starts_with('{')).unwrap();
     let object: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -91,6 +106,9 @@ fn lines_can_be_objects() {
 
 #[test]
 fn a_trace_is_complete_however_fast_the_program_is() {
+    if facility::is_missing() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("trace");
     let script = "import os\nfor i in range(30000): os.getppid()";
@@ -101,12 +119,18 @@ fn a_trace_is_complete_however_fast_the_program_is() {
 
 #[test]
 fn counts_tell_durations() {
+    if facility::is_missing() {
+        return;
+    }
     let text = told(&["-c", "-e", "clock_nanosleep,openat"], &["sleep", "0.1"]);
     assert!(text.contains("p99 <") && text.contains("clock_nanosleep") && !text.contains("mmap"), "{text}");
 }
 
 #[test]
 fn what_a_policy_answers_is_told() {
+    if facility::is_missing() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let policy = directory.path().join("p.toml");
     fs::write(&policy, "[[rule]]\ncall = 'openat'\npath = '/etc/passwd'\ndeny = 'EIO'").unwrap();
@@ -119,6 +143,9 @@ fn what_a_policy_answers_is_told() {
 
 #[test]
 fn the_programs_end_is_the_traces() {
+    if facility::is_missing() {
+        return;
+    }
     assert_eq!(trace(&["-e", "getpid"], &["sh", "-c", "exit 7"]).status.code(), Some(7));
     assert_eq!(trace(&["-e", "getpid"], &["sh", "-c", "kill -USR1 $$"]).status.signal(), Some(10));
     let output = trace(&["-e", "nonsense"], &["true"]);

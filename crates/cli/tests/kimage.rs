@@ -45,7 +45,7 @@ echo c > /proc/sysrq-trigger
 "#;
 
 fn skipped(why: &str) {
-    println!("SKIPPED: {why}");
+    orrery_testing::skipped!("{why}");
 }
 
 /// The machine, started; nothing, with the reason printed, where it cannot be had.

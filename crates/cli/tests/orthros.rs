@@ -49,7 +49,7 @@ fn events(output: &[u8]) -> Vec<Value> {
 #[test]
 fn redis_and_its_connection_survive_two_panics_in_a_row() {
     if let Some(why) = missing(&[("redis-server", "redis-server"), ("ip", "iproute2")]) {
-        println!("SKIPPED: {why}");
+        orrery_testing::skipped!("{why}");
         return;
     }
     let _one = ONE_PAIR.lock();
@@ -124,7 +124,7 @@ impl Drop for Up {
 #[test]
 fn a_process_counts_on_in_another_kernel() {
     if let Some(why) = missing(&[]) {
-        println!("SKIPPED: {why}");
+        orrery_testing::skipped!("{why}");
         return;
     }
     let _one = ONE_PAIR.lock();

@@ -229,7 +229,7 @@ mod tests {
             Means::Version2 => "cpu.weight.nice",
             Means::Version1 => "cpu.shares",
             _ => {
-                println!("SKIPPED: no group for processor time can be made here");
+                orrery_testing::skipped!("no group for processor time can be made here");
                 return;
             }
         };
@@ -242,7 +242,7 @@ mod tests {
         let mut group = Group::new("unit test");
         let means = group.limit_processes(5);
         if means == Means::None {
-            println!("SKIPPED: no group can be made here");
+            orrery_testing::skipped!("no group can be made here");
             return;
         }
         let directory = group.made[0].directory.clone();

@@ -3,65 +3,19 @@
 //! Forking belongs to a process with one thread, so each case is a process of its own: this program runs itself once for
 //! each.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::undocumented_unsafe_blocks,
-    reason = "tests of system calls"
-)]
+#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
 
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use orrery_domain::{
     Channel, Class, Descriptors, Domain, End, Error, Limits, Means, Moment, Partner, Settings, Side, Woken,
 };
 use rustix::process::{Resource, Rlimit, Signal};
 
-const CASE: &str = "ORRERY_TEST_CASE";
-
-fn main() {
-    if let Ok(name) = std::env::var(CASE) {
-        let (_, run) = CASES.iter().find(|(case, _)| *case == name).expect("a case of that name");
-        run();
-        println!("case done");
-        return;
-    }
-    let arguments = Arguments::from_args();
-    let trials = CASES.iter().map(|(name, _)| Trial::test(*name, move || run_case(name))).collect();
-    libtest_mimic::run(&arguments, trials).exit();
-}
-
-fn run_case(name: &str) -> Result<(), Failed> {
-    // A case that hangs fails.
-    let output = Command::new("timeout")
-        .args(["--signal=KILL", "60"])
-        .arg(std::env::current_exe()?)
-        .env(CASE, name)
-        .env_remove("RUST_BACKTRACE")
-        .output()?;
-    let text = format!(
-        "{}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    if text.contains("SKIPPED") {
-        println!("{name}: {text}");
-    }
-    if output.status.success() && text.contains("case done") { Ok(()) } else { Err(text.into()) }
-}
-
-macro_rules! cases {
-    ($($name:ident),* $(,)?) => {
-        const CASES: &[(&str, fn())] = &[$((stringify!($name), $name)),*];
-    };
-}
-
-cases![
+orrery_testing::cases![
+    seconds = 60, trackers = &[];
     messages_come_back,
     hand_over_works_in_every_placement,
     an_end_is_noticed,
@@ -399,7 +353,7 @@ fn no_more_processes_is_told() {
     // Root is exempt from RLIMIT_NPROC, nobody is not.
     let nobody = 65_534;
     if unsafe { libc::setresuid(nobody, nobody, nobody) } != 0 {
-        println!("SKIPPED: not run as root");
+        orrery_testing::skipped!("not run as root");
         return;
     }
     let mut echo = Echo::start(&restartable()).unwrap();
@@ -429,7 +383,7 @@ fn memory_is_bounded() {
             assert_eq!(echo.domain.memory_kills(), 1);
         }
         means => {
-            println!("SKIPPED the group: held by {means}");
+            orrery_testing::skipped!("the group: held by {means}");
             assert_eq!(echo.ask(b"m").unwrap_err(), Woken::PartnerGone);
         }
     }
@@ -440,7 +394,7 @@ fn processes_are_bounded() {
     settings.limits.processes = Some(2);
     let mut echo = Echo::start(&settings).unwrap();
     if echo.domain.enforcement().processes == Means::ProcessLimit {
-        println!("SKIPPED: no group can be made here");
+        orrery_testing::skipped!("no group can be made here");
         return;
     }
     let child = echo.number(b"f");
@@ -487,7 +441,7 @@ fn a_read_only_control_group_tree_falls_back() {
             ) == 0
     };
     if !private {
-        println!("SKIPPED: no mount namespace to be had");
+        orrery_testing::skipped!("no mount namespace to be had");
         return;
     }
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
@@ -505,7 +459,7 @@ fn a_read_only_control_group_tree_falls_back() {
 fn without_privilege_process_limits_stand_in() {
     let nobody = 65_534;
     if unsafe { libc::setresuid(nobody, nobody, nobody) } != 0 {
-        println!("SKIPPED: not run as root");
+        orrery_testing::skipped!("not run as root");
         return;
     }
     falls_back();
@@ -521,7 +475,7 @@ fn the_processor_share_is_bounded() {
     let mut echo = Echo::start(&settings).unwrap();
     if echo.domain.enforcement().cpu == Means::Nice {
         assert_eq!(echo.number(b"n"), 19);
-        println!("SKIPPED: no group can be made here");
+        orrery_testing::skipped!("no group can be made here");
         return;
     }
     // The quota is a bound of the kernel's, whatever else runs.
@@ -649,7 +603,7 @@ fn without(calls: &[libc::c_long]) -> bool {
 
 fn older_kernels_are_served() {
     if !without(&[libc::SYS_futex_waitv, libc::SYS_close_range, libc::SYS_set_robust_list]) {
-        println!("SKIPPED: no seccomp filter to be had");
+        orrery_testing::skipped!("no seccomp filter to be had");
         return;
     }
     messages_come_back();

@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn a_thread_is_somebody_else_for_a_while() {
         if !rustix::process::geteuid().is_root() {
-            return println!("SKIPPED: only the superuser becomes others");
+            return orrery_testing::skipped!("only the superuser becomes others");
         }
         let me = || Status::of(rustix::thread::gettid().as_raw_pid()).unwrap().credentials;
         let before = me();

@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn members_of_the_running_kernel_are_found() {
         let Ok(bytes) = std::fs::read("/sys/kernel/btf/vmlinux") else {
-            println!("SKIPPED: /sys/kernel/btf/vmlinux is not there");
+            orrery_testing::skipped!("/sys/kernel/btf/vmlinux is not there");
             return;
         };
         let types = Types::from_btf(&bytes).unwrap();

@@ -3,19 +3,12 @@
 //! Contexts belong to a process, and end with it, so each case is a process of its own: this program runs itself once for
 //! each case.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::undocumented_unsafe_blocks,
-    reason = "tests of system calls"
-)]
+#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
 
 use std::convert::Infallible;
-use std::process::Command;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use orrery_domain::End;
 use orrery_lwc::context::{
     Calls, Context, Created, Error, Overlay, Own, ROOM, Rights, Spec, Start, create, create_here,
@@ -23,47 +16,10 @@ use orrery_lwc::context::{
 };
 use orrery_lwc::vault::Vault;
 
-const CASE: &str = "ORRERY_TEST_CASE";
 const PAGE: usize = 4096;
 
-type Case = (&'static str, fn());
-
-fn main() {
-    if let Ok(name) = std::env::var(CASE) {
-        let (_, run) = CASES.iter().find(|(case, _)| *case == name).expect("a case of that name");
-        run();
-        println!("case done");
-        return;
-    }
-    let arguments = Arguments::from_args();
-    let trials = CASES.iter().map(|(name, _)| Trial::test(*name, move || run_case(name))).collect::<Vec<_>>();
-    libtest_mimic::run(&arguments, trials).exit();
-}
-
-fn run_case(name: &str) -> Result<(), Failed> {
-    // A case that hangs fails.
-    let output = Command::new("timeout")
-        .args(["--signal=KILL", "60"])
-        .arg(std::env::current_exe()?)
-        .env(CASE, name)
-        .env_remove("RUST_BACKTRACE")
-        .output()?;
-    let text = format!(
-        "{}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    if output.status.success() && text.contains("case done") { Ok(()) } else { Err(text.into()) }
-}
-
-macro_rules! cases {
-    ($($name:ident),* $(,)?) => {
-        const CASES: &[Case] = &[$((stringify!($name), $name)),*];
-    };
-}
-
-cases![
+orrery_testing::cases![
+    seconds = 60, trackers = &[];
     control_goes_back_and_forth,
     a_switch_carries_bytes,
     create_returns_in_both,
@@ -374,7 +330,7 @@ fn descriptors_may_be_withheld() {
 
 fn credentials_are_its_own() {
     if unsafe { libc::geteuid() } != 0 {
-        println!("SKIPPED: only root changes its user");
+        orrery_testing::skipped!("only root changes its user");
         return;
     }
     let other = create(

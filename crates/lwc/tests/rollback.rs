@@ -3,12 +3,7 @@
 //! Rollback belongs to one thread of one process, so each case is a process of its own: this program runs itself once for
 //! each case and tracker.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::undocumented_unsafe_blocks,
-    reason = "tests of system calls"
-)]
+#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -16,60 +11,11 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use orrery_lwc::rollback::{Children, KeptBuffer, Outcome, Rollback, abandon, safe_point};
 use orrery_lwc::{Error, Leftover};
 
-const CASE: &str = "ORRERY_TEST_CASE";
-
-type Case = (&'static str, fn());
-
-fn main() {
-    if let Ok(name) = std::env::var(CASE) {
-        let (_, run) = CASES.iter().find(|(case, _)| *case == name).expect("a case of that name");
-        run();
-        println!("case done");
-        return;
-    }
-    let arguments = Arguments::from_args();
-    let trackers = ["wp_async", "compare"];
-    let trials = CASES
-        .iter()
-        .flat_map(|(name, _)| trackers.map(|tracker| (*name, tracker)))
-        .map(|(name, tracker)| Trial::test(format!("{name}/{tracker}"), move || run_case(name, tracker)))
-        .collect();
-    libtest_mimic::run(&arguments, trials).exit();
-}
-
-fn run_case(name: &str, tracker: &str) -> Result<(), Failed> {
-    // A case that hangs fails.
-    let output = Command::new("timeout")
-        .args(["--signal=KILL", "120"])
-        .arg(std::env::current_exe()?)
-        .env(CASE, name)
-        .env("ORRERY_TRACKER", tracker)
-        .env_remove("RUST_BACKTRACE")
-        .output()?;
-    let text = format!(
-        "{}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    if text.contains("tracker wp_async does not work here") {
-        println!("SKIPPED {name}/{tracker}: {text}");
-        return Ok(());
-    }
-    if output.status.success() && text.contains("case done") { Ok(()) } else { Err(text.into()) }
-}
-
-macro_rules! cases {
-    ($($name:ident),* $(,)?) => {
-        const CASES: &[Case] = &[$((stringify!($name), $name)),*];
-    };
-}
-
-cases![
+orrery_testing::cases![
+    seconds = 120, trackers = orrery_testing::TRACKERS;
     memory_comes_back,
     limits_apply_to_work_alone,
     one_of_racing_threads_gets_the_engine,
@@ -933,7 +879,7 @@ fn the_cpu_number_stays_live() {
         libc::sched_setaffinity(0, size_of_val(&set), &raw const set)
     };
     if pin(1) != 0 {
-        println!("SKIPPED: one CPU only");
+        orrery_testing::skipped!("one CPU only");
         return;
     }
     for _ in 0..20 {
@@ -1227,7 +1173,7 @@ fn freed_pages_come_back() {
                 }
             }
         }
-        Err(reason) => println!("SKIPPED pressure: {reason}"),
+        Err(reason) => orrery_testing::skipped!("pressure: {reason}"),
     }
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let marked = rollup.lines().find_map(|line| line.strip_prefix("LazyFree:")).unwrap().trim().to_owned();
@@ -1249,7 +1195,7 @@ fn swapped_pages_come_back() {
         .output()
         .unwrap();
     if !made.status.success() {
-        println!("SKIPPED: no swap: {}", String::from_utf8_lossy(&made.stderr));
+        orrery_testing::skipped!("no swap: {}", String::from_utf8_lossy(&made.stderr));
         return;
     }
     let length = 24 << 20;
@@ -1277,13 +1223,13 @@ fn swapped_pages_come_back() {
 
 fn merged_pages_come_back() {
     let Ok(before) = std::fs::read_to_string("/sys/kernel/mm/ksm/run") else {
-        println!("SKIPPED: no KSM here");
+        orrery_testing::skipped!("no KSM here");
         return;
     };
     let ksm = |file: &str, text: &str| std::fs::write(format!("/sys/kernel/mm/ksm/{file}"), text);
     let pages_before = std::fs::read_to_string("/sys/kernel/mm/ksm/pages_to_scan").unwrap();
     if ksm("pages_to_scan", "20000").and_then(|()| ksm("run", "1")).is_err() {
-        println!("SKIPPED: KSM may not be switched on");
+        orrery_testing::skipped!("KSM may not be switched on");
         return;
     }
     let length = 8 << 20;
@@ -1341,7 +1287,7 @@ fn a_killed_keeper_is_survived() {
 
 fn a_killed_holder_is_fatal() {
     if std::env::var("ORRERY_TRACKER").as_deref() == Ok("compare") {
-        println!("SKIPPED: nothing is held when contents are compared");
+        orrery_testing::skipped!("nothing is held when contents are compared");
         return;
     }
     let length = 64 << 20;

@@ -3,12 +3,7 @@
 //! Contexts belong to a process, and end with it, so each case is a process of its own: this program runs itself once for
 //! each case.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::undocumented_unsafe_blocks,
-    reason = "tests of system calls"
-)]
+#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -20,51 +15,12 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use orrery_lwc::context::{Spec, create};
 use orrery_lwc::rollback::{Outcome, Rollback};
 use orrery_lwc::sessions::{Builder, Connection, Ended, Error, Interest, Pool, SessionId, Step};
 
-const CASE: &str = "ORRERY_TEST_CASE";
-
-type Case = (&'static str, fn());
-
-fn main() {
-    if let Ok(name) = std::env::var(CASE) {
-        let (_, run) = CASES.iter().find(|(case, _)| *case == name).expect("a case of that name");
-        run();
-        println!("case done");
-        return;
-    }
-    let arguments = Arguments::from_args();
-    let trials = CASES.iter().map(|(name, _)| Trial::test(*name, move || run_case(name))).collect::<Vec<_>>();
-    libtest_mimic::run(&arguments, trials).exit();
-}
-
-fn run_case(name: &str) -> Result<(), Failed> {
-    // A case that hangs fails.
-    let output = Command::new("timeout")
-        .args(["--signal=KILL", "60"])
-        .arg(std::env::current_exe()?)
-        .env(CASE, name)
-        .env_remove("RUST_BACKTRACE")
-        .output()?;
-    let text = format!(
-        "{}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    if output.status.success() && text.contains("case done") { Ok(()) } else { Err(text.into()) }
-}
-
-macro_rules! cases {
-    ($($name:ident),* $(,)?) => {
-        const CASES: &[Case] = &[$((stringify!($name), $name)),*];
-    };
-}
-
-cases![
+orrery_testing::cases![
+    seconds = 60, trackers = &[];
     rollback_works_in_a_context,
     rollback_works_in_a_context_of_an_ordinary_user,
     contexts_outlive_rollbacks_of_the_root,

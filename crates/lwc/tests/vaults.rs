@@ -278,7 +278,7 @@ fn become_user(id: u32) {
 
 fn other_users_may_call_but_not_load() {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: not root");
+        orrery_testing::skipped!("not root");
         return;
     }
     let vault = vault();
@@ -296,7 +296,7 @@ fn other_users_may_call_but_not_load() {
 
 fn nobody_reads_it() {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: not root");
+        orrery_testing::skipped!("not root");
         return;
     }
     let vault = vault();

@@ -406,7 +406,7 @@ fn tracker(arena: &'static Arena, kind: Kind) -> Option<AnyTracker> {
     match made {
         Ok(tracker) => Some(AnyTracker::WpAsync(tracker)),
         Err(error) => {
-            println!("SKIPPED {kind:?}: {error}");
+            orrery_testing::skipped!("{kind:?}: {error}");
             None
         }
     }

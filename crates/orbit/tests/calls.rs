@@ -1,6 +1,6 @@
 //! What a call brings to the task, and what the task brings back.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
 
 mod common;
 
@@ -16,7 +16,8 @@ use orrery_orbit::{
     Scratch, Task, send,
 };
 
-common::cases![
+orrery_testing::cases![
+    seconds = 120, trackers = orrery_testing::TRACKERS;
     a_call_returns_what_the_task_returns,
     arguments_arrive,
     oversize_arguments_are_refused,

@@ -11,7 +11,8 @@ use std::rc::Rc;
 use common::{address, area};
 use orrery_orbit::{Area, AreaOptions, Call, Delegate, Orbit, Task};
 
-common::cases![
+orrery_testing::cases![
+    seconds = 120, trackers = orrery_testing::TRACKERS;
     fields_are_used_as_before,
     tasks_see_the_watched_fields_as_of_the_call,
     what_is_not_watched_takes_no_room,

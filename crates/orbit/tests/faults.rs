@@ -1,6 +1,6 @@
 //! What main gets when an orbit crashes, hangs, starves or lies, and that it comes back.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
 
 mod common;
 
@@ -14,7 +14,8 @@ use orrery_orbit::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-common::cases![
+orrery_testing::cases![
+    seconds = 120, trackers = orrery_testing::TRACKERS;
     a_bad_pointer_is_named,
     every_crash_is_named,
     an_exhausted_stack_is_told,
@@ -220,7 +221,7 @@ fn too_much_memory_is_told() {
         match held {
             Means::Version1 | Means::Version2 => assert_eq!(seen, Fault::MemoryLimit { bytes }),
             _ => {
-                println!("SKIPPED the group: held by {held}");
+                orrery_testing::skipped!("the group: held by {held}");
                 assert!(matches!(seen, Fault::Signal { .. }), "{seen:?}");
             }
         }
@@ -468,7 +469,7 @@ fn no_process_for_a_restart_ends_in_an_error() {
     // Root is exempt from RLIMIT_NPROC, nobody is not.
     let nobody = 65_534;
     if unsafe { libc::setresuid(nobody, nobody, nobody) } != 0 {
-        println!("SKIPPED: not run as root");
+        orrery_testing::skipped!("not run as root");
         return;
     }
     let backoff = Backoff { first: Duration::from_millis(1), limit: Some(3), ..Backoff::default() };
@@ -523,7 +524,7 @@ fn a_core_dump_stays_small() {
     std::fs::create_dir(&place).unwrap();
     let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
     if pattern.starts_with(['|', '/']) {
-        println!("SKIPPED: core dumps go to {pattern}");
+        orrery_testing::skipped!("core dumps go to {pattern}");
         return;
     }
     let most = 4 << 30;

@@ -3,7 +3,7 @@
 //! The side that is to die is traced, executes so many instructions, and is killed; the number grows from round to round,
 //! so that all steps have their turn. Where tracing would change what is tested, kills come at random moments instead.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
 
 mod common;
 
@@ -16,7 +16,8 @@ use orrery_orbit::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-common::cases![
+orrery_testing::cases![
+    seconds = 120, trackers = orrery_testing::TRACKERS;
     kills_at_any_moment_lose_nothing,
     kills_at_any_instruction_lose_nothing,
     main_killed_at_any_moment_takes_its_orbits_along,

@@ -4,7 +4,7 @@
 //! the call was made; the task answers with a digest of what it saw, then scribbles over it, which must not show later.
 //! `ORRERY_TEST_SEED` repeats a run.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
 
 #[expect(dead_code, reason = "helpers of the other tests")]
 mod common;
@@ -17,7 +17,8 @@ use orrery_orbit::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-common::cases![
+orrery_testing::cases![
+    seconds = 120, trackers = orrery_testing::TRACKERS;
     one_thread_many_areas_and_orbits,
     orbits_die_at_random,
     many_threads_share_orbits,

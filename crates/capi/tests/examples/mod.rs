@@ -31,7 +31,7 @@ pub fn is_there(program: &str) -> bool {
     let there =
         Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     if !there {
-        println!("SKIPPED: there is no {program} here");
+        orrery_testing::skipped!("there is no {program} here");
     }
     there
 }

@@ -231,7 +231,7 @@ fn tenants_learn_nothing_of_one_another() {
 #[test]
 fn users_are_told_apart_by_the_kernel() {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: only root can become another user");
+        orrery_testing::skipped!("only root can become another user");
         return;
     }
     let store = Store::new(&[]);
@@ -257,7 +257,7 @@ fn users_are_told_apart_by_the_kernel() {
 #[test]
 fn a_store_of_somebody_else_is_not_believed() {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: only root can become another user");
+        orrery_testing::skipped!("only root can become another user");
         return;
     }
     let folder = tempfile::tempdir().unwrap();

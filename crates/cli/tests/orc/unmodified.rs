@@ -118,7 +118,7 @@ impl Python {
 #[test]
 fn what_is_loaded_later_is_shared_too() {
     if !Path::new(PYTHON).exists() {
-        println!("SKIPPED: there is no {PYTHON}");
+        orrery_testing::skipped!("there is no {PYTHON}");
         return;
     }
     let store = Store::new(&[]);
@@ -149,7 +149,7 @@ fn what_is_loaded_later_is_shared_too() {
 #[test]
 fn programs_that_filter_their_system_calls_are_left_alone() {
     if !Path::new(PYTHON).exists() {
-        println!("SKIPPED: there is no {PYTHON}");
+        orrery_testing::skipped!("there is no {PYTHON}");
         return;
     }
     let store = Store::new(&[]);
@@ -163,7 +163,7 @@ fn programs_that_filter_their_system_calls_are_left_alone() {
         d = ctypes.CDLL(None); print(d.prctl(38, 1, 0, 0, 0), d.prctl(22, 2, ctypes.create_string_buffer(s)))";
     let set = python.ask(filter);
     if set != "0 0" {
-        println!("SKIPPED: no filter can be set here ({set})");
+        orrery_testing::skipped!("no filter can be set here ({set})");
         return;
     }
     assert_eq!(python.ask("import _json; print(_json.encode_basestring('x'))"), "\"x\"");

@@ -47,7 +47,7 @@ impl House {
     pub(crate) fn new() -> Option<Self> {
         for program in ["openssl", "curl", "make"] {
             if find_program(program).is_none() {
-                println!("SKIPPED: {program} is not installed");
+                orrery_testing::skipped!("{program} is not installed");
                 return None;
             }
         }
@@ -65,7 +65,7 @@ impl House {
     pub(crate) fn new_as_root() -> Option<Self> {
         // SAFETY: asks for a number.
         if unsafe { libc::geteuid() } != 0 {
-            println!("SKIPPED: not root");
+            orrery_testing::skipped!("not root");
             return None;
         }
         Self::new()
@@ -347,7 +347,7 @@ impl Apache {
     pub(crate) fn start(house: &House, kind: Kind, processes: &str) -> Option<Self> {
         let modules = Path::new("/usr/lib/apache2/modules");
         let Some(program) = find_program("apache2").filter(|_| modules.is_dir()) else {
-            println!("SKIPPED: apache2 is not installed (Debian: apache2-bin)");
+            orrery_testing::skipped!("apache2 is not installed (Debian: apache2-bin)");
             return None;
         };
         let (folder, key, port) = (tempfile::tempdir().unwrap(), house.key(kind), free_port());
@@ -429,7 +429,7 @@ impl Drop for Apache {
 fn program() -> Option<PathBuf> {
     let found = find_program("nginx");
     if found.is_none() {
-        println!("SKIPPED: nginx is not installed");
+        orrery_testing::skipped!("nginx is not installed");
     }
     found
 }

@@ -1,66 +1,9 @@
-//! Runs each case in a process of its own, once for each tracker: orbits are forked, and forking belongs to a process
-//! whose threads the case chose itself.
+//! What the tests of orbits share. Their cases are processes of their own: orbits are forked, and forking belongs to a
+//! process whose threads the case chose itself.
 
 use std::alloc::Layout;
-use std::process::Command;
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use orrery_orbit::{Area, AreaOptions};
-
-const CASE: &str = "ORRERY_TEST_CASE";
-
-pub(crate) type Case = (&'static str, fn());
-
-pub(crate) fn main(cases: &'static [Case]) {
-    if let Ok(name) = std::env::var(CASE) {
-        let (_, run) = cases.iter().find(|(case, _)| *case == name).expect("a case of that name");
-        run();
-        println!("case done");
-        return;
-    }
-    let arguments = Arguments::from_args();
-    let trials = cases
-        .iter()
-        .flat_map(|(name, _)| ["wp_async", "compare"].map(|tracker| (*name, tracker)))
-        .map(|(name, tracker)| Trial::test(format!("{name}/{tracker}"), move || run_case(name, tracker)))
-        .collect();
-    libtest_mimic::run(&arguments, trials).exit();
-}
-
-fn run_case(name: &str, tracker: &str) -> Result<(), Failed> {
-    // A case that hangs fails.
-    let output = Command::new("timeout")
-        .args(["--signal=KILL", "120"])
-        .arg(std::env::current_exe()?)
-        .env(CASE, name)
-        .env("ORRERY_TRACKER", tracker)
-        .env_remove("RUST_BACKTRACE")
-        .output()?;
-    let text = format!(
-        "{}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    if text.contains("tracker wp_async does not work here") {
-        println!("SKIPPED {name}/{tracker}: {text}");
-        return Ok(());
-    }
-    if text.contains("SKIPPED") {
-        println!("{name}/{tracker}: {text}");
-    }
-    if output.status.success() && text.contains("case done") { Ok(()) } else { Err(text.into()) }
-}
-
-macro_rules! cases {
-    ($($name:ident),* $(,)?) => {
-        fn main() {
-            common::main(&[$((stringify!($name), $name)),*]);
-        }
-    };
-}
-
-pub(crate) use cases;
 
 /// A fresh area.
 pub(crate) fn area() -> Area {

@@ -86,12 +86,12 @@ fn what_the_kernel_was_built_without_is_not_available() {
         ("bridge", "BRIDGE"),
     ];
     let Ok(output) = Command::new("zcat").arg("/proc/config.gz").output() else {
-        println!("SKIPPED: no zcat to read /proc/config.gz with");
+        orrery_testing::skipped!("no zcat to read /proc/config.gz with");
         return;
     };
     let config = String::from_utf8(output.stdout).unwrap();
     if config.is_empty() {
-        println!("SKIPPED: the kernel does not tell its configuration in /proc/config.gz");
+        orrery_testing::skipped!("the kernel does not tell its configuration in /proc/config.gz");
         return;
     }
     for (name, option) in NEEDED {
@@ -109,7 +109,7 @@ fn what_the_kernel_was_built_without_is_not_available() {
 #[test]
 fn seccomp_agrees_with_the_list_of_actions() {
     let Ok(actions) = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail") else {
-        println!("SKIPPED: no list of seccomp's actions in /proc/sys");
+        orrery_testing::skipped!("no list of seccomp's actions in /proc/sys");
         return;
     };
     for (name, action) in [("seccomp_filter", "errno"), ("seccomp_notify", "user_notif")] {
@@ -129,7 +129,7 @@ fn namespaces_agree_with_unshare() {
     ];
     for (name, flag) in FLAGS {
         let Some(alone) = succeeds("unshare", &[flag, "--fork", "true"]) else {
-            println!("SKIPPED: unshare is not installed");
+            orrery_testing::skipped!("unshare is not installed");
             return;
         };
         let works = alone || succeeds("unshare", &["--map-root-user", flag, "--fork", "true"]) == Some(true);
@@ -151,7 +151,7 @@ fn scheduling_classes_agree_with_chrt() {
     ];
     for (name, class) in [("sched_fifo", &["-f", "1"][..]), ("sched_deadline", MILLISECOND)] {
         let Some(works) = succeeds("chrt", &[class, &["true"]].concat()) else {
-            println!("SKIPPED: chrt is not installed");
+            orrery_testing::skipped!("chrt is not installed");
             return;
         };
         assert_eq!(state(name).is_available(), works, "{name}: {:?}", state(name));
@@ -175,7 +175,7 @@ fn huge_pages_agree_with_the_switches() {
 #[test]
 fn page_zero_agrees_with_the_limit() {
     let Ok(lowest) = fs::read_to_string("/proc/sys/vm/mmap_min_addr") else {
-        println!("SKIPPED: vm.mmap_min_addr cannot be read");
+        orrery_testing::skipped!("vm.mmap_min_addr cannot be read");
         return;
     };
     if lowest.trim() == "0" {
@@ -188,7 +188,7 @@ fn page_zero_agrees_with_the_limit() {
 #[test]
 fn version_1_controllers_agree_with_proc_cgroups() {
     let Ok(table) = fs::read_to_string("/proc/cgroups") else {
-        println!("SKIPPED: no /proc/cgroups");
+        orrery_testing::skipped!("no /proc/cgroups");
         return;
     };
     for controller in ["memory", "cpu", "pids", "freezer", "cpuset"] {
