@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "clock.h"
+#include "settings.h"
 
 /* A call under way. Calls end in the order in which they were made. */
 struct running {
@@ -23,6 +24,17 @@ static bool create(struct companion *companion) {
         orbit_create_with(companion->name, companion->entry, companion->init, &companion->options);
     companion->created_us = clock_microseconds();
     return companion->orbit != NULL;
+}
+
+struct orbit_options companion_short_task(void) {
+    struct orbit_options options = ORBIT_OPTIONS_INIT;
+    options.restart = ORBIT_RESTART_ON_CRASH;
+    options.when_full = ORBIT_FULL_FAIL;
+    options.time_limit_ms = (unsigned)settings.task_limit;
+    options.memory = (size_t)settings.orbit_memory;
+    options.cpu_percent = 50;
+    options.nice = 10;
+    return options;
 }
 
 void companion_create(struct companion *companion, orbit_entry entry, void *(*init)(void),

@@ -36,6 +36,9 @@ struct handler {
     uint64_t context;
 };
 
+/* What suits a task of milliseconds: bounded by the settings, half a processor, after everybody else. */
+struct orbit_options companion_short_task(void);
+
 /* Ends the program where the orbit cannot be made. */
 void companion_create(struct companion *companion, orbit_entry entry, void *(*init)(void),
                       const struct orbit_options *options);

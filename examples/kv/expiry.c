@@ -80,13 +80,7 @@ static void done(long value, const char *trouble, uint64_t context) {
 }
 
 static void create(void) {
-    struct orbit_options options = ORBIT_OPTIONS_INIT;
-    options.restart = ORBIT_RESTART_ON_CRASH;
-    options.when_full = ORBIT_FULL_FAIL;
-    options.time_limit_ms = (unsigned)settings.task_limit;
-    options.memory = (size_t)settings.orbit_memory;
-    options.cpu_percent = 50;
-    options.nice = 10;
+    struct orbit_options options = companion_short_task();
     companion_create(&expiry.companion, look, NULL, &options);
 }
 
