@@ -47,7 +47,9 @@ pub struct Config {
     pub code_length: AtomicU64,
     /// Where the policy's table is; zero: there is none.
     pub policy: AtomicU64,
-    /// Whether calls are timed.
+    /// Whether calls from rewritten sites are counted.
+    pub counted: AtomicU8,
+    /// Whether calls are timed, which counts them, too.
     pub timed: AtomicU8,
     /// Whether sites are left as they are.
     pub unpatched: AtomicU8,

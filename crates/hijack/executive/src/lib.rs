@@ -50,6 +50,7 @@ pub mod config;
 pub mod glob;
 pub mod journal;
 pub mod numbers;
+pub mod plan;
 pub mod policy;
 
 #[cfg_attr(not(feature = "image"), expect(dead_code, reason = "only the image uses these"))]
@@ -71,6 +72,7 @@ mod running {
     pub(crate) mod gates;
     pub(crate) mod journal;
     pub(crate) mod kernel;
+    pub(crate) mod landings;
     pub(crate) mod masks;
     pub(crate) mod patch;
     pub(crate) mod paths;
@@ -80,6 +82,7 @@ mod running {
     pub(crate) mod serve;
     pub(crate) mod sites;
     pub(crate) mod slots;
+    pub(crate) mod stubs;
     pub(crate) mod threads;
     pub(crate) mod user;
 }

@@ -12,7 +12,7 @@ use crate::board::{Board, CALLS, FIRST_BUCKET};
 use crate::config::Config;
 
 /// How many sites can be rewritten in one process.
-pub(crate) const GATES: usize = 1024;
+pub(crate) const GATES: usize = 4096;
 
 /// What the steward writes before the image runs.
 #[cfg_attr(feature = "image", unsafe(no_mangle))]
@@ -43,6 +43,8 @@ unsafe extern "C" {
     pub(crate) fn orrery_compat(registers: *const Registers) -> u64;
     /// The gates: eight bytes each, `syscall` and a jump through [`TARGETS`].
     pub(crate) fn orrery_gates();
+    /// Performs the call in eax, counts it, and returns to rcx.
+    pub(crate) fn orrery_counted();
     /// Performs the call in eax, times it, and returns to rcx.
     pub(crate) fn orrery_timed();
     /// Has the policy asked about the call in eax, and returns to rcx.
@@ -255,6 +257,32 @@ global_asm!(
     "ret",
     "",
     // eax: number, rcx: where to return to; rcx and r11 are ours, below the red zone is room
+    ".globl orrery_counted",
+    ".hidden orrery_counted",
+    "orrery_counted:",
+    "lea rsp, [rsp - 128]",
+    "push rcx",
+    "mov r11, rax",
+    "lahf",
+    "seto al",
+    "push rax",
+    "mov ecx, r11d",
+    "cmp ecx, {other}",
+    "jbe 7f",
+    "mov ecx, {other}",
+    "7:",
+    "shl ecx, 8",
+    "add rcx, [rip + {config}]",
+    "lock inc qword ptr [rcx + {calls} + 8]",
+    "pop rax",
+    "add al, 127",
+    "sahf",
+    "mov rax, r11",
+    "syscall",
+    "pop rcx",
+    "lea rsp, [rsp + 128]",
+    "jmp rcx",
+    "",
     ".globl orrery_timed",
     ".hidden orrery_timed",
     "orrery_timed:",
@@ -276,7 +304,11 @@ global_asm!(
     "or rax, rdx",
     "sub rax, [rsp + 8]",
     "mov ecx, [rsp + 24]",
-    "shl rcx, 8",
+    "cmp ecx, {other}",
+    "jbe 6f",
+    "mov ecx, {other}",
+    "6:",
+    "shl ecx, 8",
     "add rcx, [rip + {config}]",
     "lea r11, [rcx + {calls}]",
     "lock inc qword ptr [r11 + 8]",
@@ -352,6 +384,7 @@ global_asm!(
     action = const core::mem::offset_of!(Config, action),
     unarmed = const core::mem::offset_of!(Board, unarmed),
     calls = const core::mem::offset_of!(Board, calls),
+    other = const CALLS,
     first_bucket = const FIRST_BUCKET,
     last_bucket = const crate::board::BUCKETS - 1,
     vfork_child = sym super::threads::vfork_child,

@@ -10,6 +10,7 @@ use crate::config::{ACTION_FLAGS, SA_ONSTACK};
 use crate::numbers;
 use core::sync::atomic::Ordering::Relaxed;
 
+const PAGE: u64 = 4096;
 const SIG_BLOCK: u64 = 0;
 const SIG_UNBLOCK: u64 = 1;
 const SIG_SETMASK: u64 = 2;
@@ -52,6 +53,30 @@ pub(crate) fn rt_sigprocmask(context: &mut Context) -> i64 {
         }
     }
     0
+}
+
+/// `rt_sigprocmask`, where the mask in force is the program's: from a rewritten site.
+pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64) -> i64 {
+    let [how, set, _, size, ..] = arguments;
+    let mut mask = 0;
+    if set != 0 && size == SET_BYTES && how & 0xffff_ffff != SIG_UNBLOCK {
+        // The page below the stack pointer is there: we are on it.
+        let found = if set.wrapping_sub(stack) < PAGE && (set + 7) / PAGE == (stack - 1) / PAGE {
+            // SAFETY: readable, by that.
+            Ok(unsafe { core::ptr::with_exposed_provenance::<u64>(set as usize).read_unaligned() })
+        } else {
+            user::read_word(set)
+        };
+        match found {
+            Ok(found) => mask = found & !SIGSYS_BIT,
+            Err(error) => return error,
+        }
+        arguments[1] = address(&mask);
+    }
+    // SAFETY: what the program asked for, with a copy of its mask.
+    let result = unsafe { call(numbers::rt_sigprocmask, arguments) };
+    core::hint::black_box(&mask);
+    result
 }
 
 /// Calls with a mask among their arguments: passes them on with a copy of the mask if that holds SIGSYS.

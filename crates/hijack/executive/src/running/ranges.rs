@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use super::gates::{ORRERY_CONFIG, orrery_unmap_and_exit};
 use super::kernel::{EINVAL, address, block_signals, call, failed, set_mask};
 use super::policy::{Policy, policy};
-use super::{patch, paths};
+use super::{paths, stubs};
 use crate::config::Range;
 use crate::policy::Text;
 use crate::{glob, numbers};
@@ -93,6 +93,7 @@ pub(crate) fn marks(address: u64) -> u64 {
 }
 
 /// Which of the policy's callers a file is.
+#[inline(never)]
 fn marks_of(descriptor: u64) -> u64 {
     let callers = policy().map(Policy::callers).unwrap_or_default();
     if callers.is_empty() {
@@ -139,7 +140,7 @@ fn is_ours(start: u64, end: u64) -> bool {
     let within = |first: u64, length: u64| first < end && start < first + length;
     within(config.image.load(Relaxed), config.image_length.load(Relaxed))
         || within(config.board.load(Relaxed), config.board_length.load(Relaxed))
-        || patch::stubs_overlap(start, end)
+        || stubs::overlap(start, end)
 }
 
 /// What a call does to existing mappings: up to two ranges.

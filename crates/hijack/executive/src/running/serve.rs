@@ -6,9 +6,9 @@ use super::count::{board, timed};
 use super::decide::decide;
 use super::frame::{AUDIT_ARCH_I386, Context, Info, SYS_USER_DISPATCH};
 use super::gates::{ORRERY_CONFIG, Patched, RED_ZONE, orrery_compat};
-use super::kernel::{self, EINVAL, ENOSYS, address, call, failed, ticks};
+use super::kernel::{EINVAL, ENOSYS, address, call, failed, ticks};
 use super::policy::{Policy, policy};
-use super::{actions, exec, masks, ranges, sites, threads};
+use super::{actions, exec, landings, masks, ranges, sites, threads};
 use crate::numbers;
 
 const PR_SET_SECCOMP: u64 = 22;
@@ -35,6 +35,11 @@ fn dispatched(context: &mut Context, compatible: bool) {
     // The kernel reads an `int`.
     let number = context.registers.rax & 0xffff_ffff;
     let from = context.registers.rip;
+    if let Some(target) = landings::target(from) {
+        // No call: it stood where a jump is now.
+        context.registers.rip = target;
+        return;
+    }
     // What a system call instruction leaves there.
     context.registers.rcx = from;
     context.registers.r11 = context.registers.eflags;
@@ -50,7 +55,7 @@ fn dispatched(context: &mut Context, compatible: bool) {
     sites::note(from, number);
 }
 
-/// A call from a rewritten site, about which the policy has something to say.
+/// A call from a rewritten site that is more than passed on: the policy has something to say about it, or the executive.
 pub(crate) extern "C" fn patched(call: &Patched) -> i64 {
     let row = board().row(call.number);
     row.patched.fetch_add(1, Relaxed);
@@ -58,8 +63,7 @@ pub(crate) extern "C" fn patched(call: &Patched) -> i64 {
     let [r9, r8, r10, rdx, rsi, rdi] = call.arguments;
     let stack = address(call) + size_of::<Patched>() as u64 + RED_ZONE;
     let result = decide(call.number, [rdi, rsi, rdx, r10, r8, r9], call.site, stack, |arguments| {
-        // SAFETY: what the program asked for, or what its policy made of that.
-        unsafe { kernel::call(call.number, arguments) }
+        perform_anywhere(call.number, arguments, stack)
     });
     if start != 0 {
         row.time(ticks().wrapping_sub(start), result);
@@ -71,13 +75,21 @@ pub(crate) extern "C" fn patched(call: &Patched) -> i64 {
 fn perform(context: &mut Context, number: u64, arguments: [u64; 6]) -> i64 {
     match number {
         numbers::rt_sigreturn => masks::rt_sigreturn(context),
-        numbers::rt_sigaction => actions::rt_sigaction(arguments),
         numbers::rt_sigprocmask => masks::rt_sigprocmask(context),
         numbers::sigaltstack => masks::sigaltstack(context),
         numbers::fork | numbers::vfork | numbers::clone | numbers::clone3 => {
             threads::give_birth(context, number)
         }
         numbers::execve | numbers::execveat => exec::execute(context, number, arguments),
+        _ => perform_anywhere(number, arguments, context.registers.rsp),
+    }
+}
+
+/// Performs a call of which nothing but this need be known. What [`numbers::needs_frame`] names does not come here.
+fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
+    match number {
+        numbers::rt_sigaction => actions::rt_sigaction(arguments),
+        numbers::rt_sigprocmask => masks::set_without_sigsys(arguments, stack),
         numbers::rt_sigsuspend
         | numbers::ppoll
         | numbers::pselect6
@@ -93,19 +105,19 @@ fn perform(context: &mut Context, number: u64, arguments: [u64; 6]) -> i64 {
         | numbers::madvise
         | numbers::remap_file_pages
         | numbers::shmat
-        | numbers::shmdt => ranges::change(number, arguments, context.registers.rsp),
+        | numbers::shmdt => ranges::change(number, arguments, stack),
         // There is one dispatch for a thread, and it is taken.
         numbers::prctl if arguments[0] == PR_SET_SYSCALL_USER_DISPATCH => -EINVAL,
         numbers::prctl | numbers::seccomp => {
             // SAFETY: what the program asked for.
-            let result = unsafe { call(context.registers.rax, arguments) };
+            let result = unsafe { call(number, arguments) };
             if !failed(result) && (number == numbers::seccomp || arguments[0] == PR_SET_SECCOMP) {
                 ORRERY_CONFIG.filtered.store(1, Relaxed);
             }
             result
         }
         // SAFETY: what the program asked for.
-        _ => unsafe { call(context.registers.rax, arguments) },
+        _ => unsafe { call(number, arguments) },
     }
 }
 
