@@ -153,6 +153,8 @@ fn bears_landings(plan: &Plan, instructions: &[(Instruction, usize)]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use iced_x86::{Decoder, DecoderOptions};
+
     use super::*;
 
     fn code(last: &[u8]) -> [u8; CODE] {
@@ -230,37 +232,89 @@ mod tests {
         assert_eq!(plan.number, None);
     }
 
-    /// Prints what becomes of each site of a program: `SURVEY=/usr/bin/node cargo test -p orrery-hijack survey -- --nocapture`.
-    #[test]
-    fn survey_most_of_the_c_librarys_sites_can_be_rewritten() {
-        let file = std::env::var("SURVEY").unwrap_or_else(|_| "/lib/x86_64-linux-gnu/libc.so.6".to_owned());
-        let Ok(library) = std::fs::read(&file) else {
-            orrery_testing::skipped!("no {file}");
-            return;
-        };
-        let [mut alone, mut shorter, mut stay, mut unknown] = [0; 4];
-        for (start, end) in code_of(&library) {
-            // Pairs of bytes that look like a syscall may be part of something else: what follows decides.
+    /// Each site of a program's code, where an instruction is a `syscall`.
+    fn each_site(file: &[u8], mut look: impl FnMut(u64, &[u8; CODE])) {
+        for (start, end) in code_of(file) {
             for end in start + CODE..=end {
-                let window: &[u8; CODE] = library[end - CODE..end].try_into().unwrap();
-                if window[CODE - 2..] != [0x0f, 0x05]
-                    || !(Readings::of(window).agree_on(CODE - 2) || plan(window).is_some())
-                {
-                    continue;
-                }
-                match plan(window) {
-                    Some(plan) => {
-                        *(if plan.landings()[0].is_none() { &mut alone } else { &mut shorter }) += 1;
-                        unknown += usize::from(plan.number.is_none());
-                    }
-                    None => stay += 1,
+                let code: &[u8; CODE] = file[end - CODE..end].try_into().unwrap();
+                let is_call = || Readings::of(code).agree_on(CODE - SYSCALL) || plan(code).is_some();
+                if code[CODE - SYSCALL..] == [0x0f, 0x05] && is_call() {
+                    look(end as u64, code);
                 }
             }
         }
-        println!(
-            "{file}: {alone} by one instruction, {shorter} by several, {stay} stay; {unknown} of any number"
-        );
-        assert!((alone + shorter) > 20 * stay, "{alone} + {shorter} against {stay} in {file}");
+    }
+
+    fn c_library() -> Option<Vec<u8>> {
+        let file = std::env::var("SURVEY").unwrap_or_else(|_| "/lib/x86_64-linux-gnu/libc.so.6".to_owned());
+        let read = std::fs::read(&file).ok();
+        if read.is_none() {
+            orrery_testing::skipped!("no {file}");
+        }
+        read
+    }
+
+    /// Prints what becomes of the sites of a program: `SURVEY=/bin/busybox cargo test -p orrery-hijack survey -- --nocapture`.
+    #[test]
+    fn survey_most_of_the_c_librarys_sites_can_be_rewritten() {
+        let Some(file) = c_library() else { return };
+        let [mut alone, mut shorter, mut stay, mut unknown] = [0; 4];
+        each_site(&file, |end, code| match plan(code) {
+            Some(plan) => {
+                *(if plan.landings()[0].is_none() { &mut alone } else { &mut shorter }) += 1;
+                unknown += usize::from(plan.number.is_none());
+            }
+            None => {
+                println!("stays: the one before {end:#x} of the file");
+                stay += 1;
+            }
+        });
+        println!("{alone} by one instruction, {shorter} by several, {stay} stay; {unknown} of any number");
+        assert!((alone + shorter) > 20 * stay, "{alone} + {shorter} against {stay}");
+    }
+
+    /// The decoder is the judge: each instruction is the same one, about the same memory or target.
+    #[test]
+    fn what_moves_is_the_same_instruction_elsewhere() {
+        let Some(file) = c_library() else { return };
+        let mut moved = 0;
+        each_site(&file, |end, code| {
+            let Some(plan) = plan(code) else { return };
+            let length = plan.length() + SYSCALL;
+            let from = end - length as u64;
+            for to in [from + 0x1234_5678, from.wrapping_sub(0x7000_0000)] {
+                let mut out = [0; RELOCATED];
+                let window = &code[CODE - length..CODE - SYSCALL];
+                let relocated = plan.relocate(window, from, to, &mut out).unwrap();
+                let decode = |bytes: &[u8], at| {
+                    let mut decoder = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE);
+                    let mut all = Vec::new();
+                    while decoder.can_decode() {
+                        let one = decoder.decode();
+                        let target = one.is_jcc_short_or_near().then(|| one.near_branch_target());
+                        let memory = one.is_ip_rel_memory_operand().then(|| one.ip_rel_memory_address());
+                        let operands: Vec<_> = (0..one.op_count())
+                            .map(|place| (one.op_kind(place), one.op_register(place)))
+                            .collect();
+                        let operands = if target.is_some() { Vec::new() } else { operands };
+                        let fixed = (memory.is_none() && target.is_none()).then(|| {
+                            (
+                                one.memory_displacement64(),
+                                one.memory_base(),
+                                one.memory_index(),
+                                one.segment_prefix(),
+                            )
+                        });
+                        let immediate = one.try_immediate(one.op_count().saturating_sub(1)).ok();
+                        all.push((one.mnemonic(), target, memory, operands, fixed, immediate));
+                    }
+                    all
+                };
+                assert_eq!(decode(window, from), decode(&out[..relocated.length], to), "before {end:#x}");
+                moved += 1;
+            }
+        });
+        assert!(moved > 0);
     }
 
     /// The executable segments of a file.
