@@ -44,8 +44,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Whether calls from rewritten sites are counted, which costs some 15 ns a call. (What is dispatched is counted in
-    /// any case, and what is timed.)
+    /// Whether calls are counted: see [`Hijack::counts`].
     #[must_use]
     pub fn counted(mut self, counted: bool) -> Self {
         self.counted = counted;
@@ -98,7 +97,8 @@ impl Hijack {
         check_this_process()?;
         let image = Image::embedded()?;
         let segment = Arc::new(Segment::new()?);
-        let Options { counted, timed, patch, threshold, policy } = options;
+        let Options { mut counted, timed, patch, threshold, policy } = options;
+        counted |= timed;
         let settings = Settings { counted, timed, patch, threshold, policy };
         steward::start(&segment, image, settings)?;
         Ok(Self { segment })

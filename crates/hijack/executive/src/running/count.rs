@@ -13,7 +13,7 @@ pub(crate) fn board() -> &'static Board {
     unsafe { &*core::ptr::with_exposed_provenance::<Board>(address) }
 }
 
-/// Whether calls from rewritten sites are counted.
+/// Whether calls are counted.
 #[inline(always)]
 pub(crate) fn counted() -> bool {
     ORRERY_CONFIG.counted.load(Relaxed) != 0

@@ -32,6 +32,9 @@ unsafe extern "C" {
     pub(crate) fn orrery_sigreturn_releasing(rsp: u64, busy: *const u8) -> !;
     /// Unmaps the stack on which the thread runs, and ends the thread.
     pub(crate) fn orrery_unmap_and_exit(start: u64, length: u64) -> !;
+    /// Goes on with these registers, without the kernel's help: everything but the mask and the alternate stack, which must
+    /// be what they were. Loses r11, which a system call overwrites.
+    pub(crate) fn orrery_resume(registers: *const Registers, extended: u64, features: u64) -> !;
     /// `clone` or `clone3` with a stack for the child, whose highest words are the address to go on at and, below, the
     /// mask to have. The child starts with the program's registers.
     pub(crate) fn orrery_clone(registers: *const Registers, extended: u64, features: u64) -> i64;
@@ -112,6 +115,43 @@ global_asm!(
     "mov eax, 60",
     "syscall",
     "ud2",
+    "",
+    // rdi: registers, rsi: extended state or 0, rdx: its features
+    ".globl orrery_resume",
+    ".hidden orrery_resume",
+    "orrery_resume:",
+    "test rsi, rsi",
+    "jz 3f",
+    "test rdx, rdx",
+    "jz 2f",
+    "mov rax, rdx",
+    "shr rdx, 32",
+    "xrstor64 [rsi]",
+    "jmp 3f",
+    "2:",
+    "fxrstor64 [rsi]",
+    "3:",
+    "mov rcx, rdi",
+    "push qword ptr [rcx + 136]",
+    "popfq",
+    "mov r8, [rcx]",
+    "mov r9, [rcx + 8]",
+    "mov r10, [rcx + 16]",
+    "mov r12, [rcx + 32]",
+    "mov r13, [rcx + 40]",
+    "mov r14, [rcx + 48]",
+    "mov r15, [rcx + 56]",
+    "mov rdi, [rcx + 64]",
+    "mov rsi, [rcx + 72]",
+    "mov rbp, [rcx + 80]",
+    "mov rbx, [rcx + 88]",
+    "mov rdx, [rcx + 96]",
+    "mov rax, [rcx + 104]",
+    "mov r11, [rcx + 120]",
+    "mov rcx, [rcx + 128]",
+    // What the registers were in may be overwritten from here on.
+    "mov rsp, r11",
+    "jmp rcx",
     "",
     // rdi: registers, rsi: extended state or 0, rdx: its features
     ".globl orrery_clone",

@@ -10,7 +10,6 @@ use crate::config::{ACTION_FLAGS, SA_ONSTACK};
 use crate::numbers;
 use core::sync::atomic::Ordering::Relaxed;
 
-const PAGE: u64 = 4096;
 const SIG_BLOCK: u64 = 0;
 const SIG_UNBLOCK: u64 = 1;
 const SIG_SETMASK: u64 = 2;
@@ -60,14 +59,8 @@ pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64) -> i64 {
     let [how, set, _, size, ..] = arguments;
     let mut mask = 0;
     if set != 0 && size == SET_BYTES && how & 0xffff_ffff != SIG_UNBLOCK {
-        // The page below the stack pointer is there: we are on it.
-        let found = if set.wrapping_sub(stack) < PAGE && (set + 7) / PAGE == (stack - 1) / PAGE {
-            // SAFETY: readable, by that.
-            Ok(unsafe { core::ptr::with_exposed_provenance::<u64>(set as usize).read_unaligned() })
-        } else {
-            user::read_word(set)
-        };
-        match found {
+        // SAFETY: a word.
+        match unsafe { user::read_beside::<u64>(stack, set) } {
             Ok(found) => mask = found & !SIGSYS_BIT,
             Err(error) => return error,
         }
@@ -80,7 +73,7 @@ pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64) -> i64 {
 }
 
 /// Calls with a mask among their arguments: passes them on with a copy of the mask if that holds SIGSYS.
-pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6]) -> i64 {
+pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64) -> i64 {
     /// A pointer to a mask and its size, as some calls take them.
     #[repr(C)]
     #[derive(Clone, Copy)]
@@ -106,9 +99,10 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6]) -> i64 {
             // SAFETY: integers. The structures have two words or, for io_uring, three.
             let read = unsafe {
                 if extended {
-                    user::read::<Sized>(pointer)
+                    user::read_beside::<Sized>(stack, pointer)
                 } else {
-                    user::read::<[u64; 2]>(pointer).map(|[mask, size]| Sized { mask, rest: [size, 0] })
+                    user::read_beside::<[u64; 2]>(stack, pointer)
+                        .map(|[mask, size]| Sized { mask, rest: [size, 0] })
                 }
             };
             match read {
@@ -122,7 +116,8 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6]) -> i64 {
             pointer
         };
         if place != 0
-            && let Ok(found) = user::read_word(place)
+            // SAFETY: a word.
+            && let Ok(found) = unsafe { user::read_beside::<u64>(stack, place) }
             && found & SIGSYS_BIT != 0
         {
             mask = found & !SIGSYS_BIT;
