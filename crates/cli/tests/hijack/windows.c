@@ -195,7 +195,11 @@ static void *hammer(void *seed_at) {
         if (!copy_of(shape, 6)->boundaries[boundary])
             boundary = 0;
         struct registers out = call_with(copy_of(shape, 6)->boundaries[boundary], 0);
-        wrong += memcmp(&out, &expected[shape][boundary], sizeof out) != 0;
+        if (memcmp(&out, &expected[shape][boundary], sizeof out)) {
+            print("expected", shape, boundary, expected[shape][boundary]);
+            print("but came", shape, boundary, out);
+            wrong++;
+        }
     }
     return (void *)(uintptr_t)wrong;
 }

@@ -50,9 +50,10 @@ pub(crate) fn rewrite(end: u64, number: u64) -> Outcome {
     else {
         return Outcome::Refused;
     };
-    // SAFETY: the range is readable code.
-    let code =
-        unsafe { core::ptr::with_exposed_provenance::<[u64; CODE / 8]>(start as usize).read_unaligned() };
+    // SAFETY: the range is readable code, each time this is called.
+    let read =
+        || unsafe { core::ptr::with_exposed_provenance::<[u64; CODE / 8]>(start as usize).read_unaligned() };
+    let code = read();
     let plan = match verdict(&code) {
         Some(Some(plan)) => plan,
         Some(None) => return Outcome::Refused,
@@ -60,6 +61,8 @@ pub(crate) fn rewrite(end: u64, number: u64) -> Outcome {
     };
     let Some(way) = Way::of(&plan, number) else { return Outcome::Refused };
     ranges::try_locked(|| match ranges::containing(start, end) {
+        // Another thread was faster: what is to be said about landings holds for one jump only.
+        Some(_) if read() != code => Outcome::Later,
         // SAFETY: the code is still mapped if it is on the list, which cannot change now.
         Some(range) => unsafe { jump(&plan, way, &code, end, range) },
         None => Outcome::Refused,
