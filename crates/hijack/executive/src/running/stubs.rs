@@ -43,7 +43,9 @@ pub(crate) fn overlap(start: u64, end: u64) -> bool {
     PAGES_OF_STUBS
         .iter()
         .map(|page| page.start.load(Relaxed))
-        .any(|page| page != 0 && page < end && start < page + PAGE)
+        // Filled from the first on, and never freed.
+        .take_while(|page| *page != 0)
+        .any(|page| page < end && start < page + PAGE)
 }
 
 /// Where a stub will be.
