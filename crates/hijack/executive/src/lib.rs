@@ -12,16 +12,15 @@
 //!  -------                                ---------                              ------
 //!  mov $39,%eax
 //!  syscall  ------------------------------------------------------------------>  not from the executive's range:
-//!                                         signals::on_sigsys  <----------------  SIGSYS (syscall user dispatch)
-//!                                           counts, performs  ----------------->  getpid
+//!                                         serve::on_sigsys  <------------------  SIGSYS (syscall user dispatch)
+//!                                           performs  ------------------------>  getpid
 //!                                           writes rax        <----------------
-//!                                         rt_sigreturn  --------------------->
-//!  (goes on behind its syscall)  <--------------------------------------------
+//!  (goes on behind its syscall)  <------  loads the registers, or rt_sigreturn
 //!
-//!  after some such calls from one place, `patch` has turned the mov into a jump:
+//!  after some such calls from one place, `patch` has turned the mov into a jump (see `plan`):
 //!
 //!  jmp stub  ------>  stub (near the site):
-//!                       counts, mov $39,%eax
+//!                       mov $39,%eax; counts
 //!                       jmp gate n  ----->  gate n:  syscall  ----------------->  getpid
 //!  behind the syscall  <------------------  jmp *target[n]    <----------------
 //! ```
