@@ -171,7 +171,7 @@ impl Plan {
         let mut bytes = [0_u8; WORDS * 8];
         if let Some(plan) = plan {
             bytes[0] = MAGIC;
-            bytes[1] = plan.count as u8;
+            bytes[1] = u8::try_from(plan.count).unwrap_or(0);
             [bytes[2], bytes[3]] = plan.number.unwrap_or(NO_NUMBER).to_le_bytes();
             for (pair, step) in bytes[4..].chunks_exact_mut(2).zip(plan.steps()) {
                 pair[0] = step.length;

@@ -114,10 +114,10 @@ fn at_distance(origin: u64, mask: u32, value: u32) -> Option<Place> {
     loop {
         let distance = i64::from((value | upper).cast_signed());
         let first = origin.wrapping_add_signed(distance);
-        if first >= LOWEST && first < 1 << 47 {
-            if let Some(place) = within(first, first + u64::from(span), &mut tries) {
-                return Some(place);
-            }
+        if (LOWEST..1 << 47).contains(&first)
+            && let Some(place) = within(first, first + u64::from(span), &mut tries)
+        {
+            return Some(place);
         }
         if upper == 0 || tries == 0 {
             return None;
@@ -142,7 +142,7 @@ fn within(first: u64, last: u64, tries: &mut usize) -> Option<Place> {
     }
     let (lowest, highest) = (first & !(PAGE - 1), last & !(PAGE - 1));
     // In a large span, not all of it.
-    let step = ((highest - lowest) / 64 & !(PAGE - 1)).max(PAGE);
+    let step = ((highest - lowest) / 64).next_multiple_of(PAGE).max(PAGE);
     let mut page = lowest;
     while page <= highest && *tries > 0 {
         let room = last.min(page + PAGE - 1).min(page + PAGE - STUB as u64);
