@@ -75,6 +75,7 @@ mod identity;
 mod introduce;
 mod leash;
 mod link;
+mod lock;
 mod overlay;
 mod perform;
 mod program;
@@ -84,6 +85,8 @@ mod rights;
 mod shapes;
 mod spec;
 mod state;
+mod still;
+mod strands;
 mod trap;
 
 use core::convert::Infallible;
@@ -154,7 +157,7 @@ pub enum Created {
 /// `entry` cannot return, for there is nowhere to return to. It switches, or exits, which ends the program.
 ///
 /// # Errors
-/// [`Error::NotAlone`] in a program with other threads; [`Error::Unaligned`], [`Error::Overlap`], [`Error::Memory`]
+/// [`Error::TooManyThreads`]; [`Error::Unaligned`], [`Error::Overlap`], [`Error::Memory`]
 /// where the specification makes no sense; [`Error::Birth`], [`Error::Full`], [`Error::System`] where there is no room.
 /// There is no new context then, but memory that was to be shared may be backed by a file already.
 pub fn create(spec: &Spec, entry: impl FnOnce(Start) -> Infallible) -> Result<Context> {
@@ -309,7 +312,7 @@ impl Context {
     /// a switch, and what is read there is the other context's, to be trusted as far as that is.
     pub unsafe fn overlay(self, start: *const u8, length: usize, how: Overlay) -> Result<()> {
         let range = pages(start.expose_provenance(), length)?;
-        let mut state = held(self.fd)?;
+        let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
         overlay::overlay(&mut state, slot, range, how)
     }
@@ -324,7 +327,7 @@ impl Context {
     /// # Safety
     /// Nothing in the calling context may need what has this number now.
     pub unsafe fn overlay_descriptor(self, number: u32) -> Result<()> {
-        let mut state = held(self.fd)?;
+        let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
         overlay::overlay_descriptor(&mut state, slot, number)
     }
@@ -345,7 +348,7 @@ impl Context {
     /// # Safety
     /// The call may do to either context whatever such a call can do, to memory for instance.
     pub unsafe fn syscall(self, own: Own, number: u32, arguments: [u64; 6]) -> Result<i64> {
-        let mut state = held(self.fd)?;
+        let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
         perform::perform(&mut state, slot, own, number, arguments)
     }
@@ -367,7 +370,7 @@ impl Context {
     /// # Errors
     /// Those of [`Context::restrict`].
     pub fn restrict_to(self, keep: &Rights) -> Result<()> {
-        let mut state = held(self.fd)?;
+        let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
         overlay::restrict(&mut state, slot, keep)
     }
@@ -404,4 +407,9 @@ pub unsafe fn remove_overlay(start: *const u8, length: usize) -> Result<()> {
 /// The state of a process that knows contexts.
 fn held(descriptor: RawFd) -> Result<state::Held> {
     state::hold()?.ok_or(Error::NoContext { descriptor })
+}
+
+/// The same, for asking another context.
+fn held_to_ask(descriptor: RawFd) -> Result<state::Held> {
+    state::hold_to_ask()?.ok_or(Error::NoContext { descriptor })
 }

@@ -18,6 +18,7 @@ mod memory;
 mod overlays;
 mod signals;
 mod support;
+mod threads;
 mod vaults;
 
 use calls::*;
@@ -30,6 +31,7 @@ use lifetimes::*;
 use memory::*;
 use overlays::*;
 use signals::*;
+use threads::*;
 use vaults::*;
 
 orrery_testing::cases![
@@ -42,7 +44,6 @@ orrery_testing::cases![
     many_come_and_go,
     time_limits_hold,
     a_handler_may_not_switch_from_within,
-    threads_are_refused,
     memory_is_a_copy,
     shared_memory_is_one,
     unmapped_memory_is_gone,
@@ -94,4 +95,17 @@ orrery_testing::cases![
     calls_need_rights,
     a_monitor_makes_the_calls_it_allows,
     a_monitor_needs_no_privilege,
+    a_new_thread_is_refused,
+    a_thread_resumes_where_it_was,
+    a_parked_thread_returns_from_its_switch,
+    threads_meet_in_one_context,
+    threads_switch_at_random,
+    a_death_is_told_to_each_thread_inside,
+    a_thread_that_ends_inside_is_told_of,
+    counterparts_end_with_their_thread,
+    limits_are_a_threads_own,
+    threads_are_trapped_one_by_one,
+    a_thread_without_counterpart_is_not_answered,
+    a_busy_program_has_contexts,
+    deaths_among_threads_at_any_moment,
 ];
