@@ -28,7 +28,7 @@ use super::rights::Rights;
 use super::spec::{Checked, Spec};
 use super::state::{Held, State};
 use super::trap::{self, Listener};
-use super::{Arrival, Context, handover, introduce, reaper, still, strands};
+use super::{Arrival, Context, handover, introduce, perform, reaper, still, strands};
 
 /// Signals that the kernel raises because of what a context did itself (signal(7)); all others are not its business.
 const OWN_DOING: [i32; 10] = [
@@ -81,11 +81,13 @@ struct Ends {
     watcher: Watcher,
 }
 
-/// How long a new context of a program with other threads may take to set itself up, at the first attempt: whichever lock
-/// another thread held when the copy was made is held for ever there.
-const PATIENCE: Duration = Duration::from_millis(300);
-/// How often it is tried, with twice the patience each time.
-const ATTEMPTS: u32 = 6;
+/// How often a new context of a program with other threads is tried: whichever lock another thread held when the copy was
+/// made is held for ever there.
+const ATTEMPTS: u32 = 64;
+/// How long it may take to set itself up.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// What a new context says while it tries the C library's locks.
+const TRYING: u32 = u32::MAX;
 
 /// Creates a context of the calling one.
 pub(crate) fn create(state: &mut Held, spec: &Spec) -> Result<Born> {
@@ -93,30 +95,28 @@ pub(crate) fn create(state: &mut Held, spec: &Spec) -> Result<Born> {
     state.sweep_grants();
     reaper::sweep(state);
     share_all(state, &checked.share)?;
-    let mut patience = (still::others()? != 0).then_some(PATIENCE);
+    let threaded = still::others()? != 0;
     for _ in 1..ATTEMPTS {
-        match attempt(state, spec, &checked, patience) {
+        match attempt(state, spec, &checked, threaded) {
             Err(Error::Birth { step, .. }) if step == STEPS[HELD_UP] => {}
             other => return other,
         }
-        patience = patience.map(|patience| patience * 2);
     }
-    attempt(state, spec, &checked, patience)
+    attempt(state, spec, &checked, threaded)
 }
 
-fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, patience: Option<Duration>) -> Result<Born> {
+fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> Result<Born> {
     let ends = prepare(state)?;
     let seat = ends.seat;
     let kin = if state.me == ROOT { Kin::HiddenChild } else { Kin::Sibling };
-    let others =
-        if spec.alone || patience.is_none() { None } else { still::Still::hold(state.program, state.me)? };
+    let others = if spec.alone || !threaded { None } else { still::Still::hold(state.program, state.me)? };
     let mask = others.as_ref().map_or_else(signals::block_all, still::Still::mask);
     // SAFETY: no other thread holds anything that we need; where it holds what the C library needs, the copy hangs, and is
     // given up.
     let copied = match unsafe { copy_process(kin) } {
         Ok(None) => {
             let others = ManuallyDrop::new(others);
-            let number = live(state, ends, spec, checked, mask, others.as_ref(), patience.is_some());
+            let number = live(state, ends, spec, checked, mask, others.as_ref(), threaded);
             let arrival = wait_for_control(state, number);
             return Ok(Born::Context(state.handle(number), arrival));
         }
@@ -126,7 +126,7 @@ fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, patience: Option<Du
     drop(others);
     signals::set_mask(mask);
     let delivered =
-        copied.and_then(|copied| deliver(state, ends, copied, spec, checked.access.clone(), patience));
+        copied.and_then(|copied| deliver(state, ends, copied, spec, checked.access.clone(), threaded));
     if delivered.is_err() {
         // Whatever there is of it goes; a seat without a process is given up by ourselves.
         reaper::bury(state, seat, true);
@@ -179,20 +179,20 @@ fn deliver(
     copied: Copied,
     spec: &Spec,
     access: Vec<PageRange>,
-    patience: Option<Duration>,
+    threaded: bool,
 ) -> Result<usize> {
     let Ends { link, seat: number, child, parent, watcher: _ } = ends;
     drop(child.0);
     drop(parent.1);
     let seat = state.program.seat(number);
     seat.pid.store(copied.pid.as_raw_pid().unsigned_abs(), SeqCst);
-    await_settled(&seat.settled, &copied, patience);
+    await_settled(&seat.settled, &copied, threaded);
     match seat.settled.load(SeqCst) {
         1 => {}
-        0 if !is_dead(copied.pidfd.as_fd()) => {
+        0 | TRYING if !is_dead(copied.pidfd.as_fd()) => {
             return Err(Error::Birth { step: STEPS[HELD_UP], errno: Errno::DEADLK });
         }
-        0 => return Err(Error::Birth { step: STEPS[1], errno: Errno::FAULT }),
+        0 | TRYING => return Err(Error::Birth { step: STEPS[1], errno: Errno::FAULT }),
         packed => {
             let step = STEPS.get((packed >> 16) as usize).copied().unwrap_or(STEPS[0]);
             let errno = i32::try_from(packed & 0xfff).unwrap_or(0).max(1);
@@ -216,10 +216,14 @@ fn deliver(
     Ok(slot)
 }
 
-fn await_settled(settled: &AtomicU32, copied: &Copied, patience: Option<Duration>) {
-    let end = patience.map(|patience| Moment::now().after(patience));
+/// Waits until a new context has set itself up, failed to, or died; or hangs, where another thread of this one may have
+/// held what it needs.
+fn await_settled(settled: &AtomicU32, copied: &Copied, threaded: bool) {
+    let end = threaded.then(|| Moment::now().after(PATIENCE));
+    let mut asleep = 0;
     for round in 0.. {
-        if settled.load(SeqCst) != 0 || is_dead(copied.pidfd.as_fd()) {
+        let now = settled.load(SeqCst);
+        if !matches!(now, 0 | TRYING) || is_dead(copied.pidfd.as_fd()) {
             return;
         }
         if end.is_some_and(|end| Moment::now() >= end) {
@@ -227,10 +231,15 @@ fn await_settled(settled: &AtomicU32, copied: &Copied, patience: Option<Duration
         }
         if round < 50 {
             rustix::thread::sched_yield();
-        } else {
-            let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-            let _ = futex::wait(settled, futex::Flags::empty(), 0, Some(&nap));
+            continue;
         }
+        // Trying locks sleeps only for a lock that is held; and who would give it back is not there.
+        asleep = if now == TRYING && perform::is_asleep(copied.pid) { asleep + 1 } else { 0 };
+        if asleep > 2 {
+            return;
+        }
+        let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: if threaded { 500_000 } else { 2_000_000 } };
+        let _ = futex::wait(settled, futex::Flags::empty(), now, Some(&nap));
     }
 }
 
@@ -249,7 +258,9 @@ fn live(
     let settled = &state.program.seat(number).settled;
     let deaf = if spec.shared_signals { 0 } else { !(signals::mask_of(&OWN_DOING) | still::NEVER_BLOCKED) };
     if threaded {
+        settled.store(TRYING, SeqCst);
         still::try_locks();
+        settled.store(0, SeqCst);
     }
     let outcome = still::make_counterparts(others, state.program, number, deaf)
         .map_err(|errno| (10, errno))

@@ -274,11 +274,19 @@ fn identity_of(peer: &Peer) -> Option<Identity> {
 
 /// Whether a process is stopped by a signal or a debugger.
 pub(crate) fn is_stopped(pidfd: BorrowedFd<'_>) -> bool {
-    let status = pid_of(pidfd)
-        .and_then(|pid| std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok());
+    matches!(pid_of(pidfd).and_then(state_of), Some('T' | 't'))
+}
+
+/// Whether a process' first thread sleeps.
+pub(crate) fn is_asleep(pid: Pid) -> bool {
+    state_of(pid) == Some('S')
+}
+
+/// The letter that proc_pid_stat(5) has for the state of a process' first thread.
+fn state_of(pid: Pid) -> Option<char> {
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
     // The name, which may hold anything, ends with the last parenthesis.
-    let state = status.as_deref().and_then(|text| text.rsplit(')').next()?.trim_start().chars().next());
-    matches!(state, Some('T' | 't'))
+    text.rsplit(')').next()?.trim_start().chars().next()
 }
 
 /// Whose pidfd it is, as the kernel says.
