@@ -10,7 +10,7 @@
 //! Process-wide state, because fork(2) and signal handlers are: this file is where it lives.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -37,6 +37,8 @@ struct Shelf(UnsafeCell<Option<State>>);
 unsafe impl Sync for Shelf {}
 
 static STATE: Shelf = Shelf(UnsafeCell::new(None));
+/// Whether anything lies there: a program without contexts, or a rollback in it, is to notice nothing of this file.
+static ANY: AtomicBool = AtomicBool::new(false);
 static TURN: Lock = Lock::new();
 /// Has one thread at a time ask other contexts for what comes over sockets: answers would be mixed up there. Taken before
 /// `TURN`, and kept while the asker waits.
@@ -172,6 +174,9 @@ pub(crate) fn hold_to_ask() -> Result<Option<Held>> {
 }
 
 fn take_turn(asking: bool) -> Result<Option<Held>> {
+    if !ANY.load(SeqCst) {
+        return Ok(None);
+    }
     if !strands::enter() {
         return Err(Error::Busy);
     }
@@ -231,6 +236,7 @@ pub(crate) fn hold_or_become_root() -> Result<Held> {
     }
     // Dropping the parent's closes our copies of its descriptors.
     *state = Some(root);
+    ANY.store(true, SeqCst);
     strands::know(0);
     Ok(held)
 }
@@ -332,7 +338,6 @@ impl State {
     /// Has the other strands look around that wait for descriptors: we may have taken what woke them.
     pub(crate) fn kick_others(&self) {
         for strand in self.program.strands().filter(|strand| *strand != self.strand) {
-            use core::sync::atomic::Ordering::SeqCst;
             if self.program.place(strand, self.me).by_descriptor.load(SeqCst) != 0 {
                 self.kick(strand);
             }
