@@ -10,7 +10,7 @@ enum state { UNKNOWN, SHARE, LEAVE_ALONE };
 
 static enum state state;
 static struct sockaddr_un store;
-static int verbose, under_seccomp;
+static int verbose, under_seccomp, old_kernel;
 
 const struct sockaddr_un *store_address(void) { return &store; }
 
@@ -26,6 +26,7 @@ void say(const char *what, const char *name) {
     CALL3(SYS_write, 2, text, length);
 }
 
+int is_old_kernel(void) { return old_kernel; }
 int is_left_alone(void) { return state == LEAVE_ALONE; }
 
 void give_up(const char *why) {
@@ -51,6 +52,8 @@ static void read_variable(const char *variable, size_t length) {
         verbose = 1;
     } else if (same(variable, "ORRERY_ORC_SECCOMP=share", 25)) {
         under_seccomp = 1;
+    } else if (same(variable, "ORRERY_ORC_KERNEL=old", 22)) {
+        old_kernel = 1;
     }
 }
 

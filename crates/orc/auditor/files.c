@@ -14,6 +14,8 @@
 /* Most objects of the loader that are dealt with at a time, and most segments of one. */
 #define MOST_OBJECTS 512
 #define MOST_SEGMENTS 12
+/* Bytes from which on one does not gather more before one asks: a store that has to read them needs its time. */
+#define ENOUGH (16UL << 20)
 /* How often a busy store is asked, in pauses from 2 ms that double. */
 #define ATTEMPTS 7
 
@@ -38,6 +40,7 @@ struct file {
 struct batch {
     struct file files[MOST_PIECES];
     size_t count;
+    uint64_t bytes;
 };
 
 static struct opened opened[MOST_OBJECTS];
@@ -100,15 +103,15 @@ static int gather(struct file *file, const struct opened *object) {
 
 /* Maps the object over a run of pages that are as in the file. The kernel takes the old pages away and puts the new ones there
    in one step: a thread that runs the code meanwhile notices nothing. */
-static int exchange_run(const struct mapping *segment, uintptr_t start, uintptr_t end, int fd, uint64_t offset) {
-    int protection =
-        PROT_READ | (segment->executable ? PROT_EXEC : 0) | (segment->writable ? PROT_WRITE : 0);
-    long placed =
-        CALL6(SYS_mmap, start, end - start, protection, MAP_PRIVATE | MAP_FIXED, fd, (long)offset);
+static int exchange_run(const struct mapping *segment, uintptr_t start, uintptr_t end, int fd,
+                        uint64_t offset) {
+    int protection = PROT_READ | (segment->executable ? PROT_EXEC : 0) | (segment->writable ? PROT_WRITE : 0);
+    long placed = CALL6(SYS_mmap, start, end - start, protection, MAP_PRIVATE | MAP_FIXED, fd, (long)offset);
     return placed == (long)start;
 }
 
-static void exchange_segment(const struct mapping *segment, const struct file *file, int fd, uint64_t offset) {
+static void exchange_segment(const struct mapping *segment, const struct file *file, int fd,
+                             uint64_t offset) {
     uintptr_t next = segment->start;
     int changed = 0;
     while (next < segment->end) {
@@ -119,8 +122,8 @@ static void exchange_segment(const struct mapping *segment, const struct file *f
         changed |= own.start < own.end;
         next = own.end;
     }
-    if (changed && !segment->writable)
-        say("read-only pages are left alone: they differ from the file (relocated, or patched)", file->name);
+    if (changed && segment->executable)
+        say("code is left alone that differs from the file (text relocations, or patched)", file->name);
 }
 
 static const char *refused(uint32_t refusal) {
@@ -195,6 +198,7 @@ static void flush(struct batch *batch) {
         pause.tv_nsec *= 2;
         ask(batch, attempt == ATTEMPTS);
     }
+    batch->bytes = 0;
 }
 
 void share_files(void) {
@@ -207,8 +211,12 @@ void share_files(void) {
     if (!has_failed(place)) {
         struct batch *batch = (struct batch *)place;
         for (size_t i = 0; i < count; i++) {
-            batch->count += (size_t)gather(&batch->files[batch->count], &opened[i]);
-            if (batch->count == MOST_PIECES)
+            struct file *file = &batch->files[batch->count];
+            if (!gather(file, &opened[i]))
+                continue;
+            batch->count++;
+            batch->bytes += file->end - file->start;
+            if (batch->count == MOST_PIECES || batch->bytes >= ENOUGH)
                 flush(batch);
         }
         flush(batch);

@@ -20,6 +20,8 @@
 int may_share(void);
 /* Whether nothing is to be done any more, as far as that is known. */
 int is_left_alone(void);
+/* Whether to do as on kernels without recent calls, which tests ask for. */
+int is_old_kernel(void);
 /* Leaves everything alone from here, and says why. */
 void give_up(const char *why);
 /* Says something on standard error, where that is wanted. */

@@ -55,7 +55,9 @@ static struct placed placed[MOST_PLACED];
 static size_t count;
 
 size_t placed_count(void) { return count; }
-struct placed *placed_at(size_t index) { return &placed[index]; }
+struct placed *placed_at(size_t index) {
+    return &placed[index];
+}
 void forget_placed(size_t index) { placed[index] = placed[--count]; }
 
 /* ---- the library ---- */

@@ -112,7 +112,7 @@ static int find_in_text(uintptr_t address, struct mapping *found) {
 int find_mapping(uintptr_t address, struct mapping *found) {
     static int without_query;
     struct procmap_query query = {0};
-    if (without_query)
+    if (without_query || is_old_kernel())
         return find_in_text(address, found);
     query.size = sizeof query;
     query.flags = QUERY_COVERING_OR_NEXT | QUERY_FILE;
@@ -162,7 +162,7 @@ struct range own_pages(uintptr_t start, uintptr_t end) {
     static int without_scan;
     struct page_region region = {0};
     struct pagemap_scan scan = {0};
-    if (without_scan)
+    if (without_scan || is_old_kernel())
         return own_entries(start, end);
     scan.size = sizeof scan;
     scan.start = start;

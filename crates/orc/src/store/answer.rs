@@ -16,10 +16,10 @@ use super::report;
 use super::server::Server;
 use super::state::{Connection, State};
 use super::table::{Entry, Full, Holder};
-use crate::{ObjectId, PAGE};
 use crate::protocol::{
     ALONE, Content, EXECUTABLE, Handle, PUBLIC, Piece, PieceAnswer, Refusal, Relocated, Reply, Request, Room,
 };
+use crate::{ObjectId, PAGE};
 
 /// Objects larger than this are taken by some of the workers only, so that the others can go on answering.
 const LARGE: u64 = 4 << 20;
@@ -145,21 +145,32 @@ impl Asking<'_> {
                 self.hand_out(&mut state, &realm, id)
             }
             Content::Descriptor { length } => {
-                let [fd] = descriptors else { return Err(Refusal::Descriptor) };
-                if length == 0 || length > largest {
-                    return Err(Refusal::Size);
-                }
-                let turn = self.turn(length)?;
-                self.room(&realm, whole_pages(length))?;
-                let (id, draft) = content::from_memory(fd.as_fd(), length, largest)?;
+                let (id, memory) = self.take_memory(&realm, "orc:object", length, descriptors)?;
                 agree(expected, id)?;
-                let memory = draft.seal().map_err(exhausted)?;
-                drop(turn);
                 let mut state = self.state();
                 self.enter(&mut state, &realm, id, memory, length, executable)?;
                 self.hand_out(&mut state, &realm, id)
             }
         }
+    }
+
+    /// Copies the first bytes of the memory file that came with the message.
+    fn take_memory(
+        &self,
+        realm: &Realm,
+        label: &str,
+        length: u64,
+        descriptors: &[OwnedFd],
+    ) -> Result<(ObjectId, OwnedFd), Refusal> {
+        let [fd] = descriptors else { return Err(Refusal::Descriptor) };
+        let largest = self.server.config.largest;
+        if length == 0 || length > largest {
+            return Err(Refusal::Size);
+        }
+        let _turn = self.turn(length)?;
+        self.room(realm, whole_pages(length))?;
+        let (id, draft) = content::from_memory(fd.as_fd(), label, length, largest)?;
+        Ok((id, draft.seal().map_err(exhausted)?))
     }
 
     /// Asks whether there would be room, before anything is copied.
@@ -340,12 +351,12 @@ impl Asking<'_> {
         if !name.length.is_multiple_of(PAGE as u64) {
             return Err(Refusal::Malformed);
         }
-        let answer =
-            self.register(0, None, Content::Descriptor { length: name.length }, descriptors)?;
-        if let Reply::Handle(handle) = answer.reply {
-            self.state().remember_relocated(&self.peer.realm, name, handle.id);
-        }
-        Ok(answer)
+        let realm = &self.peer.realm;
+        let (id, memory) = self.take_memory(realm, "orc:relocated", name.length, descriptors)?;
+        let mut state = self.state();
+        self.enter(&mut state, realm, id, memory, name.length, false)?;
+        state.remember_relocated(realm, name, id);
+        self.hand_out(&mut state, realm, id)
     }
 
     fn log(&self, request: &Request<'_>, refusal: Option<Refusal>) {

@@ -83,13 +83,13 @@ impl Book {
         let mut bytes = vec![0; usize::try_from(BYTES).unwrap_or(0)];
         let mut filled = 0;
         while filled < bytes.len() {
-            match rustix::io::retry_on_intr(|| rustix::io::pread(other, &mut bytes[filled..], filled as u64))? {
+            match rustix::io::retry_on_intr(|| rustix::io::pread(other, &mut bytes[filled..], filled as u64))?
+            {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 count => filled += count,
             }
         }
-        let words: Vec<u64> =
-            bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let words: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         Self::with(&words)
     }
 
@@ -117,7 +117,9 @@ impl Book {
         }
         let slots = (0..SLOTS).map(|step| room.key.wrapping_add(step) % SLOTS);
         let found = slots.map(|slot| (slot, self.key(slot).load(Ordering::Relaxed)));
-        let Some((slot, key)) = found.into_iter().find(|(_, key)| [0, room.key].contains(key)) else { return };
+        let Some((slot, key)) = found.into_iter().find(|(_, key)| [0, room.key].contains(key)) else {
+            return;
+        };
         if key == room.key {
             return;
         }
