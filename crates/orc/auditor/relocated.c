@@ -71,13 +71,15 @@ static void remember(const struct placed *place) {
     close_file(fd);
 }
 
-/* Whether the range is there as the loader leaves it: a file's, private, copied and read-only. */
+/* Whether the range is there as the loader leaves it: of a file or an object, private and read-only. */
 static int is_settled(const struct placed *place) {
+    uintptr_t end = place->start + place->length;
     struct mapping found;
-    if (!find_mapping(place->start, &found) || found.start > place->start ||
-        found.end < place->start + place->length)
-        return 0;
-    return found.readable && !found.writable && !found.executable && !found.shared;
+    for (uintptr_t next = place->start; next < end; next = found.end)
+        if (!find_mapping(next, &found) || found.start > next || !found.readable || found.writable ||
+            found.executable || found.shared)
+            return 0;
+    return 1;
 }
 
 static void share_some(struct placed *places, size_t count) {

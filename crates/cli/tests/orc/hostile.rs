@@ -196,7 +196,7 @@ fn connections_are_counted() {
 fn raw_or_none(store: &Store) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-    let _ = rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap());
+    let _ = rustix::net::connect(&socket, &SocketAddrUnix::new(store.path().join("socket")).unwrap());
     socket
 }
 

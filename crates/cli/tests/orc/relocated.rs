@@ -68,7 +68,10 @@ fn relocated_data_are_in_memory_once() {
     assert_eq!(code(one.pid()), code(two.pid()), "the same place");
     let (first, second) = (relocated(one.pid()), relocated(two.pid()));
     assert!(!first.is_empty() && first.iter().all(|line| line.access == "r--p"), "{first:?}");
-    assert!(first.iter().any(|line| second.contains(line)), "{first:?} {second:?}");
+    // Pages with pointers to what lies elsewhere are each one's own; the others are the same.
+    let begins = |line: &Line| (line.range.split('-').next().map(str::to_owned), line.inode.clone());
+    let shared: Vec<_> = second.iter().map(begins).collect();
+    assert!(first.iter().map(begins).any(|begin| shared.contains(&begin)), "{first:?} {second:?}");
     // What it is for still works, and so does what looks at it.
     let digest = "import hashlib; print(hashlib.new('sha256', b'x').hexdigest()[:8])";
     assert_eq!((one.ask(digest), two.ask(digest)), ("2d711642".to_owned(), "2d711642".to_owned()));
@@ -113,7 +116,7 @@ fn nothing_is_left_of_making_room() {
     for _ in 0..3 {
         python.ask("h = ctypes.CDLL('libcrypto.so.3')._handle; print(h > 0)");
         seen.push(code(python.pid()).unwrap().range);
-        assert_eq!(python.ask("print(_ctypes.dlclose(h))"), "0");
+        assert_eq!(python.ask("print(_ctypes.dlclose(h))"), "None");
     }
     assert!(seen.iter().all(|range| *range == seen[0]), "{seen:?}");
     assert!(size(python.pid()) < 4 << 20);
