@@ -55,10 +55,18 @@ EXPORT unsigned int la_objclose(uintptr_t *cookie) {
 }
 
 EXPORT void la_activity(uintptr_t *cookie, unsigned int flag) {
+    static int has_started;
+    int is_done = flag == LA_ACT_CONSISTENT;
+    int has_relocated = !is_done || !has_started;
     (void)cookie;
-    if (flag == LA_ACT_CONSISTENT) {
+    if (is_done)
         finish_places();
-        share_files();
+    int has_work = (is_done && opened_objects()) || (has_relocated && placed_count());
+    if (has_work && may_share()) {
+        if (is_done)
+            share_files();
+        if (has_relocated)
+            share_relocated();
     }
-    share_relocated();
+    has_started |= is_done;
 }

@@ -10,7 +10,7 @@ enum state { UNKNOWN, SHARE, LEAVE_ALONE };
 
 static enum state state;
 static struct sockaddr_un store;
-static int verbose, under_seccomp, old_kernel;
+static int verbose, under_seccomp, old_kernel, without_places;
 
 const struct sockaddr_un *store_address(void) { return &store; }
 
@@ -26,6 +26,7 @@ void say(const char *what, const char *name) {
     CALL3(SYS_write, 2, text, length);
 }
 
+int is_without_places(void) { return without_places; }
 int is_old_kernel(void) { return old_kernel; }
 int is_left_alone(void) { return state == LEAVE_ALONE; }
 
@@ -54,6 +55,8 @@ static void read_variable(const char *variable, size_t length) {
         under_seccomp = 1;
     } else if (same(variable, "ORRERY_ORC_KERNEL=old", 22)) {
         old_kernel = 1;
+    } else if (same(variable, "ORRERY_ORC_PLACES=none", 23)) {
+        without_places = 1;
     }
 }
 

@@ -52,6 +52,8 @@ void note_opened(const struct link_map *map) {
             (struct opened){map, map->l_addr, (uintptr_t)map->l_ld, map->l_name ? map->l_name : ""};
 }
 
+size_t opened_objects(void) { return opened_count; }
+
 void forget_opened(const struct link_map *map) {
     for (size_t i = 0; i < opened_count; i++)
         if (opened[i].map == map)
@@ -204,7 +206,7 @@ static void flush(struct batch *batch) {
 void share_files(void) {
     size_t count = opened_count;
     opened_count = 0;
-    if (!count || !may_share() || !start_looking())
+    if (!count || !start_looking())
         return;
     long place = CALL6(SYS_mmap, NULL, sizeof(struct batch), PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

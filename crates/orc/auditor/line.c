@@ -13,9 +13,6 @@
 #define HIGH_DESCRIPTOR 900
 /* Seconds that the store may take to answer. */
 #define PATIENCE 5
-/* How often one looks for the answer before one sleeps: a store that knows it all needs less than that, and waking a sleeper
-   on another processor takes longer. */
-#define GLANCES 40
 #define TOLD_REFUSED 0x105u
 #define TOLD_RESTARTED 0x106u
 
@@ -85,16 +82,6 @@ static int send_question(const struct exchange *exchange, enum request request) 
     return CALL3(SYS_sendmsg, connection, &message, MSG_NOSIGNAL) >= 0;
 }
 
-static long receive_message(struct msghdr *message) {
-    for (int glance = 0; glance < GLANCES; glance++) {
-        long got = CALL3(SYS_recvmsg, connection, message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-        if (got != -EAGAIN)
-            return got;
-        CALL3(SYS_sched_yield, 0, 0, 0);
-    }
-    return CALL3(SYS_recvmsg, connection, message, MSG_CMSG_CLOEXEC);
-}
-
 static void drop(struct exchange *exchange) {
     for (size_t i = 0; i < exchange->descriptor_count; i++)
         close_file(exchange->descriptors[i]);
@@ -112,7 +99,7 @@ static int receive_answer(struct exchange *exchange, enum request request, enum 
         message.msg_iovlen = 2;
         message.msg_control = control;
         message.msg_controllen = sizeof control;
-        long got = receive_message(&message);
+        long got = CALL3(SYS_recvmsg, connection, &message, MSG_CMSG_CLOEXEC);
         if (got == -EINTR)
             continue;
         if (got < (long)sizeof header)

@@ -20,6 +20,8 @@
 int may_share(void);
 /* Whether nothing is to be done any more, as far as that is known. */
 int is_left_alone(void);
+/* Whether libraries are to lie where the kernel puts them. */
+int is_without_places(void);
 /* Whether to do as on kernels without recent calls, which tests ask for. */
 int is_old_kernel(void);
 /* Leaves everything alone from here, and says why. */
@@ -108,6 +110,8 @@ struct range own_pages(uintptr_t start, uintptr_t end);
 void note_opened(const struct link_map *map);
 /* It will be unmapped. */
 void forget_opened(const struct link_map *map);
+/* How many were noted. */
+size_t opened_objects(void);
 /* Shares the segments of all that was noted. */
 void share_files(void);
 

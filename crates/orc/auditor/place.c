@@ -117,7 +117,8 @@ static int open_book(const struct library *library) {
     struct room wish = {library->key, library->length, library->alignment};
     uint64_t length = 0;
     struct exchange exchange = {.body = &wish, .length = sizeof wish, .told = &length, .room = sizeof length};
-    if (!ask_store(&exchange, ASK_BOOK, TOLD_BOOK) || exchange.descriptor_count != 1)
+    if (!may_share() || is_without_places() || !ask_store(&exchange, ASK_BOOK, TOLD_BOOK) ||
+        exchange.descriptor_count != 1)
         return 0;
     int fd = exchange.descriptors[0];
     if (!book) {
@@ -290,7 +291,7 @@ void prepare_place(const char *path) {
     if (without_book || is_left_alone() || count == MOST_PLACED || occupied_count + 4 > MOST_OCCUPIED)
         return;
     int fd = open_file(path);
-    if (fd >= 0 && examine(fd, &library) && (!is_empty(filled) || may_share())) {
+    if (fd >= 0 && examine(fd, &library)) {
         uintptr_t start = address_of(&library);
         struct range place = {start, start + library.length};
         int is_free = start != 0;

@@ -109,7 +109,7 @@ static void share_some(struct placed *places, size_t count) {
 
 void share_relocated(void) {
     struct placed places[MOST_PIECES];
-    if (!placed_count() || !may_share() || !start_looking())
+    if (!placed_count() || !start_looking())
         return;
     for (size_t i = 0; i < placed_count() && !is_left_alone();) {
         size_t count = 0;
