@@ -143,7 +143,7 @@ impl Book {
 
     fn word(&self, index: u64) -> &AtomicU64 {
         assert!(index < BYTES / 8, "there is no word {index}");
-        let place = self.window.start().as_ptr().cast::<u64>();
+        let place = self.window.start().cast::<u64>().as_ptr();
         // SAFETY: within the mapping, which is as long as `BYTES`, is aligned to pages, and lives as long as `self`; others
         // read it only, and by atomic loads.
         unsafe { AtomicU64::from_ptr(place.add(usize::try_from(index).unwrap_or(0))) }
