@@ -84,8 +84,11 @@
 mod birth;
 mod calls;
 mod carry;
+mod door;
+mod double;
 mod error;
 mod handover;
+mod id;
 mod identity;
 mod introduce;
 mod leash;
@@ -167,6 +170,15 @@ pub enum Created {
     Context(Start),
 }
 
+/// Where a call of [`fork`] returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forked {
+    /// In the program that called it, with the number of the new process.
+    Parent(u32),
+    /// In the new program.
+    Child,
+}
+
 /// Creates a context, which begins with `entry` when somebody first switches to it.
 ///
 /// `entry` cannot return, for there is nowhere to return to. It switches, or exits, which ends the program.
@@ -196,6 +208,26 @@ pub fn create_here(spec: &Spec) -> Result<Created> {
         Born::Creator(context) => Created::Creator(context),
         Born::Context(creator, arrival) => Created::Context(Start { creator, arrival }),
     })
+}
+
+/// Forks the program, with all its contexts, as the paper's fork does: the child has a copy of each, by the same
+/// descriptors, with the same rights. What was shared by [`Spec::share`] is shared among the child's contexts, apart from the
+/// parent's; shared mappings of the program's own are one memory in all. As ever with fork(2), the child has the calling
+/// thread alone, in the root and in each context.
+///
+/// After a plain fork(2) the first call about contexts in the child does the same, as the contexts are then. Each context
+/// must be parked, and gets ten seconds: those that run or are stopped are [`Error::Gone`] in the child, and so are those
+/// whose system calls are filtered.
+///
+/// # Errors
+/// [`Error::NotTheRoot`]; [`Error::System`] where there is no room for a process, or the copies cannot be made. There is no
+/// child then.
+///
+/// # Safety
+/// In a program with other threads, the child must not need what one of them may have held.
+pub unsafe fn fork() -> Result<Forked> {
+    // SAFETY: the caller's promise.
+    unsafe { double::fork() }
 }
 
 impl Context {

@@ -19,10 +19,10 @@ use rustix::thread::CpuSet;
 
 use super::error::{Error, Result};
 use super::link::{Kind, Message, ROOM};
-use super::program::{Place, ROOT, STRANGER};
+use super::program::{DOUBLE, Place, ROOT, STRANGER};
 use super::state::{Held, State, is_hung_up};
 use super::trap::{self, Answer};
-use super::{Arrival, introduce, overlay, perform, reaper};
+use super::{Arrival, double, introduce, overlay, perform, reaper};
 
 /// After how long a context that keeps control may roam the CPUs.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -237,13 +237,23 @@ struct Vigil {
     orphan: Option<u32>,
     /// The descriptor and seat of a watched one that died after it had passed control to us.
     speechless: Option<(i32, u32)>,
+    /// How often in a row the thread to which control was handed seemed to have ended.
+    thread_gone: u32,
     /// Since when control is ours without a word.
     abandoned: Option<Moment>,
 }
 
 impl Vigil {
     fn new(watched: Option<usize>, until: Option<Moment>) -> Self {
-        Self { watched, until, slice: MOMENT, orphan: None, speechless: None, abandoned: None }
+        Self {
+            watched,
+            until,
+            slice: MOMENT,
+            orphan: None,
+            speechless: None,
+            abandoned: None,
+            thread_gone: 0,
+        }
     }
 
     /// Waits for the bell, or for something that makes it an error to wait on.
@@ -383,12 +393,21 @@ impl Vigil {
             if !state.filtered
                 && !program.lives(strand, seat)
                 && program.pid(seat).is_some()
+                && !program.is_marked_dead(seat)
                 && !is_dead(peer.pidfd.as_fd())
-                && state.control().compare_exchange(seat, state.me, SeqCst, SeqCst).is_ok()
             {
-                program.place(strand, seat).thread.store(0, SeqCst);
-                return Err(Error::ThreadEnded { descriptor });
+                // The threads of a process that is killed do not end all at once.
+                self.slice = MOMENT;
+                self.thread_gone += 1;
+                if self.thread_gone >= 5
+                    && state.control().compare_exchange(seat, state.me, SeqCst, SeqCst).is_ok()
+                {
+                    program.place(strand, seat).thread.store(0, SeqCst);
+                    return Err(Error::ThreadEnded { descriptor });
+                }
+                return Ok(());
             }
+            self.thread_gone = 0;
             roam(state, seat);
         }
         let holder = state.control().load(SeqCst);
@@ -497,6 +516,11 @@ fn look(state: &mut Held) -> Option<Arrival> {
         return None;
     }
     state.set_looked(Some(heard));
+    if place.asked_to_double.load(SeqCst) == DOUBLE
+        && let Some(arrival) = double::serve(state)
+    {
+        return Some(arrival);
+    }
     let hint = place.hint.load(SeqCst);
     if let Some(arrival) = take(state, hint as usize) {
         return Some(arrival);
