@@ -225,6 +225,16 @@ int lwProceed(int target, uint64_t *result);
 int lwSyscall(int target, unsigned mask, long number, const uint64_t args[6], int64_t *result);
 
 /*
+ * Has the context `target` keep its state as it is now, parked, for the case that it is killed: the switch that
+ * meets its death fails with EOWNERDEAD (or ETIMEDOUT) once, and the next one finds it where it was when this was
+ * called, by the same descriptors, with the calling thread alone. Shared memory is not put back.
+ *
+ * Errors, beside those above:
+ *   EACCES    the descriptor does not carry all rights, or the context's system calls are withheld
+ */
+int lwKeepGood(int target);
+
+/*
  * Forks the program with all its contexts: the child has copies of them, by the same descriptors, and the calling
  * thread alone. What was LWC_SHARE is shared among the child's contexts, apart from the parent's; MAP_SHARED
  * memory is one in all. Returns as fork(2) does. After a plain fork(2) the first call about contexts in the child

@@ -335,6 +335,12 @@ pub extern "C" fn lwGive(target: c_int, descriptor: c_int) -> c_int {
     outcome.unwrap_or_else(error::fail_context)
 }
 
+/// Has a context keep its state as it is now, for the case that it is killed.
+#[unsafe(no_mangle)]
+pub extern "C" fn lwKeepGood(target: c_int) -> c_int {
+    Context::of_descriptor(target).and_then(Context::keep_good).map_or_else(error::fail_context, |()| 0)
+}
+
 /// Forks the program with all its contexts.
 ///
 /// # Safety

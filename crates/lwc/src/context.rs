@@ -101,6 +101,7 @@ mod ranges;
 mod reaper;
 mod rights;
 mod shapes;
+mod spare;
 mod spec;
 mod state;
 mod still;
@@ -263,6 +264,22 @@ impl Context {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
         handover::switch(&mut state, slot, word, bytes, Some(limit))
+    }
+
+    /// Has that context keep its state as it is now, parked, for the case that it is killed. Its death is an error of the
+    /// switch that meets it ([`Error::Died`], [`Error::TimedOut`]) as ever, once; the next one finds the context where it was
+    /// when this was called, by the same descriptors. It is then without such a state: call again to keep it.
+    ///
+    /// What is put back are memory that is not shared, descriptors and credentials, not what files contain. The context goes
+    /// on with the calling thread alone. Descriptors of it that came to be since are those of a context that has ended.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] where this descriptor does not carry all rights, or the context's calls are withheld; those of
+    /// [`Context::overlay`].
+    pub fn keep_good(self) -> Result<()> {
+        let mut state = held_to_ask(self.fd)?;
+        let slot = state.find(self)?;
+        overlay::keep_good(&mut state, slot)
     }
 
     /// Gives that context a copy of a descriptor of ours: it waits there until it is taken with [`Context::passed`].

@@ -1,6 +1,8 @@
 /* A program forks, and its contexts with it. */
 #include "check.h"
 
+#include <errno.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,6 +29,8 @@ int main(void) {
         for (;;) {
             total += args;
             ++*shared;
+            if (args == 13)
+                kill(getpid(), SIGKILL);
             CHECK(lwSwitch(caller, total, &args) == caller);
         }
     }
@@ -41,6 +45,14 @@ int main(void) {
     }
     CHECK(wait_for(child) == 5);
     CHECK(lwSwitch(sum, 1, &args) == sum && args == 4 && *shared == 2);
+
+    /* Killed, it goes on from what it kept. */
+    CHECK(lwKeepGood(sum) == 0);
+    CHECK(lwSwitch(sum, 90, &args) == sum && args == 94 && *shared == 3);
+    CHECK_ERROR(lwSwitch(sum, 13, &args), EOWNERDEAD);
+    CHECK(lwSwitch(sum, 0, &args) == sum && args == 4 && *shared == 5);
+    CHECK_ERROR(lwKeepGood(-1), EBADF);
+    *shared = 2;
 
     /* The same without being asked for. */
     child = fork();

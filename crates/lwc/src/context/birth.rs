@@ -302,6 +302,7 @@ fn settle(
     state.creator = Creator::here();
     state.program.place(state.strand, seat).thread.store(own_thread(), SeqCst);
     strands::know(state.strand);
+    state.spare = None;
     state.forget_strands();
     // Only copies of the root may ask contexts for copies.
     state.door = None;

@@ -204,7 +204,7 @@ pub(crate) fn serve(state: &mut Held) -> Option<Arrival> {
 }
 
 /// Ends a copy that nobody waits for, without a trace in what it shares.
-fn end_at_once() -> ! {
+pub(crate) fn end_at_once() -> ! {
     loop {
         // SAFETY: ends the process.
         let _ = unsafe { syscall!(Sysno::exit_group, 0) };
@@ -235,6 +235,7 @@ fn become_double(
     state.creator = Creator::here();
     state.pidfd = pidfd;
     strands::know(strand);
+    state.spare = None;
     state.forget_strands();
     if let Some(leash) = state.leash.take() {
         leash.close_copy();
@@ -331,6 +332,8 @@ fn install(state: &mut State, note: &Note, fds: Vec<OwnedFd>) -> rustix::io::Res
             placed.map_err(|errno| Errno::from_raw_os_error(errno.into_raw()))?;
             peer.inode = inode(number).unwrap_or(0);
             peer.pidfd = Arc::new(pidfd);
+            // The new program has its own numbers.
+            peer.pid = 0;
             if let Some(link) = &link {
                 link.set_slot(index);
             }

@@ -55,15 +55,26 @@ pub(crate) enum Kind {
     File,
     /// "Make system call `word`": see [`super::perform`].
     Call,
+    /// "Keep a spare of yourself": see [`super::spare`].
+    Keep,
     /// The answer to any of these: an errno, or 0.
     Reply,
 }
 
 impl Kind {
     fn of(number: u32) -> Option<Self> {
-        [Self::Switch, Self::Copy, Self::Share, Self::Restrict, Self::File, Self::Call, Self::Reply]
-            .into_iter()
-            .find(|kind| *kind as u32 == number)
+        [
+            Self::Switch,
+            Self::Copy,
+            Self::Share,
+            Self::Restrict,
+            Self::File,
+            Self::Call,
+            Self::Keep,
+            Self::Reply,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u32 == number)
     }
 }
 

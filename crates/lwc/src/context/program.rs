@@ -37,6 +37,9 @@ pub(crate) struct Seat {
     pub(crate) settled: AtomicU32,
     /// How the last owner ended, packed.
     pub(crate) end: AtomicU32,
+    /// The process that is to have the seat when its owner is killed; 0 for none. And the one strand that it has.
+    pub(crate) spare: AtomicU32,
+    pub(crate) spare_strand: AtomicU32,
     /// The strand in whose place the kernel marks the context's death: that of its creation.
     pub(crate) marked: AtomicU32,
 }
@@ -290,6 +293,7 @@ impl Program {
                     self.clear_place(other, number);
                 }
                 seat.settled.store(0, SeqCst);
+                seat.spare.store(0, SeqCst);
                 seat.marked.store(strand, SeqCst);
                 self.head().highest_seat.fetch_max(number, SeqCst);
                 return Ok(number);
@@ -302,6 +306,21 @@ impl Program {
     pub(crate) fn vacate(&self, number: u32) {
         let pid = &self.seat(number).pid;
         let _ = pid.compare_exchange(Seat::RESERVED, 0, SeqCst, SeqCst);
+    }
+
+    /// Gives a seat to the spare of its owner, who is dead.
+    pub(crate) fn bequeath(&self, number: u32, pid: Pid, end: u32) {
+        let seat = self.seat(number);
+        let heir = seat.spare_strand.load(SeqCst);
+        seat.end.store(end, SeqCst);
+        seat.settled.store(0, SeqCst);
+        for strand in self.strands().filter(|strand| *strand == heir || self.exists(*strand, number)) {
+            self.clear_place(strand, number);
+        }
+        seat.marked.store(heir, SeqCst);
+        seat.spare.store(0, SeqCst);
+        seat.pid.store(pid.as_raw_pid().unsigned_abs(), SeqCst);
+        let _ = rustix::thread::futex::wake(&seat.pid, rustix::thread::futex::Flags::empty(), u32::MAX >> 1);
     }
 
     /// Gives a seat up.

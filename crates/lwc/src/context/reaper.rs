@@ -189,6 +189,9 @@ fn reap(program: &Program, seat: u32, kill: bool) -> End {
 
 /// A context is dead and reaped.
 fn conclude(program: &Program, seat: u32, end: End) -> End {
+    if !matches!(end, End::Exited { .. }) && succeed(program, seat, end) {
+        return end;
+    }
     program.release(seat, pack(end));
     // SAFETY: who concludes has `BURYING`.
     unsafe { (*FOREIGN.0.get()).retain(|(other, _)| *other != seat) };
@@ -197,6 +200,25 @@ fn conclude(program: &Program, seat: u32, end: End) -> End {
         unsafe { libc::_exit(status) };
     }
     end
+}
+
+/// Gives the seat of a dead context to its spare, if it has one that lives.
+fn succeed(program: &Program, seat: u32, end: End) -> bool {
+    let spare = program.seat(seat).spare.load(Ordering::SeqCst);
+    let Some(spare) = i32::try_from(spare).ok().and_then(Pid::from_raw) else { return false };
+    let Ok(pidfd) = rustix::process::pidfd_open(spare, rustix::process::PidfdFlags::empty()) else {
+        return false;
+    };
+    let pidfd = orrery_sys::descriptors::raise(pidfd);
+    if is_dead(pidfd.as_fd()) {
+        return false;
+    }
+    // SAFETY: who concludes has `BURYING`.
+    let foreign = unsafe { &mut *FOREIGN.0.get() };
+    foreign.retain(|(other, _)| *other != seat);
+    foreign.push((seat, pidfd));
+    program.bequeath(seat, spare, pack(end));
+    true
 }
 
 fn hidden() -> WaitIdOptions {

@@ -56,6 +56,8 @@ pub(crate) struct Peer {
     /// The inode behind it: the program may have closed it, and something else have its number.
     pub(crate) inode: u64,
     pub(crate) pidfd: Arc<OwnedFd>,
+    /// Whose pidfd that is, as its seat said: another one has succeeded it where the seat says otherwise.
+    pub(crate) pid: u32,
     pub(crate) seat: u32,
     pub(crate) generation: u32,
     /// Tells it from others that had its place.
@@ -99,6 +101,8 @@ pub(crate) struct State {
     pub(crate) door: Option<Door>,
     pub(crate) door_name: Option<Id>,
     pub(crate) root: Pid,
+    /// What is to take our place when we are killed.
+    pub(crate) spare: Option<Pid>,
     /// Private memory that became shared.
     pub(crate) shared: Vec<SharedRange>,
     /// Where memory of other contexts lies over ours.
@@ -284,6 +288,7 @@ impl State {
             door,
             door_name,
             root: rustix::process::getpid(),
+            spare: None,
             program: Box::leak(Box::new(Program::new()?)),
             me: ROOT,
             creator: Creator::here(),
@@ -392,6 +397,7 @@ impl State {
             fd,
             inode,
             pidfd: Arc::new(pidfd),
+            pid: self.program.seat(seat).pid.load(SeqCst),
             seat,
             generation,
             serial,
