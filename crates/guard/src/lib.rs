@@ -24,6 +24,7 @@ mod assume;
 mod blocking;
 mod caller;
 mod closure;
+mod crew;
 mod error;
 mod filter;
 mod job;

@@ -12,6 +12,7 @@ use syscalls::Sysno;
 use crate::assume::Assumed;
 use crate::blocking;
 use crate::caller::Callers;
+use crate::crew::{Calls, Crew};
 use crate::filter::{Action, Rules, When};
 use crate::job::{Answer, Job, Outcome};
 use crate::learn::Learnt;
@@ -40,6 +41,34 @@ pub(crate) struct Monitor {
     mediation: Option<Mediation>,
     /// What the filter does without the mediation.
     rules: Rules,
+}
+
+impl Calls for Arc<Monitor> {
+    fn one(&self, busy: &dyn Fn()) -> bool {
+        match self.listener.receive() {
+            Ok(call) => {
+                busy();
+                self.deal(call);
+                true
+            }
+            Err(Errno::INTR) => true,
+            // The caller went before it could be told of, or nobody is left.
+            Err(_) => !self.is_over(),
+        }
+    }
+
+    fn waiting(&self) -> bool {
+        self.polled().contains(PollFlags::IN)
+    }
+
+    fn begin(&self) {
+        // A umask and a current directory of its own.
+        // SAFETY: what the C library believes of the current directory does not matter: all paths here are absolute.
+        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+            eprintln!("orrery guard: unshare(CLONE_FS): {}", std::io::Error::last_os_error());
+            std::process::abort();
+        }
+    }
 }
 
 /// Handlers by the number of their call.
@@ -117,6 +146,14 @@ pub(crate) fn rules(policy: &Policy, walled: bool) -> Rules {
             Word::Allow if performed => rules.set(*call, Action::Ask),
             Word::Allow => rules.set(*call, Action::Allow),
             Word::Log | Word::Deny(_) => rules.set(*call, Action::Ask),
+        }
+    }
+    // What changes the capabilities of programs that are executed later: the monitor has to hear of it.
+    if rules.action(Sysno::prctl.id(), &[0; 6]) == Action::Allow {
+        rules.clear(Sysno::prctl);
+        for option in [libc::PR_CAPBSET_DROP, libc::PR_SET_SECUREBITS, libc::PR_CAP_AMBIENT] {
+            let is = When::Is { argument: 0, value: option.cast_unsigned() };
+            rules.add(Sysno::prctl, is, Action::Ask);
         }
     }
     rules
@@ -197,38 +234,23 @@ impl Monitor {
     ///
     /// # Errors
     /// Where no thread can be made.
-    pub(crate) fn start(self: &Arc<Self>, threads: usize) -> std::io::Result<()> {
-        for number in 0..threads {
-            let monitor = Arc::clone(self);
-            std::thread::Builder::new().name(format!("guard-{number}")).spawn(move || monitor.work())?;
-        }
-        Ok(())
-    }
-
-    /// The life of one thread.
-    fn work(self: &Arc<Self>) {
-        // A umask and a current directory of its own.
-        // SAFETY: what the C library believes of the current directory does not matter: all paths here are absolute.
-        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
-            eprintln!("orrery guard: unshare(CLONE_FS): {}", std::io::Error::last_os_error());
-            std::process::abort();
-        }
-        loop {
-            match self.listener.receive() {
-                Ok(call) => self.deal(call),
-                Err(Errno::INTR) => (),
-                Err(_) if self.is_over() => return,
-                // The caller went before it could be told of.
-                Err(_) => (),
-            }
-        }
+    pub(crate) fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        Crew::start(Arc::clone(self))
     }
 
     fn is_over(&self) -> bool {
+        self.polled().contains(PollFlags::HUP)
+    }
+
+    /// What the listener has to tell right now.
+    fn polled(&self) -> PollFlags {
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         let listener = self.listener.as_fd();
-        let mut waited = [PollFd::new(&listener, PollFlags::empty())];
-        poll(&mut waited, Some(&now)).is_err() || waited[0].revents().contains(PollFlags::HUP)
+        let mut waited = [PollFd::new(&listener, PollFlags::IN)];
+        match poll(&mut waited, Some(&now)) {
+            Ok(_) => waited[0].revents(),
+            Err(_) => PollFlags::empty(),
+        }
     }
 
     /// Answers one call, whatever happens.
@@ -239,16 +261,17 @@ impl Monitor {
     }
 
     fn decide(self: &Arc<Self>, call: Call) -> Outcome {
-        let caller = self.callers.get(call.thread)?;
         let handler = usize::try_from(call.number).ok().and_then(|number| *self.handlers.0.get(number)?);
-        let job = Job { monitor: self, call, caller };
-        let _assumed = match (&job.caller.other, handler) {
-            (Some(other), Some(_)) => {
+        let job = Job::new(self, call);
+        let other =
+            if handler.is_none() || self.callers.alike() { None } else { job.caller()?.other.as_ref() };
+        let _assumed = match other {
+            Some(other) => {
                 let real = matches!(job.name(), "access" | "faccessat")
                     || job.name() == "faccessat2" && job.int(3) & libc::AT_EACCESS == 0;
                 Some(Assumed::new(other, real)?)
             }
-            _ => None,
+            None => None,
         };
         if let Some(outcome) = self.mediated(&job) {
             return outcome;

@@ -99,7 +99,7 @@ impl Job<'_> {
             return rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
                 .map_err(|_| Errno::NOENT);
         }
-        self.caller.descriptor(number)
+        self.caller()?.descriptor(number)
     }
 
     fn base(&self, directory: i32, path: &[u8]) -> Result<Base, Errno> {
@@ -329,7 +329,7 @@ impl Job<'_> {
             names.push(self.call.thread.to_string().into_bytes());
             names.push(b"task".to_vec());
         }
-        Ok(self.caller.process.to_string().into_bytes())
+        Ok(self.caller()?.process.to_string().into_bytes())
     }
 
     /// Whether a symbolic link leads to a file and not to a path, as those do that procfs has for each process, and what
@@ -342,10 +342,10 @@ impl Job<'_> {
         match process_in(&path) {
             // `/proc/mounts` and `/proc/net` are paths.
             None => Ok(None),
-            Some((process, b"fd")) if process == self.caller.process => {
+            Some((process, b"fd")) if process == self.process() => {
                 let number = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
                 Ok(Some(
-                    self.caller
+                    self.caller()?
                         .descriptor(number.ok_or(Errno::NOENT)?)
                         .map_or(Rights::empty(), |file| usable(&file)),
                 ))
@@ -357,7 +357,7 @@ impl Job<'_> {
 
     /// Whether a process is one that this monitor guards: all of them descend from it.
     pub(crate) fn is_guarded(&self, process: i32) -> bool {
-        if process == self.caller.process {
+        if process == self.process() {
             return true;
         }
         let mut process = process;

@@ -279,9 +279,8 @@ pub(crate) fn guard(
             .map_err(Error::kernel("reading /proc/self/status"))
             .map_err(&abandon)?;
     let monitor = Arc::new(monitor);
-    let threads = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8);
     monitor
-        .start(threads)
+        .start()
         .map_err(|source| Error::Kernel { operation: "starting the monitor's threads", source })
         .map_err(&abandon)?;
     rustix::io::write(&to_child, &[1]).map_err(Error::kernel("writing to a pipe")).map_err(&abandon)?;

@@ -291,7 +291,7 @@ fn right_terminal(job: &Job<'_>, stat: &Stat) -> Result<(), Errno> {
     if stat.st_rdev != own {
         return Ok(());
     }
-    let thread = rustix::process::Pid::from_raw(job.caller.process);
+    let thread = rustix::process::Pid::from_raw(job.caller()?.process);
     if rustix::process::getsid(thread)? == rustix::process::getsid(None)? { Ok(()) } else { Err(Errno::NXIO) }
 }
 
