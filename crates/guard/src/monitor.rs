@@ -20,6 +20,7 @@ use crate::listener::{Call, Listener};
 use crate::log::Writer;
 use crate::mediate::Mediation;
 use crate::perform::{About, HANDLERS, Handler, named};
+use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::policy::calls::{REFUSED, Word};
 use crate::resolve::Own;
@@ -82,7 +83,7 @@ impl core::fmt::Debug for Handlers {
 
 /// The rules for a policy: which calls are asked about. `walled_signals`: the kernel keeps signals and ptrace(2) away from
 /// the monitor by itself.
-pub(crate) fn rules(policy: &Policy, walled: bool) -> Rules {
+pub(crate) fn rules(policy: &Policy, walled: bool, plan: &Plan) -> Rules {
     let mut rules = Rules::default();
     let looking = !policy.trees.all_visible() || policy.learning;
     let network = !policy.network.is_everything() || policy.learning;
@@ -129,6 +130,13 @@ pub(crate) fn rules(policy: &Policy, walled: bool) -> Rules {
     let typing = [libc::TIOCSTI, libc::TIOCLINUX]
         .map(|request| When::Is { argument: 1, value: u32::try_from(request).unwrap_or(u32::MAX) });
     replace("ioctl", &typing, Action::Ask);
+    if plan.kernel_opens() {
+        // Landlock says nothing of descriptors that only stand for a file. (openat2 has its flags in memory.)
+        let standing = |argument| When::AnyBit { argument, bits: libc::O_PATH.cast_unsigned() };
+        replace("open", &[standing(1)], Action::Ask);
+        replace("openat", &[standing(2)], Action::Ask);
+        replace("creat", &[], Action::Ask);
+    }
     if !walled {
         for name in ["kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open"] {
             replace(name, &[When::Always], Action::Ask);

@@ -41,6 +41,20 @@ pub struct Policy {
     pub(crate) refusal: Refusal,
     /// Nothing is refused: what the program does is to be learnt.
     pub(crate) learning: bool,
+    /// Who decides about files that are opened.
+    pub(crate) opens: Opens,
+}
+
+/// Who decides about files that are opened, and opens them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Opens {
+    /// The kernel, where it can hold the policy and nobody wants to be told of refusals; else the monitor.
+    #[default]
+    Auto,
+    /// The monitor.
+    Monitor,
+    /// The kernel.
+    Kernel,
 }
 
 /// What the program gets to see of a refusal.
@@ -86,7 +100,7 @@ impl Policy {
         text::parse(&text, &path.display().to_string())
     }
 
-    /// A policy under which nothing is refused that can be performed, for [`Run::learn`](crate::Run::learn).
+    /// A policy under which nothing is refused that can be performed, for [`Guard::learn`](crate::Guard::learn).
     #[must_use]
     pub fn learning() -> Self {
         let mut trees = Trees::default();
@@ -98,6 +112,7 @@ impl Policy {
             limits: Limits::default(),
             refusal: Refusal::Fails(Errno::ACCESS),
             learning: true,
+            opens: Opens::Monitor,
         }
     }
 

@@ -17,7 +17,8 @@ use landlock::{
 };
 
 use crate::Error;
-use crate::policy::Policy;
+use crate::plan::Plan;
+use crate::policy::{Policy, Rights};
 
 /// The newest interface whose rights are asked for; an older kernel gives what it has.
 const NEWEST: ABI = ABI::V7;
@@ -54,7 +55,7 @@ impl Wall {
     ///
     /// # Errors
     /// Where the kernel has Landlock but refuses the rules.
-    pub(crate) fn new(policy: &Policy) -> Result<Self, Error> {
+    pub(crate) fn new(policy: &Policy, plan: &Plan) -> Result<Self, Error> {
         let failed = |error: RulesetError| Error::Kernel {
             operation: "building the Landlock rules (--no-landlock does without)",
             source: std::io::Error::other(error),
@@ -76,7 +77,17 @@ impl Wall {
         let mut rules = rules.scope(scope).map_err(failed)?.create().map_err(failed)?;
         if !policy.learning {
             for path in executables(policy) {
-                rules = allow(rules, &path).map_err(failed)?;
+                rules = allow(rules, &path, AccessFs::Execute | AccessFs::ReadFile).map_err(failed)?;
+            }
+        }
+        if plan.kernel_opens() {
+            for (path, rights) in policy.trees.allowed() {
+                let path = path_of(path);
+                let directory = path.is_dir();
+                let access = opening(rights, directory);
+                if !access.is_empty() {
+                    rules = allow(rules, path, access).map_err(failed)?;
+                }
             }
         }
         let rules: Option<OwnedFd> = rules.into();
@@ -91,13 +102,9 @@ impl Wall {
 
 /// What is executable, without what is denied beneath: Landlock only allows, so a directory with something denied in it
 /// becomes its other entries.
-fn executables(policy: &Policy) -> Vec<PathBuf> {
+pub(crate) fn executables(policy: &Policy) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = LOADERS.iter().map(PathBuf::from).collect();
-    let mut waiting: Vec<PathBuf> = policy
-        .trees
-        .executable()
-        .map(|path| PathBuf::from(OsStr::from_bytes(if path.is_empty() { b"/" } else { path })))
-        .collect();
+    let mut waiting: Vec<PathBuf> = policy.trees.executable().map(|path| path_of(path).to_owned()).collect();
     while let Some(path) = waiting.pop() {
         let bytes = path.as_os_str().as_bytes();
         if policy.rights(bytes).is_empty() {
@@ -112,8 +119,36 @@ fn executables(policy: &Policy) -> Vec<PathBuf> {
     all
 }
 
-fn allow(rules: RulesetCreated, path: &Path) -> Result<RulesetCreated, RulesetError> {
+/// An entry's path, of which the root is empty.
+pub(crate) fn path_of(entry: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(if entry.is_empty() { b"/" } else { entry }))
+}
+
+/// What the kernel is to allow of open(2), where it decides. All else is the monitor's.
+fn opening(rights: Rights, directory: bool) -> BitFlags<AccessFs> {
+    let mut access = BitFlags::empty();
+    for (right, of_files, of_directories) in [
+        (Rights::READ, AccessFs::ReadFile | AccessFs::IoctlDev, BitFlags::empty()),
+        (Rights::LIST, BitFlags::empty(), AccessFs::ReadDir.into()),
+        (Rights::WRITE, AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev, BitFlags::empty()),
+        (Rights::CREATE, BitFlags::empty(), AccessFs::MakeReg.into()),
+    ] {
+        if rights.contains(right) {
+            access |= of_files;
+            if directory {
+                access |= of_directories;
+            }
+        }
+    }
+    access
+}
+
+fn allow(
+    rules: RulesetCreated,
+    path: &Path,
+    access: BitFlags<AccessFs>,
+) -> Result<RulesetCreated, RulesetError> {
     // What does not exist yet cannot be named; what is made later lies in a directory that is.
     let Ok(opened) = PathFd::new(path) else { return Ok(rules) };
-    rules.add_rule(PathBeneath::new(opened, AccessFs::Execute | AccessFs::ReadFile))
+    rules.add_rule(PathBeneath::new(opened, access))
 }
