@@ -54,10 +54,17 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
     let checking = arguments.check || arguments.explain;
     match guarded(arguments) {
         Ok(_) if checking => Ok(()),
+        end => end_as("guard", end),
+    }
+}
+
+/// Ends this process as the program ended, or as shells do where it could not be started.
+pub(crate) fn end_as(command: &str, end: Result<End>) -> ! {
+    match end {
         Ok(End::Exited(status)) => exit(status),
         Ok(End::Killed(signal)) => die_of(signal),
         Err(error) => {
-            eprintln!("orrery guard: {error:#}");
+            eprintln!("orrery {command}: {error:#}");
             exit(match error.downcast_ref() {
                 Some(Error::Execute { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                     NOT_FOUND

@@ -1,6 +1,6 @@
 //! One call, while the monitor deals with it.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -36,6 +36,10 @@ pub(crate) struct Job<'m> {
     pub(crate) monitor: &'m Arc<Monitor>,
     pub(crate) call: Call,
     caller: OnceCell<Arc<Caller>>,
+    /// What rules have rewritten its paths to.
+    pub(crate) rewrote: RefCell<Vec<Vec<u8>>>,
+    /// A rule has it return this, which is told as the error `ECANCELED` until the call is answered.
+    pub(crate) returns: Cell<Option<i64>>,
 }
 
 /// What of `/proc/NUMBER` may be read about processes that are not guarded: what `ps` shows.
@@ -56,7 +60,7 @@ const HARMLESS: [&[u8]; 12] = [
 
 impl<'m> Job<'m> {
     pub(crate) fn new(monitor: &'m Arc<Monitor>, call: Call) -> Self {
-        Self { monitor, call, caller: OnceCell::new() }
+        Self { monitor, call, caller: OnceCell::new(), rewrote: RefCell::default(), returns: Cell::new(None) }
     }
 }
 
@@ -124,7 +128,7 @@ impl Job<'_> {
     }
 
     /// The name under which policies know a path: `/proc/self` for what is the caller's there.
-    fn known_as(&self, path: &[u8]) -> Vec<u8> {
+    pub(crate) fn known_as(&self, path: &[u8]) -> Vec<u8> {
         match process_in(path) {
             Some((process, b"")) if process == self.process() => b"/proc/self".to_vec(),
             Some((process, rest)) if process == self.process() => [b"/proc/self/", rest].concat(),
@@ -177,15 +181,21 @@ impl Job<'_> {
         if self.monitor.policy.learning && !name.is_empty() {
             self.monitor.learnt.file(name, needed);
         }
+        self.ask_rules(name)?;
         if rights.contains(needed) {
             return Ok(());
         }
         Err(self.refuse(&Event::File { path: name, missing: needed - rights }))
     }
 
+    /// Writes down that something is not done.
+    pub(crate) fn note(&self, event: &Event<'_>) {
+        self.monitor.log.refused(self.process(), self.call.thread, self.name(), event);
+    }
+
     /// Writes a refusal down, and tells what the program is to see of it.
     pub(crate) fn refuse(&self, event: &Event<'_>) -> Errno {
-        self.monitor.log.refused(self.process(), self.call.thread, self.name(), event);
+        self.note(event);
         match self.monitor.policy.refusal {
             Refusal::Fails(errno) => errno,
             Refusal::Kills => {

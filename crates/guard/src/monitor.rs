@@ -24,6 +24,7 @@ use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::policy::calls::{REFUSED, Word};
 use crate::resolve::Own;
+use crate::rulings::{self, Ruling};
 
 /// What all threads of the monitor share.
 #[derive(Debug)]
@@ -156,6 +157,9 @@ pub(crate) fn rules(policy: &Policy, walled: bool, plan: &Plan) -> Rules {
             Word::Log | Word::Deny(_) => rules.set(*call, Action::Ask),
         }
     }
+    if let Some(given) = &policy.rules {
+        by_rules(&*given.0, &mut rules);
+    }
     // What changes the capabilities of programs that are executed later: the monitor has to hear of it.
     if rules.action(Sysno::prctl.id(), &[0; 6]) == Action::Allow {
         rules.clear(Sysno::prctl);
@@ -166,6 +170,55 @@ pub(crate) fn rules(policy: &Policy, walled: bool, plan: &Plan) -> Rules {
     }
     rules
 }
+
+/// Which calls are asked about for rules that were given: those that they are about, and those by which paths come to
+/// mean something else.
+fn by_rules(given: &dyn rulings::Rules, rules: &mut Rules) {
+    let paths = HANDLERS
+        .iter()
+        .any(|(name, about, _)| matches!(about, About::Files | About::Looking) && given.asks(name));
+    for (name, about, _) in HANDLERS {
+        let Ok(call) = name.parse::<Sysno>() else { continue };
+        // What tells who somebody is, what is executed, and calls that the monitor cannot look into.
+        let always = *about == About::Caller || matches!(*name, "execve" | "execveat");
+        let names = matches!(*name, "rename" | "renameat" | "renameat2") || UNSEEN.contains(name);
+        let asked = always || given.asks(name) || paths && names;
+        rules.set(call, if asked { Action::Ask } else { Action::Allow });
+    }
+    let bits = libc::MSG_FASTOPEN.cast_unsigned();
+    if given.asks("connect") || given.asks("sendto") {
+        let sends = [(Sysno::sendto, 3), (Sysno::sendmsg, 2), (Sysno::sendmmsg, 3)];
+        for (call, argument) in sends {
+            rules.clear(call);
+            rules.add(call, When::AnyBit { argument, bits }, Action::Fail(Errno::OPNOTSUPP));
+        }
+    }
+    if given.asks("sendto") {
+        rules.add(Sysno::sendto, When::NotNull { argument: 4 }, Action::Ask);
+        for call in [Sysno::sendmsg, Sysno::sendmmsg] {
+            rules.add(call, When::Always, Action::Ask);
+        }
+    }
+    for call in Sysno::iter().filter(|call| !ALWAYS.contains(&call.name())) {
+        match rulings::unconditional(given, call) {
+            Some(Ruling::Fails(error)) => rules.set(call, Action::Fail(Errno::from_raw_os_error(error))),
+            Some(Ruling::Returns(_)) => rules.set(call, Action::Ask),
+            _ => (),
+        }
+    }
+    rules.known_only();
+}
+
+/// Calls by path that are answered with `ENOSYS` or the like, because the monitor cannot perform them.
+const UNSEEN: &[&str] = &[
+    "getxattrat",
+    "listxattrat",
+    "setxattrat",
+    "removexattrat",
+    "file_getattr",
+    "file_setattr",
+    "name_to_handle_at",
+];
 
 /// Which ways of sending are asked about.
 fn sends(policy: &Policy, rules: &mut Rules) {
@@ -281,15 +334,30 @@ impl Monitor {
             }
             None => None,
         };
-        if let Some(outcome) = self.mediated(&job) {
+        if let Some(outcome) = self.ruled(&job).or_else(|| self.mediated(&job)) {
             return outcome;
         }
-        match handler.unwrap_or(named)(&job)? {
+        let outcome = handler.unwrap_or(named)(&job);
+        if let (Err(Errno::CANCELED), Some(value)) = (&outcome, job.returns.get()) {
+            return Ok(Answer::Value(value));
+        }
+        match outcome? {
             Answer::Later(work) => {
                 blocking::start(&job, work)?;
                 Ok(Answer::Later(Box::new(|| Err(Errno::INTR))))
             }
             answer => Ok(answer),
+        }
+    }
+
+    /// What rules say of a call whatever its arguments are.
+    fn ruled(&self, job: &Job<'_>) -> Option<Outcome> {
+        let rules = self.policy.rules.as_ref()?;
+        let call = usize::try_from(job.call.number).ok().and_then(Sysno::new)?;
+        match rulings::unconditional(&*rules.0, call)? {
+            Ruling::Returns(value) => Some(Ok(Answer::Value(value))),
+            Ruling::Fails(error) => Some(Err(Errno::from_raw_os_error(error))),
+            Ruling::Pass | Ruling::Path(_) | Ruling::Address(_) => None,
         }
     }
 

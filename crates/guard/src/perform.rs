@@ -7,6 +7,7 @@ mod look;
 mod network;
 mod open;
 
+pub(crate) use network::described;
 use rustix::io::Errno;
 use syscalls::Sysno;
 

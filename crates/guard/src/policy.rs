@@ -6,6 +6,7 @@ pub(crate) mod text;
 pub(crate) mod trees;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
@@ -15,6 +16,7 @@ pub use trees::Rights;
 use trees::Trees;
 
 use crate::Error;
+use crate::rulings::{Given, Rules};
 
 /// What a program may do. Whatever is not allowed is refused.
 ///
@@ -43,6 +45,8 @@ pub struct Policy {
     pub(crate) learning: bool,
     /// Who decides about files that are opened.
     pub(crate) opens: Opens,
+    /// What else is asked.
+    pub(crate) rules: Option<Given>,
 }
 
 /// Who decides about files that are opened, and opens them.
@@ -113,7 +117,15 @@ impl Policy {
             refusal: Refusal::Fails(Errno::ACCESS),
             learning: true,
             opens: Opens::Monitor,
+            rules: None,
         }
+    }
+
+    /// A policy that allows whatever these rules let pass. What leads around the monitor (mounts, namespaces, `io_uring`
+    /// ...) is refused as ever.
+    #[must_use]
+    pub fn of_rules(rules: impl Rules + 'static) -> Self {
+        Self { learning: false, rules: Some(Given(Arc::new(rules))), ..Self::learning() }
     }
 
     /// The rights over what lies at `path`, which is absolute and free of symbolic links, `.` and `..`.

@@ -125,6 +125,19 @@ impl Job<'_> {
         if path.is_empty() {
             return Err(Errno::NOENT);
         }
+        match self.rewritten(path, || self.path_of_directory(directory))? {
+            Some(new) => self.found(libc::AT_FDCWD, &new, follow, ResolveFlags::empty()),
+            None => self.found(directory, path, follow, within),
+        }
+    }
+
+    /// The path of a descriptor of the program's, or of its current directory.
+    fn path_of_directory(&self, number: i32) -> Result<Vec<u8>, Errno> {
+        self.monitor.own.path_of(&self.directory(number)?)
+    }
+
+    /// The same as [`Job::find_within`], without asking rules about the path as it is written.
+    fn found(&self, directory: i32, path: &[u8], follow: bool, within: ResolveFlags) -> Result<Found, Errno> {
         // Within a directory, an absolute path starts there (RESOLVE_IN_ROOT) or is refused.
         let base = if within.is_empty() {
             self.base(directory, path)?
@@ -191,6 +204,14 @@ impl Job<'_> {
         if path.is_empty() {
             return Err(Errno::NOENT);
         }
+        match self.rewritten(path, || self.path_of_directory(directory))? {
+            Some(new) => self.placed(libc::AT_FDCWD, &new, ResolveFlags::empty()),
+            None => self.placed(directory, path, within),
+        }
+    }
+
+    /// The same as [`Job::place_within`], without asking rules about the path as it is written.
+    fn placed(&self, directory: i32, path: &[u8], within: ResolveFlags) -> Result<Place, Errno> {
         let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
         let start = path[..end].iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
         let before = match &path[..start] {
@@ -201,7 +222,7 @@ impl Job<'_> {
             b"" => b".".as_slice(),
             name => name,
         };
-        let parent = self.find_within(directory, before, true, within)?;
+        let parent = self.found(directory, before, true, within)?;
         if !is_directory(&parent.stat) {
             return Err(Errno::NOTDIR);
         }
@@ -211,6 +232,8 @@ impl Job<'_> {
 
     /// Where a file would be made that `path` names through symbolic links which lead nowhere yet.
     pub(crate) fn place_behind_links(&self, directory: i32, path: &[u8]) -> Result<Place, Errno> {
+        let new = self.rewritten(path, || self.path_of_directory(directory))?;
+        let path = new.as_deref().unwrap_or(path);
         let base = self.base(directory, path)?;
         let walked = self.walk(&base, path, true)?;
         if walked.name.is_empty() {

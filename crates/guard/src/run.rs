@@ -104,6 +104,31 @@ impl Run {
     }
 }
 
+impl Guard {
+    /// Starts a process in which `execute` executes a program: the calling process becomes its monitor, as with
+    /// [`Run::start`]. `execute` runs under guard, in a copy of this process with one thread, and returns only why it could not.
+    ///
+    /// # Errors
+    /// As of [`Run::start`].
+    pub fn start_by(
+        self,
+        program: &OsStr,
+        execute: impl FnOnce() -> std::io::Error,
+    ) -> Result<Guarded, Error> {
+        let learn = self.learn.clone();
+        let execute = |_: &mut Option<OwnedFd>| Errno::from_io_error(&execute()).unwrap_or(Errno::IO);
+        let (process, monitor, failure) = bear(self, execute)?;
+        match failure {
+            None => Ok(Guarded { process, monitor, learn }),
+            Some(failure) => {
+                let _ = rustix::process::waitpid(Some(process), rustix::process::WaitOptions::empty());
+                let program = program.to_string_lossy().into_owned();
+                Err(Error::Execute { program, source: failure.into(), hint: "" })
+            }
+        }
+    }
+}
+
 /// Looks for a program as execvp(3) does.
 fn found(program: &OsStr) -> std::io::Result<PathBuf> {
     if program.is_empty() {

@@ -35,6 +35,7 @@ fn seen_at_once(job: &Job<'_>, path: &[u8]) -> Result<Option<OwnedFd>, Errno> {
     if is_plain(path)
         && !job.monitor.policy.learning
         && job.monitor.policy.rights(path).contains(Rights::STAT)
+        && job.passes(path)
     {
         let within = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;

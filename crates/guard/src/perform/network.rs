@@ -73,7 +73,7 @@ fn address(bytes: &[u8], socket: &OwnedFd) -> Result<Option<Address>, Errno> {
     }))
 }
 
-fn described(address: &Address) -> String {
+pub(crate) fn described(address: &Address) -> String {
     match address {
         Address::Internet(transport, ip, port) => {
             let transport = match transport {
@@ -110,13 +110,17 @@ impl Job<'_> {
 
     /// Whether the policy lets the program reach an address, and the address that is sure to be it.
     fn reachable(&self, bytes: Vec<u8>, socket: &OwnedFd) -> Result<Checked, Errno> {
+        let named = address(&bytes, socket)?.unwrap_or_else(|| Address::Path(socket_path(&bytes).to_vec()));
+        let new = self.redirection(&named)?;
+        let redirected = new.is_some();
+        let bytes = new.unwrap_or(bytes);
         if let Some(address) = address(&bytes, socket)? {
-            self.permit_connect(&address)?;
+            self.permit_connect(&address, redirected)?;
             return Ok(Checked { bytes, _held: None });
         }
         let found = self.find(libc::AT_FDCWD, socket_path(&bytes), true)?;
         let Name::Path(path) = &found.name else { return Err(Errno::ACCESS) };
-        self.permit_connect(&Address::Path(path.clone()))?;
+        self.permit_connect(&Address::Path(path.clone()), redirected)?;
         let path = by_number(&found.file);
         Ok(Checked {
             bytes: unix_address(path.strip_suffix(b"\0").unwrap_or(&path)),
@@ -124,7 +128,8 @@ impl Job<'_> {
         })
     }
 
-    fn permit_connect(&self, address: &Address) -> Result<(), Errno> {
+    fn permit_connect(&self, address: &Address, redirected: bool) -> Result<(), Errno> {
+        self.ask_rules_of_address(address, redirected)?;
         if self.monitor.policy.learning && *address != Address::Unspecified {
             self.monitor.learnt.connect(described(address));
         }
@@ -135,6 +140,7 @@ impl Job<'_> {
     }
 
     fn permit_bind(&self, address: &Address) -> Result<(), Errno> {
+        self.ask_rules_of_address(address, false)?;
         if self.monitor.policy.learning && *address != Address::Unspecified {
             self.monitor.learnt.bind(described(address));
         }

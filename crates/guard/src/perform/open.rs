@@ -166,7 +166,8 @@ fn at_once(job: &Job<'_>, wanted: &Wanted) -> Result<Option<Answer>, Errno> {
         return Ok(None);
     }
     let makes = if wanted.makes() { Rights::CREATE } else { Rights::empty() };
-    if !job.monitor.policy.rights(&wanted.path).contains(wanted.needed() | makes) {
+    if !job.monitor.policy.rights(&wanted.path).contains(wanted.needed() | makes) || !job.passes(&wanted.path)
+    {
         return Ok(None);
     }
     if wanted.makes() {

@@ -117,6 +117,7 @@ fn build(text: Text) -> Result<Policy, Wrong> {
         refusal,
         learning: false,
         opens,
+        rules: None,
     })
 }
 
