@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
 mod attacks;
+mod enforce;
 mod hardship;
 mod kernel;
 mod scene;
@@ -65,6 +66,7 @@ with tempfile.TemporaryDirectory(dir='.') as d:
     os.write(t, b'linked'); os.link(f'/proc/self/fd/{t}', d + '/linked', src_dir_fd=fd)
     print(open(d + '/linked').read())
     os.setxattr(d + '/linked', 'user.x', b'v') if 'tmpfs' not in subprocess.getoutput('stat -f -c %T .') else None
+    print(os.listxattr(d + '/linked'), os.listxattr(d, follow_symlinks=False))
 print(os.getcwd() == os.path.realpath('.'), os.path.realpath('/proc/self') == f'/proc/{os.getpid()}')
 print(os.readlink('/proc/self/exe'), os.path.basename(os.readlink('/proc/self/cwd')))
 print(subprocess.run(['sh', '-c', 'exit 7']).returncode)

@@ -90,19 +90,21 @@ pub(crate) fn exists(program: &str) -> bool {
 /// The attacking program, built once.
 pub(crate) fn attacker() -> &'static Path {
     static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    let (_, path) = BUILT.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().canonicalize().unwrap().join("attack");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guard/attack.c");
-        let built = Command::new("cc")
-            .args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
-            .args([&path, &source])
-            .status()
-            .unwrap();
-        assert!(built.success());
-        (folder, path)
-    });
-    path
+    &BUILT.get_or_init(|| build("attack")).1
+}
+
+/// Builds a program from its source beside these tests.
+pub(crate) fn build(name: &str) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().canonicalize().unwrap().join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/guard/{name}.c"));
+    let built = Command::new("cc")
+        .args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .args([&path, &source])
+        .status()
+        .unwrap();
+    assert!(built.success());
+    (folder, path)
 }
 
 pub(crate) fn attack(name: &str, options: &[&str]) -> (Scene, String) {

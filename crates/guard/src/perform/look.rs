@@ -283,7 +283,8 @@ pub(super) fn llistxattr(job: &Job<'_>) -> Outcome {
 }
 
 fn attributes(job: &Job<'_>, follow: bool) -> Outcome {
-    let path = by_number(&readable(job, follow)?);
+    let file = readable(job, follow)?;
+    let path = by_number(&file);
     sized(job, 1, |list, room| {
         // SAFETY: the path ends with a zero, and the list has room for as much as is stated.
         unsafe { syscall!(Sysno::listxattr, path.as_ptr(), list, room) }
