@@ -86,6 +86,7 @@ pub(crate) fn bear(
         unsafe { libc::_exit(126) };
     }
     drop((to_parent, from_parent));
+    more_descriptors();
     let process = rustix::process::Pid::from_raw(child)
         .filter(|_| child > 0)
         .ok_or_else(|| Error::Kernel { operation: "fork", source: std::io::Error::last_os_error() })?;
@@ -123,6 +124,13 @@ pub(crate) fn bear(
     drop(to_child);
     let failure = hear(&from_child).map(Errno::from_raw_os_error);
     Ok((process, monitor, failure))
+}
+
+/// The monitor holds descriptors for others; what they may have themselves is their own limit, which they have by now.
+fn more_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 /// Between fork and exec: system calls only.

@@ -24,6 +24,8 @@ use crate::listener::errno;
 const OF_THREAD: i32 = libc::O_EXCL;
 /// More are not kept: a program that starts threads without end costs the monitor no memory.
 const KEPT: usize = 8192;
+/// Nor more than this part of the descriptors that the monitor may have.
+const PART: usize = 4;
 
 /// Who does something, as the file system sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +76,8 @@ pub(crate) struct Callers {
     monitor: Credentials,
     /// Somebody may be somebody else.
     differ: AtomicBool,
+    /// How many are kept.
+    most: usize,
 }
 
 impl Status {
@@ -131,7 +135,9 @@ impl Callers {
     pub(crate) fn new() -> Result<Self, Errno> {
         let status = Status::of(rustix::process::getpid().as_raw_pid())?;
         let differ = AtomicBool::new(!status.keeps_over_exec());
-        Ok(Self { known: Mutex::default(), monitor: status.credentials, differ })
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let most = descriptors.map_or(KEPT, |most| usize::try_from(most).unwrap_or(KEPT) / PART).min(KEPT);
+        Ok(Self { known: Mutex::default(), monitor: status.credentials, differ, most })
     }
 
     /// Whether all that are guarded are who the monitor is.
@@ -171,7 +177,7 @@ impl Callers {
         }
         let caller = Arc::new(Caller { process: status.process, other, handle, lasting });
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= KEPT {
+        if known.len() >= self.most {
             known.clear();
         }
         known.insert(thread, Arc::clone(&caller));
