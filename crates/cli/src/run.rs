@@ -67,7 +67,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let tells = policy.as_ref().is_some_and(Policy::tells);
     let log = open_log(arguments)?;
-    let options = Options::default().patch(!arguments.no_patch).policy(policy.unwrap_or_default());
+    let options =
+        Options::default().counted(false).patch(!arguments.no_patch).policy(policy.unwrap_or_default());
     let hijack = Hijack::start(options)?;
     crate::pipes::restore();
     if !tells {

@@ -109,7 +109,7 @@ fn supervised(arguments: &Arguments, translation: Translation) -> anyhow::Result
     let log = super::open_log(arguments)?;
     let Translation { held, executive, .. } = translation;
     let tells = executive.tells();
-    let options = Options::default().patch(!arguments.no_patch).policy(executive);
+    let options = Options::default().counted(false).patch(!arguments.no_patch).policy(executive);
     let hijack = Hijack::prepare()?;
     let teller = tells.then(|| Teller::prepare(&hijack, log, Style::default()));
     crate::pipes::restore();
