@@ -6,24 +6,27 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use crate::control::{Asked, Control, Said};
-use crate::{nest, setup};
+use crate::{disk, nest, setup};
 
 /// Where the image says what the service is: a program and its arguments, in JSON.
 const SERVICE: &str = "/etc/orrery/service";
 const BEAT: Duration = Duration::from_millis(100);
+/// How long the disk that the machine started with may take to appear.
+const PLUGGED: Duration = Duration::from_secs(10);
 
 pub(crate) fn run() -> Result<()> {
     let text = fs::read_to_string(SERVICE).with_context(|| format!("cannot read {SERVICE}"))?;
     let argv: Vec<String> =
         serde_json::from_str(&text).with_context(|| format!("{SERVICE} is no list of words"))?;
+    disk::mount_own(PLUGGED)?;
     let nest = nest::start(&argv, false)?;
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
     Control::open()?.say(&Said::Ready { pid })?;
-    serve()
+    serve(nest)
 }
 
 /// What the guest with the service does besides: heartbeats, and what it is asked.
-pub(crate) fn serve() -> Result<()> {
+pub(crate) fn serve(nest: i32) -> Result<()> {
     let mut control = Control::open()?;
     std::thread::spawn(|| {
         let Ok(mut control) = Control::open() else { return };
@@ -52,6 +55,13 @@ pub(crate) fn serve() -> Result<()> {
             Asked::Crash { kind } => {
                 if let Err(error) = crash(&kind) {
                     control.say(&Said::Failed { why: format!("{error:#}") })?;
+                }
+            }
+            Asked::End => {
+                nest::end(nest);
+                match disk::unmount() {
+                    Ok(()) => control.say(&Said::Ended)?,
+                    Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
                 }
             }
             Asked::Arm | Asked::Failover { .. } => {

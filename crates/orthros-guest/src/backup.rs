@@ -2,17 +2,19 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Kernel, Layout, MappedMemory};
 
 use crate::control::{Asked, Control, Said, Step};
-use crate::{active, criu, nest, setup};
+use crate::{active, criu, disk, nest, setup, writeback};
 
 /// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
 const VENDOR: &str = "0x1af4";
 const DEVICE: &str = "0x1110";
+/// How long the dead guest's disk may take to appear.
+const PLUGGED: Duration = Duration::from_secs(10);
 const IMAGES: &str = "/run/orrery/images";
 
 pub(crate) fn run() -> Result<()> {
@@ -32,10 +34,10 @@ pub(crate) fn run() -> Result<()> {
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
             Asked::Failover { pid } => match failover(known.as_ref(), pid) {
-                Ok(said) => {
+                Ok((nest, said)) => {
                     control.say(&said)?;
                     // From here on this guest is the active.
-                    return active::serve();
+                    return active::serve(nest);
                 }
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
@@ -44,7 +46,9 @@ pub(crate) fn run() -> Result<()> {
                     setup::output(&argv).unwrap_or_else(|error| (-1, format!("{error:#}")));
                 control.say(&Said::Ran { status, output })?;
             }
-            Asked::Crash { .. } => control.say(&Said::Failed { why: "this is the backup".to_owned() })?,
+            Asked::Crash { .. } | Asked::End => {
+                control.say(&Said::Failed { why: "this is the backup".to_owned() })?
+            }
         }
     }
 }
@@ -66,11 +70,12 @@ fn arm() -> Result<(Kernel, f64)> {
     let start = Instant::now();
     let memory = MappedMemory::open(&window()?, Layout::Q35)?;
     let kernel = Kernel::open(Box::new(memory)).context("cannot read the active's kernel")?;
+    writeback::rehearse(&kernel);
     Ok((kernel, start.elapsed().as_secs_f64()))
 }
 
 /// Rebuilds the service. The active must be dead: nobody here looks whether it is.
-fn failover(known: Option<&Kernel>, pid: i32) -> Result<Said> {
+fn failover(known: Option<&Kernel>, pid: i32) -> Result<(i32, Said)> {
     let kernel = known.context("not armed")?;
     let mut steps = Vec::new();
     let mut last = Instant::now();
@@ -80,8 +85,15 @@ fn failover(known: Option<&Kernel>, pid: i32) -> Result<Said> {
     };
     let images = Path::new(IMAGES);
     let _ = fs::remove_dir_all(images);
-    let summary = criu::write(kernel, pid, images)?;
+    let mut summary = criu::write(kernel, pid, images)?;
     step("images");
+    if let Some(place) = disk::place() {
+        // It is being plugged in meanwhile.
+        let device = disk::mount(&place, PLUGGED)?;
+        step("disk");
+        summary.written = Some(writeback::write_back(kernel, &device, &place)?);
+        step("write-back");
+    }
     let argv =
         ["criu", "restore", "--images-dir", IMAGES, "--work-dir", "/run/orrery", "--log-file", "restore.log"];
     let more =
@@ -99,5 +111,5 @@ fn failover(known: Option<&Kernel>, pid: i32) -> Result<Said> {
     };
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
     step("restore");
-    Ok(Said::Survived { pid, steps, summary })
+    Ok((nest, Said::Survived { pid, steps, summary }))
 }

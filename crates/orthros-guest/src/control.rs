@@ -24,6 +24,8 @@ pub(crate) enum Said {
     Survived { pid: i32, steps: Vec<Step>, summary: crate::criu::Summary },
     /// The answer of a program that was run.
     Ran { status: i32, output: String },
+    /// The service has ended, and its disk is unmounted.
+    Ended,
     /// It did not work.
     Failed { why: String },
 }
@@ -45,6 +47,8 @@ pub(crate) enum Asked {
     Failover { pid: i32 },
     /// Run a program to its end.
     Run { argv: Vec<String> },
+    /// End the service, and unmount its disk.
+    End,
     /// Die, in a way.
     Crash { kind: String },
 }

@@ -9,8 +9,11 @@ mod active;
 mod backup;
 mod control;
 mod criu;
+mod disk;
 mod nest;
+mod scribble;
 mod setup;
+mod writeback;
 
 use std::process::ExitCode;
 
@@ -52,6 +55,7 @@ fn init() -> Result<()> {
 fn command(words: &[&str]) -> Result<()> {
     match words {
         ["count", path] => count(path),
+        ["scribble", folder, seed] => scribble::run(folder.as_ref(), seed.parse()?),
         ["images", memory, pid, folder] => {
             let memory = orrery_kimage::open_memory(memory.as_ref(), orrery_kimage::Layout::Q35)?;
             let kernel = orrery_kimage::Kernel::open(Box::new(memory))?;
@@ -59,7 +63,7 @@ fn command(words: &[&str]) -> Result<()> {
             println!("{}", serde_json::to_string_pretty(&summary)?);
             Ok(())
         }
-        _ => bail!("usage: orrery-guest count FILE | images MEMORY PID FOLDER"),
+        _ => bail!("usage: orrery-guest count FILE | scribble FOLDER SEED | images MEMORY PID FOLDER"),
     }
 }
 

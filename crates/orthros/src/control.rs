@@ -50,6 +50,8 @@ pub enum Said {
         /// What it printed.
         output: String,
     },
+    /// The service has ended, and its disk is unmounted.
+    Ended,
     /// It did not work.
     Failed {
         /// Why.

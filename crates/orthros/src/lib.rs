@@ -2,6 +2,7 @@
 
 pub mod command;
 mod control;
+mod disk;
 mod error;
 mod guest;
 mod initramfs;
@@ -12,6 +13,7 @@ mod pair;
 mod qmp;
 
 pub use control::{Control, Said, Step};
+pub use disk::{DiskConfig, DiskSource};
 pub use error::{Error, Result};
 pub use guest::{Service, guest_program, write_image};
 pub use initramfs::Initramfs;

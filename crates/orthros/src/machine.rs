@@ -225,6 +225,11 @@ impl Machine {
         self.keep = true;
     }
 
+    /// Whether its QEMU is there.
+    pub(crate) fn runs(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Kills it; its memory stays until this value is dropped.
     pub fn kill(&mut self) {
         let _ = self.child.kill();

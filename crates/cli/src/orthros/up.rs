@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use orrery_orthros::{Cause, Network, Pair, PairConfig, Service, cache};
+use orrery_orthros::{Cause, DiskConfig, DiskSource, Network, Pair, PairConfig, Service, cache};
 
 use super::{Common, Story};
 
@@ -21,6 +21,16 @@ pub(crate) struct Arguments {
     /// A file that the service needs, and where it expects it; may be given several times
     #[arg(long = "file", value_name = "HERE:THERE")]
     files: Vec<String>,
+    /// A disk for the service, which survives with what was not written to it yet: the size of a new one (64M, 2G),
+    /// or an image with an ext4 on it, which is changed
+    #[arg(long, value_name = "SIZE|IMAGE", value_parser = DiskSource::parse)]
+    disk: Option<DiskSource>,
+    /// Where the service expects its disk
+    #[arg(long, value_name = "PATH", default_value = "/data", requires = "disk")]
+    mount: String,
+    /// A folder of this host whose files a new disk has
+    #[arg(long, value_name = "FOLDER", requires = "disk")]
+    content: Option<PathBuf>,
     /// The service: a program of this host and its arguments. It sees its own program and libraries, and --file
     #[arg(required = true, trailing_var_arg = true)]
     service: Vec<String>,
@@ -36,6 +46,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             file.split_once(':').with_context(|| format!("--file {file}: write HERE:THERE"))?;
         files.push((PathBuf::from(here), there.to_owned()));
     }
+    let disk = arguments.disk.clone().map(|source| DiskConfig {
+        source,
+        mount: arguments.mount.clone(),
+        content: arguments.content.clone(),
+    });
     let config = PairConfig {
         folder: common.folder.clone().unwrap_or_else(|| temporary.path().to_owned()),
         cache: cache(),
@@ -43,6 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         memory_mib: common.memory,
         cpus: 1,
         network: arguments.network.clone(),
+        disk,
     };
     let lines = commands();
     let mut pair = Pair::up(config)?;
@@ -56,7 +72,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words[..] {
                 [] => {}
-                ["quit"] => return story.tell("end", None, "both machines are stopped"),
+                ["quit"] => {
+                    pair.down()?;
+                    return story.tell("end", None, "both machines are stopped");
+                }
                 ["status"] => story.tell("status", None, status(&pair))?,
                 ["crash"] => pair.crash("panic")?,
                 ["failover"] => cause = Some(Cause::Request),

@@ -31,6 +31,9 @@ pub(crate) struct Summary {
     pub(crate) descriptors: usize,
     /// Established TCP connections.
     pub(crate) connections: usize,
+    /// What the dead kernel had not written to its disk yet, and was written for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) written: Option<crate::writeback::Written>,
     /// What could not be carried over exactly, in words.
     pub(crate) remarks: Vec<String>,
 }

@@ -18,8 +18,27 @@ const ENOSYS: i64 = 38;
 const RESTARTS: std::ops::RangeInclusive<i64> = 512..=516;
 const SIGNALS: u64 = 64;
 
-/// The calls that wait, and have done nothing until what they wait for happens.
-const WAITING: &[i64] = &[
+/// The calls that wait, and have done nothing until what they wait for happens; and those that may be made twice.
+const AGAIN: &[i64] = &[
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_sync,
+    libc::SYS_syncfs,
+    libc::SYS_msync,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_stat,
+    libc::SYS_fstat,
+    libc::SYS_lstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_access,
+    libc::SYS_faccessat,
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_madvise,
+    libc::SYS_truncate,
+    libc::SYS_ftruncate,
     libc::SYS_read,
     libc::SYS_poll,
     libc::SYS_select,
@@ -104,7 +123,7 @@ fn resume(context: &mut Context<'_>, thread: &Task<'_>, registers: &mut Register
     if result != -ENOSYS && !restarts {
         return Ok(());
     }
-    if restarts || WAITING.contains(&call) {
+    if restarts || AGAIN.contains(&call) {
         registers.ax = registers.orig_ax;
         registers.ip -= SYSCALL_LENGTH;
     } else {
