@@ -131,7 +131,7 @@ fn files_survive_as_they_were_left_and_so_does_who_writes_them() {
     }
     let _one = ONE_PAIR.lock();
     let folder = tempfile::tempdir().unwrap();
-    let image = folder.path().join("image");
+    let (image, pair) = (folder.path().join("disk-image"), folder.path().join("pair"));
     let made = std::fs::File::create(&image).and_then(|image| image.set_len(64 << 20));
     made.unwrap();
     let tool = |program: &str, words: &[&str]| {
@@ -140,14 +140,22 @@ fn files_survive_as_they_were_left_and_so_does_who_writes_them() {
     };
     assert_eq!(tool("mkfs.ext4", &["-q", "-b", "1024"]).0, Some(0));
     let mut up = Up::start(
-        &["--disk", image.to_str().unwrap(), "--mount", "/var/lib/service"],
+        &[
+            "--disk",
+            image.to_str().unwrap(),
+            "--mount",
+            "/var/lib/service",
+            "--folder",
+            pair.to_str().unwrap(),
+        ],
         &["orrery-guest", "scribble", "/var/lib/service", "7"],
     );
     up.expect("help");
     // Long enough for the journal's own commit, which comes every five seconds, to fall in between at times.
     std::thread::sleep(std::time::Duration::from_secs(3));
     let mut operations = 0;
-    for (command, cause) in [("crash", "panic"), ("failover", "request")] {
+    // A hang says nothing: it is the silence that is noticed.
+    for (command, cause) in [("crash oops", "panic"), ("failover", "request"), ("crash hang", "silence")] {
         up.say(command);
         let survived = up.expect("survived");
         assert_eq!(survived["failover"]["cause"], cause);
@@ -159,6 +167,14 @@ fn files_survive_as_they_were_left_and_so_does_who_writes_them() {
         assert!(count > operations, "it goes on");
         operations = count;
     }
+    // From outside, too.
+    let at = pair.to_str().unwrap();
+    let status = orthros().args(["status", "--folder", at]).output().unwrap();
+    assert!(String::from_utf8_lossy(&status.stdout).contains("3 failovers"), "{status:?}");
+    let crash = orthros().args(["crash", "--kind", "boredom", "--folder", at]).output().unwrap();
+    assert!(String::from_utf8_lossy(&crash.stderr).contains("hang"), "{crash:?}");
+    let second = orthros().args(["up", "--folder", at, "--", "true"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&second.stderr).contains("another pair"), "{second:?}");
     up.say("nonsense");
     assert!(up.expect("help")["text"].as_str().unwrap().contains("nonsense"));
     up.say("quit");
@@ -170,6 +186,9 @@ fn files_survive_as_they_were_left_and_so_does_who_writes_them() {
 
 #[test]
 fn bad_arguments_change_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pair.toml");
+    std::fs::write(&file, "service = ['x']\nmemory = 300\n").unwrap();
     let refused = |arguments: &[&str]| {
         let output = orthros().args(arguments).stdin(Stdio::null()).output().unwrap();
         assert!(!output.status.success() && output.stdout.is_empty());
@@ -178,6 +197,11 @@ fn bad_arguments_change_nothing() {
     assert!(refused(&["up", "--memory", "300", "--", "x"]).contains("256"));
     assert!(refused(&["up"]).contains("SERVICE"));
     assert!(refused(&["up", "--file", "x", "--", "y"]).contains("HERE:THERE"));
+    assert!(refused(&["up", "--config", file.to_str().unwrap()]).contains("memory = 300"));
+    assert!(refused(&["up", "--config", "/no/such/file"]).contains("/no/such/file"));
+    assert!(refused(&["up", "--config", file.to_str().unwrap(), "--", "y"]).contains("cannot be used with"));
+    assert!(refused(&["status", "--folder", folder.path().to_str().unwrap()]).contains("no pair runs"));
+    assert!(refused(&["crash", "--kind", "boredom", "--folder", "/tmp"]).contains("hang"));
     assert!(refused(&["up", "--disk", "1M", "--", "y"]).contains("8M"));
     assert!(refused(&["up", "--mount", "/data", "--", "y"]).contains("--disk"));
     assert!(refused(&["up", "--disk", "64M", "--mount", "data", "--", "y"]).contains("absolute"));

@@ -3,10 +3,10 @@
 use std::fs;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::control::{Asked, Control, Said};
-use crate::{disk, nest, setup};
+use crate::{crash, disk, nest, setup};
 
 /// Where the image says what the service is: a program and its arguments, in JSON.
 const SERVICE: &str = "/etc/orrery/service";
@@ -52,8 +52,8 @@ pub(crate) fn serve(nest: i32) -> Result<()> {
                 };
                 control.say(&Said::Ran { status, output })?;
             }
-            Asked::Crash { kind } => {
-                if let Err(error) = crash(&kind) {
+            Asked::Crash { kind, bait } => {
+                if let Err(error) = crash::crash(&kind, bait) {
                     control.say(&Said::Failed { why: format!("{error:#}") })?;
                 }
             }
@@ -64,16 +64,9 @@ pub(crate) fn serve(nest: i32) -> Result<()> {
                     Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
                 }
             }
-            Asked::Arm | Asked::Failover { .. } => {
+            Asked::Arm | Asked::Read { .. } | Asked::Rebuild => {
                 control.say(&Said::Failed { why: "this is the guest with the service".to_owned() })?;
             }
         }
-    }
-}
-
-fn crash(kind: &str) -> Result<()> {
-    match kind {
-        "panic" => Ok(fs::write("/proc/sysrq-trigger", "c")?),
-        other => bail!("no way to die is called {other:?}; there is: panic"),
     }
 }

@@ -23,6 +23,7 @@ pub(crate) fn run() -> Result<()> {
     // The first run of criu probes the kernel for a second; its findings are kept in /run.
     let _ = setup::output(&["criu", "check"]);
     let mut known = None;
+    let mut rescue = None;
     loop {
         match control.listen()? {
             Asked::Arm => match arm() {
@@ -33,9 +34,17 @@ pub(crate) fn run() -> Result<()> {
                 }
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
-            Asked::Failover { pid } => match failover(known.as_ref(), pid) {
+            Asked::Read { pid, registers } => match read(known.as_ref(), pid, &registers) {
+                Ok(found) => {
+                    rescue = Some(found);
+                    control.say(&Said::Read)?;
+                }
+                Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
+            },
+            Asked::Rebuild => match rebuild(known.as_ref(), rescue.as_ref()) {
                 Ok((nest, said)) => {
                     control.say(&said)?;
+                    setup::leave_standby();
                     // From here on this guest is the active.
                     return active::serve(nest);
                 }
@@ -74,19 +83,33 @@ fn arm() -> Result<(Kernel, f64)> {
     Ok((kernel, start.elapsed().as_secs_f64()))
 }
 
-/// Rebuilds the service. The active must be dead: nobody here looks whether it is.
-fn failover(known: Option<&Kernel>, pid: i32) -> Result<(i32, Said)> {
+/// What was read of a service.
+struct Rescue {
+    summary: criu::Summary,
+    seconds: f64,
+}
+
+/// Reads the service and writes images of it. The active must stand still: nobody here looks whether it does.
+fn read(known: Option<&Kernel>, pid: i32, registers: &str) -> Result<Rescue> {
+    let start = Instant::now();
+    let images = Path::new(IMAGES);
+    let _ = fs::remove_dir_all(images);
+    let frozen = criu::Frozen::parse(registers);
+    let summary = criu::write(known.context("not armed")?, &frozen, pid, images)?;
+    Ok(Rescue { summary, seconds: start.elapsed().as_secs_f64() })
+}
+
+/// Rebuilds the service. The active must be dead: its disk is written to here.
+fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said)> {
     let kernel = known.context("not armed")?;
-    let mut steps = Vec::new();
+    let rescue = rescue.context("the service has not been read")?;
+    let mut summary = rescue.summary.clone();
+    let mut steps = vec![Step { name: "images", seconds: rescue.seconds }];
     let mut last = Instant::now();
     let mut step = |name| {
         steps.push(Step { name, seconds: last.elapsed().as_secs_f64() });
         last = Instant::now();
     };
-    let images = Path::new(IMAGES);
-    let _ = fs::remove_dir_all(images);
-    let mut summary = criu::write(kernel, pid, images)?;
-    step("images");
     if let Some(place) = disk::place() {
         // It is being plugged in meanwhile.
         let device = disk::mount(&place, PLUGGED)?;
@@ -111,5 +134,7 @@ fn failover(known: Option<&Kernel>, pid: i32) -> Result<(i32, Said)> {
     };
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
     step("restore");
+    setup::go_online()?;
+    step("network");
     Ok((nest, Said::Survived { pid, steps, summary }))
 }

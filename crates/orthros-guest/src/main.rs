@@ -8,6 +8,7 @@
 mod active;
 mod backup;
 mod control;
+mod crash;
 mod criu;
 mod disk;
 mod nest;
@@ -59,7 +60,7 @@ fn command(words: &[&str]) -> Result<()> {
         ["images", memory, pid, folder] => {
             let memory = orrery_kimage::open_memory(memory.as_ref(), orrery_kimage::Layout::Q35)?;
             let kernel = orrery_kimage::Kernel::open(Box::new(memory))?;
-            let summary = criu::write(&kernel, pid.parse()?, folder.as_ref())?;
+            let summary = criu::write(&kernel, &criu::Frozen::default(), pid.parse()?, folder.as_ref())?;
             println!("{}", serde_json::to_string_pretty(&summary)?);
             Ok(())
         }

@@ -75,6 +75,10 @@ impl Machine {
         let qemu = require("qemu-system-x86_64", "qemu-system-x86")?;
         fs::create_dir_all(folder).map_err(file("create", folder))?;
         let at = |kind: &str| folder.join(format!("{}.{kind}", config.name));
+        for kind in ["qmp", "control", "ram"] {
+            // Of a machine that was killed along with its watcher, and could not tidy up.
+            let _ = fs::remove_file(at(kind));
+        }
         let size = config.memory_mib;
         let mut command = Command::new(&qemu);
         let accelerator = if has_kvm() { "kvm" } else { "tcg" };

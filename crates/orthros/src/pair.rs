@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use crate::control::{Control, Said, Step};
 use crate::disk::{Disk, DiskConfig};
 use crate::error::{Error, Result};
+use crate::fault::Fault;
 use crate::guest::{Service, write_image};
 use crate::kernel::KernelFiles;
 use crate::machine::{Machine, MachineConfig};
@@ -86,6 +87,8 @@ struct Member {
     port: String,
     /// Whether it has the service's disk.
     has_disk: bool,
+    /// Whether the service's disk is to be plugged into it.
+    wants_disk: bool,
 }
 
 /// A running pair. Dropped, both machines are killed and their memory is gone.
@@ -98,8 +101,11 @@ pub struct Pair {
     backup: Option<Member>,
     network: Option<Network>,
     disk: Option<Disk>,
+    /// What the active's processors held when it was paused, as QEMU prints it.
+    registers: String,
     pid: i32,
     generation: u32,
+    failovers: u32,
 }
 
 impl Pair {
@@ -122,7 +128,19 @@ impl Pair {
             network.attach(&active.port)?;
         }
         let backup = Some(start(&config, &shared, 1, Some(&active.machine))?);
-        let mut pair = Self { config, kernel, image, active, backup, network, disk, pid: 0, generation: 1 };
+        let mut pair = Self {
+            config,
+            kernel,
+            image,
+            active,
+            backup,
+            network,
+            disk,
+            registers: String::new(),
+            pid: 0,
+            generation: 1,
+            failovers: 0,
+        };
         let Said::Ready { pid } = pair.active.control.expect("the service to run", BOOT)? else {
             return Err(confused(&pair.active.machine));
         };
@@ -165,6 +183,23 @@ impl Pair {
         self.backup.as_ref().map(|backup| &backup.machine)
     }
 
+    /// Whether the machine with the service is there; it may stand still.
+    pub fn active_lives(&mut self) -> bool {
+        self.active.machine.runs()
+    }
+
+    /// Leaves the active's memory where it is when the pair is gone, and tells where.
+    pub fn keep_memory(&mut self) -> PathBuf {
+        self.active.machine.keep_memory();
+        self.active.machine.file("ram")
+    }
+
+    /// How often the service has moved.
+    #[must_use]
+    pub fn failovers(&self) -> u32 {
+        self.failovers
+    }
+
     /// The network that the service is reached through.
     #[must_use]
     pub fn network(&self) -> Option<&Network> {
@@ -181,9 +216,17 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// [`Error::Guest`] where it cannot be asked to.
-    pub fn crash(&mut self, kind: &str) -> Result<()> {
-        self.active.control.ask(&json!({"do": "crash", "kind": kind}))
+    /// [`Error::Guest`] where it cannot be asked to, or its kernel offers no such way.
+    pub fn crash(&mut self, fault: Fault) -> Result<()> {
+        let machine = &self.active.machine;
+        let bait = fault.prepare(machine.name(), &machine.file("ram"))?;
+        self.active.control.ask(&json!({"do": "crash", "kind": fault.name(), "bait": bait}))?;
+        if fault == Fault::Nmi {
+            // The guest has to be told before that this is a reason to panic.
+            std::thread::sleep(Duration::from_millis(200));
+            self.active.qmp.execute("inject-nmi", &json!({}))?;
+        }
+        Ok(())
     }
 
     /// Waits until the active fails, at most `patience`.
@@ -210,7 +253,8 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// What the backup said; the dead machine's memory is then kept, and this may be tried again.
+    /// What the backup said; the dead machine's memory is then kept, and this may be tried again. Where it was asked for
+    /// and not needed ([`Cause::Request`]), and the service cannot be carried over, it goes on where it is.
     pub fn fail_over(&mut self, cause: Cause) -> Result<Failover> {
         let start = Instant::now();
         let Some(mut backup) = self.backup.take() else {
@@ -220,7 +264,7 @@ impl Pair {
             });
         };
         let mut steps = Vec::new();
-        let told = self.rescue(&mut backup, &mut steps);
+        let told = self.rescue(&mut backup, cause, &mut steps);
         let (pid, rebuilt, summary) = match told {
             Ok(Said::Survived { pid, steps, summary }) => (pid, steps, summary),
             other => {
@@ -231,36 +275,78 @@ impl Pair {
             }
         };
         steps.extend(rebuilt);
-        if let Some(network) = &self.network {
-            network.attach(&backup.port)?;
-        }
         let seconds = start.elapsed().as_secs_f64();
         self.active = backup;
+        self.registers.clear();
+        self.failovers += 1;
         self.pid = pid;
         Ok(Failover { cause, steps, seconds, summary })
     }
 
     /// Fences the active, gives the backup what it had, and lets the backup rebuild the service.
-    fn rescue(&mut self, backup: &mut Member, steps: &mut Vec<Step>) -> Result<Said> {
+    fn rescue(&mut self, backup: &mut Member, cause: Cause, steps: &mut Vec<Step>) -> Result<Said> {
         let start = Instant::now();
         if self.active.machine.runs() {
             // Paused first: what it had asked its disk for is done then, and whatever it does not do now it never will.
             self.active.qmp.execute("stop", &json!({}))?;
-            if let Some(network) = &self.network {
-                network.detach(&self.active.port)?;
-            }
-            // Its memory stays. Its disk is nobody's now.
-            self.active.machine.kill();
+            self.registers = self.active.qmp.human("info registers -a")?;
+        }
+        if let Some(network) = &self.network {
+            network.detach(&self.active.port)?;
+            // What comes from now on waits in the backup's card, which is not switched on before the connections are there.
+            network.attach(&backup.port)?;
+        }
+        let last_chance = cause == Cause::Request && self.active.machine.runs();
+        if !last_chance {
+            self.hand_over(backup);
         }
         steps.push(Step { name: "fence".to_owned(), seconds: start.elapsed().as_secs_f64() });
-        backup.control.ask(&json!({"do": "failover", "pid": self.pid}))?;
-        if let Some(disk) = &self.disk
-            && !backup.has_disk
-        {
-            disk.plug(&mut backup.qmp)?;
-            backup.has_disk = true;
+        let read = backup
+            .control
+            .ask(&json!({"do": "read", "pid": self.pid, "registers": self.registers}))
+            .and_then(|()| self.plug(backup))
+            .and_then(|()| backup.control.expect("the service to be read", RESCUE));
+        match read {
+            Ok(Said::Read) => {}
+            other => {
+                if last_chance {
+                    self.go_on(backup)?;
+                }
+                return Err(other.err().unwrap_or_else(|| confused(&backup.machine)));
+            }
         }
+        if last_chance {
+            self.hand_over(backup);
+            self.plug(backup)?;
+        }
+        backup.control.ask(&json!({"do": "rebuild"}))?;
         backup.control.expect("the service to live again", RESCUE)
+    }
+
+    /// Ends the active for good. Its memory stays; its disk is nobody's now.
+    fn hand_over(&mut self, backup: &mut Member) {
+        self.active.machine.kill();
+        backup.wants_disk = self.disk.is_some() && !backup.has_disk;
+    }
+
+    /// Plugs the disk into the backup, if nobody has it any more.
+    fn plug(&self, backup: &mut Member) -> Result<()> {
+        if let (Some(disk), true) = (&self.disk, backup.wants_disk) {
+            disk.plug(&mut backup.qmp)?;
+            (backup.has_disk, backup.wants_disk) = (true, false);
+        }
+        Ok(())
+    }
+
+    /// Lets the active go on as if nothing had been tried.
+    fn go_on(&mut self, backup: &Member) -> Result<()> {
+        if let Some(network) = &self.network {
+            network.detach(&backup.port)?;
+            network.attach(&self.active.port)?;
+        }
+        self.active.qmp.execute("cont", &json!({}))?;
+        self.active.control.forgive();
+        Ok(())
     }
 
     /// Ends the service and both machines, the service's disk unmounted.
@@ -349,5 +435,5 @@ fn start(
     let machine = Machine::start_within(&machine, shared.kernel, &config.folder, shared.network)?;
     let qmp = machine.qmp()?;
     let control = Control::connect(machine.name(), &machine.file("control"))?;
-    Ok(Member { machine, qmp, control, port, has_disk })
+    Ok(Member { machine, qmp, control, port, has_disk, wants_disk: false })
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros::{DiskConfig, DiskSource, Network, Pair, PairConfig, Service, cache};
+use orrery_orthros::{DiskConfig, DiskSource, Fault, Network, Pair, PairConfig, Service, cache};
 
 use super::{Common, Story};
 
@@ -146,7 +146,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// One panic, from its cause to the service's life.
 fn survive(pair: &mut Pair, story: &Story) -> Result<()> {
     let start = Instant::now();
-    pair.crash("panic")?;
+    pair.crash(Fault::Panic)?;
     let Some(cause) = pair.watch(PATIENCE)? else { bail!("the active did not die") };
     let seconds = start.elapsed().as_secs_f64();
     let text =

@@ -28,7 +28,7 @@ use handle::Mounted;
 use plan::Plan;
 
 /// What was written, for the report.
-#[derive(Debug, Default, serde::Serialize)]
+#[derive(Clone, Debug, Default, serde::Serialize)]
 pub(crate) struct Written {
     /// Files and directories that the disk lacked something of.
     pub(crate) files: usize,
