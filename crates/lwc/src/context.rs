@@ -77,6 +77,7 @@ mod leash;
 mod link;
 mod overlay;
 mod perform;
+mod placing;
 mod program;
 mod ranges;
 mod reaper;

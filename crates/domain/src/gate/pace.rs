@@ -113,12 +113,20 @@ impl Pace {
         }
     }
 
-    /// Counts one round, there and back. `naps` is how often both have slept so far ([`super::Face::naps`]).
-    pub fn count(&mut self, naps: u32, around: &impl Surroundings) -> Place {
-        if let Some(place) = forced() {
-            return place;
+    /// Counts one round, there and back. `naps` is how often both have slept so far ([`super::Face::naps`]). True where
+    /// they slept in most rounds of late, as if they were not where they should be.
+    pub fn count(&mut self, naps: u32, around: &impl Surroundings) -> (Place, bool) {
+        let astray = self.rounds + 1 >= BATCH && naps.wrapping_sub(self.naps) > BATCH / 2;
+        match forced() {
+            None => (self.step(naps, around), astray),
+            Some(place) => {
+                self.rounds += 1;
+                if self.rounds >= BATCH {
+                    self.begin(naps, Moment(0));
+                }
+                (place, astray)
+            }
         }
-        self.step(naps, around)
     }
 
     fn step(&mut self, naps: u32, around: &impl Surroundings) -> Place {
@@ -210,7 +218,14 @@ mod tests {
     }
 
     /// So many rounds of `nanoseconds` each, of which every one has `naps`; where they end.
-    fn rounds(pace: &mut Pace, around: &Staged, count: u32, nanoseconds: u64, naps: &mut u32, each: u32) -> Place {
+    fn rounds(
+        pace: &mut Pace,
+        around: &Staged,
+        count: u32,
+        nanoseconds: u64,
+        naps: &mut u32,
+        each: u32,
+    ) -> Place {
         let mut place = pace.place;
         for _ in 0..count {
             around.now.set(around.now.get() + nanoseconds);
@@ -223,11 +238,19 @@ mod tests {
     #[test]
     fn who_hands_over_often_goes_apart_and_stays_where_that_is_faster() {
         let (mut pace, around, mut naps) = (Pace::default(), stage(true), 0);
-        assert_eq!(rounds(&mut pace, &around, BATCH, 2_000, &mut naps, 1), Place::Together, "not measured yet");
+        assert_eq!(
+            rounds(&mut pace, &around, BATCH, 2_000, &mut naps, 1),
+            Place::Together,
+            "not measured yet"
+        );
         assert_eq!(rounds(&mut pace, &around, BATCH, 2_000, &mut naps, 1), Place::Apart);
         assert_eq!(rounds(&mut pace, &around, 1000 * BATCH, 500, &mut naps, 0), Place::Apart);
         around.idle.set(false);
-        assert_eq!(rounds(&mut pace, &around, 2000 * BATCH, 500, &mut naps, 0), Place::Together, "others came");
+        assert_eq!(
+            rounds(&mut pace, &around, 2000 * BATCH, 500, &mut naps, 0),
+            Place::Together,
+            "others came"
+        );
     }
 
     #[test]

@@ -3,24 +3,21 @@
 //! Exactly one context has control; all others are parked, here. The word that says who has it changes by
 //! compare-and-swap only, so that of those who notice a death or the end of a time limit one takes over.
 //!
-//! A switch crosses between processes, and is cheap where both are on one CPU (see [`orrery_domain::gate`]). So a context
-//! is bound to the CPU of whoever switches to it, until it keeps control for longer than a moment; then it may roam.
+//! A switch crosses between processes; where the two should run for it to be cheap is [`super::placing`]'s business.
 
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use orrery_domain::gate::current_cpu;
 use orrery_domain::{Gate, Moment, Partner, Woken};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::thread::CpuSet;
 
 use super::error::{Error, Result};
 use super::link::{Kind, Message, ROOM};
 use super::program::{ROOT, STRANGER};
 use super::state::{State, is_hung_up};
 use super::trap::{self, Answer};
-use super::{Arrival, introduce, overlay, perform, reaper};
+use super::{Arrival, introduce, overlay, perform, placing, reaper};
 
 /// After how long a context that keeps control may roam the CPUs.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -59,7 +56,7 @@ pub(crate) fn switch(
     }
     let hint = prepare(state, slot)?;
     let until = limit.map(|limit| Moment::now().after(limit));
-    follow(state, slot);
+    placing::place(state, slot);
     let program = state.program;
     let me = state.me;
     let link = state.peer_mut(slot)?.link.as_mut().ok_or(Error::NoContext { descriptor: -1 })?;
@@ -95,7 +92,7 @@ pub(crate) fn answer(
         return Err(Error::NoCall { descriptor });
     }
     let until = limit.map(|limit| Moment::now().after(limit));
-    follow(state, slot);
+    placing::place(state, slot);
     if state.program.control().compare_exchange(state.me, target, SeqCst, SeqCst).is_err() {
         await_end();
     }
@@ -307,6 +304,10 @@ impl Vigil {
     /// The watched one is dead.
     fn mourn(&mut self, state: &State) -> Result<()> {
         let Some(peer) = self.watched.take().and_then(|slot| state.peer(slot).ok()) else { return Ok(()) };
+        // Its seat may be another one's by now: then it was buried, and whoever did that has seen to control.
+        if state.program.seat(peer.seat).generation.load(SeqCst) != peer.generation {
+            return Ok(());
+        }
         if let Err(holder) = state.program.control().compare_exchange(peer.seat, state.me, SeqCst, SeqCst) {
             // It died after it had handed control on, or in the midst of handing it to us.
             if holder == state.me {
@@ -331,7 +332,7 @@ impl Vigil {
             if is_hung_up(&peer.fd) {
                 return self.mourn(state);
             }
-            roam(state, peer.seat);
+            placing::roam(state, peer.seat);
         }
         let holder = state.program.control().load(SeqCst);
         if holder == state.me {
@@ -453,41 +454,4 @@ fn take(state: &mut State, slot: usize) -> Option<Arrival> {
         }
     }
     None
-}
-
-/// Binds a peer to our CPU.
-fn follow(state: &State, slot: usize) {
-    let Ok(peer) = state.peer(slot) else { return };
-    let seat = state.program.seat(peer.seat);
-    let here = current_cpu();
-    // A filtered context keeps to calls that it is sure to be allowed.
-    if state.filtered {
-        return;
-    }
-    // The root is the program's own process, whose CPUs are its user's business.
-    if peer.seat == ROOT || seat.pinned.load(SeqCst) == here.wrapping_add(1) {
-        return;
-    }
-    let mut one = CpuSet::new();
-    if here as usize >= CpuSet::MAX_CPU {
-        return;
-    }
-    one.set(here as usize);
-    // Without a process it would be ourselves who are bound.
-    let Some(pid) = state.program.pid(peer.seat) else { return };
-    if rustix::thread::sched_setaffinity(Some(pid), &one).is_ok() {
-        seat.pinned.store(here.wrapping_add(1), SeqCst);
-        Gate::home(&state.seat().face, &seat.face).moved_partner(here);
-    }
-}
-
-/// Lets a context run wherever the program may.
-fn roam(state: &State, seat: u32) {
-    let pinned = &state.program.seat(seat).pinned;
-    if pinned.swap(0, SeqCst) != 0
-        && let Some(cpus) = &state.cpus
-        && let Some(pid) = state.program.pid(seat)
-    {
-        let _ = rustix::thread::sched_setaffinity(Some(pid), cpus);
-    }
 }

@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use orrery_domain::forked::Creator;
+use orrery_domain::gate::Pace;
 use orrery_sys::{PageRange, descriptors};
 use rustix::process::PidfdFlags;
 use rustix::thread::CpuSet;
@@ -45,6 +46,8 @@ pub(crate) struct Peer {
     pub(crate) silent: bool,
     /// Where its system calls arrive, if it is ours to answer them.
     pub(crate) listener: Option<Listener>,
+    /// How often we two switch.
+    pub(crate) pace: Pace,
 }
 
 /// Our end of a descriptor that others hold of us.
@@ -216,6 +219,7 @@ impl State {
             through,
             silent: false,
             listener: None,
+            pace: Pace::default(),
         });
         Ok(slot)
     }

@@ -16,6 +16,7 @@ mod isolation;
 mod lifetimes;
 mod memory;
 mod overlays;
+mod placing;
 mod signals;
 mod support;
 mod vaults;
@@ -29,6 +30,7 @@ use isolation::*;
 use lifetimes::*;
 use memory::*;
 use overlays::*;
+use placing::*;
 use signals::*;
 use vaults::*;
 
@@ -42,6 +44,9 @@ orrery_testing::cases![
     many_come_and_go,
     time_limits_hold,
     a_handler_may_not_switch_from_within,
+    switches_go_on_among_hogs,
+    switches_go_on_when_they_are_moved,
+    switches_go_on_in_a_set_of_cpus_that_shrinks,
     threads_are_refused,
     memory_is_a_copy,
     shared_memory_is_one,
