@@ -66,6 +66,8 @@ pub struct Face {
     pub(crate) taken: AtomicU32,
     /// How often the owner has lain down to sleep.
     naps: AtomicU32,
+    /// What the last caller left beside the bell.
+    note: AtomicU32,
 }
 
 impl Face {
@@ -87,6 +89,16 @@ impl Face {
     /// How often the owner has slept at the gate, around the end: what spinning and yielding did not spare it.
     pub fn naps(&self) -> u32 {
         self.naps.load(Ordering::Relaxed)
+    }
+
+    /// Leaves a word for the owner, who reads it when called. It shares a cache line with the bell, so it travels with it.
+    pub fn leave(&self, note: u32) {
+        self.note.store(note, Ordering::Relaxed);
+    }
+
+    /// The word that was left last.
+    pub fn note(&self) -> u32 {
+        self.note.load(Ordering::Relaxed)
     }
 
     /// Calls the owner, who waits at [`Gate::home`]: whatever was written before is seen by it.
@@ -159,7 +171,10 @@ impl<'a> Gate<'a> {
     /// Says on which CPU this side runs; [`Gate::wait`] does it too.
     pub fn show_cpu(&self) -> u32 {
         let cpu = current_cpu();
-        self.mine.cpu.store(cpu, Ordering::Relaxed);
+        // A store would take the line from a partner who spins on it.
+        if self.mine.cpu.load(Ordering::Relaxed) != cpu {
+            self.mine.cpu.store(cpu, Ordering::Relaxed);
+        }
         cpu
     }
 

@@ -60,7 +60,9 @@ pub(crate) fn switch(
     let program = state.program;
     let me = state.me;
     let link = state.peer_mut(slot)?.link.as_mut().ok_or(Error::NoContext { descriptor: -1 })?;
+    // All that the other side is going to read is written before anything waits for a cache line of its own.
     link.stage(Kind::Switch, word, 0, bytes);
+    program.seat(target).face.leave(hint);
     if program.control().compare_exchange(me, target, SeqCst, SeqCst).is_err() {
         await_end();
     }
@@ -118,7 +120,7 @@ fn prepare(state: &mut State, slot: usize) -> Result<u32> {
 pub(crate) fn call(state: &State, slot: usize, hint: u32) {
     let Ok(peer) = state.peer(slot) else { return };
     let seat = state.program.seat(peer.seat);
-    seat.hint.store(hint, SeqCst);
+    seat.face.leave(hint);
     seat.face.call();
     // It sets its flag before it looks at its bell, and we did the reverse: one of the two sees the other.
     if seat.by_descriptor.load(SeqCst) != 0 && peer.is_intact() {
@@ -425,7 +427,7 @@ fn look(state: &mut State) -> Option<Arrival> {
         return None;
     }
     state.looked = Some(heard);
-    let hint = seat.hint.load(SeqCst);
+    let hint = seat.face.note();
     if let Some(arrival) = take(state, hint as usize) {
         return Some(arrival);
     }

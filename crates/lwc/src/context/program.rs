@@ -22,13 +22,12 @@ pub(crate) const STRANGER: u32 = u32::MAX;
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Seat {
+    /// Its note says which of its peers the owner should look at first.
     pub(crate) face: Face,
     /// How often the seat was given up.
     pub(crate) generation: AtomicU32,
     /// The process on it; 0: free; [`Seat::RESERVED`]: about to be taken.
     pub(crate) pid: AtomicU32,
-    /// Which of its peers the owner should look at first.
-    pub(crate) hint: AtomicU32,
     /// The CPU that the owner is bound to, and 1; 0 while it is not bound.
     pub(crate) pinned: AtomicU32,
     /// 0 while a new context sets itself up, 1 once it waits, else which step failed (upper half) with what (lower).
@@ -103,7 +102,7 @@ impl Program {
                 && seat.pid.compare_exchange(0, Seat::RESERVED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
             {
                 seat.face.reset(0, 0);
-                seat.hint.store(STRANGER, Ordering::SeqCst);
+                seat.face.leave(STRANGER);
                 seat.pinned.store(0, Ordering::SeqCst);
                 seat.settled.store(0, Ordering::SeqCst);
                 seat.by_descriptor.store(0, Ordering::SeqCst);
