@@ -73,6 +73,7 @@ mod error;
 mod handover;
 mod identity;
 mod introduce;
+mod isolate;
 mod leash;
 mod link;
 mod overlay;

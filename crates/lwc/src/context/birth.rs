@@ -43,7 +43,7 @@ const OWN_DOING: [i32; 10] = [
 ];
 
 /// What a new context does before it waits.
-const STEPS: [&str; 9] = [
+const STEPS: [&str; 10] = [
     "be set up",
     "be set up within its memory",
     "unmap memory",
@@ -53,6 +53,7 @@ const STEPS: [&str; 9] = [
     "close itself to debuggers",
     "open its own memory for its creator (a program closed to debuggers cannot: create it before)",
     "put on the filter of its system calls (a filtered context cannot have its own traps)",
+    "be isolated from other processes (it takes Landlock's scopes, Linux 6.12: leave `isolate` out)",
 ];
 
 /// Who comes out of a birth.
@@ -262,6 +263,9 @@ fn settle(
     if !spec.dumpable {
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
             .map_err(at(6))?;
+    }
+    if spec.isolated {
+        super::isolate::enter().map_err(at(9))?;
     }
     let watcher = Box::leak(Box::new(watcher));
     // SAFETY: the leash's `heed` keeps to the rules, and neither leash nor watcher are ever freed.

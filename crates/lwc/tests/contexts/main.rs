@@ -7,6 +7,7 @@
 
 #![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
 
+mod adversary;
 mod calls;
 mod control;
 mod deaths;
@@ -21,6 +22,7 @@ mod signals;
 mod support;
 mod vaults;
 
+use adversary::*;
 use calls::*;
 use control::*;
 use deaths::*;
@@ -83,6 +85,18 @@ orrery_testing::cases![
     rights_only_narrow,
     a_context_is_closed_to_its_like,
     rights_do_not_come_by_other_ways,
+    attack_by_pointer,
+    attack_by_process_vm,
+    attack_by_ptrace,
+    attack_by_proc,
+    attack_by_descriptors_of_others,
+    attack_by_descriptors_of_its_own,
+    attack_by_signals,
+    attack_by_stopping,
+    attack_by_signals_to_a_group,
+    attack_by_io_uring,
+    attack_by_advice_and_events,
+    attack_by_another_program,
     a_vault_serves,
     a_vault_keeps_its_secret,
     a_vault_that_panics_is_dead,
