@@ -85,6 +85,7 @@ orrery_testing::cases![
     rights_only_narrow,
     a_context_is_closed_to_its_like,
     rights_do_not_come_by_other_ways,
+    privileges_that_were_given_up_stay_nowhere,
     attack_by_pointer,
     attack_by_process_vm,
     attack_by_ptrace,
