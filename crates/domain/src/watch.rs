@@ -148,8 +148,9 @@ impl Drop for Watcher {
     }
 }
 
-/// Who the watcher is instead of a privileged user (`overflowuid` in proc_sys_kernel(5)).
-const NOBODY: u32 = 65534;
+/// Who the watcher is instead of a privileged user: one that no system gives out, for whoever has the same may signal it.
+/// The second one is for user namespaces (user_namespaces(7)) that have no such high numbers.
+const NOBODY: [u32; 2] = [0xffff_fff0, 65533];
 
 const VERSION: u32 = 0x2008_0522;
 
@@ -176,8 +177,8 @@ fn give_up_privileges() {
     // SAFETY: these change who the calling thread is; an empty list is read, and two empty sets.
     unsafe {
         let _ = syscall!(Sysno::setgroups, 0, 0);
-        let _ = syscall!(Sysno::setresgid, NOBODY, NOBODY, NOBODY);
-        let _ = syscall!(Sysno::setresuid, NOBODY, NOBODY, NOBODY);
+        let _ = NOBODY.iter().any(|id| syscall!(Sysno::setresgid, *id, *id, *id).is_ok());
+        let _ = NOBODY.iter().any(|id| syscall!(Sysno::setresuid, *id, *id, *id).is_ok());
         let _ = syscall!(Sysno::capset, header.as_ptr(), [[0_u32; 3]; 2].as_ptr());
     }
     if let Ok(dumpable) = dumpable
