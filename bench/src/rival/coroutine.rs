@@ -43,7 +43,8 @@ impl Coroutine {
         // SAFETY: all-zero is what getcontext(3) overwrites.
         let sides = Box::new(unsafe { MaybeUninit::<Sides>::zeroed().assume_init() });
         let sides = Box::into_raw(sides);
-        let [low, high] = [0, 32].map(|shift| (sides.expose_provenance() >> shift) as u32);
+        let address = sides.expose_provenance();
+        let [low, high] = [0, 32].map(|shift| u32::try_from(address >> shift & 0xffff_ffff).unwrap_or(0));
         // SAFETY: fresh contexts and a stack that lives as long; makecontext(3) passes whole numbers.
         unsafe {
             ensure!(libc::getcontext(&raw mut (*sides).there) == 0, "getcontext failed");

@@ -192,6 +192,8 @@ fn give_up_privileges() {
 extern "C" fn watch(argument: *mut c_void) -> c_int {
     // SAFETY: `start` passes itself, which outlives the thread.
     let watcher = unsafe { &*argument.cast::<Watcher>() };
+    // Asked now, not when the descriptor is found closed: that may be found at main's death, by who was orphaned before.
+    let parent = rustix::process::getppid();
     give_up_privileges();
     watcher.humble.store(1, Ordering::SeqCst);
     let mut list = RobustList { first: core::ptr::null(), offset: 0, pending: core::ptr::null() };
@@ -237,7 +239,6 @@ extern "C" fn watch(argument: *mut c_void) -> c_int {
         }
     }
     let mut nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    let parent = rustix::process::getppid();
     while rustix::process::getppid() == parent {
         // SAFETY: sleeps; the kernel reads one timespec.
         let _ = unsafe { syscall!(Sysno::nanosleep, &raw mut nap, 0) };

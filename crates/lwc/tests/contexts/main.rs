@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
 
 mod adversary;
+mod bad_input;
 mod calls;
 mod control;
 mod deaths;
@@ -23,6 +24,7 @@ mod support;
 mod vaults;
 
 use adversary::*;
+use bad_input::*;
 use calls::*;
 use control::*;
 use deaths::*;
@@ -98,6 +100,12 @@ orrery_testing::cases![
     attack_by_io_uring,
     attack_by_advice_and_events,
     attack_by_another_program,
+    what_names_no_context_is_refused,
+    a_context_of_another_program_is_refused,
+    a_context_gets_no_name_of_itself,
+    contexts_end_when_the_root_becomes_another_program,
+    a_context_that_closes_everything_holds_nobody_up,
+    too_many_contexts_are_refused,
     a_vault_serves,
     a_vault_keeps_its_secret,
     a_vault_that_panics_is_dead,
