@@ -111,6 +111,9 @@ struct lwc_spec {
 /* Calls that it may not make arrive in its creator; without any LWC_SYSCALL, those that name files, processes
  * and sockets: about what FreeBSD's capability mode takes away. */
 #define LWC_SYSTRAP 0x4
+/* It can neither signal nor trace processes that are not its own or started by it, its creator and the root included. It
+ * takes Landlock's scopes (Linux 6.12): without them lwCreate fails with EOPNOTSUPP. */
+#define LWC_ISOLATED 0x8
 
 /* How many bytes a switch carries. */
 #define LWC_ROOM 65536

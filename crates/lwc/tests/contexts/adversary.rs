@@ -348,33 +348,36 @@ fn uring_open(path: &CStr) -> Option<i32> {
     let mut parameters = [0_u32; 30];
     let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 2, parameters.as_mut_ptr()) };
     let ring = i32::try_from(ring).ok().filter(|ring| *ring >= 0)?;
-    let map = |offset: libc::off_t, length: usize| {
+    let map = |offset: libc::off_t| {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), length, protection, libc::MAP_SHARED, ring, offset) };
+            unsafe { libc::mmap(std::ptr::null_mut(), PAGE, protection, libc::MAP_SHARED, ring, offset) };
         assert_ne!(start, libc::MAP_FAILED);
-        start.cast::<u8>()
+        start.cast::<u32>()
     };
     // struct io_uring_params: ten words, then the offsets of the submission ring, then of the completion ring.
     let (submissions, completions) = (&parameters[10..20], &parameters[20..30]);
-    let ring_memory = map(0, PAGE);
-    let entries = map(0x1000_0000, PAGE);
-    let word =
-        |offset: u32| unsafe { ring_memory.add(offset as usize).cast::<AtomicU32>().as_ref().unwrap() };
+    let (rings, entry) = (map(0), map(0x1000_0000));
+    let at = |offset: u32| unsafe { rings.add(offset as usize / 4) };
+    let path = path.as_ptr().expose_provenance();
     // struct io_uring_sqe: opcode 18 is IORING_OP_OPENAT.
+    let words = [
+        (0, 18),
+        (1, libc::AT_FDCWD.cast_unsigned()),
+        (4, u32::try_from(path & 0xffff_ffff).unwrap()),
+        (5, u32::try_from(path >> 32).unwrap()),
+        (7, libc::O_RDONLY.cast_unsigned()),
+    ];
     unsafe {
-        entries.write_bytes(0, 64);
-        entries.write(18);
-        entries.add(4).cast::<i32>().write(libc::AT_FDCWD);
-        entries.add(16).cast::<u64>().write(path.as_ptr().expose_provenance() as u64);
-        entries.add(28).cast::<u32>().write(libc::O_RDONLY.unsigned_abs());
-        ring_memory.add(submissions[6] as usize).cast::<u32>().write(0);
+        entry.write_bytes(0, 16);
+        words.into_iter().for_each(|(place, word)| entry.add(place).write(word));
+        at(submissions[6]).write(0);
+        AtomicU32::from_ptr(at(submissions[1])).store(1, Ordering::SeqCst);
     }
-    word(submissions[1]).store(1, Ordering::SeqCst);
     const GET_EVENTS: u32 = 1;
     let done = unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, 1, 1, GET_EVENTS, 0, 0) };
     assert_eq!(done, 1, "{}", errno());
-    Some(unsafe { ring_memory.add(completions[5] as usize + 8).cast::<i32>().read() })
+    Some(unsafe { at(completions[5] + 8).read() }.cast_signed())
 }
 
 pub(crate) fn attack_by_advice_and_events() {

@@ -137,30 +137,3 @@ pub(crate) fn a_context_that_closes_everything_holds_nobody_up() {
     // It cannot see by a descriptor that the root is gone, and must not outlive it.
     await_end_of(words[0].load(Ordering::SeqCst));
 }
-
-pub(crate) fn too_many_contexts_are_refused() {
-    if std::env::var_os("ORRERY_MANY").is_none() {
-        return orrery_testing::skipped!("4,096 contexts take a minute: set ORRERY_MANY=1 (make soak does)");
-    }
-    let most = libc::rlimit { rlim_cur: 1 << 18, rlim_max: 1 << 18 };
-    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const most) } != 0 {
-        return orrery_testing::skipped!("it takes 2^18 descriptors");
-    }
-    let mut all = Vec::new();
-    let refused = loop {
-        match create(&Spec::new(), server(|word| word + 1)) {
-            Ok(context) => all.push(context),
-            Err(error) => break error,
-        }
-    };
-    assert_eq!((refused, all.len()), (Error::Full { most: 4096 }, 4095));
-    for (word, context) in all.iter().enumerate().step_by(97) {
-        assert_eq!(context.switch(word as u64, &[]).unwrap().word, word as u64 + 1);
-    }
-    all.pop().unwrap().close().unwrap();
-    let start = std::time::Instant::now();
-    // A seat is free when its last owner is dead and buried.
-    while create(&Spec::new(), server(|word| word)).is_err() {
-        assert!(start.elapsed() < LIMIT, "no seat became free");
-    }
-}

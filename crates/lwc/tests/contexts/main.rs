@@ -105,7 +105,6 @@ orrery_testing::cases![
     a_context_gets_no_name_of_itself,
     contexts_end_when_the_root_becomes_another_program,
     a_context_that_closes_everything_holds_nobody_up,
-    too_many_contexts_are_refused,
     a_vault_serves,
     a_vault_keeps_its_secret,
     a_vault_that_panics_is_dead,
