@@ -9,59 +9,60 @@
 use core::sync::atomic::Ordering::SeqCst;
 
 use orrery_domain::Gate;
-use orrery_domain::gate::{Machine, Place, current_cpu};
+use orrery_domain::gate::{Machine, Place as Side, current_cpu};
+use rustix::process::Pid;
 use rustix::thread::CpuSet;
 
-use super::program::ROOT;
-use super::state::State;
+use super::program::{Place, ROOT};
+use super::state::{State, entry};
 
-/// In a seat's `pinned`: its owner is to be anywhere *but* on the CPU that the rest of the word, less 1, is.
+/// In a place's `pinned`: its owner is to be anywhere *but* on the CPU that the rest of the word, less 1, is.
 const APART: u32 = 1 << 31;
 
 /// Puts a peer, that control is about to go to, where it should be.
 pub(crate) fn place(state: &mut State, slot: usize) {
     // A filtered context keeps to calls that it is sure to be allowed.
-    if state.filtered || state.seat().pinned.load(SeqCst) & APART != 0 {
+    if state.filtered || state.place().pinned.load(SeqCst) & APART != 0 {
         return;
     }
-    let (program, me) = (state.program, state.me);
+    let (program, own, strand) = (state.program, state.place(), state.strand);
     let cpus = state.cpus;
     let Ok(peer) = state.peer_mut(slot) else { return };
     // The root is the program's own process, whose CPUs are its user's business.
     if peer.seat == ROOT {
         return;
     }
-    let number = peer.seat;
-    let seat = program.seat(number);
-    let (mine, theirs) = (&program.seat(me).face, &seat.face);
+    let place = program.place(strand, peer.seat);
+    let (mine, theirs) = (&own.face, &place.face);
     let here = current_cpu();
     let naps = mine.naps().wrapping_add(theirs.naps());
     let machine = Machine { cpus: cpus.as_ref().map_or(1, |cpus| cpus.count() as usize) };
-    let (place, astray) = peer.pace.count(naps, &machine);
-    let wanted = match place {
-        Place::Together => here.wrapping_add(1),
-        Place::Apart => APART | here.wrapping_add(1),
+    let pace = entry(&mut peer.paces, strand).get_or_insert_default();
+    let (side, astray) = pace.count(naps, &machine);
+    let wanted = match side {
+        Side::Together => here.wrapping_add(1),
+        Side::Apart => APART | here.wrapping_add(1),
     };
     // Somebody else may have bound it elsewhere meanwhile (taskset(1)), as shows when both keep falling asleep.
-    if seat.pinned.load(SeqCst) == wanted && !astray {
+    if place.pinned.load(SeqCst) == wanted && !astray {
         return;
     }
-    let mut set = match (place, cpus) {
-        (Place::Apart, Some(cpus)) => cpus,
+    let mut set = match (side, cpus) {
+        (Side::Apart, Some(cpus)) => cpus,
         _ => CpuSet::new(),
     };
     if here as usize >= CpuSet::MAX_CPU {
         return;
     }
-    match place {
-        Place::Together => set.set(here as usize),
-        Place::Apart => set.unset(here as usize),
+    match side {
+        Side::Together => set.set(here as usize),
+        Side::Apart => set.unset(here as usize),
     }
-    // Without a process it would be ourselves who are bound.
-    let Some(pid) = program.pid(number) else { return };
-    if rustix::thread::sched_setaffinity(Some(pid), &set).is_ok() {
-        seat.pinned.store(wanted, SeqCst);
-        if place == Place::Together {
+    // Without a thread it would be ourselves who are bound.
+    let Some(thread) = thread_of(place) else { return };
+    if rustix::thread::sched_setaffinity(Some(thread), &set).is_ok() {
+        place.pinned.store(wanted, SeqCst);
+        if side == Side::Together {
             Gate::home(mine, theirs).moved_partner(here);
         }
     }
@@ -69,11 +70,15 @@ pub(crate) fn place(state: &mut State, slot: usize) {
 
 /// Lets a context run wherever the program may.
 pub(crate) fn roam(state: &State, seat: u32) {
-    let pinned = &state.program.seat(seat).pinned;
-    if pinned.swap(0, SeqCst) != 0
+    let place = state.program.place(state.strand, seat);
+    if place.pinned.swap(0, SeqCst) != 0
         && let Some(cpus) = &state.cpus
-        && let Some(pid) = state.program.pid(seat)
+        && let Some(thread) = thread_of(place)
     {
-        let _ = rustix::thread::sched_setaffinity(Some(pid), cpus);
+        let _ = rustix::thread::sched_setaffinity(Some(thread), cpus);
     }
+}
+
+fn thread_of(place: &Place) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(place.thread.load(SeqCst)).ok()?)
 }

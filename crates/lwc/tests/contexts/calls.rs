@@ -43,7 +43,7 @@ pub(crate) fn calls_are_trapped() {
     let other = create(
         &Spec::new().withhold(&only(libc::SYS_getpgid).or(&only(libc::SYS_uname))).trap(true),
         server(|word| {
-            let answer = unsafe { libc::syscall(libc::SYS_getpgid, word, 2, 3, 4, 5, 6) };
+            let answer = unsafe { libc::syscall(libc::SYS_getpgid, word, 2_i64, 3_i64, 4_i64, 5_i64, 6_i64) };
             if answer == -1 { u64::from(errno().unsigned_abs()) + 1000 } else { answer.cast_unsigned() }
         }),
     )

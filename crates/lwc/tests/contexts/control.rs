@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use orrery_lwc::context::{Context, Created, Error, ROOM, Spec, Start, create, create_here};
 
@@ -212,27 +212,4 @@ pub(crate) fn a_handler_may_not_switch_from_within() {
     assert_eq!(other.switch(0, &[]).unwrap().word, 0);
     assert_eq!(HANDLER.load(Ordering::SeqCst), 1);
     assert_eq!(words[0].load(Ordering::SeqCst), 1);
-}
-
-pub(crate) fn threads_are_refused() {
-    let (stop, stopped) = std::sync::mpsc::channel::<()>();
-    let thread = std::thread::spawn(move || {
-        let _ = stopped.recv();
-    });
-    assert_eq!(create(&Spec::new(), server(|word| word)).unwrap_err(), Error::NotAlone { others: 1 });
-    drop(stop);
-    thread.join().unwrap();
-    // The kernel may take a moment to forget the thread.
-    let start = Instant::now();
-    let other = loop {
-        match create(&Spec::new(), server(|word| word)) {
-            Ok(other) => break other,
-            Err(Error::NotAlone { .. }) if start.elapsed() < Duration::from_secs(10) => {}
-            Err(error) => panic!("{error}"),
-        }
-    };
-    std::thread::spawn(move || assert_eq!(other.switch(0, &[]).unwrap_err(), Error::WrongThread))
-        .join()
-        .unwrap();
-    assert_eq!(other.switch(4, &[]).unwrap().word, 4);
 }

@@ -21,6 +21,7 @@ mod overlays;
 mod placing;
 mod signals;
 mod support;
+mod threads;
 mod vaults;
 
 use adversary::*;
@@ -36,6 +37,7 @@ use memory::*;
 use overlays::*;
 use placing::*;
 use signals::*;
+use threads::*;
 use vaults::*;
 
 orrery_testing::cases![
@@ -51,7 +53,6 @@ orrery_testing::cases![
     switches_go_on_among_hogs,
     switches_go_on_when_they_are_moved,
     switches_go_on_in_a_set_of_cpus_that_shrinks,
-    threads_are_refused,
     memory_is_a_copy,
     shared_memory_is_one,
     unmapped_memory_is_gone,
@@ -121,4 +122,17 @@ orrery_testing::cases![
     calls_need_rights,
     a_monitor_makes_the_calls_it_allows,
     a_monitor_needs_no_privilege,
+    a_new_thread_is_refused,
+    a_thread_resumes_where_it_was,
+    a_parked_thread_returns_from_its_switch,
+    threads_meet_in_one_context,
+    threads_switch_at_random,
+    a_death_is_told_to_each_thread_inside,
+    a_thread_that_ends_inside_is_told_of,
+    counterparts_end_with_their_thread,
+    limits_are_a_threads_own,
+    threads_are_trapped_one_by_one,
+    a_thread_without_counterpart_is_not_answered,
+    a_busy_program_has_contexts,
+    deaths_among_threads_at_any_moment,
 ];
