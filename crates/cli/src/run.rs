@@ -1,5 +1,7 @@
 //! `orrery run`: a program with an executive under it, and nothing else changed but what a policy says.
 
+mod services;
+
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -33,6 +35,9 @@ pub(crate) struct Arguments {
     #[arg(long)]
     no_patch: bool,
 
+    #[command(flatten)]
+    services: services::Options,
+
     /// The program, and its arguments
     #[arg(
         required_unless_present = "check",
@@ -60,7 +65,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(path) => Box::new(File::create(path).with_context(|| format!("create {}", path.display()))?),
         None => Box::new(io::stderr()),
     };
-    let options = Options::default().patch(!arguments.no_patch).policy(policy.unwrap_or_default());
+    let policy = policy.unwrap_or_default();
+    let services = arguments.services.services().or(policy.services().clone());
+    let options = Options::default().patch(!arguments.no_patch).policy(policy.with_services(services));
     let hijack = Hijack::start(options)?;
     crate::pipes::restore();
     if !tells {

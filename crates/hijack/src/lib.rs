@@ -61,4 +61,4 @@ pub use counts::{Call, Counts, bucket_end};
 pub use error::{Error, Result};
 pub use events::{Event, Events, State};
 pub use launch::{Guest, Hijack, Options};
-pub use policy::{Policy, PolicyError};
+pub use policy::{Policy, PolicyError, Services};

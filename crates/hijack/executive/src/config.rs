@@ -47,6 +47,8 @@ pub struct Config {
     pub code_length: AtomicU64,
     /// Where the policy's table is; zero: there is none.
     pub policy: AtomicU64,
+    /// Which services answer calls: a set of [`service`].
+    pub services: AtomicU64,
     /// Whether calls are timed.
     pub timed: AtomicU8,
     /// Whether sites are left as they are.
@@ -59,6 +61,18 @@ pub struct Config {
     pub action: Action,
     /// Private, read-only mappings of code from files.
     pub ranges: [Range; RANGES],
+}
+
+/// Services, one bit each.
+pub mod service {
+    /// Sleeps end on time.
+    pub const SLEEP: u64 = 1;
+    /// They do so at the highest priority that the thread may have.
+    pub const REALTIME: u64 = 2;
+    /// Who the process is, is remembered: its number, and those of its threads.
+    pub const PROCESS: u64 = 4;
+    /// As whom it acts is remembered: its user and group numbers.
+    pub const USER: u64 = 8;
 }
 
 /// `SA_SIGINFO`.

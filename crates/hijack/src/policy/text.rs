@@ -7,7 +7,7 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use toml::Spanned;
 
 use super::compile::compile;
-use super::{Policy, PolicyError};
+use super::{Policy, PolicyError, Services};
 
 /// The whole.
 #[derive(Deserialize)]
@@ -15,6 +15,8 @@ use super::{Policy, PolicyError};
 struct Document {
     #[serde(default, rename = "rule")]
     rules: Vec<Spanned<RuleText>>,
+    #[serde(default)]
+    services: Services,
 }
 
 /// A rule as it is written.
@@ -88,7 +90,7 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Policy, PolicyError> {
     })?;
     let starts: Vec<usize> = document.rules.iter().map(|rule| place(text, rule.span().start).0).collect();
     let rules = compile(&document.rules).map_err(|wrong| error(wrong.at.start, wrong.message))?;
-    Ok(Policy { rules, lines: starts })
+    Ok(Policy { rules, lines: starts, services: document.services })
 }
 
 /// Line and column of a byte, from one.

@@ -10,6 +10,7 @@ use super::count::board;
 use super::frame::Context;
 use super::kernel::{SIGSYS, address, address_mut, block_signals, call, failed, set_mask, ticks};
 use super::requests::ask;
+use super::services;
 use crate::board::{EXEC, EXEC_FAILED, Unfollowed, YES};
 use crate::numbers;
 
@@ -40,6 +41,7 @@ pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i6
         // What cannot be found cannot be executed, for the same reason.
         return found;
     }
+    services::about_to_hand_on();
     let unfollowed = if gains_privileges(status[MODE_AT], number, path) {
         Some(Unfollowed::Privileged)
     } else {

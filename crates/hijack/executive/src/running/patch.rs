@@ -15,8 +15,8 @@ use super::count::{board, timed};
 use super::gates::{GATES, TARGETS, orrery_gates, orrery_judged, orrery_timed};
 use super::kernel::{address, block_signals, call, failed, set_mask};
 use super::policy::policy;
-use super::ranges;
 use super::requests::ask;
+use super::{ranges, services};
 use crate::board::{CALLS, CODE, SITE, VERDICTS, YES, code_hash};
 use crate::numbers;
 
@@ -146,11 +146,13 @@ unsafe fn jump(mov: u64, end: u64, number: u64, start: u64, last: u64) -> Outcom
     let stub = page.start.load(Relaxed) + u64::from(index) * STUB as u64;
     TARGETS[gate as usize].store(end, Relaxed);
     let gate_address = (orrery_gates as *const ()).addr() as u64 + 8 * u64::from(gate);
-    let judged = policy().is_some_and(|policy| policy.concerns(number));
-    let code = match (judged, timed()) {
-        (true, _) => calling_stub(number, end, orrery_judged),
-        (false, true) => calling_stub(number, end, orrery_timed),
-        (false, false) => counting_stub(number, gate_address),
+    let ruled = policy().is_some_and(|policy| policy.concerns(number));
+    let remembered = services::remembered(number).filter(|_| !ruled && !timed());
+    let code = match remembered {
+        Some(answer) => answering_stub(number, end, address(answer)),
+        None if ruled || services::concerns(number) => calling_stub(number, end, orrery_judged),
+        None if timed() => calling_stub(number, end, orrery_timed),
+        None => counting_stub(number, gate_address),
     };
     // SAFETY: the stub page is ours; the site's page is code, by the caller.
     unsafe {
@@ -264,6 +266,26 @@ fn calling_stub(number: u64, back: u64, function: unsafe extern "C" fn()) -> [u8
     stub.bytes
 }
 
+/// Returns the answer that a service remembers in the word at `answer`, if the word's highest byte says that there is one;
+/// else has the call performed, as above. Such an answer is not counted: that would cost more than the answer.
+fn answering_stub(number: u64, back: u64, answer: u64) -> [u8; STUB] {
+    let mut stub = Assembler::new();
+    stub.push(&[0x49, 0xbb]).word(back); // movabs $back,%r11
+    stub.push(&[0x48, 0xb9]).word(answer); // movabs $answer,%rcx
+    stub.push(&[0x48, 0x8b, 0x01]); // mov (%rcx),%rax
+    stub.push(&[0x48, 0x89, 0xc1]); // mov %rax,%rcx
+    stub.push(&[0x48, 0x0f, 0xc9]); // bswap %rcx
+    stub.push(&[0x0f, 0xb6, 0xc9]); // movzbl %cl,%ecx
+    stub.push(&[0xe3, 0x05]); // jrcxz 1f
+    stub.push(&[0x89, 0xc0]); // mov %eax,%eax
+    stub.push(&[0x41, 0xff, 0xe3]); // jmp *%r11
+    stub.push(&[0x4c, 0x89, 0xd9]); // 1: mov %r11,%rcx
+    stub.push(&[0xb8]).half(number as u32); // mov $number,%eax
+    stub.push(&[0x49, 0xbb]).word((orrery_judged as *const ()).addr() as u64); // movabs $orrery_judged,%r11
+    stub.push(&[0x41, 0xff, 0xe3]); // jmp *%r11
+    stub.bytes
+}
+
 struct Assembler {
     bytes: [u8; STUB],
     length: usize,
@@ -318,5 +340,7 @@ mod tests {
         let stub = calling_stub(39, 0x1234, orrery_timed);
         assert_eq!(stub[..5], [0xb8, 39, 0, 0, 0]);
         assert_eq!(stub[28..], [0xcc; STUB - 28]);
+        let stub = answering_stub(39, 0x1234, 0x5678);
+        assert_eq!(stub[57..], [0x41, 0xff, 0xe3, 0xcc, 0xcc, 0xcc, 0xcc]);
     }
 }

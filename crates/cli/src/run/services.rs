@@ -1,0 +1,48 @@
+//! The options that turn services on, as the section `[services]` of a policy does.
+
+use clap::{Args, ValueEnum};
+use orrery_hijack::Services;
+use orrery_hijack::policy::{Remembered, Sleep};
+
+/// Calls that the executive answers itself
+#[derive(Args)]
+pub(super) struct Options {
+    /// Have sleeps end on time: at the price of reading the clock for their last microseconds
+    #[arg(long, value_name = "HOW")]
+    sleep: Option<How>,
+
+    /// Remember answers that cannot change unseen, instead of asking the kernel each time
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
+    remember: Vec<What>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum How {
+    /// With what everybody may do: timers without slack, a short slice
+    Precise,
+    /// With real-time priority or the highest nice value during sleeps, too, where permitted
+    Realtime,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum What {
+    /// getpid, and gettid in processes that never had a second thread
+    Process,
+    /// getuid, geteuid, getgid, getegid
+    User,
+}
+
+impl Options {
+    /// What they say.
+    pub(super) fn services(&self) -> Services {
+        let sleep = self.sleep.map(|how| match how {
+            How::Precise => Sleep::Precise,
+            How::Realtime => Sleep::Realtime,
+        });
+        let remember = self.remember.iter().map(|what| match what {
+            What::Process => Remembered::Process,
+            What::User => Remembered::User,
+        });
+        Services { sleep, remember: remember.collect() }
+    }
+}
