@@ -20,7 +20,7 @@ pub(super) struct Options {
 enum How {
     /// With what everybody may do: timers without slack, a short slice
     Precise,
-    /// With real-time priority or the highest nice value during sleeps, too, where permitted
+    /// And give threads that sleep most of the time real-time priority, or the highest nice value, where permitted
     Realtime,
 }
 

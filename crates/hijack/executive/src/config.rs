@@ -67,7 +67,7 @@ pub struct Config {
 pub mod service {
     /// Sleeps end on time.
     pub const SLEEP: u64 = 1;
-    /// They do so at the highest priority that the thread may have.
+    /// Threads that sleep get the highest priority that they may have.
     pub const REALTIME: u64 = 2;
     /// Who the process is, is remembered: its number, and those of its threads.
     pub const PROCESS: u64 = 4;

@@ -33,6 +33,7 @@ pub const getxattr: u64 = 191;
 pub const futex: u64 = 202;
 pub const remap_file_pages: u64 = 216;
 pub const clock_gettime: u64 = 228;
+pub const tgkill: u64 = 234;
 pub const clock_nanosleep: u64 = 230;
 pub const newfstatat: u64 = 262;
 pub const pselect6: u64 = 270;

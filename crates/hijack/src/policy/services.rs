@@ -19,8 +19,8 @@ pub struct Services {
 pub enum Sleep {
     /// By timers without slack, a short slice, and reading the clock for the last microseconds.
     Precise,
-    /// The same, and with real-time priority, or the highest nice value, from before each sleep until its end: where that
-    /// is permitted.
+    /// The same, and threads that sleep get real-time priority, or the highest nice value, where that is permitted: for as
+    /// long as they are busy for a quarter of the time at most.
     Realtime,
 }
 

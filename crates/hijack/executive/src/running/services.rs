@@ -141,7 +141,7 @@ pub(crate) fn unusable() -> bool {
 
 /// The thread is about to make a thread or a process, or to execute a program.
 pub(crate) fn about_to_hand_on() {
-    attributes::restore();
+    attributes::about_to_hand_on();
 }
 
 /// This is the child of a `fork`, before it returns to the program: nobody else uses this memory.

@@ -1,15 +1,18 @@
-//! How a thread is scheduled while it sleeps, so that it gets a CPU when it wakes.
+//! How a thread that sleeps is scheduled, so that it gets a CPU when it wakes.
 //!
 //! A thread that wakes has to be chosen before those that run. What there is for that, best first:
 //!
 //! | how | who may | what the kernel makes of it |
 //! |---|---|---|
 //! | `SCHED_FIFO` | `CAP_SYS_NICE`, or `RLIMIT_RTPRIO` above zero | it runs at once |
-//! | nice -20 | `CAP_SYS_NICE`, or `RLIMIT_NICE` | it runs before those of its group with less weight |
+//! | nice -20 | `CAP_SYS_NICE`, or `RLIMIT_NICE` | it outweighs the others of its group |
 //! | a slice of 0.1 ms | everybody | EEVDF (from Linux 6.12 on) lets it preempt those with longer slices |
 //!
-//! The first two are in force only from before the sleep until it is over; the slice is left as it is then, since it changes
-//! nothing about how much of the CPU the thread gets. `sched_setattr(2)`.
+//! The slice changes nothing about how much of the CPU a thread gets, so it is left as it is after the sleep. The others do,
+//! and are given on demand only. They are kept between sleeps: who gave them up when it wakes would have to wait its turn
+//! just then. So a thread loses them at the next sleep before which it was busy for more than a quarter of the time, and
+//! does not hand them on to threads, processes and programs that it makes. One that never sleeps again is held back by the
+//! kernel's limit for real-time threads alone (`kernel.sched_rt_runtime_us`). `sched_setattr(2)`, `sched(7)`.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -50,16 +53,31 @@ const FORBIDDEN_SLICE: u32 = 4;
 /// How many threads of a process can have a higher priority at a time; further ones sleep with what everybody may have.
 const PREFERRED: usize = 64;
 
-/// A thread with a higher priority than the program gave it.
-struct Preferred {
+/// A thread that slept.
+struct Sleeper {
     /// Zero where free.
     thread: AtomicU32,
-    /// Its policy, and above that the nice value.
+    /// Not zero while it has a higher priority than the program gave it.
+    preferred: AtomicU32,
+    /// Its own policy, and above that its nice value.
     own: AtomicU64,
+    /// When it went to sleep, and how much time of a CPU it had used by then: nanoseconds.
+    slept: AtomicU64,
+    used: AtomicU64,
 }
 
-static THREADS: [Preferred; PREFERRED] =
-    [const { Preferred { thread: AtomicU32::new(0), own: AtomicU64::new(0) } }; PREFERRED];
+static SLEEPERS: [Sleeper; PREFERRED] = [const {
+    Sleeper {
+        thread: AtomicU32::new(0),
+        preferred: AtomicU32::new(0),
+        own: AtomicU64::new(0),
+        slept: AtomicU64::new(0),
+        used: AtomicU64::new(0),
+    }
+}; PREFERRED];
+
+const MONOTONIC: u64 = 1;
+const THREAD_CPU: u64 = 3;
 
 fn current() -> Option<Attributes> {
     let mut attributes =
@@ -90,53 +108,111 @@ fn try_way(way: u32, attributes: &Attributes) -> bool {
     done
 }
 
+fn nanoseconds(clock: u64) -> u64 {
+    let mut time = [0_u64; 2];
+    // SAFETY: the kernel writes a `struct timespec`.
+    unsafe { call(numbers::clock_gettime, [clock, address_mut(&mut time), 0, 0, 0, 0]) };
+    time[0].wrapping_mul(1_000_000_000).wrapping_add(time[1])
+}
+
 fn this_thread() -> u32 {
     // SAFETY: asks for a number.
     unsafe { call(numbers::gettid, [0; 6]) as u32 }
 }
 
+impl Sleeper {
+    fn find(thread: u32) -> Option<&'static Self> {
+        SLEEPERS.iter().find(|sleeper| sleeper.thread.load(Relaxed) == thread)
+    }
+
+    /// A place for this thread: its own, a free one, or that of a thread which is gone.
+    fn of(thread: u32) -> Option<&'static Self> {
+        // SAFETY: asks for a number; signal 0 asks whether there is such a thread.
+        let own = unsafe { call(numbers::getpid, [0; 6]).cast_unsigned() };
+        let gone = |other: u32| unsafe { failed(call(numbers::tgkill, [own, u64::from(other), 0, 0, 0, 0])) };
+        let take = |sleeper: &&Self, from: u32| {
+            let taken = sleeper.thread.compare_exchange(from, thread, Relaxed, Relaxed).is_ok();
+            if taken {
+                sleeper.preferred.store(0, Relaxed);
+                sleeper.slept.store(0, Relaxed);
+            }
+            taken
+        };
+        Self::find(thread).or_else(|| SLEEPERS.iter().find(|sleeper| take(sleeper, 0))).or_else(|| {
+            SLEEPERS.iter().find(|sleeper| {
+                let other = sleeper.thread.load(Relaxed);
+                gone(other) && take(sleeper, other)
+            })
+        })
+    }
+
+    /// Whether the thread had little to do since its last sleep began. At its first one that is not known: then it had.
+    fn is_idle(&self) -> bool {
+        let (now, used) = (nanoseconds(MONOTONIC), nanoseconds(THREAD_CPU));
+        let slept = self.slept.swap(now, Relaxed);
+        let before = self.used.swap(used, Relaxed);
+        slept == 0 || used.saturating_sub(before) <= now.saturating_sub(slept) / 4
+    }
+
+    /// Gives the thread what the program gave it.
+    fn restore(&self) {
+        if self.preferred.swap(0, Relaxed) == 0 {
+            return;
+        }
+        let own = self.own.load(Relaxed);
+        if let Some(now) = current() {
+            let (policy, nice) = (own as u32, (own >> 32) as i32);
+            set(&Attributes { policy, nice, priority: 0, runtime: SLICE, ..now });
+        }
+    }
+}
+
 /// Prepares the calling thread for waking in time. Threads that have a real-time priority of their own, or asked to run
 /// only when nobody else does, are left alone.
 pub(crate) fn prefer() {
-    restore();
-    let Some(own) = current().filter(|own| own.policy == OTHER || own.policy == BATCH) else { return };
-    if enabled() & service::REALTIME != 0 && FORBIDDEN.load(Relaxed) & FORBIDDEN_NICE == 0 {
-        let thread = this_thread();
-        let free = |place: &&Preferred| place.thread.compare_exchange(0, thread, Relaxed, Relaxed).is_ok();
-        if let Some(place) = THREADS.iter().find(free) {
-            place.own.store(u64::from(own.policy) | u64::from(own.nice as u32) << 32, Relaxed);
+    let may_be_first = enabled() & service::REALTIME != 0 && FORBIDDEN.load(Relaxed) & FORBIDDEN_NICE == 0;
+    let sleeper = if may_be_first { Sleeper::of(this_thread()) } else { None };
+    if let Some(sleeper) = sleeper {
+        let idle = sleeper.is_idle();
+        if sleeper.preferred.load(Relaxed) != 0 {
+            if !idle {
+                sleeper.restore();
+            }
+            return;
+        }
+        if idle && let Some(own) = own_attributes() {
             let first = Attributes { policy: FIFO, priority: 1, runtime: 0, nice: 0, ..own };
             let nice = Attributes { nice: HIGHEST_NICE, runtime: SLICE, ..own };
+            sleeper.own.store(u64::from(own.policy) | u64::from(own.nice as u32) << 32, Relaxed);
             if try_way(FORBIDDEN_FIFO, &first) || try_way(FORBIDDEN_NICE, &nice) {
+                sleeper.preferred.store(1, Relaxed);
                 return;
             }
-            place.thread.store(0, Relaxed);
         }
     }
-    if own.runtime != SLICE {
+    if let Some(own) = own_attributes().filter(|own| own.runtime != SLICE) {
         try_way(FORBIDDEN_SLICE, &Attributes { runtime: SLICE, ..own });
     }
 }
 
-/// Puts in force what was before. Also called where the priority would be handed on: a handler of the program may leave a
-/// sleep without returning to it, or make a process in the midst of it.
-pub(crate) fn restore() {
-    if enabled() & service::REALTIME == 0 {
-        return;
-    }
-    let thread = this_thread();
-    let Some(place) = THREADS.iter().find(|place| place.thread.load(Relaxed) == thread) else { return };
-    let own = place.own.load(Relaxed);
-    if let Some(now) = current() {
-        let (policy, nice) = (own as u32, (own >> 32) as i32);
-        set(&Attributes { policy, nice, priority: 0, runtime: SLICE, ..now });
-    }
-    place.thread.store(0, Relaxed);
+/// What the program gave the thread, if that may be changed.
+fn own_attributes() -> Option<Attributes> {
+    current().filter(|own| own.policy == OTHER || own.policy == BATCH)
 }
 
-/// The other threads of the parent are not in a forked child.
+/// The calling thread is about to make a thread or a process, or to execute a program: these are to be as the program
+/// would have them.
+pub(crate) fn about_to_hand_on() {
+    if enabled() & service::REALTIME != 0
+        && let Some(sleeper) = Sleeper::find(this_thread())
+    {
+        sleeper.restore();
+    }
+}
+
+/// The threads of the parent are not in a forked child.
 pub(crate) fn forked() {
-    for place in &THREADS {
-        place.thread.store(0, Relaxed);
+    for sleeper in &SLEEPERS {
+        sleeper.thread.store(0, Relaxed);
     }
 }

@@ -219,9 +219,7 @@ pub(crate) fn answer(call: &mut Call<'_>) -> i64 {
     }
     let Some(sleep) = Sleep::read(call) else { return call.pass_on() };
     attributes::prefer();
-    let result = sleep.perform();
-    attributes::restore();
-    result
+    sleep.perform()
 }
 
 #[cfg(test)]
