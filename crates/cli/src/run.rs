@@ -67,6 +67,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let policy = policy.unwrap_or_default();
     let services = arguments.services.services().or(policy.services().clone());
+    if let Some((inner, outer)) = services.nested() {
+        let (inner, outer) = (inner.prefix().display(), outer.prefix().display());
+        anyhow::bail!("{inner} is within {outer}, which is mounted, too: mount one archive");
+    }
     let options = Options::default().patch(!arguments.no_patch).policy(policy.with_services(services));
     let hijack = Hijack::start(options)?;
     crate::pipes::restore();

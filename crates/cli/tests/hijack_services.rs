@@ -8,6 +8,7 @@ mod facility;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -181,4 +182,203 @@ print(ctypes.CDLL(None).prctl(30, 0, 0, 0, 0))";
             text(&output.stderr)
         );
     }
+}
+
+/// A directory with what archives hold, an archive of that, and a path at which it is to be seen, where nothing is.
+struct Archive {
+    directory: tempfile::TempDir,
+}
+
+impl Archive {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let script = r#"
+            mkdir -p real/package real/bin real/links real/deep/er real/empty outside && cd real
+            echo 'from . import other' > package/__init__.py
+            echo 'import sys; VALUE = 42' > package/other.py
+            printf '#!/bin/sh\nexec cat "${0%%/*}/../deep/er/file"\n' > bin/script
+            cp /bin/cat bin/cat
+            chmod 755 bin/script bin/cat && chmod 640 deep/er/file 2>/dev/null
+            echo content > deep/er/file && ln deep/er/file deep/hard
+            i=0; while [ $i -lt 300 ]; do echo $i > deep/file$i; i=$((i+1)); done
+            ln -s ../deep/er/file links/relative
+            ln -s ../../outside/file links/leaves
+            ln -s nothing links/dangling
+            ln -s "$PWD/../mounted/deep" links/absolute
+            ln -s .. links/up
+            touch -d 2001-02-03T04:05:06 deep/er/file
+            echo 'from outside' > ../outside/file
+            ln -s ../mounted/deep ../outside/into
+            ln -s "$PWD/../mounted/bin/cat" ../outside/cat
+            tar --sort=name -cf ../archive.tar .
+        "#;
+        let script = script.replace("$PWD/..", directory.path().to_str().unwrap());
+        let status =
+            Command::new("bash").args(["-c", &script]).current_dir(directory.path()).status().unwrap();
+        assert!(status.success());
+        Self { directory }
+    }
+
+    fn command(&self, options: &[&str], words: &[&str]) -> Command {
+        let mut command = Command::new(ORRERY);
+        let mount = format!("{0}/mounted={0}/archive.tar", self.directory.path().display());
+        command.args(["run", "--mount", &mount]).args(options).arg("--").args(words);
+        command.current_dir(self.directory.path()).stdin(Stdio::null()).env("LC_ALL", "C");
+        command
+    }
+
+    /// Checks that a shell's script is the same about the archive that is mounted and the directory that it was made from.
+    fn assert_same(&self, script: &str) {
+        let mut native = Command::new("bash");
+        native.args(["-c", &script.replace("ROOT", "real")]).current_dir(self.directory.path());
+        let native = native.stdin(Stdio::null()).env("LC_ALL", "C").output().unwrap();
+        for options in [&[][..], &["--no-patch"]] {
+            let output =
+                self.command(options, &["bash", "-c", &script.replace("ROOT", "mounted")]).output().unwrap();
+            let seen = seen(&output);
+            let told = |text: String| text.replace("mounted", "real");
+            let expected = self::seen(&native);
+            let expected = (told(expected.0), told(expected.1), expected.2);
+            assert_eq!((told(seen.0), told(seen.1), seen.2), expected, "{options:?} {script}");
+        }
+    }
+}
+
+#[test]
+fn an_archive_is_a_directory() {
+    if facility::is_missing() {
+        return;
+    }
+    let archive = Archive::new();
+    for script in [
+        // Names, kinds, sizes, times.
+        "cd ROOT && find . -printf '%p %y %m %s %TY-%Tm-%Td %l %n\\n' | grep -v 'absolute\\|leaves\\| d ' | sort",
+        "ls -A ROOT/deep | sort | sha256sum; ls -lL --time-style=+%s ROOT/deep/er ROOT/bin | grep -v total",
+        "stat -c '%n %F %a %Y' ROOT/deep/er/file ROOT/links/relative; test -d ROOT/empty",
+        "cat ROOT/deep/er/file ROOT/links/relative ROOT/links/leaves ROOT/links/up/deep/hard ROOT//bin/./../deep/er/file",
+        "cat ROOT/links/dangling ROOT/nothing ROOT/deep/er/file/x; ls ROOT/deep/er/file/; cat ROOT/deep",
+        // Working directories.
+        "cd ROOT/deep/er && pwd && /bin/pwd && cat file ../file7 && cd .. && /bin/pwd && cd ../.. && /bin/pwd && ls",
+        "cd -P ROOT/links/up && /bin/pwd; cd ROOT/bin; ls -d ../../outside; cat ../../outside/file; ls -a .. | sort",
+        // From outside into it, and out again.
+        "cat outside/../ROOT/deep/file5 outside/../outside/./../ROOT/../outside/file; cd outside; cat ../ROOT/deep/file6",
+        // Descriptors of it, in other processes.
+        "exec 5<ROOT/deep/er/file; head -c 3 <&5; (cat <&5); readlink /proc/self/fd/5; cat /proc/self/fd/5 <&-",
+        "grep -r 17 ROOT/deep | sort; tar -cf - -C ROOT deep links/relative | tar -tf - | sort | sha256sum",
+        // Programs of it.
+        "ROOT/bin/cat outside/file; ROOT/bin/script; cd ROOT/bin; ./script; PATH=$PWD:$PATH; script; type -p script",
+        "(exec -a x ROOT/bin/cat /proc/self/comm); env -i ROOT/bin/cat outside/file; nice ROOT/bin/script | tr a-z A-Z",
+    ] {
+        archive.assert_same(script);
+    }
+    let links =
+        "cat outside/into/er/file; outside/cat outside/file; ls -d outside/into/; readlink outside/into";
+    let output = archive.command(&[], &["sh", "-c", links]).output().unwrap();
+    assert_eq!(
+        seen(&output),
+        ("content\nfrom outside\noutside/into/\n../mounted/deep\n".to_owned(), String::new(), Some(0))
+    );
+    // Its content can be taken out.
+    archive.assert_same("cp -a ROOT copy && diff -r --no-dereference -x absolute -x leaves copy real && rm -r copy; du -s copy");
+    archive.assert_same(&format!(
+        "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$PWD/ROOT {PYTHON} -c 'import package.other as other, os; print(other.VALUE, other.__file__, len(os.listdir(\"ROOT/deep\")), list(os.walk(\"ROOT/deep/er\")), sorted(os.listdir(\"ROOT\")))'"
+    ));
+}
+
+#[test]
+fn nobody_writes_to_an_archive() {
+    if facility::is_missing() {
+        return;
+    }
+    let archive = Archive::new();
+    for (script, call) in [
+        ("echo x > mounted/new", "cannot create"),
+        ("echo x >> mounted/deep/er/file", "cannot create"),
+        ("rm -f mounted/deep/er/file", "cannot remove"),
+        ("mkdir mounted/x", "cannot create directory"),
+        ("mv mounted/deep mounted/x", "cannot move"),
+        ("chmod 777 mounted/bin/cat", "changing permissions"),
+        ("touch mounted/deep/er/file", "cannot touch"),
+        ("ln -s x mounted/x", "failed to create symbolic link"),
+        ("cd mounted/deep && truncate -s 0 file1", "cannot open"),
+    ] {
+        let output = archive.command(&[], &["sh", "-c", script]).output().unwrap();
+        let error = text(&output.stderr);
+        assert!(error.contains(call) && error.contains("Read-only file system"), "{script}: {error}");
+    }
+    let mut whole = Command::new("diff");
+    let output =
+        whole.args(["-r", "--no-dereference", "real", "mounted"]).current_dir(archive.directory.path());
+    assert!(!output.output().unwrap().status.success(), "it is seen by guests only");
+}
+
+#[test]
+fn mounts_need_no_privilege() {
+    if facility::is_missing() {
+        return;
+    }
+    let archive = Archive::new();
+    let program = archive.directory.path().join("orrery");
+    fs::copy(ORRERY, &program).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(archive.directory.path().join("archive.tar"), fs::Permissions::from_mode(0o644))
+        .unwrap();
+    let mount = format!("{0}/mounted={0}/archive.tar", archive.directory.path().display());
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program);
+    command.args([
+        "run",
+        "--mount",
+        &mount,
+        "--",
+        "sh",
+        "-c",
+        "cat mounted/deep/er/file; id -u; echo x > mounted/x",
+    ]);
+    let output =
+        command.current_dir(archive.directory.path()).stdin(Stdio::null()).env("LC_ALL", "C").output();
+    let (told, error, _) = seen(&output.unwrap());
+    if error.contains("setresuid failed") || error.contains("make a tmpfs") {
+        orrery_testing::skipped!("{}", error.trim_end());
+        return;
+    }
+    assert_eq!(told, "content\n65534\n", "{error}");
+    assert!(error.contains("Read-only file system"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_mounted_is_refused() {
+    if facility::is_missing() {
+        return;
+    }
+    let archive = Archive::new();
+    let directory = archive.directory.path();
+    fs::write(directory.join("text"), "no archive\n".repeat(100)).unwrap();
+    fs::write(directory.join("archive.tar.gz"), [0x1f, 0x8b, 8, 0]).unwrap();
+    fs::write(directory.join("empty"), "").unwrap();
+    let whole = fs::read(directory.join("archive.tar")).unwrap();
+    fs::write(directory.join("half"), &whole[..whole.len() / 2]).unwrap();
+    for (mount, message) in [
+        ("/m=nothing", "mount nothing: No such file or directory"),
+        ("/m=text", "mount text: read the archive: is it a tar file?"),
+        ("/m=archive.tar.gz", "mount archive.tar.gz: it is compressed: unpack it with gunzip first"),
+        ("/m=empty", "mount empty: it has no entries"),
+        ("/m=half", "mount half: "),
+        ("m=archive.tar", "\"m\" is no path from the root"),
+        ("/m/../x=archive.tar", "no path from the root without .."),
+        ("/=archive.tar", "stays the kernel's"),
+        ("/proc/x=archive.tar", "stays the kernel's"),
+        ("/m", "a mount is written PATH=ARCHIVE"),
+    ] {
+        let mut command = Command::new(ORRERY);
+        command.args(["run", "--mount", mount, "--", "sh", "-c", "echo started"]).current_dir(directory);
+        let (told, error, code) = seen(&command.stdin(Stdio::null()).output().unwrap());
+        assert!(told.is_empty() && code != Some(0) && error.contains(message), "{mount}: {told} {error}");
+    }
+    let policy = directory.join("policy.toml");
+    fs::write(&policy, "[[mount]]\nprefix = '/m'\narchive = 'a'\n[[mount]]\nprefix = '/m/n'\narchive = 'b'")
+        .unwrap();
+    let output = run(&["--check", "--policy", policy.to_str().unwrap()], &["true"]);
+    assert!(text(&output.stderr).contains("policy.toml:5:10: /m/n is within /m"), "{}", text(&output.stderr));
 }

@@ -8,24 +8,28 @@ use std::fs;
 use std::io;
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use libc::c_long;
 use orrery_executive::board::Unfollowed;
 use orrery_executive::config::{ACTION_FLAGS, Action, Config, RANGES, Range, service};
 
+use crate::archive::Mounted;
 use crate::image::Image;
 use crate::policy::Policy;
 use crate::segment::Segment;
 use crate::tracee::{Stop, Tracee, read_memory, write_memory};
 
 /// How the executive is to behave.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) timed: bool,
     pub(crate) patch: bool,
     pub(crate) threshold: u32,
     pub(crate) policy: Policy,
+    /// What the policy's mounts lead to.
+    pub(crate) mounted: Arc<[Mounted]>,
 }
 
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
@@ -188,7 +192,7 @@ impl Load<'_> {
 
 fn arrange(puppet: &mut Puppet<'_>, image: &Image, segment: &Segment, settings: &Settings) -> io::Result<()> {
     let program = fs::read_link(format!("/proc/{}/exe", puppet.tracee.pid()))?.into_os_string().into_vec();
-    let table = settings.policy.table(&program);
+    let table = settings.policy.table(&program, &settings.mounted);
     let load = Load { image, program, table };
     let protection = u64::try_from(libc::PROT_READ | libc::PROT_WRITE).unwrap_or(0);
     let flags = u64::try_from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unwrap_or(0);

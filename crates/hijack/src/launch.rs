@@ -4,13 +4,14 @@ use std::ffi::{CString, OsStr, OsString, c_char};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use orrery_executive::board::{ANSWERED, ASKED, CLAIMED, EXEC, EXEC_FAILED, FREE, Request, Unfollowed, YES};
 
+use crate::archive::Mounted;
 use crate::counts::Counts;
 use crate::error::{Error, Result};
 use crate::events::Events;
@@ -18,7 +19,7 @@ use crate::image::Image;
 use crate::inject::Settings;
 use crate::policy::Policy;
 use crate::segment::Segment;
-use crate::{program, steward};
+use crate::{archive, program, steward};
 
 /// A site is rewritten when so many of its calls were dispatched: about as many as rewriting costs.
 const THRESHOLD: u32 = 24;
@@ -76,6 +77,7 @@ impl Options {
 #[derive(Debug)]
 pub struct Hijack {
     segment: Arc<Segment>,
+    mounted: Arc<[Mounted]>,
 }
 
 impl Hijack {
@@ -88,18 +90,19 @@ impl Hijack {
     pub fn start(options: Options) -> Result<Self> {
         check_this_process()?;
         let image = Image::embedded()?;
-        let segment = Arc::new(Segment::new()?);
         let Options { timed, patch, threshold, policy } = options;
-        let settings = Settings { timed, patch, threshold, policy };
+        let mounted: Arc<[Mounted]> = archive::make_all(&policy.services().mounts)?.into();
+        let segment = Arc::new(Segment::new()?);
+        let settings = Settings { timed, patch, threshold, policy, mounted: Arc::clone(&mounted) };
         steward::start(&segment, image, settings)?;
-        Ok(Self { segment })
+        Ok(Self { segment, mounted })
     }
 
     /// Becomes the program: as `exec` does, with the same process, parent and terminal.
     ///
     /// Returns only where that failed.
     pub fn execute(&self, name: &OsStr, arguments: &[OsString]) -> Error {
-        match program::find(name) {
+        match program::find(name, &|path| self.seen(path, std::process::id())) {
             Ok(found) => self.become_program(&found, name, arguments),
             Err(error) => error,
         }
@@ -111,7 +114,7 @@ impl Hijack {
     /// Where it cannot be executed. What the kernel refuses only when the child tries is told by the child on standard
     /// error, and by its status 127.
     pub fn spawn(&self, name: &OsStr, arguments: &[OsString]) -> Result<Guest> {
-        let found = program::find(name)?;
+        let found = program::find(name, &|path| self.seen(path, std::process::id()))?;
         // SAFETY: the child does nothing but execute the program.
         let pid = unsafe { libc::fork() };
         match pid {
@@ -142,11 +145,21 @@ impl Hijack {
         rules.iter().map(|rule| (rule.hits.load(Relaxed), rule.acts.load(Relaxed))).collect()
     }
 
+    /// Where the kernel has what a program sees at a path, by the descriptors of a process that holds the mounts.
+    fn seen(&self, path: &Path, holder: u32) -> PathBuf {
+        let within = self.mounted.iter().find_map(|mounted| Some((mounted, mounted.rest(path)?)));
+        match within {
+            Some((mounted, rest)) => mounted.path(holder).join(rest),
+            None => path.to_owned(),
+        }
+    }
+
     fn become_program(&self, found: &Path, name: &OsStr, arguments: &[OsString]) -> Error {
         let refused = |source| Error::NotExecutable { program: found.to_owned(), source };
         let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(|error| refused(error.into()));
         let prepared = (|| {
-            let path = text(found.as_os_str())?;
+            let steward = self.steward();
+            let path = text(self.seen(found, steward).as_os_str())?;
             let all: Result<Vec<CString>> =
                 std::iter::once(name).chain(arguments.iter().map(OsString::as_os_str)).map(text).collect();
             Ok((path, all?))
@@ -180,18 +193,25 @@ impl Hijack {
         error
     }
 
-    /// Has the steward trace this thread, as an executive would.
-    fn announce(&self, mask: u64) -> Option<u32> {
+    /// The steward's process number, when it has begun.
+    fn steward(&self) -> u32 {
         let board = self.segment.board();
-        let free =
-            |request: &&Request| request.state.compare_exchange(FREE, CLAIMED, AcqRel, Relaxed).is_ok();
-        let request = board.requests.iter().find(free)?;
         for _ in 0..WAITS * 100 {
             if board.steward.load(Acquire) != 0 {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
+        board.steward.load(Acquire)
+    }
+
+    /// Has the steward trace this thread, as an executive would.
+    fn announce(&self, mask: u64) -> Option<u32> {
+        let board = self.segment.board();
+        let free =
+            |request: &&Request| request.state.compare_exchange(FREE, CLAIMED, AcqRel, Relaxed).is_ok();
+        let request = board.requests.iter().find(free)?;
+        self.steward();
         // SAFETY: says who may trace this process, where only parents may; asks for a number; futex calls on a word that
         // stays.
         unsafe {

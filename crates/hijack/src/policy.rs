@@ -36,6 +36,10 @@
 //! [services]
 //! sleep = "precise"              # or "realtime"
 //! remember = ["process", "user"]
+//!
+//! [[mount]]                      # an archive, seen as a directory that cannot be written to
+//! prefix = "/opt/app"
+//! archive = "app.tar"
 //! ```
 
 mod compile;
@@ -47,7 +51,7 @@ mod values;
 use orrery_executive::policy::{Rule, action, log};
 
 use compile::Compiled;
-pub use services::{Remembered, Services, Sleep};
+pub use services::{Mount, Remembered, Services, Sleep};
 pub(crate) use values::errno;
 
 /// What is wrong with a policy, and where.

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use orrery_hijack::Services;
-use orrery_hijack::policy::{Remembered, Sleep};
+use orrery_hijack::policy::{Mount, Remembered, Sleep};
 
 /// Calls that the executive answers itself
 #[derive(Args)]
@@ -14,6 +14,15 @@ pub(super) struct Options {
     /// Remember answers that cannot change unseen, instead of asking the kernel each time
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     remember: Vec<What>,
+
+    /// Have programs see a tar file's content at a path, as a directory that cannot be written to
+    #[arg(long = "mount", value_name = "PATH=ARCHIVE", value_parser = mount)]
+    mounts: Vec<Mount>,
+}
+
+fn mount(text: &str) -> Result<Mount, String> {
+    let (prefix, archive) = text.split_once('=').ok_or("a mount is written PATH=ARCHIVE")?;
+    Mount::new(prefix, archive)
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -43,6 +52,6 @@ impl Options {
             What::Process => Remembered::Process,
             What::User => Remembered::User,
         });
-        Services { sleep, remember: remember.collect() }
+        Services { sleep, remember: remember.collect(), mounts: self.mounts.clone() }
     }
 }

@@ -73,6 +73,8 @@ pub mod service {
     pub const PROCESS: u64 = 4;
     /// As whom it acts is remembered: its user and group numbers.
     pub const USER: u64 = 8;
+    /// File systems are seen where the kernel has none.
+    pub const MOUNT: u64 = 16;
 }
 
 /// `SA_SIGINFO`.

@@ -1,5 +1,7 @@
 //! Services: which calls executives answer in the kernel's place. All are off unless a policy turns them on.
 
+use std::path::{Component, Path, PathBuf};
+
 use orrery_executive::config::service;
 use serde::Deserialize;
 
@@ -11,6 +13,40 @@ pub struct Services {
     pub sleep: Option<Sleep>,
     /// What is remembered instead of asked again.
     pub remember: Vec<Remembered>,
+    /// File systems that programs see where the kernel has none: the policy's `[[mount]]`s.
+    #[serde(skip)]
+    pub mounts: Vec<Mount>,
+}
+
+/// An archive that programs see as a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    pub(crate) prefix: String,
+    pub(crate) archive: PathBuf,
+}
+
+impl Mount {
+    /// Has programs see the content of a tar file at a path, read-only.
+    ///
+    /// # Errors
+    /// What is wrong with the path.
+    pub fn new(prefix: &str, archive: impl Into<PathBuf>) -> Result<Self, String> {
+        let normal = |component| matches!(component, Component::RootDir | Component::Normal(_));
+        let path = Path::new(prefix);
+        if !path.is_absolute() || !path.components().all(normal) || prefix.contains('\0') {
+            return Err(format!("{prefix:?} is no path from the root without .. in it"));
+        }
+        let prefix: PathBuf = path.components().collect();
+        if prefix == Path::new("/") || prefix.starts_with("/proc") {
+            return Err(format!("{} stays the kernel's: mount below another directory", prefix.display()));
+        }
+        Ok(Self { prefix: prefix.display().to_string(), archive: archive.into() })
+    }
+
+    /// Where programs see it.
+    pub fn prefix(&self) -> &Path {
+        Path::new(&self.prefix)
+    }
 }
 
 /// How `nanosleep` and `clock_nanosleep` end on time.
@@ -46,7 +82,8 @@ impl Services {
             Remembered::Process => service::PROCESS,
             Remembered::User => service::USER,
         };
-        self.remember.iter().map(bit).fold(sleep, |bits, bit| bits | bit)
+        let mounts = if self.mounts.is_empty() { 0 } else { service::MOUNT };
+        self.remember.iter().map(bit).fold(sleep | mounts, |bits, bit| bits | bit)
     }
 
     /// These, and those of `other`; where both say something, these hold.
@@ -54,6 +91,16 @@ impl Services {
     pub fn or(mut self, other: Self) -> Self {
         self.sleep = self.sleep.or(other.sleep);
         self.remember.extend(other.remember);
+        self.mounts.extend(other.mounts);
         self
+    }
+
+    /// The first mount that lies within another one, and that one: neither would be seen from the other.
+    pub fn nested(&self) -> Option<(&Mount, &Mount)> {
+        let pairs = self.mounts.iter().enumerate().flat_map(|(index, mount)| {
+            let others = self.mounts.iter().enumerate().filter(move |(other, _)| *other != index);
+            others.map(move |(_, other)| (mount, other))
+        });
+        pairs.into_iter().find(|(mount, other)| mount.prefix().starts_with(other.prefix()))
     }
 }

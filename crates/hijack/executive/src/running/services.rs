@@ -24,6 +24,7 @@
 
 pub(crate) mod attributes;
 pub(crate) mod identity;
+pub(crate) mod mounts;
 pub(crate) mod sleeps;
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -55,16 +56,18 @@ struct Service {
     answer: fn(&mut Call<'_>) -> i64,
 }
 
-static SERVICES: [Service; 3] = [
+static SERVICES: [Service; 4] = [
     Service { bits: service::SLEEP, calls: &sleeps::CALLS, answer: sleeps::answer },
     Service { bits: service::PROCESS | service::USER, calls: &identity::ASKED, answer: identity::answer },
     Service { bits: service::USER, calls: &identity::CHANGING, answer: identity::change },
+    Service { bits: service::MOUNT, calls: &mounts::CALLS, answer: mounts::answer },
 ];
 
 /// No service.
 const NONE: u8 = u8::MAX;
 
-/// For each call the index of its service. Calls that do not return here can have none.
+/// For each call the index of its service. Calls that may return by another way can have none; where `execve` returns, it does
+/// so here.
 static TABLE: [u8; CALLS] = {
     let mut table = [NONE; CALLS];
     let mut index = 0;
@@ -74,7 +77,7 @@ static TABLE: [u8; CALLS] = {
         while which < calls.len() {
             let place = calls[which] as usize;
             assert!(table[place] == NONE, "a call has one service");
-            assert!(!does_not_return(calls[which]), "this call does not return to its service");
+            assert!(!returns_elsewhere(calls[which]), "this call may not return to its service");
             table[place] = index as u8;
             which += 1;
         }
@@ -84,14 +87,12 @@ static TABLE: [u8; CALLS] = {
 };
 
 /// The calls of [`SERVICES`], which constants cannot refer to.
-const SERVICES_CALLS: [&[u64]; 3] = [&sleeps::CALLS, &identity::ASKED, &identity::CHANGING];
+const SERVICES_CALLS: [&[u64]; 4] = [&sleeps::CALLS, &identity::ASKED, &identity::CHANGING, &mounts::CALLS];
 
-const fn does_not_return(number: u64) -> bool {
+const fn returns_elsewhere(number: u64) -> bool {
     matches!(
         number,
         numbers::rt_sigreturn
-            | numbers::execve
-            | numbers::execveat
             | numbers::fork
             | numbers::vfork
             | numbers::clone

@@ -127,9 +127,10 @@ impl Sleeper {
 
     /// A place for this thread: its own, a free one, or that of a thread which is gone.
     fn of(thread: u32) -> Option<&'static Self> {
-        // SAFETY: asks for a number; signal 0 asks whether there is such a thread.
+        // SAFETY: asks for a number.
         let own = unsafe { call(numbers::getpid, [0; 6]).cast_unsigned() };
-        let gone = |other: u32| unsafe { failed(call(numbers::tgkill, [own, u64::from(other), 0, 0, 0, 0])) };
+        // SAFETY: signal 0 asks whether there is such a thread.
+        let gone = |other: u32| failed(unsafe { call(numbers::tgkill, [own, u64::from(other), 0, 0, 0, 0]) });
         let take = |sleeper: &&Self, from: u32| {
             let taken = sleeper.thread.compare_exchange(from, thread, Relaxed, Relaxed).is_ok();
             if taken {
