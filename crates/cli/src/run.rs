@@ -71,7 +71,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let (inner, outer) = (inner.prefix().display(), outer.prefix().display());
         anyhow::bail!("{inner} is within {outer}, which is mounted, too: mount one archive");
     }
-    let options = Options::default().patch(!arguments.no_patch).policy(policy.with_services(services));
+    let policy = policy.with_services(services);
+    let options = Options::default().counted(false).patch(!arguments.no_patch).policy(policy);
     let hijack = Hijack::start(options)?;
     crate::pipes::restore();
     if !tells {

@@ -31,6 +31,7 @@ const WAITS: u32 = 20;
 /// How executives are to behave.
 #[derive(Debug, Clone)]
 pub struct Options {
+    counted: bool,
     timed: bool,
     patch: bool,
     threshold: u32,
@@ -39,11 +40,18 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { timed: false, patch: true, threshold: THRESHOLD, policy: Policy::default() }
+        Self { counted: true, timed: false, patch: true, threshold: THRESHOLD, policy: Policy::default() }
     }
 }
 
 impl Options {
+    /// Whether calls are counted: see [`Hijack::counts`].
+    #[must_use]
+    pub fn counted(mut self, counted: bool) -> Self {
+        self.counted = counted;
+        self
+    }
+
     /// Whether calls and their errors are timed and counted, which costs some 50 ns a call.
     #[must_use]
     pub fn timed(mut self, timed: bool) -> Self {
@@ -90,10 +98,11 @@ impl Hijack {
     pub fn start(options: Options) -> Result<Self> {
         check_this_process()?;
         let image = Image::embedded()?;
-        let Options { timed, patch, threshold, policy } = options;
+        let Options { mut counted, timed, patch, threshold, policy } = options;
+        counted |= timed;
         let mounted: Arc<[Mounted]> = archive::make_all(&policy.services().mounts)?.into();
         let segment = Arc::new(Segment::new()?);
-        let settings = Settings { timed, patch, threshold, policy, mounted: Arc::clone(&mounted) };
+        let settings = Settings { counted, timed, patch, threshold, policy, mounted: Arc::clone(&mounted) };
         steward::start(&segment, image, settings)?;
         Ok(Self { segment, mounted })
     }

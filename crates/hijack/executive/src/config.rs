@@ -49,7 +49,9 @@ pub struct Config {
     pub policy: AtomicU64,
     /// Which services answer calls: a set of [`service`].
     pub services: AtomicU64,
-    /// Whether calls are timed.
+    /// Whether calls are counted.
+    pub counted: AtomicU8,
+    /// Whether they are timed: only where they are counted.
     pub timed: AtomicU8,
     /// Whether sites are left as they are.
     pub unpatched: AtomicU8,

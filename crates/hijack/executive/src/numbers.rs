@@ -113,7 +113,7 @@ pub const statx: u64 = 332;
 pub const openat2: u64 = 437;
 pub const faccessat2: u64 = 439;
 
-/// Whether the executive does anything but pass such a call on, so that it needs all that dispatch tells it.
+/// Whether the executive does anything but pass such a call on.
 pub const fn is_special(number: u64) -> bool {
     matches!(
         number,
@@ -146,4 +146,9 @@ pub const fn is_special(number: u64) -> bool {
             | clone3
             | epoll_pwait2
     )
+}
+
+/// Whether what the executive does needs the signal frame of a dispatch: all registers, or none of the stack.
+pub const fn needs_frame(number: u64) -> bool {
+    matches!(number, rt_sigreturn | sigaltstack | clone | fork | vfork | clone3 | execve | execveat | exit)
 }
