@@ -184,6 +184,39 @@ print(ctypes.CDLL(None).prctl(30, 0, 0, 0, 0))";
     }
 }
 
+#[test]
+fn behaviours_are_the_same_with_all_services() {
+    if facility::is_missing() {
+        return;
+    }
+    let archive = Archive::new();
+    let guest = compile(archive.directory.path(), "hijack/guest.c");
+    let guest = guest.to_str().unwrap();
+    let cases = [
+        "restart",
+        "longjump",
+        "masks",
+        "storm",
+        "children",
+        "spawn",
+        "thread-exec",
+        "processor",
+        "forks",
+        "cancel",
+    ];
+    for case in cases {
+        let mut native = Command::new(guest);
+        let native =
+            native.arg(case).current_dir(archive.directory.path()).stdin(Stdio::null()).output().unwrap();
+        assert!(native.status.success(), "{case}");
+        for patching in [&[][..], &["--no-patch"]] {
+            let options = [&["--remember", "process,user", "--sleep", "realtime"], patching].concat();
+            let output = archive.command(&options, &[guest, case]).output().unwrap();
+            assert_eq!(seen(&output), seen(&native), "{options:?} {case}");
+        }
+    }
+}
+
 /// A directory with what archives hold, an archive of that, and a path at which it is to be seen, where nothing is.
 struct Archive {
     directory: tempfile::TempDir,
