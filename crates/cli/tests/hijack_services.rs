@@ -231,8 +231,11 @@ impl Archive {
             echo 'from . import other' > package/__init__.py
             echo 'import sys; VALUE = 42' > package/other.py
             printf '#!/bin/sh\nexec cat "${0%%/*}/../deep/er/file"\n' > bin/script
-            cp /bin/cat bin/cat
-            chmod 755 bin/script bin/cat && chmod 640 deep/er/file 2>/dev/null
+            printf '#!%s/../mounted/bin/sh -u\nprintf "%%s," "$0" "$@"; echo\n' "$PWD" > bin/named
+            printf '#! /bin/sh -u\nprintf "%%s," "$0" "$@"; echo\n' > bin/system
+            cp bin/named ../outside/named
+            cp /bin/cat bin/cat && cp /bin/dash bin/sh
+            chmod 755 bin/script bin/cat bin/sh bin/named bin/system ../outside/named && chmod 640 deep/er/file 2>/dev/null
             echo content > deep/er/file && ln deep/er/file deep/hard
             i=0; while [ $i -lt 300 ]; do echo $i > deep/file$i; i=$((i+1)); done
             ln -s ../deep/er/file links/relative
@@ -301,6 +304,7 @@ fn an_archive_is_a_directory() {
         "grep -r 17 ROOT/deep | sort; tar -cf - -C ROOT deep links/relative | tar -tf - | sort | sha256sum",
         // Programs of it.
         "ROOT/bin/cat outside/file; ROOT/bin/script; cd ROOT/bin; ./script; PATH=$PWD:$PATH; script; type -p script",
+        "ROOT/bin/system; ROOT/bin/system 1 '2  3' 4; cd ROOT/bin; ./system x; PATH=.:$PATH; system y; (exec -a z ./system)",
         "(exec -a x ROOT/bin/cat /proc/self/comm); env -i ROOT/bin/cat outside/file; nice ROOT/bin/script | tr a-z A-Z",
     ] {
         archive.assert_same(script);
@@ -312,6 +316,18 @@ fn an_archive_is_a_directory() {
         seen(&output),
         ("content\nfrom outside\noutside/into/\n../mounted/deep\n".to_owned(), String::new(), Some(0))
     );
+    // Scripts whose interpreter is in it.
+    let scripts = "mounted/bin/named a 'b c'; outside/named d; cd outside; ./named";
+    let output = archive.command(&[], &["sh", "-c", scripts]).output().unwrap();
+    let told = "mounted/bin/named,a,b c,\noutside/named,d,\n./named,\n";
+    assert_eq!(seen(&output), (told.to_owned(), String::new(), Some(0)));
+    for first in ["mounted/bin/named", "mounted/bin/system", "outside/named"] {
+        let path = archive.directory.path().join(first);
+        let output = archive.command(&[], &[path.to_str().unwrap(), "x"]).output().unwrap();
+        assert_eq!(seen(&output), (format!("{},x,\n", path.display()), String::new(), Some(0)));
+        let output = archive.command(&[], &[first, "x"]).output().unwrap();
+        assert_eq!(seen(&output), (format!("{first},x,\n"), String::new(), Some(0)));
+    }
     // Its content can be taken out.
     archive.assert_same("cp -a ROOT copy && diff -r --no-dereference -x absolute -x leaves copy real && rm -r copy; du -s copy");
     archive.assert_same(&format!(

@@ -269,7 +269,8 @@ fn leaves(inside: &Path, target: &Path) -> bool {
     })
 }
 
-fn joined(directory: &Path, target: &Path) -> PathBuf {
+/// A path from a directory, without dots: names are taken away as they are written.
+pub(crate) fn joined(directory: &Path, target: &Path) -> PathBuf {
     let mut whole = PathBuf::new();
     for component in directory.join(target).components() {
         match component {

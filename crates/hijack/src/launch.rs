@@ -1,5 +1,6 @@
 //! Starting a program with an executive under it.
 
+use std::env;
 use std::ffi::{CString, OsStr, OsString, c_char};
 use std::fs;
 use std::io;
@@ -156,7 +157,8 @@ impl Hijack {
 
     /// Where the kernel has what a program sees at a path, by the descriptors of a process that holds the mounts.
     fn seen(&self, path: &Path, holder: u32) -> PathBuf {
-        let within = self.mounted.iter().find_map(|mounted| Some((mounted, mounted.rest(path)?)));
+        let whole = archive::joined(&env::current_dir().unwrap_or_default(), path);
+        let within = self.mounted.iter().find_map(|mounted| Some((mounted, mounted.rest(&whole)?)));
         match within {
             Some((mounted, rest)) => mounted.path(holder).join(rest),
             None => path.to_owned(),
@@ -168,10 +170,21 @@ impl Hijack {
         let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(|error| refused(error.into()));
         let prepared = (|| {
             let steward = self.steward();
-            let path = text(self.seen(found, steward).as_os_str())?;
-            let all: Result<Vec<CString>> =
-                std::iter::once(name).chain(arguments.iter().map(OsString::as_os_str)).map(text).collect();
-            Ok((path, all?))
+            let seen = |path: &Path| self.seen(path, steward);
+            // The kernel would look for the interpreter where there is none, and tell it a path that it does not know.
+            let script = program::script(&seen(found));
+            let script = script
+                .filter(|(interpreter, _)| [found, interpreter].iter().any(|path| seen(path) != **path));
+            let (path, first) = match &script {
+                Some((interpreter, argument)) => {
+                    let own = [Some(interpreter.as_os_str()), argument.as_deref(), Some(found.as_os_str())];
+                    (seen(interpreter), own.into_iter().flatten().collect())
+                }
+                None => (seen(found), vec![name]),
+            };
+            let all = first.into_iter().chain(arguments.iter().map(OsString::as_os_str));
+            let all: Result<Vec<CString>> = all.map(text).collect();
+            Ok((text(path.as_os_str())?, all?))
         })();
         let (path, all) = match prepared {
             Ok(prepared) => prepared,

@@ -1,7 +1,7 @@
 //! Looking at a program before it is started, for errors that can be told before anything happened.
 
 use std::env;
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -90,6 +90,18 @@ fn interpreter(program: &Path, place: &Path) -> Result<Option<PathBuf>> {
         return Err(Error::Privileged(program.to_owned()));
     }
     Ok(None)
+}
+
+/// Interpreter and its argument, of the script that the kernel has at `place`.
+pub(crate) fn script(place: &Path) -> Option<(PathBuf, Option<OsString>)> {
+    let mut head = Vec::new();
+    File::open(place).ok()?.take(HEAD as u64).read_to_end(&mut head).ok()?;
+    let line = head.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?.trim_ascii();
+    let end = line.iter().position(|byte| b" \t".contains(byte)).unwrap_or(line.len());
+    let (interpreter, argument) = line.split_at_checked(end)?;
+    let argument = argument.trim_ascii();
+    let argument = (!argument.is_empty()).then(|| OsStr::from_bytes(argument).to_owned());
+    Some((PathBuf::from(OsStr::from_bytes(interpreter)), argument))
 }
 
 /// Class and machine of an ELF file.

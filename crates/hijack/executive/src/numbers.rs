@@ -3,6 +3,8 @@
 #![expect(missing_docs, reason = "these are the kernel's names")]
 #![allow(non_upper_case_globals, reason = "and written as the kernel writes them")]
 
+pub const close: u64 = 3;
+pub const pread64: u64 = 17;
 pub const fstat: u64 = 5;
 pub const mmap: u64 = 9;
 pub const mprotect: u64 = 10;

@@ -15,6 +15,8 @@
 //! Whether a path leads there is told by its names, as rules of a policy do: `..` takes a name away. A path that the kernel
 //! does not find is followed through its links, since one of them may lead there ([`through_links`]).
 
+mod scripts;
+
 use core::mem::MaybeUninit;
 
 use super::super::kernel::{ENAMETOOLONG, ERANGE, address_mut, call, failed};
@@ -126,6 +128,11 @@ fn with_paths(call: &mut Call<'_>, policy: Policy) -> i64 {
             // The kernel finds out what is wrong with it.
             Err(_) => {}
         }
+    }
+    if call.number == numbers::execve
+        && let Some(result) = scripts::execute(call, mounts, policy, given[0], moved, &mut room)
+    {
+        return result;
     }
     let mut result = call.pass_on();
     if result == -ENOENT && !moved && shape.path[0] != NO_ARGUMENT {
