@@ -407,12 +407,16 @@ fn what_cannot_be_mounted_is_refused() {
     fs::write(directory.join("archive.tar.gz"), [0x1f, 0x8b, 8, 0]).unwrap();
     fs::write(directory.join("empty"), "").unwrap();
     let whole = fs::read(directory.join("archive.tar")).unwrap();
-    fs::write(directory.join("half"), &whole[..whole.len() / 2]).unwrap();
+    // Cut off between two entries, and within one.
+    let entries = whole.chunks(512).rposition(|block| block.iter().any(|byte| *byte != 0)).unwrap() + 1;
+    fs::write(directory.join("unmarked"), &whole[..entries * 512]).unwrap();
+    fs::write(directory.join("half"), &whole[..whole.len() / 2 - 100]).unwrap();
     for (mount, message) in [
         ("/m=nothing", "mount nothing: No such file or directory"),
         ("/m=text", "mount text: read the archive: is it a tar file?"),
         ("/m=archive.tar.gz", "mount archive.tar.gz: it is compressed: unpack it with gunzip first"),
         ("/m=empty", "mount empty: it has no entries"),
+        ("/m=unmarked", "mount unmarked: it ends in the midst"),
         ("/m=half", "mount half: "),
         ("m=archive.tar", "\"m\" is no path from the root"),
         ("/m/../x=archive.tar", "no path from the root without .."),

@@ -56,6 +56,8 @@ const FSCONFIG_CMD_CREATE: u32 = 6;
 const MOUNT_ATTR_RDONLY: u64 = 1;
 /// How much of what went wrong is told.
 const LONGEST_MESSAGE: usize = 512;
+/// What tar files consist of.
+const BLOCK: usize = 512;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// Makes the file systems of all these mounts.
@@ -132,9 +134,20 @@ fn furnish(archive: File, prefix: &str) -> Result<OwnedFd, String> {
     if entries == 0 {
         return Err("it has no entries: is it a tar file?".to_owned());
     }
+    if !is_whole(archive.into_inner()).map_err(tell("read the archive's end"))? {
+        return Err("it ends in the midst: the zeros that mark a tar file's end are missing".to_owned());
+    }
     rewrite_links(Path::new("/"), Path::new(prefix)).map_err(tell("rewrite links"))?;
     make_read_only(&root).map_err(tell("make the mount read-only"))?;
     Ok(root)
+}
+
+/// Whether the file ends as a tar file does: one that was cut off between two entries has no other sign of that.
+fn is_whole(mut archive: File) -> io::Result<bool> {
+    let mut last = [1; BLOCK];
+    archive.seek(io::SeekFrom::End(-i64::try_from(BLOCK).unwrap_or(0)))?;
+    archive.read_exact(&mut last)?;
+    Ok(last == [0; BLOCK])
 }
 
 /// What is behind a chain of errors that name the operation.
