@@ -71,6 +71,36 @@ fn sleeps_keep_the_kernels_promises() {
 }
 
 #[test]
+fn without_privilege_sleepers_have_what_everybody_may() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = directory.path().join("orrery");
+    fs::copy(ORRERY, &program).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = "
+import os, time
+for _ in range(100): time.sleep(0.001)
+print(os.sched_getscheduler(0), os.nice(0), os.getuid())";
+    let as_nobody = |words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .args(words)
+            .args([PYTHON, "-c", script]);
+        seen(&command.current_dir("/").stdin(Stdio::null()).output().unwrap())
+    };
+    let native = as_nobody(&[]);
+    if native.1.contains("setresuid failed") {
+        orrery_testing::skipped!("{}", native.1.trim_end());
+        return;
+    }
+    assert_eq!(as_nobody(&[program.to_str().unwrap(), "run", "--sleep", "realtime", "--"]), native);
+}
+
+#[test]
 fn who_a_process_is_is_never_told_wrongly() {
     if facility::is_missing() {
         return;
@@ -333,6 +363,33 @@ fn an_archive_is_a_directory() {
     archive.assert_same(&format!(
         "PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$PWD/ROOT {PYTHON} -c 'import package.other as other, os; print(other.VALUE, other.__file__, len(os.listdir(\"ROOT/deep\")), list(os.walk(\"ROOT/deep/er\")), sorted(os.listdir(\"ROOT\")))'"
     ));
+}
+
+#[test]
+fn whole_programs_work_on_an_archive() {
+    if facility::is_missing() {
+        return;
+    }
+    let archive = Archive::new();
+    let prepare = "
+        mkdir repository && cd repository && git init -q . && git config user.email a@b && git config user.name a
+        for i in $(seq 100); do mkdir -p d$((i % 9)) && echo $i > d$((i % 9))/f$i; done
+        git add . && git commit -qm message && echo untracked > new && cd ..
+        mkdir headers && echo '#define VALUE 42' > headers/value.h && mv repository headers real
+        printf '#include <value.h>\\nint main(void) { return VALUE; }\\n' > main.c
+        /usr/bin/python3 -c 'import sqlite3; c = sqlite3.connect(\"real/data\"); c.execute(\"create table t(a)\"); c.executemany(\"insert into t values (?)\", [(i,) for i in range(1000)]); c.commit()'
+        tar -cf archive.tar -C real .";
+    let mut shell = Command::new("bash");
+    let status = shell.args(["-ec", prepare]).current_dir(archive.directory.path()).status().unwrap();
+    assert!(status.success());
+    let script = "
+        cd mounted/repository && git -c safe.directory='*' status --short && git -c safe.directory='*' log --format=%s && cd ../..
+        cc -Imounted/headers main.c -o main && ./main; echo $?
+        /usr/bin/python3 -c 'import sqlite3; print(sqlite3.connect(\"file:mounted/data?immutable=1\", uri=True).execute(\"select sum(a) from t\").fetchone())'";
+    for options in [&[][..], &["--no-patch"]] {
+        let output = archive.command(options, &["bash", "-c", script]).output().unwrap();
+        assert_eq!(seen(&output), ("?? new\nmessage\n42\n(499500,)\n".to_owned(), String::new(), Some(0)));
+    }
 }
 
 #[test]

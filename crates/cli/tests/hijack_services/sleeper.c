@@ -2,6 +2,7 @@
 
 #define _GNU_SOURCE
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -218,6 +220,41 @@ static void bombarded(void) {
     printf("bombarded: %d early, %d strange, handled %d\n", early, strange, handled > 100);
 }
 
+static void *writes(void *end) {
+    spin(30 * MS);
+    return write(*(int *)end, "x", 1) == 1 ? NULL : end;
+}
+
+static void timeouts(void) {
+    int ends[2], set = epoll_create1(0), early = 0;
+    if (pipe(ends) != 0)
+        return;
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 77}, events[2] = {{0}};
+    struct pollfd asked[] = {{ends[0], POLLIN, 0}, {-1, POLLIN, 7}, {999, POLLIN, 0}};
+    epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event);
+    for (int milliseconds = 0; milliseconds < 40; milliseconds += 3) {
+        long long start = shown(CLOCK_MONOTONIC);
+        early += poll(asked, 2, milliseconds) != 0 || epoll_wait(set, events, 2, milliseconds) != 0;
+        early += shown(CLOCK_MONOTONIC) - start < 2 * milliseconds * MS;
+    }
+    printf("timeouts: %d early, %d %d\n", early, asked[0].revents, asked[1].revents);
+    printf("bad: %d", poll(asked, 3, 1000));
+    printf(" %d", asked[2].revents);
+    printf(" %ld %d", syscall(SYS_poll, 8, 1, 100), errno);
+    printf(" %d %d", epoll_wait(set, events, 0, 100), errno);
+    printf(" %d %d\n", epoll_wait(999, events, 1, 100), errno);
+    alarm_in(20 * MS);
+    printf("interrupted: %d %d", poll(asked, 2, 10000), errno);
+    alarm_in(20 * MS);
+    printf(" %d %d\n", epoll_wait(set, events, 2, 10000), errno);
+    pthread_t thread;
+    pthread_create(&thread, NULL, writes, &ends[1]);
+    printf("written: %d", poll(asked, 2, 10000));
+    pthread_join(thread, NULL);
+    int ready = epoll_wait(set, events, 2, 10000);
+    printf(" %d %d %d %d\n", asked[0].revents, ready, events[0].events == EPOLLIN, (int)events[0].data.u64);
+}
+
 static void left_as_it_was(void) {
     struct timespec time = span(MS);
     nanosleep(&time, NULL);
@@ -248,6 +285,7 @@ int main(void) {
     escaped();
     cancelled();
     bombarded();
+    timeouts();
     left_as_it_was();
     return 0;
 }

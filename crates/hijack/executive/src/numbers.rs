@@ -6,6 +6,7 @@
 pub const close: u64 = 3;
 pub const pread64: u64 = 17;
 pub const fstat: u64 = 5;
+pub const poll: u64 = 7;
 pub const mmap: u64 = 9;
 pub const mprotect: u64 = 10;
 pub const munmap: u64 = 11;
@@ -35,6 +36,7 @@ pub const getxattr: u64 = 191;
 pub const futex: u64 = 202;
 pub const remap_file_pages: u64 = 216;
 pub const clock_gettime: u64 = 228;
+pub const epoll_wait: u64 = 232;
 pub const tgkill: u64 = 234;
 pub const clock_nanosleep: u64 = 230;
 pub const newfstatat: u64 = 262;

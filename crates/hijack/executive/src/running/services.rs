@@ -26,6 +26,7 @@ pub(crate) mod attributes;
 pub(crate) mod identity;
 pub(crate) mod mounts;
 pub(crate) mod sleeps;
+pub(crate) mod timeouts;
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -56,8 +57,9 @@ struct Service {
     answer: fn(&mut Call<'_>) -> i64,
 }
 
-static SERVICES: [Service; 4] = [
+static SERVICES: [Service; 5] = [
     Service { bits: service::SLEEP, calls: &sleeps::CALLS, answer: sleeps::answer },
+    Service { bits: service::SLEEP, calls: &timeouts::CALLS, answer: timeouts::answer },
     Service { bits: service::PROCESS | service::USER, calls: &identity::ASKED, answer: identity::answer },
     Service { bits: service::USER, calls: &identity::CHANGING, answer: identity::change },
     Service { bits: service::MOUNT, calls: &mounts::CALLS, answer: mounts::answer },
@@ -87,7 +89,8 @@ static TABLE: [u8; CALLS] = {
 };
 
 /// The calls of [`SERVICES`], which constants cannot refer to.
-const SERVICES_CALLS: [&[u64]; 4] = [&sleeps::CALLS, &identity::ASKED, &identity::CHANGING, &mounts::CALLS];
+const SERVICES_CALLS: [&[u64]; 5] =
+    [&sleeps::CALLS, &timeouts::CALLS, &identity::ASKED, &identity::CHANGING, &mounts::CALLS];
 
 const fn returns_elsewhere(number: u64) -> bool {
     matches!(

@@ -29,7 +29,7 @@ use crate::numbers;
 pub(crate) const CALLS: [u64; 2] = [numbers::nanosleep, numbers::clock_nanosleep];
 
 const REALTIME: u64 = 0;
-const MONOTONIC: u64 = 1;
+pub(super) const MONOTONIC: u64 = 1;
 const BOOTTIME: u64 = 7;
 const TAI: u64 = 11;
 const TIMER_ABSTIME: u64 = 1;
@@ -55,13 +55,13 @@ const MEMORY: u64 = 500;
 /// `struct timespec`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Time {
+pub(super) struct Time {
     seconds: i64,
     nanoseconds: i64,
 }
 
 impl Time {
-    fn new(all: i64) -> Self {
+    pub(super) fn new(all: i64) -> Self {
         Self { seconds: all.div_euclid(SECOND), nanoseconds: all.rem_euclid(SECOND) }
     }
 
@@ -73,7 +73,7 @@ impl Time {
 }
 
 /// What the clock shows.
-fn now(clock: u64) -> Option<i64> {
+pub(super) fn now(clock: u64) -> Option<i64> {
     let mut time = Time { seconds: 0, nanoseconds: 0 };
     // SAFETY: the kernel writes a `struct timespec`.
     let result = unsafe { call(numbers::clock_gettime, [clock, address_mut(&mut time), 0, 0, 0, 0]) };
