@@ -1,5 +1,6 @@
 //! `orrery run`: a program with an executive under it, and nothing else changed but what a policy says.
 
+mod enforce;
 mod services;
 
 use std::ffi::OsString;
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use orrery_hijack::{Hijack, Options, Policy};
+use orrery_hijack::{Hijack, Options, Policy, Services};
 
 use crate::trace::{self, Style};
 
@@ -30,6 +31,11 @@ pub(crate) struct Arguments {
     /// Check the policy, and run nothing
     #[arg(long, requires = "policy")]
     check: bool,
+
+    /// Hold the policy against hostile code: a guard's monitor, out of the program's reach, decides about all that can be
+    /// held. With --check: tell which rules those are
+    #[arg(long, requires = "policy")]
+    enforce: bool,
 
     /// Leave the program's code as it is: every call is dispatched by the kernel
     #[arg(long)]
@@ -54,6 +60,20 @@ pub(crate) struct Arguments {
 /// Why that cannot be.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let policy = arguments.policy.as_deref().map(read).transpose()?;
+    let given = policy.as_ref().map(Policy::services).cloned().unwrap_or_default();
+    let services = arguments.services.services().or(given);
+    if let Some((inner, outer)) = services.nested() {
+        let (inner, outer) = (inner.prefix().display(), outer.prefix().display());
+        anyhow::bail!("{inner} is within {outer}, which is mounted, too: mount one archive");
+    }
+    if arguments.enforce && services != Services::default() {
+        anyhow::bail!(
+            "--enforce goes without services (--sleep, --remember, --mount, and their sections of a policy): leave one of them out"
+        );
+    }
+    if arguments.enforce {
+        return enforce::run(arguments, policy.unwrap_or_default());
+    }
     if arguments.check {
         return Ok(());
     }
@@ -61,17 +81,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         anyhow::bail!("no program given");
     };
     let tells = policy.as_ref().is_some_and(Policy::tells);
-    let log: Box<dyn Write + Send> = match &arguments.log {
-        Some(path) => Box::new(File::create(path).with_context(|| format!("create {}", path.display()))?),
-        None => Box::new(io::stderr()),
-    };
-    let policy = policy.unwrap_or_default();
-    let services = arguments.services.services().or(policy.services().clone());
-    if let Some((inner, outer)) = services.nested() {
-        let (inner, outer) = (inner.prefix().display(), outer.prefix().display());
-        anyhow::bail!("{inner} is within {outer}, which is mounted, too: mount one archive");
-    }
-    let policy = policy.with_services(services);
+    let log = open_log(arguments)?;
+    let policy = policy.unwrap_or_default().with_services(services);
     let options = Options::default().counted(false).patch(!arguments.no_patch).policy(policy);
     let hijack = Hijack::start(options)?;
     crate::pipes::restore();
@@ -80,6 +91,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let status = trace::follow(&hijack, program, rest, log, Style::default())?;
     trace::end_as(status)
+}
+
+/// Where to write what the policy tells.
+fn open_log(arguments: &Arguments) -> anyhow::Result<Box<dyn Write + Send>> {
+    Ok(match &arguments.log {
+        Some(path) => Box::new(File::create(path).with_context(|| format!("create {}", path.display()))?),
+        None => Box::new(io::stderr()),
+    })
 }
 
 /// Reads a policy.

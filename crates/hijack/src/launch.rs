@@ -7,8 +7,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::{Arc, OnceLock};
 
 use orrery_executive::board::{ANSWERED, ASKED, CLAIMED, EXEC, EXEC_FAILED, FREE, Request, Unfollowed, YES};
 
@@ -86,7 +86,8 @@ impl Options {
 #[derive(Debug)]
 pub struct Hijack {
     segment: Arc<Segment>,
-    mounted: Arc<[Mounted]>,
+    /// What programs see where the kernel has nothing: from when a steward attends.
+    mounted: OnceLock<Arc<[Mounted]>>,
 }
 
 impl Hijack {
@@ -97,15 +98,39 @@ impl Hijack {
     /// # Errors
     /// [`Error::Facility`] and [`Error::Traced`] say what this process or kernel cannot do.
     pub fn start(options: Options) -> Result<Self> {
+        let hijack = Self::prepare()?;
+        hijack.attend(options)?;
+        Ok(hijack)
+    }
+
+    /// Makes the shared memory only. Some process has to [attend](Self::attend) before programs are started.
+    ///
+    /// # Errors
+    /// As of [`Hijack::start`].
+    pub fn prepare() -> Result<Self> {
         check_this_process()?;
+        Ok(Self { segment: Arc::new(Segment::new()?), mounted: OnceLock::new() })
+    }
+
+    /// Starts the steward, as a child of this process which it leaves at once. What confines this process (a filter, a
+    /// Landlock domain) confines the steward, too: it can do no more to other processes than its guests can.
+    ///
+    /// # Errors
+    /// Where no process could be made.
+    pub fn attend(&self, options: Options) -> Result<()> {
         let image = Image::embedded()?;
+        let segment = &self.segment;
         let Options { mut counted, timed, patch, threshold, policy } = options;
         counted |= timed;
         let mounted: Arc<[Mounted]> = archive::make_all(&policy.services().mounts)?.into();
-        let segment = Arc::new(Segment::new()?);
-        let settings = Settings { counted, timed, patch, threshold, policy, mounted: Arc::clone(&mounted) };
-        steward::start(&segment, image, settings)?;
-        Ok(Self { segment, mounted })
+        let mounted = Arc::clone(self.mounted.get_or_init(|| mounted));
+        let settings = Settings { counted, timed, patch, threshold, policy, mounted };
+        steward::start(segment, image, settings)
+    }
+
+    /// The process number of the steward, as the shared memory has it, where guests can write.
+    pub fn steward(&self) -> i32 {
+        i32::try_from(self.segment.board().steward.load(Relaxed)).unwrap_or(0)
     }
 
     /// Becomes the program: as `exec` does, with the same process, parent and terminal.
@@ -158,7 +183,8 @@ impl Hijack {
     /// Where the kernel has what a program sees at a path, by the descriptors of a process that holds the mounts.
     fn seen(&self, path: &Path, holder: u32) -> PathBuf {
         let whole = archive::joined(&env::current_dir().unwrap_or_default(), path);
-        let within = self.mounted.iter().find_map(|mounted| Some((mounted, mounted.rest(&whole)?)));
+        let mounted = self.mounted.get().map(|mounted| &**mounted).unwrap_or_default();
+        let within = mounted.iter().find_map(|mounted| Some((mounted, mounted.rest(&whole)?)));
         match within {
             Some((mounted, rest)) => mounted.path(holder).join(rest),
             None => path.to_owned(),
@@ -169,7 +195,7 @@ impl Hijack {
         let refused = |source| Error::NotExecutable { program: found.to_owned(), source };
         let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(|error| refused(error.into()));
         let prepared = (|| {
-            let steward = self.steward();
+            let steward = self.await_steward();
             let seen = |path: &Path| self.seen(path, steward);
             // The kernel would look for the interpreter where there is none, and tell it a path that it does not know.
             let script = program::script(&seen(found));
@@ -216,7 +242,7 @@ impl Hijack {
     }
 
     /// The steward's process number, when it has begun.
-    fn steward(&self) -> u32 {
+    fn await_steward(&self) -> u32 {
         let board = self.segment.board();
         for _ in 0..WAITS * 100 {
             if board.steward.load(Acquire) != 0 {
@@ -233,7 +259,7 @@ impl Hijack {
         let free =
             |request: &&Request| request.state.compare_exchange(FREE, CLAIMED, AcqRel, Relaxed).is_ok();
         let request = board.requests.iter().find(free)?;
-        self.steward();
+        self.await_steward();
         // SAFETY: says who may trace this process, where only parents may; asks for a number; futex calls on a word that
         // stays.
         unsafe {
