@@ -245,7 +245,13 @@ fn programs_end_as_they_would() {
     }
     assert_eq!(stage.run(&["sh", "-c", "exit 42"]).status.code(), Some(42));
     assert_eq!(stage.run(&["sh", "-c", "kill -SEGV $$"]).status.signal(), Some(11));
-    assert!(!stage.run(&["no-such-program"]).status.success());
+    let missing = stage.run(&["no-such-program"]);
+    assert_eq!(missing.status.code(), Some(127), "{missing:?}");
+    assert_eq!(
+        text(&missing.stderr),
+        "orrery run: running no-such-program: No such file or directory (os error 2)\n"
+    );
+    assert_eq!(stage.run(&["/etc/hostname"]).status.code(), Some(126));
     // What stays behind stays under the same rules until it ends.
     let left = "(sleep 0.3; cat ../hidden/secret 2>&1; echo done) & exit 3";
     let output = stage.run(&["sh", "-c", left]);
