@@ -3,26 +3,24 @@
 //! Of each strand exactly one context has control; in all others it is parked, here. The word that says who has it changes
 //! by compare-and-swap only, so that of those who notice a death or the end of a time limit one takes over.
 //!
-//! A switch crosses between processes, and is cheap where both are on one CPU (see [`orrery_domain::gate`]). So a context
-//! is bound to the CPU of whoever switches to it, until it keeps control for longer than a moment; then it may roam.
+//! A switch crosses between processes; where the two should run for it to be cheap is [`super::placing`]'s business.
 
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 
-use orrery_domain::gate::{current_cpu, is_dead};
+use orrery_domain::gate::is_dead;
 use orrery_domain::{Gate, Moment, Partner, Woken};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::Pid;
-use rustix::thread::CpuSet;
 
 use super::error::{Error, Result};
 use super::link::{Kind, Message, ROOM};
-use super::program::{Place, ROOT, STRANGER};
+use super::program::{DOUBLE, ROOT, STRANGER};
 use super::state::{Held, State, is_hung_up};
 use super::trap::{self, Answer};
-use super::{Arrival, introduce, overlay, perform, reaper};
+use super::{Arrival, double, introduce, overlay, perform, placing, reaper, spare};
 
 /// After how long a context that keeps control may roam the CPUs.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -61,11 +59,13 @@ pub(crate) fn switch(
     }
     let hint = prepare(state, slot)?;
     let until = limit.map(|limit| Moment::now().after(limit));
-    follow(state, slot);
+    placing::place(state, slot);
     let program = state.program;
     let (me, strand) = (state.me, state.strand);
     let link = state.peer_mut(slot)?.link.as_mut().ok_or(Error::NoContext { descriptor: -1 })?;
+    // All that the other side is going to read is written before anything waits for a cache line of its own.
     link.stage(strand, Kind::Switch, word, 0, bytes);
+    program.place(strand, target).face.leave(hint);
     if program.control(strand).compare_exchange(me, target, SeqCst, SeqCst).is_err() {
         await_end();
     }
@@ -97,7 +97,7 @@ pub(crate) fn answer(
         return Err(Error::NoCall { descriptor });
     }
     let until = limit.map(|limit| Moment::now().after(limit));
-    follow(state, slot);
+    placing::place(state, slot);
     if state.control().compare_exchange(state.me, target, SeqCst, SeqCst).is_err() {
         await_end();
     }
@@ -109,8 +109,17 @@ pub(crate) fn answer(
 fn prepare(state: &mut State, slot: usize) -> Result<u32> {
     let peer = state.peer(slot)?;
     if peer.is_gone(state.program) {
-        return Err(Error::Gone { descriptor: peer.fd.as_raw_fd() });
+        let descriptor = peer.fd.as_raw_fd();
+        let seat = state.program.seat(peer.seat);
+        if seat.generation.load(SeqCst) == peer.generation && seat.spare.load(SeqCst) != 0 {
+            // It was killed while it was parked. Its spare has its seat from now on; but its death is told.
+            let end = reaper::bury(state, peer.seat, true);
+            return Err(Error::Died { descriptor, end });
+        }
+        return Err(Error::Gone { descriptor });
     }
+    meet_heir(state, slot)?;
+    let peer = state.peer(slot)?;
     let place = state.program.place(state.strand, peer.seat);
     if place.thread.load(SeqCst) == 0 {
         return Err(Error::NoThread { descriptor: peer.fd.as_raw_fd() });
@@ -123,11 +132,49 @@ fn prepare(state: &mut State, slot: usize) -> Result<u32> {
     Ok(link.filter(|_| !introduced).map_or(STRANGER, super::link::Link::their_slot))
 }
 
+/// Takes note of a spare that has succeeded a peer, and waits until it can be spoken to.
+fn meet_heir(state: &mut State, slot: usize) -> Result<()> {
+    let program = state.program;
+    let peer = state.peer_mut(slot)?;
+    let seat = program.seat(peer.seat);
+    let there = seat.pid.load(SeqCst);
+    if there == peer.pid || peer.seat == ROOT {
+        return Ok(());
+    }
+    let descriptor = peer.fd.as_raw_fd();
+    let Some(pid) = program.pid(peer.seat) else { return Err(Error::Gone { descriptor }) };
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
+        .map_err(|_| Error::Gone { descriptor })?;
+    let end = Moment::now().after(PATIENCE);
+    while seat.settled.load(SeqCst) == 0 {
+        if is_dead(pidfd.as_fd()) || Moment::now() >= end {
+            return Err(Error::Gone { descriptor });
+        }
+        let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+        let _ =
+            rustix::thread::futex::wait(&seat.settled, rustix::thread::futex::Flags::empty(), 0, Some(&nap));
+    }
+    peer.pidfd = Arc::new(orrery_sys::descriptors::raise(pidfd));
+    peer.pid = there;
+    Ok(())
+}
+
+/// Answers what a peer asked, with an errno, or 0.
+pub(crate) fn reply(state: &mut State, slot: usize, errno: u32) {
+    let strand = state.strand;
+    let Some(Some(peer)) = state.peers.get_mut(slot) else { return };
+    let Some(link) = peer.link.as_mut() else { return };
+    link.stage(strand, Kind::Reply, u64::from(errno), 0, &[]);
+    link.publish(strand);
+    let hint = link.their_slot();
+    call(state, slot, hint);
+}
+
 /// Calls a peer, whichever way it waits.
 pub(crate) fn call(state: &State, slot: usize, hint: u32) {
     let Ok(peer) = state.peer(slot) else { return };
     let place = state.program.place(state.strand, peer.seat);
-    place.hint.store(hint, SeqCst);
+    place.face.leave(hint);
     place.face.call();
     // It sets its flag before it looks at its bell, and we did the reverse: one of the two sees the other.
     if place.by_descriptor.load(SeqCst) != 0 && peer.is_intact() {
@@ -237,13 +284,23 @@ struct Vigil {
     orphan: Option<u32>,
     /// The descriptor and seat of a watched one that died after it had passed control to us.
     speechless: Option<(i32, u32)>,
+    /// How often in a row the thread to which control was handed seemed to have ended.
+    thread_gone: u32,
     /// Since when control is ours without a word.
     abandoned: Option<Moment>,
 }
 
 impl Vigil {
     fn new(watched: Option<usize>, until: Option<Moment>) -> Self {
-        Self { watched, until, slice: MOMENT, orphan: None, speechless: None, abandoned: None }
+        Self {
+            watched,
+            until,
+            slice: MOMENT,
+            orphan: None,
+            speechless: None,
+            abandoned: None,
+            thread_gone: 0,
+        }
     }
 
     /// Waits for the bell, or for something that makes it an error to wait on.
@@ -354,6 +411,12 @@ impl Vigil {
     fn mourn(&mut self, state: &mut Held) -> Result<()> {
         let Some(peer) = self.watched.take().and_then(|slot| state.peer(slot).ok()) else { return Ok(()) };
         let (descriptor, seat) = (peer.fd.as_raw_fd(), peer.seat);
+        // Its seat may be another one's by now, to which this strand has gone on: then control is where it belongs.
+        if state.program.seat(seat).generation.load(SeqCst) != peer.generation
+            && state.program.exists(state.strand, seat)
+        {
+            return Ok(());
+        }
         if let Err(holder) = state.control().compare_exchange(seat, state.me, SeqCst, SeqCst) {
             // It died after it had handed control on, or in the midst of handing it to us.
             if holder == state.me {
@@ -383,13 +446,22 @@ impl Vigil {
             if !state.filtered
                 && !program.lives(strand, seat)
                 && program.pid(seat).is_some()
+                && !program.is_marked_dead(seat)
                 && !is_dead(peer.pidfd.as_fd())
-                && state.control().compare_exchange(seat, state.me, SeqCst, SeqCst).is_ok()
             {
-                program.place(strand, seat).thread.store(0, SeqCst);
-                return Err(Error::ThreadEnded { descriptor });
+                // The threads of a process that is killed do not end all at once.
+                self.slice = MOMENT;
+                self.thread_gone += 1;
+                if self.thread_gone >= 5
+                    && state.control().compare_exchange(seat, state.me, SeqCst, SeqCst).is_ok()
+                {
+                    program.place(strand, seat).thread.store(0, SeqCst);
+                    return Err(Error::ThreadEnded { descriptor });
+                }
+                return Ok(());
             }
-            roam(state, seat);
+            self.thread_gone = 0;
+            placing::roam(state, seat);
         }
         let holder = state.control().load(SeqCst);
         if holder == state.me {
@@ -497,7 +569,12 @@ fn look(state: &mut Held) -> Option<Arrival> {
         return None;
     }
     state.set_looked(Some(heard));
-    let hint = place.hint.load(SeqCst);
+    if place.asked_to_double.load(SeqCst) == DOUBLE
+        && let Some(arrival) = double::serve(state)
+    {
+        return Some(arrival);
+    }
+    let hint = place.face.note();
     if let Some(arrival) = take(state, hint as usize) {
         return Some(arrival);
     }
@@ -527,49 +604,13 @@ fn take(state: &mut Held, slot: usize) -> Option<Arrival> {
                 });
             }
             Kind::Reply => {}
+            Kind::Keep => {
+                if let Some(arrival) = spare::serve(state, slot) {
+                    return Some(arrival);
+                }
+            }
             _ => overlay::serve(state, slot, message),
         }
     }
     None
-}
-
-/// Binds a peer to our CPU.
-fn follow(state: &State, slot: usize) {
-    let Ok(peer) = state.peer(slot) else { return };
-    let place = state.program.place(state.strand, peer.seat);
-    let here = current_cpu();
-    // A filtered context keeps to calls that it is sure to be allowed.
-    if state.filtered {
-        return;
-    }
-    // The root is the program's own process, whose CPUs are its user's business.
-    if peer.seat == ROOT || place.pinned.load(SeqCst) == here.wrapping_add(1) {
-        return;
-    }
-    let mut one = CpuSet::new();
-    if here as usize >= CpuSet::MAX_CPU {
-        return;
-    }
-    one.set(here as usize);
-    // Without a thread it would be ourselves who are bound.
-    let Some(thread) = thread_of(place) else { return };
-    if rustix::thread::sched_setaffinity(Some(thread), &one).is_ok() {
-        place.pinned.store(here.wrapping_add(1), SeqCst);
-        Gate::home(&state.place().face, &place.face).moved_partner(here);
-    }
-}
-
-/// Lets a context run wherever the program may.
-fn roam(state: &State, seat: u32) {
-    let place = state.program.place(state.strand, seat);
-    if place.pinned.swap(0, SeqCst) != 0
-        && let Some(cpus) = &state.cpus
-        && let Some(thread) = thread_of(place)
-    {
-        let _ = rustix::thread::sched_setaffinity(Some(thread), cpus);
-    }
-}
-
-fn thread_of(place: &Place) -> Option<Pid> {
-    Pid::from_raw(i32::try_from(place.thread.load(SeqCst)).ok()?)
 }
