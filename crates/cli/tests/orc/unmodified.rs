@@ -15,7 +15,7 @@ pub(crate) fn run(store: &Store, program: &[&str]) -> Command {
 }
 
 /// The inode behind the code of the file of this name, and whether it is an object.
-fn code(pid: u32, name: &str) -> Option<(u64, bool)> {
+pub(crate) fn code(pid: u32, name: &str) -> Option<(u64, bool)> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     let line = maps.lines().find(|line| line.contains(" r-xp ") && line.contains(name))?;
     Some((line.split_whitespace().nth(4)?.parse().ok()?, line.contains("/memfd:orc:")))
