@@ -70,14 +70,17 @@ pub struct Store {
 }
 
 impl Store {
-    /// Starts one.
+    /// Starts one, whose objects are in memory, or on disk where they are large.
     ///
     /// # Errors
     /// Where it does not come up.
-    pub fn start() -> Result<Self> {
+    pub fn start(on_disk: bool) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut command = Command::new(machine::program_folder()?.join("orrery"));
         command.args(["orc", "serve", "--directory"]).arg(folder.path()).stdin(Stdio::null());
+        if on_disk {
+            command.arg("--disk").arg(machine::program_folder()?);
+        }
         let store = Self { _keeper: Running(command.spawn().context("start the store")?), folder };
         let begin = Instant::now();
         while Client::connect_to(store.folder.path()).is_err() {

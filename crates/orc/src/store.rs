@@ -23,6 +23,7 @@ mod server;
 mod socket;
 mod state;
 mod table;
+mod trimmer;
 
 use std::collections::BTreeMap;
 use std::io;

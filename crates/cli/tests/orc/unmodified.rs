@@ -18,7 +18,10 @@ pub(crate) fn run(store: &Store, program: &[&str]) -> Command {
 pub(crate) fn code(pid: u32, name: &str) -> Option<(u64, bool)> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     let line = maps.lines().find(|line| line.contains(" r-xp ") && line.contains(name))?;
-    Some((line.split_whitespace().nth(4)?.parse().ok()?, line.contains("/memfd:orc:")))
+    Some((
+        line.split_whitespace().nth(4)?.parse().ok()?,
+        line.contains("orc:") && line.ends_with(" (deleted)"),
+    ))
 }
 
 /// Where a library of this process lies in the file system.
