@@ -318,7 +318,9 @@ fn over_time(counts: &[usize], seconds: u64, records: &mut Vec<Record>) -> Resul
             let rate = series.points.iter().map(|point| point.frames_per_second).sum::<f64>();
             (last, rate / series.points.len().max(1) as f64)
         };
-        let Some(ours) = of_count.iter().find(|series| series.contender == Way::OrcDisk.name()) else { continue };
+        let Some(ours) = of_count.iter().find(|series| series.contender == Way::OrcDisk.name()) else {
+            continue;
+        };
         let (our_memory, our_rate) = summary(ours);
         for series in &of_count {
             let (memory, rate) = summary(series);
