@@ -97,6 +97,7 @@ impl Store {
     pub fn share(&self, command: &mut Command) -> Result<()> {
         let auditor = auditor::find(self.folder.path()).context("find the auditor")?;
         command.env("ORRERY_ORC", self.folder.path()).env("LD_AUDIT", auditor);
+        command.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
         Ok(())
     }
 

@@ -112,6 +112,14 @@ fn edit(config: &mut Value, folder: &Path, auditor: &str) -> Result<()> {
             }
         }
     }
+    let at = position(variables, "GLIBC_TUNABLES");
+    let before = at.and_then(|at| Some(variables[at].as_str()?.split_once('=')?.1.to_owned()));
+    let after = super::run::tunables(before.as_deref().map(OsStr::new)).to_string_lossy().into_owned();
+    let after = json!(format!("GLIBC_TUNABLES={after}"));
+    match at {
+        Some(at) => variables[at] = after,
+        None => variables.push(after),
+    }
     // Filters of container engines allow sockets.
     for (name, value) in [("ORRERY_ORC", INSIDE), ("ORRERY_ORC_SECCOMP", "share")] {
         if position(variables, name).is_none() {

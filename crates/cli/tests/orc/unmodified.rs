@@ -184,6 +184,21 @@ fn programs_that_filter_their_system_calls_are_left_alone() {
 }
 
 #[test]
+fn libraries_with_many_thread_local_variables_are_loaded() {
+    // Its jemalloc wants 3 KiB of them, at fixed places.
+    let redis = ["/usr/bin/redis-server", "/usr/bin/redis-check-rdb"];
+    let Some(redis) = redis.into_iter().find(|path| Path::new(path).exists()) else {
+        orrery_testing::skipped!("there is no Redis");
+        return;
+    };
+    let store = Store::new(&[]);
+    let _ = store.client();
+    let output = run(&store, &[redis, "--version"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!said.contains("static TLS"), "{said}");
+}
+
+#[test]
 fn without_a_store_programs_run_as_ever() {
     let store = Store::new(&[]);
     let _ = store.client();
