@@ -3,18 +3,21 @@
 mod call;
 mod cold_python;
 mod copy_on_write;
+mod coroutine;
 mod dontneed;
 mod fork;
 mod fork_server;
 mod hand_off;
 mod monitor;
 pub mod notify;
+pub mod page_zero;
 mod python_fork_server;
 mod session;
 
 pub use call::{ForkPerCall, WholeCopy};
 pub use cold_python::{ColdPython, PYTHON};
 pub use copy_on_write::CopyOnWrite;
+pub use coroutine::Coroutine;
 pub use dontneed::DontNeed;
 pub use fork::{ForkExitWait, fork_exit_wait};
 pub use fork_server::ForkServer;

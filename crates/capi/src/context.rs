@@ -6,8 +6,8 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use orrery_lwc::context::{
-    self, Arrival, Call, Calls, Context, Created, Error, Overlay, Own, Result, Rights, Spec, create_here,
-    remove_overlay,
+    self, Arrival, Call, Calls, Context, Created, Error, Forked, Overlay, Own, Result, Rights, Spec,
+    create_here, remove_overlay,
 };
 use orrery_sys::PAGE;
 
@@ -24,6 +24,8 @@ const MAY_ACCESS: c_uint = 0x8;
 const SHARED_SIGNALS: c_uint = 0x1;
 const DUMPABLE: c_uint = 0x2;
 const SYSTRAP: c_uint = 0x4;
+const ALONE: c_uint = 0x8;
+const ISOLATED: c_uint = 0x10;
 
 /// How many descriptors one specification of lwOverlay names at most.
 const MOST_DESCRIPTORS: u32 = 4096;
@@ -334,6 +336,26 @@ pub extern "C" fn lwGive(target: c_int, descriptor: c_int) -> c_int {
     outcome.unwrap_or_else(error::fail_context)
 }
 
+/// Has a context keep its state as it is now, for the case that it is killed.
+#[unsafe(no_mangle)]
+pub extern "C" fn lwKeepGood(target: c_int) -> c_int {
+    Context::of_descriptor(target).and_then(Context::keep_good).map_or_else(error::fail_context, |()| 0)
+}
+
+/// Forks the program with all its contexts.
+///
+/// # Safety
+/// As for fork(2) in a program with other threads.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lwFork() -> libc::pid_t {
+    // SAFETY: the caller's promise.
+    match unsafe { context::fork() } {
+        Ok(Forked::Child) => 0,
+        Ok(Forked::Parent(pid)) => libc::pid_t::try_from(pid).unwrap_or(-1),
+        Err(error) => error::fail_context(error),
+    }
+}
+
 /// Closes a descriptor of a context.
 #[unsafe(no_mangle)]
 pub extern "C" fn lwClose(target: c_int) -> c_int {
@@ -378,12 +400,14 @@ unsafe fn list<'a>(specs: *const LwcSpec, count: usize) -> Result<&'a [LwcSpec]>
 /// # Safety
 /// What the specifications share or unmap is the caller's to share or unmap.
 unsafe fn specification(specs: &[LwcSpec], options: c_uint) -> Result<Spec> {
-    if options & !(SHARED_SIGNALS | DUMPABLE | SYSTRAP) != 0 {
+    if options & !(SHARED_SIGNALS | DUMPABLE | SYSTRAP | ALONE | ISOLATED) != 0 {
         return Err(invalid("the options of lwCreate", options as usize));
     }
-    let mut spec =
-        Spec::new().shared_signals(options & SHARED_SIGNALS != 0).dumpable(options & DUMPABLE != 0);
-    spec = spec.trap(options & SYSTRAP != 0);
+    let mut spec = Spec::new()
+        .shared_signals(options & SHARED_SIGNALS != 0)
+        .dumpable(options & DUMPABLE != 0)
+        .isolate(options & ISOLATED != 0);
+    spec = spec.trap(options & SYSTRAP != 0).alone(options & ALONE != 0);
     for one in specs {
         let odd = || invalid("a specification of lwCreate", one.how as usize);
         match one.kind {

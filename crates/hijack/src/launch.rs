@@ -30,6 +30,7 @@ const WAITS: u32 = 20;
 /// How executives are to behave.
 #[derive(Debug, Clone)]
 pub struct Options {
+    counted: bool,
     timed: bool,
     patch: bool,
     threshold: u32,
@@ -38,11 +39,18 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { timed: false, patch: true, threshold: THRESHOLD, policy: Policy::default() }
+        Self { counted: true, timed: false, patch: true, threshold: THRESHOLD, policy: Policy::default() }
     }
 }
 
 impl Options {
+    /// Whether calls are counted: see [`Hijack::counts`].
+    #[must_use]
+    pub fn counted(mut self, counted: bool) -> Self {
+        self.counted = counted;
+        self
+    }
+
     /// Whether calls and their errors are timed and counted, which costs some 50 ns a call.
     #[must_use]
     pub fn timed(mut self, timed: bool) -> Self {
@@ -86,13 +94,37 @@ impl Hijack {
     /// # Errors
     /// [`Error::Facility`] and [`Error::Traced`] say what this process or kernel cannot do.
     pub fn start(options: Options) -> Result<Self> {
+        let hijack = Self::prepare()?;
+        hijack.attend(options)?;
+        Ok(hijack)
+    }
+
+    /// Makes the shared memory only. Some process has to [attend](Self::attend) before programs are started.
+    ///
+    /// # Errors
+    /// As of [`Hijack::start`].
+    pub fn prepare() -> Result<Self> {
         check_this_process()?;
+        Ok(Self { segment: Arc::new(Segment::new()?) })
+    }
+
+    /// Starts the steward, as a child of this process which it leaves at once. What confines this process (a filter, a
+    /// Landlock domain) confines the steward, too: it can do no more to other processes than its guests can.
+    ///
+    /// # Errors
+    /// Where no process could be made.
+    pub fn attend(&self, options: Options) -> Result<()> {
         let image = Image::embedded()?;
-        let segment = Arc::new(Segment::new()?);
-        let Options { timed, patch, threshold, policy } = options;
-        let settings = Settings { timed, patch, threshold, policy };
-        steward::start(&segment, image, settings)?;
-        Ok(Self { segment })
+        let segment = &self.segment;
+        let Options { mut counted, timed, patch, threshold, policy } = options;
+        counted |= timed;
+        let settings = Settings { counted, timed, patch, threshold, policy };
+        steward::start(segment, image, settings)
+    }
+
+    /// The process number of the steward, as the shared memory has it, where guests can write.
+    pub fn steward(&self) -> i32 {
+        i32::try_from(self.segment.board().steward.load(Relaxed)).unwrap_or(0)
     }
 
     /// Becomes the program: as `exec` does, with the same process, parent and terminal.

@@ -22,6 +22,8 @@ pub struct Spec {
     pub(crate) trap: bool,
     pub(crate) callable: Calls,
     pub(crate) fetchable: Vec<(u32, u32)>,
+    pub(crate) isolated: bool,
+    pub(crate) alone: bool,
 }
 
 impl Spec {
@@ -83,6 +85,18 @@ impl Spec {
         self
     }
 
+    /// Whether the new context is kept from all processes that are not its own or started by it, even from those of the
+    /// same user: it can neither signal nor trace them, its creator and the root included, be they open to debuggers or not,
+    /// nor reach them by abstract Unix sockets. No program that it executes gains privileges (`no_new_privs` in prctl(2)).
+    ///
+    /// It takes Landlock's scopes (Linux 6.12): without them [`create`](super::create) fails with
+    /// [`Error::Birth`]. What an isolated context creates shares its domain, unless that is isolated itself.
+    #[must_use]
+    pub fn isolate(mut self, yes: bool) -> Self {
+        self.isolated = yes;
+        self
+    }
+
     /// The new context may not make these system calls: they fail with EPERM, or are trapped ([`Spec::trap`]). That holds
     /// for whatever it starts, too, and no program that it executes gains privileges (`no_new_privs` in prctl(2)).
     ///
@@ -115,6 +129,14 @@ impl Spec {
     #[must_use]
     pub fn may_call(mut self, calls: &Calls) -> Self {
         self.callable = calls.or(&self.callable);
+        self
+    }
+
+    /// Whether the calling thread is the only one that may ever switch there, and the others are left as they are. They are
+    /// held still for the moment of the creation otherwise.
+    #[must_use]
+    pub fn alone(mut self, yes: bool) -> Self {
+        self.alone = yes;
         self
     }
 

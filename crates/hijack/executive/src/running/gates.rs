@@ -12,7 +12,7 @@ use crate::board::{Board, CALLS, FIRST_BUCKET};
 use crate::config::Config;
 
 /// How many sites can be rewritten in one process.
-pub(crate) const GATES: usize = 1024;
+pub(crate) const GATES: usize = 4096;
 
 /// What the steward writes before the image runs.
 #[cfg_attr(feature = "image", unsafe(no_mangle))]
@@ -32,6 +32,9 @@ unsafe extern "C" {
     pub(crate) fn orrery_sigreturn_releasing(rsp: u64, busy: *const u8) -> !;
     /// Unmaps the stack on which the thread runs, and ends the thread.
     pub(crate) fn orrery_unmap_and_exit(start: u64, length: u64) -> !;
+    /// Goes on with these registers, without the kernel's help: everything but the mask and the alternate stack, which must
+    /// be what they were. Loses r11, which a system call overwrites.
+    pub(crate) fn orrery_resume(registers: *const Registers, extended: u64, features: u64) -> !;
     /// `clone` or `clone3` with a stack for the child, whose highest words are the address to go on at and, below, the
     /// mask to have. The child starts with the program's registers.
     pub(crate) fn orrery_clone(registers: *const Registers, extended: u64, features: u64) -> i64;
@@ -43,6 +46,8 @@ unsafe extern "C" {
     pub(crate) fn orrery_compat(registers: *const Registers) -> u64;
     /// The gates: eight bytes each, `syscall` and a jump through [`TARGETS`].
     pub(crate) fn orrery_gates();
+    /// Performs the call in eax, counts it, and returns to rcx.
+    pub(crate) fn orrery_counted();
     /// Performs the call in eax, times it, and returns to rcx.
     pub(crate) fn orrery_timed();
     /// Has the policy asked about the call in eax, and returns to rcx.
@@ -110,6 +115,43 @@ global_asm!(
     "mov eax, 60",
     "syscall",
     "ud2",
+    "",
+    // rdi: registers, rsi: extended state or 0, rdx: its features
+    ".globl orrery_resume",
+    ".hidden orrery_resume",
+    "orrery_resume:",
+    "test rsi, rsi",
+    "jz 3f",
+    "test rdx, rdx",
+    "jz 2f",
+    "mov rax, rdx",
+    "shr rdx, 32",
+    "xrstor64 [rsi]",
+    "jmp 3f",
+    "2:",
+    "fxrstor64 [rsi]",
+    "3:",
+    "mov rcx, rdi",
+    "push qword ptr [rcx + 136]",
+    "popfq",
+    "mov r8, [rcx]",
+    "mov r9, [rcx + 8]",
+    "mov r10, [rcx + 16]",
+    "mov r12, [rcx + 32]",
+    "mov r13, [rcx + 40]",
+    "mov r14, [rcx + 48]",
+    "mov r15, [rcx + 56]",
+    "mov rdi, [rcx + 64]",
+    "mov rsi, [rcx + 72]",
+    "mov rbp, [rcx + 80]",
+    "mov rbx, [rcx + 88]",
+    "mov rdx, [rcx + 96]",
+    "mov rax, [rcx + 104]",
+    "mov r11, [rcx + 120]",
+    "mov rcx, [rcx + 128]",
+    // What the registers were in may be overwritten from here on.
+    "mov rsp, r11",
+    "jmp rcx",
     "",
     // rdi: registers, rsi: extended state or 0, rdx: its features
     ".globl orrery_clone",
@@ -255,6 +297,82 @@ global_asm!(
     "ret",
     "",
     // eax: number, rcx: where to return to; rcx and r11 are ours, below the red zone is room
+    ".globl orrery_counted",
+    ".hidden orrery_counted",
+    "orrery_counted:",
+    "lea rsp, [rsp - 128]",
+    "push rcx",
+    "mov r11, rax",
+    "lahf",
+    "seto al",
+    "push rax",
+    "cmp byte ptr [rip + {config} + {own_counters}], 0",
+    "je 5f",
+    ".byte 0xf3, 0x48, 0x0f, 0xae, 0xc0", // rdfsbase rax
+    "mov ecx, 0",
+    ".byte 0xf2, 0x48, 0x0f, 0x38, 0xf1, 0xc8", // crc32 rcx, rax
+    "movzx ecx, cl",
+    "shl ecx, 4",
+    "push rdx",
+    "lea rdx, [rip + {owners}]",
+    "add rcx, rdx",
+    "pop rdx",
+    "add rax, [rcx]",
+    "jnz 5f",
+    "mov rcx, [rcx + 8]",
+    "mov eax, r11d",
+    "cmp eax, {other}",
+    "jbe 4f",
+    "mov eax, {other}",
+    "4:",
+    "shl eax, 8",
+    "inc qword ptr [rcx + rax + 8]",
+    "jmp 6f",
+    "5:",
+    "mov ecx, r11d",
+    "cmp ecx, {other}",
+    "jbe 7f",
+    "mov ecx, {other}",
+    "7:",
+    "shl ecx, 8",
+    "add rcx, [rip + {config}]",
+    "lock inc qword ptr [rcx + {calls} + 8]",
+    "6:",
+    "pop rax",
+    "add al, 127",
+    "sahf",
+    "mov rax, r11",
+    "syscall",
+    "pop rcx",
+    "lea rsp, [rsp + 128]",
+    "jmp rcx",
+    "",
+    // Enters a call into the row of its number, in the counters at r11: rax ticks; pushed are number, rdx, start and result. Takes
+    // the result off.
+    ".macro orrery_enter prefix",
+    "mov ecx, [rsp + 24]",
+    "cmp ecx, {other}",
+    "jbe 2f",
+    "mov ecx, {other}",
+    "2:",
+    "shl ecx, 8",
+    "add r11, rcx",
+    "\\prefix inc qword ptr [r11 + 8]",
+    "\\prefix add qword ptr [r11 + 24], rax",
+    "shr rax, {first_bucket}",
+    "lea rax, [rax + rax + 1]",
+    "bsr rax, rax",
+    "cmp eax, {last_bucket}",
+    "jbe 3f",
+    "mov eax, {last_bucket}",
+    "3:",
+    "\\prefix inc qword ptr [r11 + rax * 8 + 32]",
+    "pop rax",
+    "cmp rax, -4095",
+    "jb 4f",
+    "\\prefix inc qword ptr [r11 + 16]",
+    "4:",
+    ".endm",
     ".globl orrery_timed",
     ".hidden orrery_timed",
     "orrery_timed:",
@@ -275,25 +393,25 @@ global_asm!(
     "shl rdx, 32",
     "or rax, rdx",
     "sub rax, [rsp + 8]",
-    "mov ecx, [rsp + 24]",
-    "shl rcx, 8",
-    "add rcx, [rip + {config}]",
-    "lea r11, [rcx + {calls}]",
-    "lock inc qword ptr [r11 + 8]",
-    "lock add qword ptr [r11 + 24], rax",
-    "shr rax, {first_bucket}",
-    "lea rax, [rax + rax + 1]",
-    "bsr rax, rax",
-    "cmp eax, {last_bucket}",
-    "jbe 7f",
-    "mov eax, {last_bucket}",
-    "7:",
-    "lock inc qword ptr [r11 + rax * 8 + 32]",
-    "pop rax",
-    "cmp rax, -4095",
-    "jb 8f",
-    "lock inc qword ptr [r11 + 16]",
-    "8:",
+    "cmp byte ptr [rip + {config} + {own_counters}], 0",
+    "je 5f",
+    ".byte 0xf3, 0x48, 0x0f, 0xae, 0xc2", // rdfsbase rdx
+    "mov r11d, 0",
+    ".byte 0xf2, 0x4c, 0x0f, 0x38, 0xf1, 0xda", // crc32 r11, rdx
+    "movzx r11d, r11b",
+    "shl r11d, 4",
+    "lea rcx, [rip + {owners}]",
+    "add r11, rcx",
+    "add rdx, [r11]",
+    "jnz 5f",
+    "mov r11, [r11 + 8]",
+    "orrery_enter",
+    "jmp 6f",
+    "5:",
+    "mov r11, [rip + {config}]",
+    "lea r11, [r11 + {calls}]",
+    "orrery_enter lock",
+    "6:",
     "lea rsp, [rsp + 8]",
     "pop rdx",
     "lea rsp, [rsp + 8]",
@@ -352,6 +470,9 @@ global_asm!(
     action = const core::mem::offset_of!(Config, action),
     unarmed = const core::mem::offset_of!(Board, unarmed),
     calls = const core::mem::offset_of!(Board, calls),
+    own_counters = const core::mem::offset_of!(Config, own_counters),
+    owners = sym super::own::TABLE,
+    other = const CALLS,
     first_bucket = const FIRST_BUCKET,
     last_bucket = const crate::board::BUCKETS - 1,
     vfork_child = sym super::threads::vfork_child,

@@ -1,0 +1,151 @@
+//! What contexts are to each other, and how they end.
+//!
+//! Contexts belong to a process, and end with it, so each case is a process of its own: this program runs itself once for
+//! each case.
+//!
+//! A room of this folder is one idea each.
+
+#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
+
+mod adversary;
+mod bad_input;
+mod calls;
+mod control;
+mod deaths;
+mod descriptors;
+mod forks;
+mod isolation;
+mod lifetimes;
+mod memory;
+mod overlays;
+mod placing;
+mod signals;
+mod support;
+mod threads;
+mod vaults;
+
+use adversary::*;
+use bad_input::*;
+use calls::*;
+use control::*;
+use deaths::*;
+use descriptors::*;
+use forks::*;
+use isolation::*;
+use lifetimes::*;
+use memory::*;
+use overlays::*;
+use placing::*;
+use signals::*;
+use threads::*;
+use vaults::*;
+
+orrery_testing::cases![
+    seconds = 60, trackers = &[];
+    control_goes_back_and_forth,
+    a_switch_carries_bytes,
+    create_returns_in_both,
+    callers_are_known,
+    contexts_nest,
+    many_come_and_go,
+    time_limits_hold,
+    a_handler_may_not_switch_from_within,
+    switches_go_on_among_hogs,
+    switches_go_on_when_they_are_moved,
+    switches_go_on_in_a_set_of_cpus_that_shrinks,
+    memory_is_a_copy,
+    shared_memory_is_one,
+    unmapped_memory_is_gone,
+    shared_memory_stays_from_other_contexts,
+    senseless_specifications_are_refused,
+    descriptors_are_copies,
+    descriptors_may_be_withheld,
+    credentials_are_its_own,
+    closed_names_are_refused,
+    without_descriptors_nothing_is_made,
+    descriptors_are_overlaid,
+    a_closed_context_ends,
+    a_plain_close_ends_it,
+    it_lives_while_anybody_holds_it,
+    the_root_may_be_closed,
+    exit_ends_the_program,
+    exit_of_a_nested_context_ends_the_program,
+    the_roots_death_ends_all,
+    wait_sees_no_context,
+    a_killed_context_is_an_error,
+    a_fault_is_an_error,
+    contexts_die_at_any_moment,
+    nested_contexts_die_at_any_moment,
+    a_killed_caller_leaves_control_to_the_root,
+    another_program_is_an_error,
+    a_stopped_context_holds_nobody_up,
+    orphans_are_told_of,
+    a_killed_context_goes_on_from_a_good_state,
+    a_good_state_outlives_many_deaths,
+    a_good_state_is_the_newest_one,
+    good_states_end_with_their_contexts,
+    good_states_need_rights,
+    signals_go_to_the_root,
+    a_forked_process_has_its_own,
+    a_forked_program_has_copies,
+    a_plain_fork_has_copies_when_it_asks,
+    nested_contexts_are_forked,
+    each_program_ends_for_itself,
+    filtered_contexts_stay_behind,
+    workers_have_contexts_of_their_own,
+    forks_of_forks_have_copies,
+    a_thread_forks_what_it_has,
+    memory_is_overlaid_by_copy,
+    memory_is_overlaid_by_sharing,
+    overlays_need_rights,
+    rights_only_narrow,
+    a_context_is_closed_to_its_like,
+    rights_do_not_come_by_other_ways,
+    privileges_that_were_given_up_stay_nowhere,
+    attack_by_pointer,
+    attack_by_process_vm,
+    attack_by_ptrace,
+    attack_by_proc,
+    attack_by_descriptors_of_others,
+    attack_by_descriptors_of_its_own,
+    attack_by_signals,
+    attack_by_stopping,
+    attack_by_signals_to_a_group,
+    attack_by_io_uring,
+    attack_by_advice_and_events,
+    attack_by_another_program,
+    what_names_no_context_is_refused,
+    a_context_of_another_program_is_refused,
+    a_context_gets_no_name_of_itself,
+    contexts_end_when_the_root_becomes_another_program,
+    a_context_that_closes_everything_holds_nobody_up,
+    a_vault_serves,
+    a_vault_keeps_its_secret,
+    a_vault_that_panics_is_dead,
+    a_vault_that_cannot_load_says_why,
+    withheld_calls_fail,
+    calls_are_trapped,
+    a_trapped_open_is_performed_by_the_parent,
+    a_dead_context_is_no_longer_heard,
+    only_the_parent_answers,
+    calls_of_others_it_made_are_refused,
+    a_flood_of_traps_is_answered,
+    an_asked_context_cannot_trap,
+    calls_are_made_for_a_parked_context,
+    calls_need_rights,
+    a_monitor_makes_the_calls_it_allows,
+    a_monitor_needs_no_privilege,
+    a_new_thread_is_refused,
+    a_thread_resumes_where_it_was,
+    a_parked_thread_returns_from_its_switch,
+    threads_meet_in_one_context,
+    threads_switch_at_random,
+    a_death_is_told_to_each_thread_inside,
+    a_thread_that_ends_inside_is_told_of,
+    counterparts_end_with_their_thread,
+    limits_are_a_threads_own,
+    threads_are_trapped_one_by_one,
+    a_thread_without_counterpart_is_not_answered,
+    a_busy_program_has_contexts,
+    deaths_among_threads_at_any_moment,
+];
