@@ -234,37 +234,6 @@ fn other_programs_are_the_same() {
     }
 }
 
-#[test]
-fn go_is_the_same() {
-    if facility::is_missing() {
-        return;
-    }
-    let Some(go) = ["go", "/usr/local/go/bin/go"]
-        .into_iter()
-        .find(|go| Command::new(go).arg("version").output().is_ok())
-    else {
-        orrery_testing::skipped!("no Go tool chain");
-        return;
-    };
-    let directory = tempfile::tempdir().unwrap();
-    let program = directory.path().join("program");
-    let source = directory.path().join("main.go");
-    fs::write(&source, include_str!("hijack/guest.go")).unwrap();
-    let mut build = Command::new(go);
-    build.args(["build", "-o"]).arg(&program).arg(&source).current_dir(&directory);
-    build
-        .env("GOCACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/go"))
-        .env("GOFLAGS", "-mod=mod")
-        .env("CGO_ENABLED", "0")
-        .env("GOTOOLCHAIN", "local");
-    let built = build.output().unwrap();
-    if !built.status.success() {
-        orrery_testing::skipped!("the Go tool chain does not work here: {}", text(&built.stderr));
-        return;
-    }
-    assert_same(&[program.to_str().unwrap()]);
-}
-
 fn trace(words: &[&str]) -> serde_json::Value {
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("report");
