@@ -304,6 +304,19 @@ for i in range(500): os.getppid(); os.close(os.open('/dev/null', 0))";
     }
 }
 
+/// Nobody is there any more who could be told of as not followed.
+#[test]
+fn programs_killed_while_they_start_are_not_missed() {
+    if facility::is_missing() {
+        return;
+    }
+    // After a little longer each time.
+    let script = "i=0; while [ $i -lt 200 ]; do sleep 9 & j=0; while [ $j -lt $((i * 20)) ]; do j=$((j + 1)); done
+        kill -9 $!; i=$((i + 1)); done; wait";
+    let report = trace(&["sh", "-c", script]);
+    assert_eq!(report["unfollowed"], serde_json::json!([]));
+}
+
 #[test]
 fn hot_sites_are_rewritten_and_still_counted() {
     if facility::is_missing() {

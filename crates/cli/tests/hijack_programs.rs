@@ -209,7 +209,8 @@ impl Program {
         assert_eq!(seen.missed, [""; 0], "{}", self.script.display());
         assert_eq!(report["unfollowed"], serde_json::json!([]));
         assert_eq!(report["unarmed_threads"], 0);
-        assert_eq!(report["programs"], seen.programs);
+        // Some may have been killed between having an executive and being counted.
+        assert!(report["programs"].as_u64().unwrap() <= seen.programs);
         let count = |call: &serde_json::Value| Some((call["number"].as_i64()?, call["calls"].as_u64()?));
         let counted: BTreeMap<i64, u64> =
             report["calls"].as_array().unwrap().iter().filter_map(count).collect();

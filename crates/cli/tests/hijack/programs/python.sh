@@ -14,8 +14,8 @@ if [ -n "$WHOLE" ]; then
     for module in test_os test_subprocess test_socket test_threading test_signal; do run $module; done
 else
     run test_os
-    run test_signal -m 'PosixTests' -m 'WakeupFDTests' -m 'PendingSignalsTests' -m 'RaiseSignalTest' -m 'PidfdSignalTest'
-    run test_threading -m 'LockTests' -m 'EventTests' -m 'BarrierTests' -m 'test_fork*' -m 'test_daemon*'
-    run test_subprocess -m 'test_communicate*' -m 'test_call*' -m 'test_preexec*' -m 'test_pass_fds*' -m 'test_send_signal*'
+    run test_signal -m 'test_pthread*' -m 'test_sigwait' -m 'test_raise*' -m 'PidfdSignalTest' -m 'test_stress_delivery_sim*'
+    run test_threading -m 'BarrierTests' -m 'test_main_thread_after_fork*'
+    run test_subprocess -m 'test_communicate' -m 'test_communicate_pipe*' -m 'test_preexec*' -m 'test_send_signal' -m 'test_swap*'
     run test_socket -m 'BasicTCPTest' -m 'BasicUDPTest' -m 'RecvmsgIntoSCMRightsStreamTest' -m 'SendfileUsingSendfileTest'
 fi
