@@ -1,8 +1,13 @@
 //! The options that all benchmarks share.
 
 use std::env;
+use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::machine;
 
 /// Options of every benchmark program, to be flattened into its command line.
 #[derive(Debug, Clone, clap::Args)]
@@ -31,6 +36,29 @@ pub enum Pin {
     None,
     /// On this CPU.
     Cpu(usize),
+}
+
+impl Pin {
+    /// Binds the calling thread, and what it starts from now on.
+    ///
+    /// # Errors
+    /// Where this process may not run on that CPU.
+    pub fn bind(self) -> Result<()> {
+        match self {
+            Self::None => Ok(()),
+            Self::Cpu(cpu) => machine::pin(cpu),
+        }
+    }
+}
+
+/// As it is read by [`FromStr`].
+impl fmt::Display for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Cpu(cpu) => cpu.fmt(f),
+        }
+    }
 }
 
 impl FromStr for Pin {
@@ -78,6 +106,7 @@ mod tests {
     fn a_pin_is_a_cpu_or_none() {
         assert_eq!("none".parse(), Ok(Pin::None));
         assert_eq!("3".parse(), Ok(Pin::Cpu(3)));
+        assert_eq!([Pin::None, Pin::Cpu(3)].map(|pin| pin.to_string()), ["none", "3"]);
         assert!("-1".parse::<Pin>().is_err());
         assert!("".parse::<Pin>().is_err());
     }

@@ -9,6 +9,7 @@ mod fork_server;
 mod hand_off;
 mod monitor;
 pub mod notify;
+pub mod page_zero;
 mod python_fork_server;
 mod session;
 

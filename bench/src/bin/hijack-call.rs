@@ -2,17 +2,22 @@
 //!
 //! Each contender makes the calls in a process of its own, through the C library's functions, bound to the same CPU. Where
 //! another process or thread has its say, that is bound there, too: a partner that has to be woken elsewhere is dearer.
+//!
+//! What calls cost *in addition* is measured by two processes in turn, one of them without anything: the case `added` is the
+//! difference.
 
 use std::ffi::{OsString, c_int, c_void};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use orrery_bench::rival::notify;
+use orrery_bench::rival::{notify, page_zero};
 use orrery_bench::{
-    Bench, Case, Entry, Group, Options, Pin, Quantity, Unit, Worker, batched, machine, serve,
+    Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Sample, Unit, Worker, batched, machine,
+    serve,
 };
 use orrery_hijack::{Hijack, Policy};
 
@@ -36,11 +41,15 @@ enum Role {
 }
 
 const PATCHED: &str = "executive";
+const COUNTED: &str = "executive, counted";
 const TIMED: &str = "executive, timed";
-const DISPATCHED: &str = "executive, dispatch only";
+/// A site's calls before it is rewritten; here, it never is.
+const FIRST: &str = "executive, first calls";
 const NATIVE: &str = "native";
 const POLICY: &str = "executive, path policy";
 const PTRACE: &str = "ptrace (SYSCALL)";
+const EMULATED: &str = "ptrace (SYSEMU)";
+const PAGE_ZERO: &str = "page zero";
 const NOTIFY: &str = "seccomp notify";
 const STRACE: &str = "strace -c";
 const PRELOAD: &str = "LD_PRELOAD";
@@ -82,14 +91,56 @@ fn main() -> Result<ExitCode> {
     let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
     let mut bench = Bench::new("hijack-call", arguments.options);
     let mut group = Group::new("call", entry(PATCHED, pin));
-    for way in [NATIVE, TIMED, POLICY, DISPATCHED, PRELOAD, NOTIFY, PTRACE, STRACE] {
+    let rivals =
+        [NATIVE, COUNTED, TIMED, POLICY, FIRST, PRELOAD, PAGE_ZERO, NOTIFY, PTRACE, EMULATED, STRACE];
+    for way in rivals {
         group = group.against(entry(way, pin));
     }
     for case in CASES {
         group = group.case(Case::new(case).quantity(case, Quantity::Mean(Unit::Nanoseconds)).quick(true));
     }
     bench.group(group);
+    let added = |name: &'static str, ours: &'static str, rivals: &[&'static str]| {
+        let quantity = Quantity::Mean(Unit::Nanoseconds);
+        let case = Case::new("getppid").quantity(name, quantity).quick(true);
+        let group = Group::new(name, added_entry(ours, pin)).case(case);
+        rivals.iter().fold(group, |group, way| group.against(added_entry(way, pin)))
+    };
+    bench.group(added("added to getppid", PATCHED, &[COUNTED, PAGE_ZERO, PTRACE, EMULATED]));
+    bench.group(added("added to getppid, counted and timed", TIMED, &[STRACE]));
+    let first = Case::new("getppid").quantity("first calls", Quantity::Mean(Unit::Nanoseconds)).quick(true);
+    bench.group(Group::new("first calls", entry(FIRST, pin)).against(entry(NATIVE, pin)).case(first));
     bench.run()
+}
+
+/// What a way costs in addition.
+struct Added {
+    with: Worker,
+    without: Worker,
+}
+
+impl Contender for Added {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        // In pieces: both are to meet the same moments.
+        const PIECES: u32 = 8;
+        let piece = iterations.div_ceil(PIECES);
+        let (mut with, mut without) = (Duration::ZERO, Duration::ZERO);
+        for _ in 0..PIECES {
+            with += self.with.measure(work, piece)?.elapsed;
+            without += self.without.measure(work, piece)?.elapsed;
+        }
+        // What cannot be told from nothing counts as a nanosecond.
+        let least = Duration::from_nanos(u64::from(piece * PIECES));
+        let elapsed = with.saturating_sub(without).max(least);
+        Ok(Sample { iterations: piece * PIECES, elapsed, latencies: Vec::new() })
+    }
+}
+
+fn added_entry(way: &'static str, pin: Pin) -> Entry {
+    Entry::new(way, move || {
+        let start = |way: &str| Worker::start(&["contender".to_owned(), way.to_owned(), name(pin)]);
+        Ok(Added { with: start(way)?, without: start(NATIVE)? })
+    })
 }
 
 fn entry(way: &'static str, pin: Pin) -> Entry {
@@ -108,7 +159,9 @@ fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
     let options = orrery_hijack::Options::default();
     let options = match way {
         NATIVE => return Ok(inside(pin)),
-        PTRACE => return traced(pin),
+        PTRACE => return traced(pin, false),
+        EMULATED => return traced(pin, true),
+        PAGE_ZERO => return with_page_zero(pin),
         NOTIFY => return notified(pin),
         STRACE => {
             let mut strace = Command::new("strace");
@@ -119,10 +172,11 @@ fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
             bail!("execute strace: {}", strace.exec());
         }
         PRELOAD => return preloaded(pin),
-        POLICY => options.policy(Policy::parse(RULES, "built in")?),
-        PATCHED => options,
+        POLICY => options.counted(false).policy(Policy::parse(RULES, "built in")?),
+        PATCHED => options.counted(false),
+        COUNTED => options,
         TIMED => options.timed(true),
-        DISPATCHED => options.patch(false),
+        FIRST => options.counted(false).threshold(u32::MAX),
         other => bail!("there is no contender {other:?}"),
     };
     let own = std::env::current_exe()?;
@@ -191,8 +245,24 @@ fn notified(pin: Pin) -> Result<ExitCode> {
     Ok(inside(pin))
 }
 
-/// Serves in a child whose calls this process stops, twice each, and lets go on.
-fn traced(pin: Pin) -> Result<ExitCode> {
+/// Serves with the C library's functions rewritten to calls into page zero.
+fn with_page_zero(pin: Pin) -> Result<ExitCode> {
+    let functions = [
+        libc::getppid as *const u8,
+        libc::read as *const u8,
+        libc::write as *const u8,
+        libc::open as *const u8,
+        libc::close as *const u8,
+    ];
+    let installed = page_zero::install(&functions);
+    Ok(match installed {
+        Ok(()) => inside(pin),
+        Err(error) => serve(|| Err(error)),
+    })
+}
+
+/// Serves in a child whose calls this process stops and lets go on: twice each, or, where it answers `getppid` itself, once.
+fn traced(pin: Pin, emulated: bool) -> Result<ExitCode> {
     // SAFETY: the child traces itself to its parent, then serves; the parent only waits and continues.
     unsafe {
         let child = libc::fork();
@@ -217,7 +287,45 @@ fn traced(pin: Pin) -> Result<ExitCode> {
                 return Ok(ExitCode::from(u8::try_from(libc::WEXITSTATUS(status))?));
             }
             ensure!(libc::WIFSTOPPED(status), "the traced process died: status {status:#x}");
-            libc::ptrace(libc::PTRACE_SYSCALL, child, 0, 0);
+            if emulated {
+                emulate(child)?;
+            } else {
+                libc::ptrace(libc::PTRACE_SYSCALL, child, 0, 0);
+            }
         }
     }
+}
+
+/// Answers a `getppid` that the kernel has left out; has other calls performed. Lets the child go on to its next call.
+unsafe fn emulate(child: libc::pid_t) -> Result<()> {
+    const CALL: u64 = 2;
+    // SAFETY: the child is stopped and traced by this thread; the registers are as large as the kernel's.
+    unsafe {
+        let mut registers: libc::user_regs_struct = std::mem::zeroed();
+        libc::ptrace(libc::PTRACE_GETREGS, child, 0, &raw mut registers);
+        if registers.orig_rax == libc::SYS_getppid.cast_unsigned() {
+            registers.rax = u64::from(std::process::id());
+            libc::ptrace(libc::PTRACE_SETREGS, child, 0, &raw const registers);
+        } else if registers.orig_rax.cast_signed() >= 0 {
+            // Once more, with the kernel: it stops at the end of what it left out, then at the beginning and the end of this.
+            registers.rip -= CALL;
+            registers.rax = registers.orig_rax;
+            registers.orig_rax = u64::MAX;
+            libc::ptrace(libc::PTRACE_SETREGS, child, 0, &raw const registers);
+            let mut status = 0;
+            for _ in 0..3 {
+                libc::ptrace(libc::PTRACE_SYSCALL, child, 0, 0);
+                ensure!(
+                    libc::waitpid(child, &raw mut status, 0) == child,
+                    "wait: {}",
+                    io::Error::last_os_error()
+                );
+                if !libc::WIFSTOPPED(status) {
+                    std::process::exit(libc::WEXITSTATUS(status));
+                }
+            }
+        }
+        libc::ptrace(libc::PTRACE_SYSEMU, child, 0, 0);
+    }
+    Ok(())
 }

@@ -67,9 +67,7 @@ fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     if let Some(Role::Contender { mechanism, bytes, pin }) = arguments.role {
         return Ok(serve(|| {
-            if let Pin::Cpu(cpu) = pin {
-                machine::pin(cpu)?;
-            }
+            pin.bind()?;
             start(&mechanism, bytes)
         }));
     }
@@ -114,10 +112,7 @@ fn group(name: &str, mib: usize, pin: Pin, rivals: &[&'static str]) -> Result<Gr
 }
 
 fn entry(mechanism: &'static str, mib: usize, pin: Pin) -> Result<Entry> {
-    let pin = match pin {
-        Pin::None => "none".to_owned(),
-        Pin::Cpu(cpu) => cpu.to_string(),
-    };
+    let pin = pin.to_string();
     let arguments = ["contender".to_owned(), mechanism.to_owned(), (mib * MIB).to_string(), pin];
     let memory = u64::try_from(2 * mib * MIB + PROGRAM).context("a size")?;
     Ok(Entry::new(mechanism, move || Worker::start(&arguments)).memory(memory))

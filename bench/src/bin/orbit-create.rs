@@ -49,9 +49,7 @@ fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     if let Some(Role::Contender { mechanism, area, outside, pin }) = arguments.role {
         return Ok(serve(|| {
-            if let Pin::Cpu(cpu) = pin {
-                machine::pin(cpu)?;
-            }
+            pin.bind()?;
             start(&mechanism, area, outside)
         }));
     }
@@ -74,10 +72,7 @@ fn main() -> Result<ExitCode> {
 }
 
 fn entry(mechanism: &'static str, area: usize, outside: usize, pin: Pin) -> Result<Entry> {
-    let pin = match pin {
-        Pin::None => "none".to_owned(),
-        Pin::Cpu(cpu) => cpu.to_string(),
-    };
+    let pin = pin.to_string();
     let arguments =
         ["contender".to_owned(), mechanism.to_owned(), area.to_string(), outside.to_string(), pin];
     let memory = u64::try_from((area + outside + 1) * MIB).context("a size")?;

@@ -147,10 +147,7 @@ struct Field {
 impl Field {
     /// In a process of its own.
     fn entry(self, mechanism: Mechanism) -> Result<Entry> {
-        let pin = match self.pin {
-            Pin::None => "none".to_owned(),
-            Pin::Cpu(cpu) => cpu.to_string(),
-        };
+        let pin = self.pin.to_string();
         let arguments = [
             "contender".to_owned(),
             mechanism.name().to_owned(),
@@ -179,9 +176,7 @@ fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     if let Some(Role::Contender { mechanism, bytes, backing, pin }) = arguments.role {
         return Ok(serve(|| {
-            if let Pin::Cpu(cpu) = pin {
-                machine::pin(cpu)?;
-            }
+            pin.bind()?;
             Mechanism::of_name(&mechanism)?.start(bytes, backing)
         }));
     }

@@ -30,10 +30,8 @@ type Due = HashMap<String, (Script, Outcome)>;
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
-    if let Pin::Cpu(cpu) = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?)) {
-        // Servers inherit it.
-        machine::pin(cpu)?;
-    }
+    // Servers inherit it.
+    arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?)).bind()?;
     let mut scripts = vec![("hello".to_owned(), examples::hello())];
     for (name, _) in EXAMPLES {
         scripts.push((name.to_owned(), examples::of_name(name)?));

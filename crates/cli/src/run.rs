@@ -60,7 +60,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(path) => Box::new(File::create(path).with_context(|| format!("create {}", path.display()))?),
         None => Box::new(io::stderr()),
     };
-    let options = Options::default().patch(!arguments.no_patch).policy(policy.unwrap_or_default());
+    let options =
+        Options::default().counted(false).patch(!arguments.no_patch).policy(policy.unwrap_or_default());
     let hijack = Hijack::start(options)?;
     crate::pipes::restore();
     if !tells {

@@ -104,7 +104,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => Box::new(io::stderr()),
     };
     let timed = arguments.count && !arguments.untimed;
-    let options = Options::default().timed(timed).patch(!arguments.no_patch);
+    let options = Options::default().counted(arguments.count).timed(timed).patch(!arguments.no_patch);
     let status = if arguments.count {
         let hijack = Hijack::start(options.policy(policy))?;
         crate::pipes::restore();

@@ -22,6 +22,7 @@ use crate::tracee::{Stop, Tracee, read_memory, write_memory};
 /// How the executive is to behave.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
+    pub(crate) counted: bool,
     pub(crate) timed: bool,
     pub(crate) patch: bool,
     pub(crate) threshold: u32,
@@ -235,6 +236,7 @@ fn furnish(
         ] {
             put(offset, &value.to_le_bytes())?;
         }
+        put(offset_of!(Config, counted), &[u8::from(settings.counted)])?;
         put(offset_of!(Config, timed), &[u8::from(settings.timed)])?;
         put(offset_of!(Config, unpatched), &[u8::from(!settings.patch)])?;
         put(offset_of!(Config, threshold), &settings.threshold.to_le_bytes())?;

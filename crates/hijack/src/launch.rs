@@ -30,6 +30,7 @@ const WAITS: u32 = 20;
 /// How executives are to behave.
 #[derive(Debug, Clone)]
 pub struct Options {
+    counted: bool,
     timed: bool,
     patch: bool,
     threshold: u32,
@@ -38,11 +39,18 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { timed: false, patch: true, threshold: THRESHOLD, policy: Policy::default() }
+        Self { counted: true, timed: false, patch: true, threshold: THRESHOLD, policy: Policy::default() }
     }
 }
 
 impl Options {
+    /// Whether calls are counted: see [`Hijack::counts`].
+    #[must_use]
+    pub fn counted(mut self, counted: bool) -> Self {
+        self.counted = counted;
+        self
+    }
+
     /// Whether calls and their errors are timed and counted, which costs some 50 ns a call.
     #[must_use]
     pub fn timed(mut self, timed: bool) -> Self {
@@ -89,8 +97,9 @@ impl Hijack {
         check_this_process()?;
         let image = Image::embedded()?;
         let segment = Arc::new(Segment::new()?);
-        let Options { timed, patch, threshold, policy } = options;
-        let settings = Settings { timed, patch, threshold, policy };
+        let Options { mut counted, timed, patch, threshold, policy } = options;
+        counted |= timed;
+        let settings = Settings { counted, timed, patch, threshold, policy };
         steward::start(&segment, image, settings)?;
         Ok(Self { segment })
     }

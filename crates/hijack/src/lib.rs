@@ -56,6 +56,7 @@ mod proof;
 mod segment;
 mod steward;
 mod tracee;
+mod window;
 
 pub use counts::{Call, Counts, bucket_end};
 pub use error::{Error, Result};

@@ -12,16 +12,17 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::thread;
 
 use orrery_executive::board::{
-    ANSWERED, ASKED, Board, CLAIMED, CODE, EXEC, EXEC_FAILED, FREE, Request, SITE, TAKEN, Unfollowed,
-    VERDICTS, YES, code_hash,
+    ANSWERED, ASKED, Board, CLAIMED, CODE, EXEC, EXEC_FAILED, FREE, Request, SITE, TAKEN, Unfollowed, YES,
+    code_hash,
 };
+use orrery_executive::plan::Plan;
 
 use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::inject::{Settings, inject};
-use crate::proof::is_mov_and_syscall;
 use crate::segment::Segment;
 use crate::tracee::{Stop, Tracee, read_memory};
+use crate::window;
 
 /// How often to look whether guests are left.
 static INTERVAL: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 250_000_000 };
@@ -197,21 +198,24 @@ fn may_trace_the_privileged() -> bool {
         .is_some_and(|set| set >> CAP_SYS_PTRACE & 1 != 0)
 }
 
-/// Whether a site may be rewritten; remembers it.
+/// Plans how to rewrite a site, and remembers it.
 fn judge(board: &Board, request: &Request) -> bool {
     let words: [u64; CODE / 8] = std::array::from_fn(|index| request.code[index].load(Relaxed));
     let mut code = [0; CODE];
     for (bytes, word) in code.chunks_exact_mut(8).zip(words) {
         bytes.copy_from_slice(&word.to_le_bytes());
     }
-    let safe = is_mov_and_syscall(&code, request.nonce.load(Relaxed));
+    let plan = Plan::encode(window::plan(&code).as_ref());
     let hash = code_hash(&words);
-    let first = usize::try_from(hash >> 8 & 0xffff_ffff).unwrap_or(0);
-    let mut places = (0..8).map(|probe| &board.verdicts[(first + probe) % VERDICTS]);
-    if let Some(place) = places.find(|place| place.load(Relaxed) == 0) {
-        place.store(hash | u64::from(safe), Relaxed);
+    let Some(place) = board.verdict_places(hash).find(|place| [0, hash].contains(&place.hash.load(Relaxed)))
+    else {
+        return false;
+    };
+    for (place, word) in place.plan.iter().zip(plan) {
+        place.store(word, Relaxed);
     }
-    safe
+    place.hash.store(hash, Release);
+    true
 }
 
 fn answer(request: &Request, answer: u32) {

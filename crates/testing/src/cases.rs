@@ -18,14 +18,14 @@ pub const TRACKERS: &[&str] = &["wp_async", "compare"];
 /// A case: its name, and what it does. It fails by a panic.
 pub type Case = (&'static str, fn());
 
-/// Makes a main function that runs these functions as cases named like them ([`run`]).
+/// Makes a main function that runs these functions as cases named by their paths ([`run`]).
 ///
 /// ```ignore
 /// orrery_testing::cases![seconds = 60, trackers = &[]; it_begins, it_ends];
 /// ```
 #[macro_export]
 macro_rules! cases {
-    (seconds = $seconds:expr, trackers = $trackers:expr; $($name:ident),* $(,)?) => {
+    (seconds = $seconds:expr, trackers = $trackers:expr; $($name:path),* $(,)?) => {
         fn main() {
             $crate::run(&[$((::core::stringify!($name), $name)),*], $trackers, $seconds);
         }

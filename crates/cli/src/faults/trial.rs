@@ -131,7 +131,7 @@ impl Trials<'_> {
             ensure!(shell(before)?, "{before:?} fails, which is to prepare the state before each run");
         }
         let counts_acts = !policy.tells();
-        let hijack = Hijack::start(Options::default().policy(policy))?;
+        let hijack = Hijack::start(Options::default().counted(false).policy(policy))?;
         let (program, rest) = self.command.split_first().context("no program given")?;
         let guest = {
             let _silent = Silence::begin().context("open /dev/null")?;

@@ -7,6 +7,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::journal::Journal;
+use crate::plan::WORDS;
 use crate::policy::RULES;
 
 /// System calls that have a row of their own; all numbers from here on share the last row.
@@ -46,13 +47,22 @@ pub struct Board {
     /// What executives ask of the steward.
     pub requests: [Request; REQUESTS],
     /// What the steward said about code, by hash: zero is free, the lowest bit says yes.
-    pub verdicts: [AtomicU64; VERDICTS],
+    pub verdicts: [Verdict; VERDICTS],
     /// What rules of a policy met.
     pub rules: [RuleCount; RULES],
     /// What was called.
     pub calls: [Calls; CALLS + 1],
     /// Single calls, where they are told.
     pub journal: Journal,
+}
+
+/// What is known of a stretch of code.
+#[repr(C)]
+pub struct Verdict {
+    /// Its [`code_hash`], stored last; zero: this place is free.
+    pub hash: AtomicU64,
+    /// How to rewrite it: see [`crate::plan::Plan::decode`].
+    pub plan: [AtomicU64; WORDS],
 }
 
 /// What is counted of a rule.
@@ -80,6 +90,13 @@ pub struct Calls {
 }
 
 impl Board {
+    /// Where a verdict may be.
+    pub fn verdict_places(&self, hash: u64) -> impl Iterator<Item = &Verdict> {
+        // The index takes bits that the hash's mark does not.
+        let first = (hash >> 8 & 0xffff_ffff) as usize;
+        (0..8).filter_map(move |probe| self.verdicts.get((first + probe) % VERDICTS))
+    }
+
     /// The row of a system call.
     pub fn row(&self, number: u64) -> &Calls {
         let index = usize::try_from(number).unwrap_or(CALLS).min(CALLS);
@@ -157,7 +174,7 @@ pub struct Request {
     pub mask: AtomicU64,
     /// For [`EXEC`]: where in the asking process the same `nonce` can be read. Shows that a process number is its.
     pub nonce_address: AtomicU64,
-    /// For [`EXEC`]: see `nonce_address`. For [`SITE`]: the number that the call had.
+    /// For [`EXEC`]: see `nonce_address`.
     pub nonce: AtomicU64,
     /// For [`SITE`]: the last `CODE` bytes of code that end behind the system call instruction, in words.
     pub code: [AtomicU64; CODE / 8],
@@ -176,16 +193,16 @@ pub const TAKEN: u32 = 4;
 
 /// "This thread is about to execute another program: put an executive under it."
 pub const EXEC: u32 = 1;
-/// "Is the instruction before this system call the mov that it looks like?"
+/// "How can the site of this system call be rewritten?" The answer is among the verdicts.
 pub const SITE: u32 = 2;
 
-/// The answer to [`SITE`] that allows to rewrite, and to [`EXEC`] that the steward is watching.
+/// The answer to [`SITE`] that there is a verdict, and to [`EXEC`] that the steward is watching.
 pub const YES: u32 = u32::MAX;
 
 /// Which value a thread sends to itself with SIGSYS so that a steward that waits for its exec knows that that failed.
 pub const EXEC_FAILED: u64 = 0x6f72_7265_7279_6578;
 
-/// The key under which a verdict about code is remembered; even, and not zero.
+/// The key under which a verdict about code is remembered; not zero.
 pub fn code_hash(code: &[u64; CODE / 8]) -> u64 {
     // FNV-1a over words, then mixed: a collision would have to be sought.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -193,7 +210,7 @@ pub fn code_hash(code: &[u64; CODE / 8]) -> u64 {
         hash = (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
         hash ^= hash >> 29;
     }
-    (hash & !1) | (1 << 63)
+    hash | 1 << 63
 }
 
 #[cfg(test)]
@@ -222,7 +239,6 @@ mod tests {
         let mut other = [0; CODE / 8];
         other[3] = 1;
         assert_ne!(a, 0);
-        assert_eq!(a & 1, 0);
         assert_ne!(a, code_hash(&other));
     }
 }

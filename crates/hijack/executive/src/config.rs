@@ -47,7 +47,9 @@ pub struct Config {
     pub code_length: AtomicU64,
     /// Where the policy's table is; zero: there is none.
     pub policy: AtomicU64,
-    /// Whether calls are timed.
+    /// Whether calls are counted.
+    pub counted: AtomicU8,
+    /// Whether they are timed: only where they are counted.
     pub timed: AtomicU8,
     /// Whether sites are left as they are.
     pub unpatched: AtomicU8,

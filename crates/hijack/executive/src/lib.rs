@@ -12,16 +12,15 @@
 //!  -------                                ---------                              ------
 //!  mov $39,%eax
 //!  syscall  ------------------------------------------------------------------>  not from the executive's range:
-//!                                         signals::on_sigsys  <----------------  SIGSYS (syscall user dispatch)
-//!                                           counts, performs  ----------------->  getpid
+//!                                         serve::on_sigsys  <------------------  SIGSYS (syscall user dispatch)
+//!                                           performs  ------------------------>  getpid
 //!                                           writes rax        <----------------
-//!                                         rt_sigreturn  --------------------->
-//!  (goes on behind its syscall)  <--------------------------------------------
+//!  (goes on behind its syscall)  <------  loads the registers, or rt_sigreturn
 //!
-//!  after some such calls from one place, `patch` has turned the mov into a jump:
+//!  after some such calls from one place, `patch` has turned the mov into a jump (see `plan`):
 //!
 //!  jmp stub  ------>  stub (near the site):
-//!                       counts, mov $39,%eax
+//!                       mov $39,%eax; counts
 //!                       jmp gate n  ----->  gate n:  syscall  ----------------->  getpid
 //!  behind the syscall  <------------------  jmp *target[n]    <----------------
 //! ```
@@ -50,6 +49,7 @@ pub mod config;
 pub mod glob;
 pub mod journal;
 pub mod numbers;
+pub mod plan;
 pub mod policy;
 
 #[cfg_attr(not(feature = "image"), expect(dead_code, reason = "only the image uses these"))]
@@ -71,6 +71,7 @@ mod running {
     pub(crate) mod gates;
     pub(crate) mod journal;
     pub(crate) mod kernel;
+    pub(crate) mod landings;
     pub(crate) mod masks;
     pub(crate) mod patch;
     pub(crate) mod paths;
@@ -80,6 +81,7 @@ mod running {
     pub(crate) mod serve;
     pub(crate) mod sites;
     pub(crate) mod slots;
+    pub(crate) mod stubs;
     pub(crate) mod threads;
     pub(crate) mod user;
 }

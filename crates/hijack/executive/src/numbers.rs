@@ -50,7 +50,7 @@ pub const io_uring_enter: u64 = 426;
 pub const clone3: u64 = 435;
 pub const epoll_pwait2: u64 = 441;
 
-/// Whether the executive does anything but pass such a call on, so that it needs all that dispatch tells it.
+/// Whether the executive does anything but pass such a call on.
 pub const fn is_special(number: u64) -> bool {
     matches!(
         number,
@@ -83,4 +83,9 @@ pub const fn is_special(number: u64) -> bool {
             | clone3
             | epoll_pwait2
     )
+}
+
+/// Whether what the executive does needs the signal frame of a dispatch: all registers, or none of the stack.
+pub const fn needs_frame(number: u64) -> bool {
+    matches!(number, rt_sigreturn | sigaltstack | clone | fork | vfork | clone3 | execve | execveat | exit)
 }

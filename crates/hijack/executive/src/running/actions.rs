@@ -34,7 +34,7 @@ pub(crate) fn install() {
 }
 
 /// `rt_sigaction`.
-pub(crate) fn rt_sigaction(mut arguments: [u64; 6]) -> i64 {
+pub(crate) fn rt_sigaction(mut arguments: [u64; 6], stack: u64) -> i64 {
     let [signal, new, old, size, ..] = arguments;
     if size != SET_BYTES {
         return -EINVAL;
@@ -42,7 +42,7 @@ pub(crate) fn rt_sigaction(mut arguments: [u64; 6]) -> i64 {
     let mut action = [0_u64; 4];
     if new != 0 {
         // SAFETY: integers.
-        match unsafe { user::read(new) } {
+        match unsafe { user::read_beside(stack, new) } {
             Ok(read) => action = read,
             Err(error) => return error,
         }

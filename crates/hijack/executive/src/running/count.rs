@@ -13,6 +13,12 @@ pub(crate) fn board() -> &'static Board {
     unsafe { &*core::ptr::with_exposed_provenance::<Board>(address) }
 }
 
+/// Whether calls are counted.
+#[inline(always)]
+pub(crate) fn counted() -> bool {
+    ORRERY_CONFIG.counted.load(Relaxed) != 0
+}
+
 /// Whether calls are timed.
 #[inline(always)]
 pub(crate) fn timed() -> bool {

@@ -12,7 +12,7 @@ use crate::board::{Board, CALLS, FIRST_BUCKET};
 use crate::config::Config;
 
 /// How many sites can be rewritten in one process.
-pub(crate) const GATES: usize = 1024;
+pub(crate) const GATES: usize = 4096;
 
 /// What the steward writes before the image runs.
 #[cfg_attr(feature = "image", unsafe(no_mangle))]
@@ -32,6 +32,9 @@ unsafe extern "C" {
     pub(crate) fn orrery_sigreturn_releasing(rsp: u64, busy: *const u8) -> !;
     /// Unmaps the stack on which the thread runs, and ends the thread.
     pub(crate) fn orrery_unmap_and_exit(start: u64, length: u64) -> !;
+    /// Goes on with these registers, without the kernel's help: everything but the mask and the alternate stack, which must
+    /// be what they were. Loses r11, which a system call overwrites.
+    pub(crate) fn orrery_resume(registers: *const Registers, extended: u64, features: u64) -> !;
     /// `clone` or `clone3` with a stack for the child, whose highest words are the address to go on at and, below, the
     /// mask to have. The child starts with the program's registers.
     pub(crate) fn orrery_clone(registers: *const Registers, extended: u64, features: u64) -> i64;
@@ -43,6 +46,8 @@ unsafe extern "C" {
     pub(crate) fn orrery_compat(registers: *const Registers) -> u64;
     /// The gates: eight bytes each, `syscall` and a jump through [`TARGETS`].
     pub(crate) fn orrery_gates();
+    /// Performs the call in eax, counts it, and returns to rcx.
+    pub(crate) fn orrery_counted();
     /// Performs the call in eax, times it, and returns to rcx.
     pub(crate) fn orrery_timed();
     /// Has the policy asked about the call in eax, and returns to rcx.
@@ -110,6 +115,43 @@ global_asm!(
     "mov eax, 60",
     "syscall",
     "ud2",
+    "",
+    // rdi: registers, rsi: extended state or 0, rdx: its features
+    ".globl orrery_resume",
+    ".hidden orrery_resume",
+    "orrery_resume:",
+    "test rsi, rsi",
+    "jz 3f",
+    "test rdx, rdx",
+    "jz 2f",
+    "mov rax, rdx",
+    "shr rdx, 32",
+    "xrstor64 [rsi]",
+    "jmp 3f",
+    "2:",
+    "fxrstor64 [rsi]",
+    "3:",
+    "mov rcx, rdi",
+    "push qword ptr [rcx + 136]",
+    "popfq",
+    "mov r8, [rcx]",
+    "mov r9, [rcx + 8]",
+    "mov r10, [rcx + 16]",
+    "mov r12, [rcx + 32]",
+    "mov r13, [rcx + 40]",
+    "mov r14, [rcx + 48]",
+    "mov r15, [rcx + 56]",
+    "mov rdi, [rcx + 64]",
+    "mov rsi, [rcx + 72]",
+    "mov rbp, [rcx + 80]",
+    "mov rbx, [rcx + 88]",
+    "mov rdx, [rcx + 96]",
+    "mov rax, [rcx + 104]",
+    "mov r11, [rcx + 120]",
+    "mov rcx, [rcx + 128]",
+    // What the registers were in may be overwritten from here on.
+    "mov rsp, r11",
+    "jmp rcx",
     "",
     // rdi: registers, rsi: extended state or 0, rdx: its features
     ".globl orrery_clone",
@@ -255,6 +297,32 @@ global_asm!(
     "ret",
     "",
     // eax: number, rcx: where to return to; rcx and r11 are ours, below the red zone is room
+    ".globl orrery_counted",
+    ".hidden orrery_counted",
+    "orrery_counted:",
+    "lea rsp, [rsp - 128]",
+    "push rcx",
+    "mov r11, rax",
+    "lahf",
+    "seto al",
+    "push rax",
+    "mov ecx, r11d",
+    "cmp ecx, {other}",
+    "jbe 7f",
+    "mov ecx, {other}",
+    "7:",
+    "shl ecx, 8",
+    "add rcx, [rip + {config}]",
+    "lock inc qword ptr [rcx + {calls} + 8]",
+    "pop rax",
+    "add al, 127",
+    "sahf",
+    "mov rax, r11",
+    "syscall",
+    "pop rcx",
+    "lea rsp, [rsp + 128]",
+    "jmp rcx",
+    "",
     ".globl orrery_timed",
     ".hidden orrery_timed",
     "orrery_timed:",
@@ -276,7 +344,11 @@ global_asm!(
     "or rax, rdx",
     "sub rax, [rsp + 8]",
     "mov ecx, [rsp + 24]",
-    "shl rcx, 8",
+    "cmp ecx, {other}",
+    "jbe 6f",
+    "mov ecx, {other}",
+    "6:",
+    "shl ecx, 8",
     "add rcx, [rip + {config}]",
     "lea r11, [rcx + {calls}]",
     "lock inc qword ptr [r11 + 8]",
@@ -352,6 +424,7 @@ global_asm!(
     action = const core::mem::offset_of!(Config, action),
     unarmed = const core::mem::offset_of!(Board, unarmed),
     calls = const core::mem::offset_of!(Board, calls),
+    other = const CALLS,
     first_bucket = const FIRST_BUCKET,
     last_bucket = const crate::board::BUCKETS - 1,
     vfork_child = sym super::threads::vfork_child,

@@ -54,8 +54,26 @@ pub(crate) fn rt_sigprocmask(context: &mut Context) -> i64 {
     0
 }
 
+/// `rt_sigprocmask`, where the mask in force is the program's: from a rewritten site.
+pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64) -> i64 {
+    let [how, set, _, size, ..] = arguments;
+    let mut mask = 0;
+    if set != 0 && size == SET_BYTES && how & 0xffff_ffff != SIG_UNBLOCK {
+        // SAFETY: a word.
+        match unsafe { user::read_beside::<u64>(stack, set) } {
+            Ok(found) => mask = found & !SIGSYS_BIT,
+            Err(error) => return error,
+        }
+        arguments[1] = address(&mask);
+    }
+    // SAFETY: what the program asked for, with a copy of its mask.
+    let result = unsafe { call(numbers::rt_sigprocmask, arguments) };
+    core::hint::black_box(&mask);
+    result
+}
+
 /// Calls with a mask among their arguments: passes them on with a copy of the mask if that holds SIGSYS.
-pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6]) -> i64 {
+pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64) -> i64 {
     /// A pointer to a mask and its size, as some calls take them.
     #[repr(C)]
     #[derive(Clone, Copy)]
@@ -81,9 +99,10 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6]) -> i64 {
             // SAFETY: integers. The structures have two words or, for io_uring, three.
             let read = unsafe {
                 if extended {
-                    user::read::<Sized>(pointer)
+                    user::read_beside::<Sized>(stack, pointer)
                 } else {
-                    user::read::<[u64; 2]>(pointer).map(|[mask, size]| Sized { mask, rest: [size, 0] })
+                    user::read_beside::<[u64; 2]>(stack, pointer)
+                        .map(|[mask, size]| Sized { mask, rest: [size, 0] })
                 }
             };
             match read {
@@ -97,7 +116,8 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6]) -> i64 {
             pointer
         };
         if place != 0
-            && let Ok(found) = user::read_word(place)
+            // SAFETY: a word.
+            && let Ok(found) = unsafe { user::read_beside::<u64>(stack, place) }
             && found & SIGSYS_BIT != 0
         {
             mask = found & !SIGSYS_BIT;

@@ -1,45 +1,34 @@
-//! Rewriting of sites: `mov $number,%eax; syscall` becomes `jmp stub; syscall`.
+//! Rewriting of sites: instructions before a `syscall` make room for a jump to a stub, where they go on. See
+//! [`crate::plan`] for what that does to threads and branches within.
 //!
-//! Only the five bytes of the mov change. Whoever arrives at the syscall itself (a branch, a thread that had executed the
-//! mov already) is dispatched as before. No branch can lead between the mov's bytes if the mov is an instruction, which
-//! the steward shows with a decoder; it keeps what it found, by the code's hash.
+//! The steward says which instructions: a decoder has no place here. It keeps what it found, by the code's hash.
 //!
 //! Other threads may be executing the very page. So it is not written to: a copy with the jump in it, already
 //! executable, is moved over it in one `mremap`. Threads see the old page or the new one; one that fetches in between
 //! faults and waits in the kernel. No page is writable and executable at any time, whatever the alignment of the site.
 //! Stubs are added to their pages in the same way.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Acquire, Ordering::Relaxed};
 
-use super::count::{board, timed};
-use super::gates::{GATES, TARGETS, orrery_gates, orrery_judged, orrery_timed};
+use super::count::{board, counted, timed};
+use super::gates::{
+    GATES, ORRERY_CONFIG, TARGETS, orrery_counted, orrery_gates, orrery_judged, orrery_timed,
+};
 use super::kernel::{address, block_signals, call, failed, set_mask};
 use super::policy::policy;
-use super::ranges;
 use super::requests::ask;
-use crate::board::{CALLS, CODE, SITE, VERDICTS, YES, code_hash};
+use super::stubs::{self, STUB};
+use super::{landings, ranges};
+use crate::board::{CALLS, CODE, SITE, YES, code_hash};
+use crate::config::SA_ONSTACK;
 use crate::numbers;
+use crate::plan::{Plan, RELOCATED, SYSCALL, WORDS};
 
 const PAGE: u64 = 4096;
-/// `mov $imm32,%eax` and `syscall`.
-const MOV: u64 = 5;
-const SYSCALL: u64 = 2;
-const MOV_OPCODE: u8 = 0xb8;
-/// Room for one stub.
-const STUB: usize = 64;
-const STUBS_IN_PAGE: u32 = (PAGE as usize / STUB) as u32;
-const STUB_PAGES: usize = 64;
-/// How far a jump reaches, less a margin.
-const REACH: u64 = (1 << 31) - (1 << 20);
-/// Pages for stubs are looked for in steps of this, not to lie in the way of a heap that grows.
-const STEP: u64 = 1 << 20;
-/// The first pages stay unmapped: a NULL pointer faults, whatever its offset.
-const LOWEST: u64 = 1 << 16;
 
 const PROT_READ_WRITE: u64 = 3;
 const PROT_READ_EXEC: u64 = 5;
 const MAP_PRIVATE_ANONYMOUS: u64 = 0x22;
-const MAP_FIXED_NOREPLACE: u64 = 0x10_0000;
 const MREMAP_MAYMOVE_FIXED: u64 = 3;
 
 /// What became of an attempt.
@@ -52,157 +41,156 @@ pub(crate) enum Outcome {
     Later,
 }
 
-struct StubPage {
-    start: AtomicU64,
-    used: AtomicU32,
-}
-
 /// Changed under the lock of `ranges` only.
-static STUBS: [StubPage; STUB_PAGES] =
-    [const { StubPage { start: AtomicU64::new(0), used: AtomicU32::new(0) } }; STUB_PAGES];
 static GATES_USED: AtomicU32 = AtomicU32::new(0);
-
-/// Whether stubs lie in `[start, end)`.
-pub(crate) fn stubs_overlap(start: u64, end: u64) -> bool {
-    STUBS
-        .iter()
-        .map(|page| page.start.load(Relaxed))
-        .any(|page| page != 0 && page < end && start < page + PAGE)
-}
 
 /// Rewrites the site whose call instruction ends at `end` and made this call.
 pub(crate) fn rewrite(end: u64, number: u64) -> Outcome {
-    let mov = end - SYSCALL - MOV;
-    let window = end - CODE as u64;
-    if number >= CALLS as u64
-        || numbers::is_special(number)
-        || mov % PAGE > PAGE - MOV
-        || ranges::containing(window, end).is_none()
-    {
+    let Some(start) = end.checked_sub(CODE as u64).filter(|start| ranges::containing(*start, end).is_some())
+    else {
         return Outcome::Refused;
-    }
-    // SAFETY: the range is readable code.
-    let code =
-        unsafe { core::ptr::with_exposed_provenance::<[u64; CODE / 8]>(window as usize).read_unaligned() };
-    if !looks_right(&code, number) {
-        return Outcome::Refused;
-    }
-    match verdict(&code, number) {
-        Some(true) => {}
-        Some(false) => return Outcome::Refused,
+    };
+    // SAFETY: the range is readable code, each time this is called.
+    let read =
+        || unsafe { core::ptr::with_exposed_provenance::<[u64; CODE / 8]>(start as usize).read_unaligned() };
+    let code = read();
+    let plan = match verdict(&code) {
+        Some(Some(plan)) => plan,
+        Some(None) => return Outcome::Refused,
         None => return Outcome::Later,
-    }
-    ranges::try_locked(|| match ranges::containing(window, end) {
-        // SAFETY: the window's code is still mapped if it is on the list, which cannot change now.
-        Some((start, last)) => unsafe { jump(mov, end, number, start, last) },
+    };
+    let Some(way) = Way::of(&plan, number) else { return Outcome::Refused };
+    ranges::try_locked(|| match ranges::containing(start, end) {
+        // Another thread was faster: what is to be said about landings holds for one jump only.
+        Some(_) if read() != code => Outcome::Later,
+        // SAFETY: the code is still mapped if it is on the list, which cannot change now.
+        Some(range) => unsafe { jump(&plan, way, &code, end, range) },
         None => Outcome::Refused,
     })
     .unwrap_or(Outcome::Later)
 }
 
-/// Whether the last seven bytes are those of a mov of that number, and of a syscall.
-fn looks_right(code: &[u64; CODE / 8], number: u64) -> bool {
-    let [_, opcode, a, b, c, d, e, f] = code[CODE / 8 - 1].to_le_bytes();
-    opcode == MOV_OPCODE && u64::from(u32::from_le_bytes([a, b, c, d])) == number && [e, f] == [0x0f, 0x05]
-}
-
-/// What the steward says, or has said, about this code.
-fn verdict(code: &[u64; CODE / 8], number: u64) -> Option<bool> {
+/// What the steward says, or has said, about this code. `None` where it does not answer.
+fn verdict(code: &[u64; CODE / 8]) -> Option<Option<Plan>> {
     let hash = code_hash(code);
-    let first = (hash >> 8) as usize;
-    for probe in 0..8 {
-        let found = board().verdicts[(first + probe) % VERDICTS].load(Relaxed);
-        if found & !1 == hash {
-            return Some(found & 1 != 0);
+    let remembered = || {
+        let place = board().verdict_places(hash).find(|place| place.hash.load(Acquire) == hash)?;
+        let mut words = [0; WORDS];
+        for (word, place) in words.iter_mut().zip(&place.plan) {
+            *word = place.load(Relaxed);
         }
-        if found == 0 {
-            break;
-        }
+        Some(Plan::decode(&words))
+    };
+    if let Some(known) = remembered() {
+        return Some(known);
     }
     let mask = block_signals();
     let answer = ask(SITE, |request| {
-        request.nonce.store(number, Relaxed);
         for (place, word) in request.code.iter().zip(code) {
             place.store(*word, Relaxed);
         }
     });
     set_mask(mask);
-    answer.map(|answer| answer == YES)
+    match answer {
+        Some(YES) => Some(remembered().flatten()),
+        Some(_) => Some(None),
+        None => None,
+    }
+}
+
+/// How a stub has its call performed.
+#[derive(Clone, Copy)]
+enum Way {
+    /// By a gate; counted before that, or not.
+    Gate { number: u16 },
+    /// By a function that times it, or asks the policy, or does what the executive does with such calls.
+    Function { number: u16, function: unsafe extern "C" fn() },
+    /// By a gate or a function if it is an ordinary call: only then is its number known. By dispatch if not.
+    Any,
+}
+
+impl Way {
+    /// `None` where only dispatch will do.
+    fn of(plan: &Plan, made: u64) -> Option<Self> {
+        let Some(number) = plan.number else { return Some(Self::Any) };
+        let wide = u64::from(number);
+        if wide != made || wide >= CALLS as u64 || numbers::needs_frame(wide) {
+            return None;
+        }
+        let judged = policy().is_some_and(|policy| policy.concerns(wide));
+        if numbers::is_special(wide) && ORRERY_CONFIG.action.flags.load(Relaxed) & SA_ONSTACK != 0 {
+            // A program with small stacks.
+            return None;
+        }
+        Some(match (judged || numbers::is_special(wide), timed()) {
+            (true, _) => Self::Function { number, function: orrery_judged },
+            (false, true) => Self::Function { number, function: orrery_timed },
+            (false, false) => Self::Gate { number },
+        })
+    }
 }
 
 /// Makes the stub, then the jump to it.
 ///
 /// # Safety
-/// The lock is held; `mov` is an instruction in a page of the code range `[start, last)`.
-unsafe fn jump(mov: u64, end: u64, number: u64, start: u64, last: u64) -> Outcome {
+/// The lock is held; `code` ends at `end`, in the code range `range`, with the plan's window.
+unsafe fn jump(plan: &Plan, way: Way, code: &[u64; CODE / 8], end: u64, range: (u64, u64)) -> Outcome {
+    let length = plan.length() + SYSCALL;
+    let window = end - length as u64;
     let gate = GATES_USED.load(Relaxed);
     if gate as usize >= GATES {
         return Outcome::Refused;
     }
-    let Some(page) = stub_page(start, last, mov) else {
+    let Some(place) = stubs::find(window, plan.wanted(), range.0, range.1) else {
         return Outcome::Refused;
     };
-    let index = page.used.load(Relaxed);
-    let stub = page.start.load(Relaxed) + u64::from(index) * STUB as u64;
-    TARGETS[gate as usize].store(end, Relaxed);
-    let gate_address = (orrery_gates as *const ()).addr() as u64 + 8 * u64::from(gate);
-    let judged = policy().is_some_and(|policy| policy.concerns(number));
-    let code = match (judged, timed()) {
-        (true, _) => calling_stub(number, end, orrery_judged),
-        (false, true) => calling_stub(number, end, orrery_timed),
-        (false, false) => counting_stub(number, gate_address),
+    let distance = place.at.wrapping_sub(window + crate::plan::JUMP as u64).cast_signed();
+    let Some((bytes, changed)) = i32::try_from(distance).ok().and_then(|distance| plan.jump(distance)) else {
+        return Outcome::Refused;
     };
-    // SAFETY: the stub page is ours; the site's page is code, by the caller.
+    if window % PAGE + changed as u64 > PAGE {
+        return Outcome::Refused;
+    }
+    let mut old = [0; CODE];
+    for (bytes, word) in old.chunks_exact_mut(8).zip(code) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    let mut stub = Assembler::new();
+    let moved = old.get(CODE - length..).and_then(|code| {
+        let room = stub.bytes.get_mut(..RELOCATED)?;
+        plan.relocate(code, window, place.at, room)
+    });
+    let Some(moved) = moved else { return Outcome::Refused };
+    stub.length = moved.length;
+    let gate_address = (orrery_gates as *const ()).addr() as u64 + 8 * u64::from(gate);
+    TARGETS[gate as usize].store(end, Relaxed);
+    match way {
+        Way::Gate { number } => stub.gate(number, gate_address),
+        Way::Function { number, function } => stub.function(number, end, function),
+        Way::Any => stub.any(place.at, end, gate_address),
+    }
+    let Some(code) = stub.bytes.get(..stub.length) else { return Outcome::Refused };
+    for (at, target) in plan.landings().into_iter().zip(moved.landings) {
+        if let (Some(at), Some(target)) = (at, target) {
+            let behind = window + (at + SYSCALL) as u64;
+            if !landings::add(behind, window, distance as i32, place.at + target as u64) {
+                return Outcome::Refused;
+            }
+        }
+    }
+    // SAFETY: the stub's page is ours; the site's page is code, by the caller.
     unsafe {
-        if !with_bytes(page.start.load(Relaxed), stub, &code) {
+        if !with_bytes(place.page(), place.at, code) {
             return Outcome::Later;
         }
-        page.used.store(index + 1, Relaxed);
+        place.take(stub.length);
         GATES_USED.store(gate + 1, Relaxed);
-        let distance = stub.wrapping_sub(mov + MOV) as u32;
-        let [a, b, c, d] = distance.to_le_bytes();
-        if !with_bytes(mov & !(PAGE - 1), mov, &[0xe9, a, b, c, d]) {
+        let jump = bytes.get(..changed).unwrap_or(&bytes);
+        if !with_bytes(window & !(PAGE - 1), window, jump) {
             return Outcome::Later;
         }
     }
     Outcome::Done
-}
-
-/// A page with room for a stub, near enough.
-fn stub_page(start: u64, last: u64, mov: u64) -> Option<&'static StubPage> {
-    let near = |page: u64| page.abs_diff(mov) < REACH;
-    let with_room = STUBS.iter().find(|page| {
-        let at = page.start.load(Relaxed);
-        at != 0 && near(at) && page.used.load(Relaxed) < STUBS_IN_PAGE
-    });
-    if with_room.is_some() {
-        return with_room;
-    }
-    let page = STUBS.iter().find(|page| page.start.load(Relaxed) == 0)?;
-    // Below first: above a program lies its heap.
-    let below = (1..).map(|k| start.saturating_sub(k * STEP)).take_while(|at| *at >= LOWEST && near(*at));
-    let lowest = core::iter::once(LOWEST).filter(|at| near(*at));
-    let above = (1..).map(|k| last + k * STEP).take_while(|at| near(*at));
-    let at = below.chain(lowest).chain(above).find(|at| map_at(*at & !(PAGE - 1)))? & !(PAGE - 1);
-    page.used.store(0, Relaxed);
-    page.start.store(at, Relaxed);
-    Some(page)
-}
-
-/// Maps a page exactly there, if nothing is there.
-fn map_at(at: u64) -> bool {
-    let flags = MAP_PRIVATE_ANONYMOUS | MAP_FIXED_NOREPLACE;
-    // SAFETY: replaces nothing; a kernel that does not know the flag may map elsewhere, which is undone.
-    unsafe {
-        let result = call(numbers::mmap, [at, PAGE, PROT_READ_EXEC, flags, u64::MAX, 0]);
-        if result == at.cast_signed() {
-            return true;
-        }
-        if !failed(result) {
-            call(numbers::munmap, [result.cast_unsigned(), PAGE, 0, 0, 0, 0]);
-        }
-    }
-    false
 }
 
 /// Replaces a page of code by a copy in which other bytes are at `at`.
@@ -236,32 +224,17 @@ unsafe fn with_bytes(page: u64, at: u64, bytes: &[u8]) -> bool {
     }
 }
 
-/// Counts the call, leaving the flags alone, and jumps to a gate. rax, rcx and r11 are free before a syscall.
-fn counting_stub(number: u64, gate: u64) -> [u8; STUB] {
-    let counter = address(&board().row(number).patched);
-    let mut stub = Assembler::new();
-    stub.push(&[0x9f]); // lahf
-    stub.push(&[0x0f, 0x90, 0xc0]); // seto %al
-    stub.push(&[0x41, 0x89, 0xc3]); // mov %eax,%r11d
-    stub.push(&[0x48, 0xb9]).word(counter); // movabs $counter,%rcx
-    stub.push(&[0xf0, 0x48, 0xff, 0x01]); // lock incq (%rcx)
-    stub.push(&[0x44, 0x89, 0xd8]); // mov %r11d,%eax
-    stub.push(&[0x04, 0x7f]); // add $0x7f,%al: overflows if %al is 1
-    stub.push(&[0x9e]); // sahf
-    stub.push(&[0xb8]).half(number as u32); // mov $number,%eax
-    stub.push(&[0x48, 0xb9]).word(gate); // movabs $gate,%rcx
-    stub.push(&[0xff, 0xe1]); // jmp *%rcx
-    stub.bytes
-}
+/// Calls for which a stub of any number has to go through dispatch, by the last byte of their numbers: a byte is all that
+/// can be looked up without touching the flags. So some calls go there in vain.
+static THROUGH_DISPATCH: [AtomicU8; 256] = [const { AtomicU8::new(0) }; 256];
 
-/// Has the call performed by a function that takes its number in eax and where it returns to in rcx.
-fn calling_stub(number: u64, back: u64, function: unsafe extern "C" fn()) -> [u8; STUB] {
-    let mut stub = Assembler::new();
-    stub.push(&[0xb8]).half(number as u32); // mov $number,%eax
-    stub.push(&[0x48, 0xb9]).word(back); // movabs $back,%rcx
-    stub.push(&[0x49, 0xbb]).word((function as *const ()).addr() as u64); // movabs $function,%r11
-    stub.push(&[0x41, 0xff, 0xe3]); // jmp *%r11
-    stub.bytes
+fn through_dispatch() -> u64 {
+    for number in 0..CALLS as u64 {
+        if numbers::is_special(number) || policy().is_some_and(|policy| policy.concerns(number)) {
+            THROUGH_DISPATCH[(number & 0xff) as usize].store(1, Relaxed);
+        }
+    }
+    address(&THROUGH_DISPATCH)
 }
 
 struct Assembler {
@@ -269,6 +242,7 @@ struct Assembler {
     length: usize,
 }
 
+/// All of this leaves the flags alone. rax, rcx and r11 are free before a syscall, rax once the number is known.
 impl Assembler {
     /// What is not written traps.
     fn new() -> Self {
@@ -292,31 +266,70 @@ impl Assembler {
     fn word(&mut self, value: u64) {
         self.push(&value.to_le_bytes());
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ending(bytes: [u8; 8]) -> [u64; CODE / 8] {
-        let mut code = [0; CODE / 8];
-        code[CODE / 8 - 1] = u64::from_le_bytes(bytes);
-        code
+    /// Goes through a gate, having counted.
+    fn gate(&mut self, number: u16, gate: u64) {
+        if counted() {
+            self.count(number);
+        }
+        self.push(&[0x48, 0xb9]).word(gate); // movabs $gate,%rcx
+        self.push(&[0xff, 0xe1]); // jmp *%rcx
     }
 
-    #[test]
-    fn only_a_mov_of_the_number_looks_right() {
-        let mov = [0x90, 0xb8, 39, 0, 0, 0, 0x0f, 0x05];
-        assert!(looks_right(&ending(mov), 39));
-        assert!(!looks_right(&ending(mov), 40));
-        assert!(!looks_right(&ending([0x90, 0xb9, 39, 0, 0, 0, 0x0f, 0x05]), 39));
-        assert!(!looks_right(&ending([0x90, 0xb8, 39, 0, 0, 0, 0xcd, 0x80]), 39));
+    fn count(&mut self, number: u16) {
+        let counter = address(&board().row(u64::from(number)).patched);
+        self.push(&[0x9f]); // lahf
+        self.push(&[0x0f, 0x90, 0xc0]); // seto %al
+        self.push(&[0x41, 0x89, 0xc3]); // mov %eax,%r11d
+        self.push(&[0x48, 0xb9]).word(counter); // movabs $counter,%rcx
+        self.push(&[0xf0, 0x48, 0xff, 0x01]); // lock incq (%rcx)
+        self.push(&[0x44, 0x89, 0xd8]); // mov %r11d,%eax
+        self.push(&[0x04, 0x7f]); // add $0x7f,%al: overflows if %al is 1
+        self.push(&[0x9e]); // sahf
+        self.push(&[0xb8]).half(u32::from(number)); // mov $number,%eax
     }
 
-    #[test]
-    fn a_stub_has_room() {
-        let stub = calling_stub(39, 0x1234, orrery_timed);
-        assert_eq!(stub[..5], [0xb8, 39, 0, 0, 0]);
-        assert_eq!(stub[28..], [0xcc; STUB - 28]);
+    /// Has the call performed by a function that takes its number in eax and where it returns to in rcx.
+    fn function(&mut self, number: u16, back: u64, function: unsafe extern "C" fn()) {
+        self.push(&[0xb8]).half(u32::from(number)); // mov $number,%eax
+        self.leave_for(back, function);
+    }
+
+    fn leave_for(&mut self, back: u64, function: unsafe extern "C" fn()) {
+        self.push(&[0x48, 0xb9]).word(back); // movabs $back,%rcx
+        self.push(&[0x49, 0xbb]).word((function as *const ()).addr() as u64); // movabs $function,%r11
+        self.push(&[0x41, 0xff, 0xe3]); // jmp *%r11
+    }
+
+    /// Looks the call up that is in eax; where it needs treatment, goes to the `syscall` before `back`.
+    fn any(&mut self, stub: u64, back: u64, gate: u64) {
+        let table = through_dispatch();
+        self.push(&[0x0f, 0xb6, 0xc8]); // movzbl %al,%ecx
+        self.push(&[0x49, 0xbb]).word(table); // movabs $table,%r11
+        self.push(&[0x41, 0x0f, 0xb6, 0x0c, 0x0b]); // movzbl (%r11,%rcx),%ecx
+        let told = policy().is_some_and(|policy| policy.concerns(numbers::epoll_pwait));
+        if told {
+            self.push(&[0xe3, 5]); // jrcxz ordinary
+        } else {
+            // Go waits with epoll_pwait, without mask: that is an ordinary call.
+            self.push(&[0xe3, 20]); // jrcxz ordinary
+            self.push(&[0x8d, 0x88]).half((numbers::epoll_pwait as u32).wrapping_neg()); // lea -nr(%rax),%ecx
+            self.push(&[0xe3, 2]); // jrcxz waits
+            self.push(&[0xeb, 5]); // jmp dispatch
+            self.push(&[0x4c, 0x89, 0xc1]); // waits: mov %r8,%rcx
+            self.push(&[0xe3, 5]); // jrcxz ordinary
+        }
+        let next = stub + self.length as u64 + 5;
+        let distance = (back - SYSCALL as u64).wrapping_sub(next);
+        self.push(&[0xe9]).half(distance as u32); // dispatch: jmp to the syscall
+        // ordinary:
+        match (timed(), counted()) {
+            (true, _) => self.leave_for(back, orrery_timed),
+            (false, true) => self.leave_for(back, orrery_counted),
+            (false, false) => {
+                self.push(&[0x48, 0xb9]).word(gate); // movabs $gate,%rcx
+                self.push(&[0xff, 0xe1]); // jmp *%rcx
+            }
+        }
     }
 }

@@ -3,13 +3,13 @@
 //! All mappings of a program pass through the executive, so it knows its code without asking. Whoever changes the list,
 //! or rewrites code that is on it, holds [`LOCK`] with all signals blocked. Calls that touch no code do not take it.
 
-use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU32, AtomicUsize};
 
 use super::gates::{ORRERY_CONFIG, orrery_unmap_and_exit};
 use super::kernel::{EINVAL, address, block_signals, call, failed, set_mask};
 use super::policy::{Policy, policy};
-use super::{patch, paths};
+use super::{paths, stubs};
 use crate::config::Range;
 use crate::policy::Text;
 use crate::{glob, numbers};
@@ -71,28 +71,42 @@ pub(crate) fn unlock_in_child() {
     LOCK.store(0, Relaxed);
 }
 
+/// Behind the last place of the list that was ever used; zero: not looked for yet.
+static LISTED: AtomicUsize = AtomicUsize::new(0);
+
+/// The list, as far as it was ever used: most of it never is, and calls that map memory look through it.
+fn listed() -> &'static [Range] {
+    let all = &ORRERY_CONFIG.ranges;
+    let mut count = LISTED.load(Acquire);
+    if count == 0 {
+        // What the steward has entered, before the first instruction.
+        let used = all.iter().rposition(|range| range.end.load(Relaxed) != 0);
+        count = used.map_or(1, |last| last + 1);
+        LISTED.fetch_max(count, Release);
+    }
+    all.get(..count).unwrap_or(all)
+}
+
 /// Whether the whole of `[start, end)` is one range of code; gives that range.
 pub(crate) fn containing(start: u64, end: u64) -> Option<(u64, u64)> {
-    ORRERY_CONFIG.ranges.iter().find_map(|range| {
+    listed().iter().find_map(|range| {
         let (first, last) = (range.start.load(Relaxed), range.end.load(Relaxed));
         (first <= start && end <= last && start < end).then_some((first, last))
     })
 }
 
 fn overlaps(start: u64, end: u64) -> bool {
-    ORRERY_CONFIG
-        .ranges
-        .iter()
-        .any(|range| range.start.load(Relaxed) < end && start < range.end.load(Relaxed))
+    listed().iter().any(|range| range.start.load(Relaxed) < end && start < range.end.load(Relaxed))
 }
 
 /// Which of the policy's callers the code at an address belongs to.
 pub(crate) fn marks(address: u64) -> u64 {
     let within = |range: &&Range| range.start.load(Relaxed) < address && address <= range.end.load(Relaxed);
-    ORRERY_CONFIG.ranges.iter().find(within).map_or(0, |range| range.marks.load(Relaxed))
+    listed().iter().find(within).map_or(0, |range| range.marks.load(Relaxed))
 }
 
 /// Which of the policy's callers a file is.
+#[inline(never)]
 fn marks_of(descriptor: u64) -> u64 {
     let callers = policy().map(Policy::callers).unwrap_or_default();
     if callers.is_empty() {
@@ -108,16 +122,19 @@ fn marks_of(descriptor: u64) -> u64 {
 
 /// Adds a range, where there is room: what is not on the list is not rewritten.
 fn add(start: u64, end: u64, marks: u64) {
-    if let Some(free) = ORRERY_CONFIG.ranges.iter().find(|range| range.end.load(Relaxed) == 0) {
+    let all = &ORRERY_CONFIG.ranges;
+    listed();
+    if let Some((index, free)) = all.iter().enumerate().find(|(_, range)| range.end.load(Relaxed) == 0) {
         free.marks.store(marks, Relaxed);
         free.start.store(start, Relaxed);
         free.end.store(end, Relaxed);
+        LISTED.fetch_max(index + 1, Release);
     }
 }
 
 /// Takes all of `[start, end)` off the list.
 fn forget(start: u64, end: u64) {
-    for range in &ORRERY_CONFIG.ranges {
+    for range in listed() {
         let (first, last) = (range.start.load(Relaxed), range.end.load(Relaxed));
         if first < end && start < last {
             let marks = range.marks.load(Relaxed);
@@ -139,7 +156,7 @@ fn is_ours(start: u64, end: u64) -> bool {
     let within = |first: u64, length: u64| first < end && start < first + length;
     within(config.image.load(Relaxed), config.image_length.load(Relaxed))
         || within(config.board.load(Relaxed), config.board_length.load(Relaxed))
-        || patch::stubs_overlap(start, end)
+        || stubs::overlap(start, end)
 }
 
 /// What a call does to existing mappings: up to two ranges.

@@ -2,13 +2,13 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::count::{board, timed};
+use super::count::{board, counted, timed};
 use super::decide::decide;
 use super::frame::{AUDIT_ARCH_I386, Context, Info, SYS_USER_DISPATCH};
-use super::gates::{ORRERY_CONFIG, Patched, RED_ZONE, orrery_compat};
-use super::kernel::{self, EINVAL, ENOSYS, address, call, failed, ticks};
+use super::gates::{ORRERY_CONFIG, Patched, RED_ZONE, orrery_compat, orrery_resume};
+use super::kernel::{EINVAL, ENOSYS, address, call, failed, ticks};
 use super::policy::{Policy, policy};
-use super::{actions, exec, masks, ranges, sites, threads};
+use super::{actions, exec, landings, masks, ranges, sites, threads};
 use crate::numbers;
 
 const PR_SET_SECCOMP: u64 = 22;
@@ -20,26 +20,56 @@ pub(crate) extern "C" fn on_sigsys(_: i32, info: *mut Info, context: *mut Contex
     unsafe {
         if (*info).code == SYS_USER_DISPATCH {
             let compatible = (*info).architecture == AUDIT_ARCH_I386;
-            dispatched(&mut *context, compatible);
+            if dispatched(&mut *context, compatible) {
+                resume(&*context);
+            }
         } else {
             actions::deliver(info, context);
         }
     }
 }
 
-fn dispatched(context: &mut Context, compatible: bool) {
+/// Returns from a signal whose handler has changed nothing but registers: a system call less than with `rt_sigreturn`.
+/// Comes back where that has to be made all the same.
+fn resume(context: &Context) {
+    const STEP: u64 = 1 << 8;
+    const AUTO_DISARM: i32 = i32::MIN;
+    let shadow_stack: u64;
+    // SAFETY: an instruction that does nothing where there are no shadow stacks.
+    unsafe {
+        core::arch::asm!("rdsspq {0}", inout(reg) 0_u64 => shadow_stack, options(nomem, nostack, preserves_flags));
+    }
+    // A trap after each instruction is not for those here. The kernel turns an alternate stack off that asks for it, and
+    // has put a token onto a shadow stack.
+    if context.registers.eflags & STEP != 0 || context.stack.flags & AUTO_DISARM != 0 || shadow_stack != 0 {
+        return;
+    }
+    let extended = context.extended();
+    // SAFETY: the kernel has written both, and the mask is what it was: see `ACTION_FLAGS`.
+    unsafe { orrery_resume(&raw const context.registers, extended.address, extended.features) }
+}
+
+/// Gives whether only registers are to be restored.
+fn dispatched(context: &mut Context, compatible: bool) -> bool {
     if compatible {
         context.registers.rax = perform_compatible(context);
-        return;
+        return false;
     }
     // The kernel reads an `int`.
     let number = context.registers.rax & 0xffff_ffff;
     let from = context.registers.rip;
+    if let Some(target) = landings::target(from) {
+        // No call: it stood where a jump is now.
+        context.registers.rip = target;
+        return true;
+    }
     // What a system call instruction leaves there.
     context.registers.rcx = from;
     context.registers.r11 = context.registers.eflags;
     let row = board().row(number);
-    row.dispatched.fetch_add(1, Relaxed);
+    if counted() {
+        row.dispatched.fetch_add(1, Relaxed);
+    }
     let start = if timed() { ticks() } else { 0 };
     let (arguments, stack) = (context.arguments(), context.registers.rsp);
     let result = decide(number, arguments, from, stack, |arguments| perform(context, number, arguments));
@@ -48,18 +78,20 @@ fn dispatched(context: &mut Context, compatible: bool) {
     }
     context.registers.rax = result.cast_unsigned();
     sites::note(from, number);
+    !numbers::needs_frame(number) && number != numbers::rt_sigprocmask
 }
 
-/// A call from a rewritten site, about which the policy has something to say.
+/// A call from a rewritten site that is more than passed on: the policy has something to say about it, or the executive.
 pub(crate) extern "C" fn patched(call: &Patched) -> i64 {
     let row = board().row(call.number);
-    row.patched.fetch_add(1, Relaxed);
+    if counted() {
+        row.patched.fetch_add(1, Relaxed);
+    }
     let start = if timed() { ticks() } else { 0 };
     let [r9, r8, r10, rdx, rsi, rdi] = call.arguments;
     let stack = address(call) + size_of::<Patched>() as u64 + RED_ZONE;
     let result = decide(call.number, [rdi, rsi, rdx, r10, r8, r9], call.site, stack, |arguments| {
-        // SAFETY: what the program asked for, or what its policy made of that.
-        unsafe { kernel::call(call.number, arguments) }
+        perform_anywhere(call.number, arguments, stack)
     });
     if start != 0 {
         row.time(ticks().wrapping_sub(start), result);
@@ -71,20 +103,28 @@ pub(crate) extern "C" fn patched(call: &Patched) -> i64 {
 fn perform(context: &mut Context, number: u64, arguments: [u64; 6]) -> i64 {
     match number {
         numbers::rt_sigreturn => masks::rt_sigreturn(context),
-        numbers::rt_sigaction => actions::rt_sigaction(arguments),
         numbers::rt_sigprocmask => masks::rt_sigprocmask(context),
         numbers::sigaltstack => masks::sigaltstack(context),
         numbers::fork | numbers::vfork | numbers::clone | numbers::clone3 => {
             threads::give_birth(context, number)
         }
         numbers::execve | numbers::execveat => exec::execute(context, number, arguments),
+        _ => perform_anywhere(number, arguments, context.registers.rsp),
+    }
+}
+
+/// Performs a call of which nothing but this need be known. What [`numbers::needs_frame`] names does not come here.
+fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
+    match number {
+        numbers::rt_sigaction => actions::rt_sigaction(arguments, stack),
+        numbers::rt_sigprocmask => masks::set_without_sigsys(arguments, stack),
         numbers::rt_sigsuspend
         | numbers::ppoll
         | numbers::pselect6
         | numbers::epoll_pwait
         | numbers::epoll_pwait2
         | numbers::io_pgetevents
-        | numbers::io_uring_enter => masks::with_mask(number, arguments),
+        | numbers::io_uring_enter => masks::with_mask(number, arguments, stack),
         numbers::mmap
         | numbers::munmap
         | numbers::mprotect
@@ -93,19 +133,19 @@ fn perform(context: &mut Context, number: u64, arguments: [u64; 6]) -> i64 {
         | numbers::madvise
         | numbers::remap_file_pages
         | numbers::shmat
-        | numbers::shmdt => ranges::change(number, arguments, context.registers.rsp),
+        | numbers::shmdt => ranges::change(number, arguments, stack),
         // There is one dispatch for a thread, and it is taken.
         numbers::prctl if arguments[0] == PR_SET_SYSCALL_USER_DISPATCH => -EINVAL,
         numbers::prctl | numbers::seccomp => {
             // SAFETY: what the program asked for.
-            let result = unsafe { call(context.registers.rax, arguments) };
+            let result = unsafe { call(number, arguments) };
             if !failed(result) && (number == numbers::seccomp || arguments[0] == PR_SET_SECCOMP) {
                 ORRERY_CONFIG.filtered.store(1, Relaxed);
             }
             result
         }
         // SAFETY: what the program asked for.
-        _ => unsafe { call(context.registers.rax, arguments) },
+        _ => unsafe { call(number, arguments) },
     }
 }
 

@@ -59,6 +59,28 @@ pub(crate) unsafe fn read<T: Copy>(from: u64) -> Result<T, i64> {
     Ok(unsafe { value.assume_init() })
 }
 
+/// Reads plain data that may lie just above the program's stack pointer: where we are on the same stack, the page below
+/// that pointer is there, and nobody need be asked.
+///
+/// # Errors
+/// `-EFAULT`.
+///
+/// # Safety
+/// Any bytes must be a valid `T`.
+pub(crate) unsafe fn read_beside<T: Copy>(stack: u64, from: u64) -> Result<T, i64> {
+    /// No frame of ours is larger.
+    const NEAR: u64 = 16 * PAGE;
+    let here = 0_u8;
+    let on_it = stack.wrapping_sub(address(&here)) < NEAR;
+    let last = from.wrapping_add(size_of::<T>() as u64 - 1);
+    if on_it && from >= stack && last >= from && last / PAGE == (stack - 1) / PAGE {
+        // SAFETY: the page is there, by that.
+        return Ok(unsafe { core::ptr::with_exposed_provenance::<T>(from as usize).read_unaligned() });
+    }
+    // SAFETY: by the caller.
+    unsafe { read(from) }
+}
+
 /// Reads a word.
 ///
 /// # Errors

@@ -1,0 +1,109 @@
+//! Descriptors and what is behind them.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use orrery_lwc::rollback::Outcome;
+
+use super::common::{open_descriptors, rollback};
+
+pub(crate) fn descriptors_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = std::fs::File::create(dir.path().join("a")).unwrap();
+    let mut rollback = rollback();
+    rollback.run(|| {}).unwrap();
+    let before = open_descriptors();
+    for _ in 0..3 {
+        rollback
+            .run(|| unsafe {
+                libc::close(file.as_raw_fd());
+                for _ in 0..20 {
+                    libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY);
+                }
+                libc::dup2(0, 500);
+                libc::dup2(0, 2);
+                libc::fcntl(1, libc::F_SETFL, libc::O_NONBLOCK);
+            })
+            .unwrap();
+        assert_eq!(open_descriptors(), before);
+        assert_eq!(unsafe { libc::fcntl(1, libc::F_GETFL) } & libc::O_NONBLOCK, 0);
+    }
+}
+
+pub(crate) fn closing_everything_comes_back() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut rollback = rollback();
+    rollback.run(|| {}).unwrap();
+    let before = open_descriptors();
+    for _ in 0..3 {
+        rollback
+            .run(|| unsafe { drop(Box::new(libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0))) })
+            .unwrap();
+        assert_eq!(open_descriptors(), before);
+    }
+    // They are the same files: what goes in comes out.
+    assert_eq!(rustix::io::write(&writer, b"through").unwrap(), 7);
+    let mut text = [0; 7];
+    rustix::io::read(&reader, &mut text).unwrap();
+    assert_eq!(&text, b"through");
+}
+
+pub(crate) fn offsets_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("numbers");
+    std::fs::write(&path, "0123456789").unwrap();
+    let file: OwnedFd = std::fs::File::open(&path).unwrap().into();
+    let mut byte = [0];
+    rustix::io::read(&file, &mut byte).unwrap();
+    let mut rollback = rollback();
+    for _ in 0..3 {
+        rollback
+            .run(|| {
+                let mut rest = [0; 5];
+                rustix::io::read(&file, &mut rest).unwrap();
+                assert_eq!(&rest, b"12345");
+            })
+            .map(|outcome| assert_eq!(outcome, Outcome::Returned))
+            .unwrap();
+    }
+    rustix::io::read(&file, &mut byte).unwrap();
+    assert_eq!(&byte, b"1");
+}
+
+pub(crate) fn output_stays_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("output");
+    let file = std::fs::File::create(&path).unwrap();
+    let mut rollback = rollback();
+    let saved = unsafe { OwnedFd::from_raw_fd(libc::dup(1)) };
+    unsafe { libc::dup2(file.as_raw_fd(), 1) };
+    for number in 0..3 {
+        rollback.run(|| println!("closure {number}")).unwrap();
+        println!("program {number}");
+    }
+    unsafe { libc::dup2(saved.as_raw_fd(), 1) };
+    let expected = "closure 0\nprogram 0\nclosure 1\nprogram 1\nclosure 2\nprogram 2\n";
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+}
+
+pub(crate) fn an_exempt_descriptor_stays() {
+    let mut rollback = rollback();
+    rollback.exempt_descriptor(300).unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    rollback
+        .run(|| {
+            unsafe { libc::dup2(writer.as_raw_fd(), 300) };
+        })
+        .unwrap();
+    drop(writer);
+    assert_eq!(unsafe { libc::write(300, b"x".as_ptr().cast(), 1) }, 1);
+    rollback
+        .run(|| {
+            unsafe { libc::close(300) };
+        })
+        .unwrap();
+    // The copies of the table that these runs made had both ends.
+    rollback.release_files().unwrap();
+    let mut text = Vec::new();
+    std::io::Read::read_to_end(&mut { reader }, &mut text).unwrap();
+    assert_eq!(text, b"x");
+}
