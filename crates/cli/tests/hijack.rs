@@ -311,7 +311,8 @@ fn programs_killed_while_they_start_are_not_missed() {
         return;
     }
     // After a little longer each time.
-    let script = "i=0; while [ $i -lt 200 ]; do sleep 9 & j=0; while [ $j -lt $((i * 20)) ]; do j=$((j + 1)); done
+    let script =
+        "i=0; while [ $i -lt 200 ]; do sleep 9 & j=0; while [ $j -lt $((i * 20)) ]; do j=$((j + 1)); done
         kill -9 $!; i=$((i + 1)); done; wait";
     let report = trace(&["sh", "-c", script]);
     assert_eq!(report["unfollowed"], serde_json::json!([]));

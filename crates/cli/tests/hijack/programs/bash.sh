@@ -11,7 +11,7 @@ x=$(echo substituted | tr a-z A-Z); echo "$x ${PIPESTATUS[*]}"
 sleep 0.05 & wait $!; echo waited $?
 ./nonexistent; echo $?
 read -r -t 0.05 line < <(sleep 0.3); echo $(($? > 128))
-for ((i = 0; i < ${WHOLE:-300}; i++)); do echo $i > file; done; cat file
+for ((i = 0; i < ${WHOLE:+1}300; i++)); do echo $i > file; done; cat file
 exec 7<file; cat <&7; exec 7<&-
 coproc { while read -r line; do echo "back: $line"; done; }
 echo there >&"${COPROC[1]}"; read -r answer <&"${COPROC[0]}"; echo "$answer"

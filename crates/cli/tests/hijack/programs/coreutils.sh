@@ -19,5 +19,5 @@ tee one two < n | tail -1; comm one two | wc -l; paste one two | tail -1; join o
 (sleep 0.1; echo late) > grows & tail -n +1 -f --pid=$! grows 2> /dev/null; wait
 stdbuf -o0 echo unbuffered; echo x | xargs -n1 -P2 echo; find . -type f | LC_ALL=C sort | xargs md5sum
 df . > /dev/null; id -u > /dev/null; uname -s; pwd -P | wc -l; mktemp -u | wc -l
-i=0; while [ $i -lt ${WHOLE:-20} ]; do cp n x$i && mv x$i y && rm y; i=$((i + 1)); done; ls; rm -rf ../copy sparse
+i=0; while [ $i -lt ${WHOLE:+5}20 ]; do cp n x$i && mv x$i y && rm y; i=$((i + 1)); done; ls; rm -rf ../copy sparse
 ls /nonexistent; cat .; rm nothing

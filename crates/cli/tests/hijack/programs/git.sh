@@ -5,7 +5,7 @@ export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER
 git config --global init.defaultBranch main
 git config --global gc.auto 0
 git init -q r && cd r
-i=0; while [ $i -lt ${WHOLE:-40} ]; do echo $i > f$i; i=$((i + 1)); done
+i=0; while [ $i -lt ${WHOLE:+10}40 ]; do echo $i > f$i; i=$((i + 1)); done
 mkdir -p d/e && cp f1 d/e && git add . && git commit -qm one && git status --short | wc -l
 git checkout -qb side && echo side >> f1 && git commit -qam side
 git checkout -q main && echo main >> f2 && rm f3 && git commit -qam main
