@@ -19,9 +19,9 @@
  * CONTEXTS
  *
  * lwCreate copies the calling context as fork(2) copies a process: memory (copy-on-write), descriptors,
- * credentials. The copy does not run until somebody switches to it; then lwCreate returns there, too. There
- * is one thread of control: whoever calls lwSwitch stops there until control comes back, from whichever
- * context. Arguments are a number, and up to LWC_ROOM bytes (lwSwitchBytes, lwReceived). The only ways into a
+ * credentials. The copy does not run until somebody switches to it; then lwCreate returns there, too. A
+ * thread is in one context at a time: whoever calls lwSwitch stops there until control comes back, from
+ * whichever context. Arguments are a number, and up to LWC_ROOM bytes (lwSwitchBytes, lwReceived). The only ways into a
  * context are returns of lwCreate and lwSwitch, and its signal handlers.
  *
  * Underneath, each context is a process; the program's own one, the root, is the parent of all. wait(2) does
@@ -33,6 +33,14 @@
  * A context is named by a descriptor. It ends when the last context that holds one closes it, unless it has
  * control. A new context holds one of its creator; whoever is switched to holds one of its caller. Close them
  * with lwClose, which also lets go of what the library keeps; close(2) ends contexts just the same.
+ *
+ * THREADS
+ *
+ * Each thread switches for itself, and has registers, stack and thread-local storage of its own in each context.
+ * Several may be in one context. The threads that the creator has exist in the new context, too: what they were
+ * doing at its creation they go on with there when they first switch there (a switch that they were parked in
+ * returns). A lock that one of them held then is held there: bring threads to a consistent point before. They
+ * are held still for the moment of the copy; calls that signals interrupt fail with EINTR.
  *
  * RIGHTS
  *
@@ -60,7 +68,9 @@
  * Calls that fail return -1 and set errno. Beside those listed at each call:
  *
  *   EBUSY     a signal handler interrupted another call about contexts
- *   EPERM     contexts belong to another thread
+ *   EPERM     the calling thread does not exist in that context: it began after that was created, or was not
+ *             taken along (LWC_ALONE)
+ *   EAGAIN    more than 256 threads use contexts
  *   ECHILD    contexts belong to another process, of which this one was forked
  *   EBADF     the descriptor names no context here
  *   ESRCH     the context has ended before
@@ -111,6 +121,7 @@ struct lwc_spec {
 /* Calls that it may not make arrive in its creator; without any LWC_SYSCALL, those that name files, processes
  * and sockets: about what FreeBSD's capability mode takes away. */
 #define LWC_SYSTRAP 0x4
+#define LWC_ALONE 0x8 /* no thread but the calling one may ever switch there, and the others are not held still */
 
 /* How many bytes a switch carries. */
 #define LWC_ROOM 65536
@@ -122,7 +133,6 @@ struct lwc_spec {
  *
  * Errors, beside those above:
  *   EINVAL    caller or args is null; a type, how or option is unknown; LWC_SHARE of anything but LWC_VM
- *   EAGAIN    the program has other threads
  *   ENOSPC    there are 4096 contexts
  *   EFAULT    the new context died of what was unmapped
  */
@@ -133,7 +143,8 @@ int lwCreate(const struct lwc_spec *specs, size_t count, unsigned options, int *
  * comes from, with its argument in *result (which may be null).
  *
  * Errors, beside those above:
- *   EOWNERDEAD  the context died while it had control, or whoever it switched to did and nobody else waited
+ *   EOWNERDEAD  the context died while it had control, or whoever it switched to did and nobody else waited;
+ *               or the calling thread ended there
  */
 int lwSwitch(int target, uint64_t args, uint64_t *result);
 

@@ -121,9 +121,10 @@ fn number(error: &Error) -> c_int {
 fn context_number(error: &ContextError) -> c_int {
     match error {
         ContextError::Busy => libc::EBUSY,
-        ContextError::WrongThread => libc::EPERM,
+        ContextError::NoThread { .. } => libc::EPERM,
+        ContextError::ThreadEnded { .. } => libc::EOWNERDEAD,
         ContextError::OtherProcess => libc::ECHILD,
-        ContextError::NotAlone { .. } => libc::EAGAIN,
+        ContextError::TooManyThreads { .. } => libc::EAGAIN,
         ContextError::NoContext { .. } => libc::EBADF,
         ContextError::Gone { .. } => libc::ESRCH,
         ContextError::Died { .. } | ContextError::Orphaned => libc::EOWNERDEAD,

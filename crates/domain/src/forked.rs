@@ -30,6 +30,11 @@ impl Creator {
     pub fn is_here(self) -> bool {
         self.0 == generation()
     }
+
+    /// A number that no other living process among the caller's ancestors and descendants has; never 0.
+    pub fn number(self) -> u64 {
+        self.0
+    }
 }
 
 /// Whether the calling process is a domain or a child of one.

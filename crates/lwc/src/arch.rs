@@ -1,11 +1,14 @@
-//! What differs between processors: leaving one stack for another with the caller's registers saved.
+//! What differs between processors: leaving one stack for another with the caller's registers saved, and
+//! going on with a thread's stack in a copy of it.
 //!
 //! One file per architecture, all with the same functions.
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{finish, jump_code, run_crossing, snapshot_crossing};
+pub(crate) use x86_64::{
+    finish, hold_still, jump_code, land, run_crossing, snapshot_crossing, start_at, with_landing,
+};
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("orrery-lwc: only x86_64 has its registers and stacks described so far (src/arch/x86_64.rs)");

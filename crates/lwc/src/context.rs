@@ -32,18 +32,33 @@
 //! copies the calling process, and the copy waits. Its first moment is inside the creator's call, with a copy of the
 //! creator's stack, so control transfers have fork's shape: one call, two returns.
 //!
-//! There is **one thread of control**. Exactly one context runs, all others are parked in a switch. From this follows
-//! most of the rest:
+//! There is **one thread of control** for each thread of the program, a *strand*: exactly one context runs it, in all
+//! others it is parked in a switch. From this follows most of the rest:
 //!
 //! - A switch is a message and a call, then waiting: microseconds between two CPUs, far less on one. So a context
 //!   follows its caller's CPU.
-//! - Nothing changes a parked context's memory. It can give out parts of it when asked, or turn them into shared memory.
+//! - A context in which a strand is parked can give out parts of its memory when asked, or turn them into shared memory.
 //! - Whoever waits for the one that has control notices its death, and gets control back together with an error. Where
 //!   that one is dead, too, the root does.
 //!
 //! The **root** is the program's own process. It is the kernel's parent of all contexts, whoever created them, but gives
 //! them no exit signal, so that no wait(2) of the program sees them (`__WCLONE` in waitpid(2)). It ends when any context
 //! exits, with that status; and all contexts end when it ends, however that may be (each watches the root's pidfd).
+//!
+//! # Threads
+//!
+//! Each (thread, context) pair has a kernel thread in the context's process, with registers, stack and thread-local storage
+//! of its own, and a place at which it is called. The root's are the program's own threads. A new context has a
+//! *counterpart* of each other thread that its creator has; how it comes by them, and what they begin with, is in
+//! `still.rs`. So threads switch independently, several may be in one context, and the counterparts of one thread never
+//! run at the same time. A thread that did not exist in the creator gets [`Error::NoThread`].
+//!
+//! A thread that ends where it began ends everywhere. One that ends in another context is an error of the switch that
+//! waits for it ([`Error::ThreadEnded`]); other contexts keep their counterparts. A time limit kills the context, and so
+//! concerns all threads in it: each is told.
+//!
+//! The threads of a context take turns at what the library knows there (`state.rs`), and let go of it while they wait for
+//! another context: no wait for another context ever holds up a context's other threads.
 //!
 //! # Names and rights
 //!
@@ -62,7 +77,7 @@
 //!
 //! # Where it ends
 //!
-//! A program with other threads gets [`Error::NotAlone`]. Signal handlers of the root run while another context has
+//! Signal handlers of the root run while another context has
 //! control. getpid(2) differs between contexts. A hostile context may compute on while another one has control, and may
 //! stop or end the program. The book tells all differences.
 
@@ -75,6 +90,7 @@ mod identity;
 mod introduce;
 mod leash;
 mod link;
+mod lock;
 mod overlay;
 mod perform;
 mod program;
@@ -84,6 +100,8 @@ mod rights;
 mod shapes;
 mod spec;
 mod state;
+mod still;
+mod strands;
 mod trap;
 
 use core::convert::Infallible;
@@ -154,7 +172,7 @@ pub enum Created {
 /// `entry` cannot return, for there is nowhere to return to. It switches, or exits, which ends the program.
 ///
 /// # Errors
-/// [`Error::NotAlone`] in a program with other threads; [`Error::Unaligned`], [`Error::Overlap`], [`Error::Memory`]
+/// [`Error::TooManyThreads`]; [`Error::Unaligned`], [`Error::Overlap`], [`Error::Memory`]
 /// where the specification makes no sense; [`Error::Birth`], [`Error::Full`], [`Error::System`] where there is no room.
 /// There is no new context then, but memory that was to be shared may be backed by a file already.
 pub fn create(spec: &Spec, entry: impl FnOnce(Start) -> Infallible) -> Result<Context> {
@@ -309,7 +327,7 @@ impl Context {
     /// a switch, and what is read there is the other context's, to be trusted as far as that is.
     pub unsafe fn overlay(self, start: *const u8, length: usize, how: Overlay) -> Result<()> {
         let range = pages(start.expose_provenance(), length)?;
-        let mut state = held(self.fd)?;
+        let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
         overlay::overlay(&mut state, slot, range, how)
     }
@@ -324,7 +342,7 @@ impl Context {
     /// # Safety
     /// Nothing in the calling context may need what has this number now.
     pub unsafe fn overlay_descriptor(self, number: u32) -> Result<()> {
-        let mut state = held(self.fd)?;
+        let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
         overlay::overlay_descriptor(&mut state, slot, number)
     }
@@ -345,7 +363,7 @@ impl Context {
     /// # Safety
     /// The call may do to either context whatever such a call can do, to memory for instance.
     pub unsafe fn syscall(self, own: Own, number: u32, arguments: [u64; 6]) -> Result<i64> {
-        let mut state = held(self.fd)?;
+        let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
         perform::perform(&mut state, slot, own, number, arguments)
     }
@@ -367,7 +385,7 @@ impl Context {
     /// # Errors
     /// Those of [`Context::restrict`].
     pub fn restrict_to(self, keep: &Rights) -> Result<()> {
-        let mut state = held(self.fd)?;
+        let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
         overlay::restrict(&mut state, slot, keep)
     }
@@ -404,4 +422,9 @@ pub unsafe fn remove_overlay(start: *const u8, length: usize) -> Result<()> {
 /// The state of a process that knows contexts.
 fn held(descriptor: RawFd) -> Result<state::Held> {
     state::hold()?.ok_or(Error::NoContext { descriptor })
+}
+
+/// The same, for asking another context.
+fn held_to_ask(descriptor: RawFd) -> Result<state::Held> {
+    state::hold_to_ask()?.ok_or(Error::NoContext { descriptor })
 }

@@ -67,7 +67,7 @@ fn action(handler: usize, mask: Mask) -> Action {
 /// Where the kernel returns to after a handler.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
-extern "C" fn restorer() {
+pub(crate) extern "C" fn restorer() {
     core::arch::naked_asm!("mov eax, 15", "syscall") // rt_sigreturn
 }
 

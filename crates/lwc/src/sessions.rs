@@ -154,8 +154,8 @@ impl Builder {
     /// see should not.
     ///
     /// # Errors
-    /// [`Error::Context`], among them [`NotAlone`](crate::context::Error::NotAlone) in a program with other threads;
-    /// [`Error::Setup`] where sessions cannot be rolled back here.
+    /// [`Error::Context`], among them [`Birth`](crate::context::Error::Birth) where another thread never lets go of what the
+    /// template needs; [`Error::Setup`] where sessions cannot be rolled back here.
     pub fn build<F: Fn(&mut Connection)>(self, serve: F) -> Result<Pool> {
         Pool::new(self, serve)
     }

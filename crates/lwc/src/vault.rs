@@ -98,7 +98,7 @@ impl Vault {
         load: impl FnOnce() -> Result<S, E>,
         mut serve: impl FnMut(&mut S, &[u8]) -> Vec<u8>,
     ) -> Result<Self, NoVault> {
-        let context = context::create(&Spec::new(), move |start| {
+        let context = context::create(&Spec::new().alone(true), move |start| {
             leave_no_core();
             let me = u64::from(std::process::id());
             let (mut secret, mut call) = match load() {

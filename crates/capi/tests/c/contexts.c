@@ -125,7 +125,7 @@ static void bad_input(void) {
                                {LWC_VM, LWC_UNMAP, (uintptr_t)memory + PAGE, PAGE}};
     CHECK_ERROR(lwCreate(twice, 2, 0, &caller, &args), EINVAL);
     CHECK_ERROR(lwCreate(NULL, 1, 0, &caller, &args), EINVAL);
-    CHECK_ERROR(lwCreate(NULL, 0, 8, &caller, &args), EINVAL);
+    CHECK_ERROR(lwCreate(NULL, 0, 16, &caller, &args), EINVAL);
     CHECK_ERROR(lwCreate(NULL, 0, 0, NULL, &args), EINVAL);
     CHECK_ERROR(lwCreate(NULL, 0, 0, &caller, NULL), EINVAL);
     CHECK_ERROR(lwSwitch(0, 0, NULL), EBADF);

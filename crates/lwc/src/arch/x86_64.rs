@@ -15,6 +15,10 @@
 //! That memory is part of what is restored, so a restored state finds its registers where it left them: loading
 //! `stack_pointer` and popping continues it. Which state that is, `end` decides by what it leaves in `stack_pointer`.
 
+mod threads;
+
+pub(crate) use threads::{hold_still, land, start_at, with_landing};
+
 use core::arch::naked_asm;
 use core::mem::offset_of;
 

@@ -3,14 +3,16 @@
 //! The copy is a hidden child of the *root* ([`orrery_domain::copy`]), whoever creates it. So contexts outlive their
 //! creators, the root can bury all of them, and none shows up in the program's wait(2).
 
+use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
+use orrery_domain::Moment;
 use orrery_domain::copy::{Copied, Kin, copy_process};
 use orrery_domain::forked::Creator;
 use orrery_domain::gate::is_dead;
 use orrery_domain::watch::Watcher;
-use orrery_sys::process::Threads;
 use orrery_sys::{PageRange, descriptors, signals};
 use rustix::io::Errno;
 use rustix::thread::futex;
@@ -20,13 +22,13 @@ use super::error::{Error, Result};
 use super::introduce::receive_on;
 use super::leash::Leash;
 use super::link::Link;
-use super::program::ROOT;
+use super::program::{ROOT, own_thread};
 use super::ranges::{contains, privatise, share, unmap, without};
 use super::rights::Rights;
 use super::spec::{Checked, Spec};
-use super::state::State;
+use super::state::{Held, State};
 use super::trap::{self, Listener};
-use super::{Arrival, Context, handover, introduce, reaper};
+use super::{Arrival, Context, handover, introduce, perform, reaper, still, strands};
 
 /// Signals that the kernel raises because of what a context did itself (signal(7)); all others are not its business.
 const OWN_DOING: [i32; 10] = [
@@ -43,7 +45,7 @@ const OWN_DOING: [i32; 10] = [
 ];
 
 /// What a new context does before it waits.
-const STEPS: [&str; 9] = [
+const STEPS: [&str; 11] = [
     "be set up",
     "be set up within its memory",
     "unmap memory",
@@ -53,7 +55,12 @@ const STEPS: [&str; 9] = [
     "close itself to debuggers",
     "open its own memory for its creator (a program closed to debuggers cannot: create it before)",
     "put on the filter of its system calls (a filtered context cannot have its own traps)",
+    "get hold of what another thread held when it was created (malloc's lock, for instance): have that thread wait",
+    "have the program's other threads",
 ];
+
+/// The step that fails where another thread held a lock of the C library.
+const HELD_UP: usize = 9;
 
 /// Who comes out of a birth.
 pub(crate) enum Born {
@@ -74,32 +81,52 @@ struct Ends {
     watcher: Watcher,
 }
 
+/// How often a new context of a program with other threads is tried: whichever lock another thread held when the copy was
+/// made is held for ever there.
+const ATTEMPTS: u32 = 64;
+/// How long it may take to set itself up.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// What a new context says while it tries the C library's locks.
+const TRYING: u32 = u32::MAX;
+
 /// Creates a context of the calling one.
-pub(crate) fn create(state: &mut State, spec: &Spec) -> Result<Born> {
+pub(crate) fn create(state: &mut Held, spec: &Spec) -> Result<Born> {
     let checked = spec.check()?;
-    let threads = Threads::open()?.count()?;
-    if threads > state.own_threads() {
-        return Err(Error::NotAlone { others: threads - state.own_threads() });
-    }
     state.sweep_grants();
     reaper::sweep(state);
     share_all(state, &checked.share)?;
+    let threaded = still::others()? != 0;
+    for _ in 1..ATTEMPTS {
+        match attempt(state, spec, &checked, threaded) {
+            Err(Error::Birth { step, .. }) if step == STEPS[HELD_UP] => {}
+            other => return other,
+        }
+    }
+    attempt(state, spec, &checked, threaded)
+}
+
+fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> Result<Born> {
     let ends = prepare(state)?;
     let seat = ends.seat;
-    let mask = signals::block_all();
     let kin = if state.me == ROOT { Kin::HiddenChild } else { Kin::Sibling };
-    // SAFETY: the process has one thread as far as libc knows; a context's other one is its watcher, which has no state.
+    let others = if spec.alone || !threaded { None } else { still::Still::hold(state.program, state.me)? };
+    let mask = others.as_ref().map_or_else(signals::block_all, still::Still::mask);
+    // SAFETY: no other thread holds anything that we need; where it holds what the C library needs, the copy hangs, and is
+    // given up.
     let copied = match unsafe { copy_process(kin) } {
         Ok(None) => {
-            let number = live(state, ends, spec, &checked, mask);
+            let others = ManuallyDrop::new(others);
+            let number = live(state, ends, spec, checked, mask, others.as_ref(), threaded);
             let arrival = wait_for_control(state, number);
             return Ok(Born::Context(state.handle(number), arrival));
         }
         Ok(Some(copied)) => Ok(copied),
         Err(errno) => Err(Error::Birth { step: "be forked", errno }),
     };
+    drop(others);
     signals::set_mask(mask);
-    let delivered = copied.and_then(|copied| deliver(state, ends, copied, spec, checked.access));
+    let delivered =
+        copied.and_then(|copied| deliver(state, ends, copied, spec, checked.access.clone(), threaded));
     if delivered.is_err() {
         // Whatever there is of it goes; a seat without a process is given up by ourselves.
         reaper::bury(state, seat, true);
@@ -122,7 +149,9 @@ fn share_all(state: &mut State, ranges: &[PageRange]) -> Result<()> {
             return Err(Error::Memory { address: part.range.start, what: "shared", why });
         }
         for piece in without(*range, state.shared.iter().map(|shared| shared.range)) {
-            state.shared.push(share(piece)?);
+            let (program, me) = (state.program, state.me);
+            let shared = share(piece, || still::Still::hold(program, me))?;
+            state.shared.push(shared);
         }
     }
     Ok(())
@@ -132,8 +161,8 @@ fn prepare(state: &State) -> Result<Ends> {
     let (link, _file) = Link::make()?;
     let child = introduce::pair()?;
     let parent = introduce::pair()?;
-    let seat = state.program.reserve()?;
-    let mark = state.program.seat(seat).face.mark();
+    let seat = state.program.reserve(state.strand)?;
+    let mark = state.program.place(state.strand, seat).face.mark();
     match Watcher::prepare(state.main, mark) {
         Ok(watcher) => Ok(Ends { link, seat, child, parent, watcher }),
         Err(error) => {
@@ -150,16 +179,20 @@ fn deliver(
     copied: Copied,
     spec: &Spec,
     access: Vec<PageRange>,
+    threaded: bool,
 ) -> Result<usize> {
     let Ends { link, seat: number, child, parent, watcher: _ } = ends;
     drop(child.0);
     drop(parent.1);
     let seat = state.program.seat(number);
     seat.pid.store(copied.pid.as_raw_pid().unsigned_abs(), SeqCst);
-    await_settled(&seat.settled, &copied);
+    await_settled(&seat.settled, &copied, threaded);
     match seat.settled.load(SeqCst) {
         1 => {}
-        0 => return Err(Error::Birth { step: STEPS[1], errno: Errno::FAULT }),
+        0 | TRYING if !is_dead(copied.pidfd.as_fd()) => {
+            return Err(Error::Birth { step: STEPS[HELD_UP], errno: Errno::DEADLK });
+        }
+        0 | TRYING => return Err(Error::Birth { step: STEPS[1], errno: Errno::FAULT }),
         packed => {
             let step = STEPS.get((packed >> 16) as usize).copied().unwrap_or(STEPS[0]);
             let errno = i32::try_from(packed & 0xfff).unwrap_or(0).max(1);
@@ -183,27 +216,58 @@ fn deliver(
     Ok(slot)
 }
 
-fn await_settled(settled: &AtomicU32, copied: &Copied) {
+/// Waits until a new context has set itself up, failed to, or died; or hangs, where another thread of this one may have
+/// held what it needs.
+fn await_settled(settled: &AtomicU32, copied: &Copied, threaded: bool) {
+    let end = threaded.then(|| Moment::now().after(PATIENCE));
+    let mut asleep = 0;
     for round in 0.. {
-        if settled.load(SeqCst) != 0 || is_dead(copied.pidfd.as_fd()) {
+        let now = settled.load(SeqCst);
+        if !matches!(now, 0 | TRYING) || is_dead(copied.pidfd.as_fd()) {
+            return;
+        }
+        if end.is_some_and(|end| Moment::now() >= end) {
             return;
         }
         if round < 50 {
             rustix::thread::sched_yield();
-        } else {
-            let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-            let _ = futex::wait(settled, futex::Flags::empty(), 0, Some(&nap));
+            continue;
         }
+        // Trying locks sleeps only for a lock that is held; and who would give it back is not there.
+        asleep = if now == TRYING && perform::is_asleep(copied.pid) { asleep + 1 } else { 0 };
+        if asleep > 2 {
+            return;
+        }
+        let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: if threaded { 500_000 } else { 2_000_000 } };
+        let _ = futex::wait(settled, futex::Flags::empty(), now, Some(&nap));
     }
 }
 
 /// In the new context: becomes what was asked for. Gives the place of its creator among its peers.
-fn live(state: &mut State, ends: Ends, spec: &Spec, checked: &Checked, mask: signals::Mask) -> usize {
+fn live(
+    state: &mut Held,
+    ends: Ends,
+    spec: &Spec,
+    checked: &Checked,
+    mask: signals::Mask,
+    others: Option<&still::Still>,
+    threaded: bool,
+) -> usize {
     let number = ends.seat;
+    state.keep();
     let settled = &state.program.seat(number).settled;
-    match settle(state, ends, spec, checked) {
+    let deaf = if spec.shared_signals { 0 } else { !(signals::mask_of(&OWN_DOING) | still::NEVER_BLOCKED) };
+    if threaded {
+        settled.store(TRYING, SeqCst);
+        still::try_locks();
+        settled.store(0, SeqCst);
+    }
+    let outcome = still::make_counterparts(others, state.program, number, deaf)
+        .map_err(|errno| (10, errno))
+        .and_then(|()| settle(state, ends, spec, checked, others.is_some()));
+    match outcome {
         Ok(slot) => {
-            let mask = if spec.shared_signals { mask } else { mask | !signals::mask_of(&OWN_DOING) };
+            let mask = mask | deaf;
             signals::set_mask(mask);
             settled.store(1, SeqCst);
             let _ = futex::wake(settled, futex::Flags::empty(), 1);
@@ -222,6 +286,7 @@ fn settle(
     ends: Ends,
     spec: &Spec,
     checked: &Checked,
+    counterparts: bool,
 ) -> core::result::Result<usize, (u32, Errno)> {
     let Ends { mut link, seat, child, parent, watcher } = ends;
     let at = |step: u32| move |errno: Errno| (step, errno);
@@ -234,7 +299,9 @@ fn settle(
     let creator = (state.me, state.program.seat(state.me).generation.load(SeqCst));
     state.me = seat;
     state.creator = Creator::here();
-    state.looked = None;
+    state.program.place(state.strand, seat).thread.store(own_thread(), SeqCst);
+    strands::know(state.strand);
+    state.forget_strands();
     // Our creator's ends are its own, and so is what it says to others.
     state.grants.clear();
     if let Some(leash) = state.leash.take() {
@@ -246,12 +313,13 @@ fn settle(
         peer.link = None;
         peer.through = None;
         peer.listener = None;
+        peer.silent.clear();
     }
     for range in &checked.unmap {
         unmap(*range).map_err(at(2))?;
     }
     own_memory(state, checked).map_err(at(3))?;
-    let leash = Leash::make(state.program.control(), seat).map_err(because(0))?;
+    let leash = Leash::make(state.program, seat).map_err(because(0))?;
     state.leash = Some(leash);
     let creators_pidfd = core::mem::replace(&mut state.pidfd, super::state::own_pidfd().map_err(because(0))?);
     let grant = state.add_grant(child.0, Rights::all()).map_err(because(0))?;
@@ -275,7 +343,7 @@ fn settle(
     crate::companion::note(thread, [watcher.stack(), leash.pages()]);
     if filtered {
         let grant = state.grants.get(grant).and_then(Option::as_ref).ok_or((8, Errno::IO))?;
-        trap::filter(leash, &taken, &grant.socket, memory).map_err(at(8))?;
+        trap::filter(leash, &taken, &grant.socket, memory, counterparts).map_err(at(8))?;
         state.filtered = true;
     }
     Ok(slot)
@@ -348,7 +416,7 @@ fn close_range(first: u32, last: u32) -> rustix::io::Result<()> {
 }
 
 /// In the new context: waits until somebody switches to it.
-fn wait_for_control(state: &mut State, creator: usize) -> Arrival {
+fn wait_for_control(state: &mut Held, creator: usize) -> Arrival {
     match handover::park(state, None, None) {
         Ok(arrival) => arrival,
         // Whoever switched here died on the way, and there is nobody to tell: control is given back to the creator.

@@ -12,17 +12,29 @@ pub enum Error {
         "called from a signal handler that interrupted another call about contexts: return from it first"
     )]
     Busy,
-    /// Contexts belong to another thread.
-    #[error("contexts belong to the thread that created the first one: call it there")]
-    WrongThread,
     /// The process was forked since.
     #[error("contexts belong to the process that this one was forked from: create new ones here")]
     OtherProcess,
-    /// Other threads run.
-    #[error("{others} other threads run, and would not exist in the new context: end them first")]
-    NotAlone {
-        /// Threads beside the calling one.
-        others: usize,
+    /// The calling thread did not exist when that context was created, or has ended there.
+    #[error(
+        "the calling thread does not exist in the context of descriptor {descriptor}: it began after that was created, ended \
+         there, or was not taken along"
+    )]
+    NoThread {
+        /// The descriptor.
+        descriptor: i32,
+    },
+    /// The thread ended in the context that it had switched to.
+    #[error("the thread ended in the context of descriptor {descriptor}, before it switched back")]
+    ThreadEnded {
+        /// The descriptor.
+        descriptor: i32,
+    },
+    /// No thread more can use contexts.
+    #[error("at most {most} threads of a program use contexts at a time: end some")]
+    TooManyThreads {
+        /// The bound.
+        most: usize,
     },
     /// The descriptor names no context.
     #[error("descriptor {descriptor} names no context here: it was closed, or never was one")]

@@ -1,24 +1,26 @@
 //! The switch: control leaves one context and enters another.
 //!
-//! Exactly one context has control; all others are parked, here. The word that says who has it changes by
-//! compare-and-swap only, so that of those who notice a death or the end of a time limit one takes over.
+//! Of each strand exactly one context has control; in all others it is parked, here. The word that says who has it changes
+//! by compare-and-swap only, so that of those who notice a death or the end of a time limit one takes over.
 //!
 //! A switch crosses between processes, and is cheap where both are on one CPU (see [`orrery_domain::gate`]). So a context
 //! is bound to the CPU of whoever switches to it, until it keeps control for longer than a moment; then it may roam.
 
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
-use orrery_domain::gate::current_cpu;
+use orrery_domain::gate::{current_cpu, is_dead};
 use orrery_domain::{Gate, Moment, Partner, Woken};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::Pid;
 use rustix::thread::CpuSet;
 
 use super::error::{Error, Result};
 use super::link::{Kind, Message, ROOM};
-use super::program::{ROOT, STRANGER};
-use super::state::{State, is_hung_up};
+use super::program::{Place, ROOT, STRANGER};
+use super::state::{Held, State, is_hung_up};
 use super::trap::{self, Answer};
 use super::{Arrival, introduce, overlay, perform, reaper};
 
@@ -38,7 +40,7 @@ const GLANCE: Duration = Duration::from_millis(50);
 
 /// Hands control to a peer, and returns when it comes back, from wherever.
 pub(crate) fn switch(
-    state: &mut State,
+    state: &mut Held,
     slot: usize,
     word: u64,
     bytes: &[u8],
@@ -61,13 +63,13 @@ pub(crate) fn switch(
     let until = limit.map(|limit| Moment::now().after(limit));
     follow(state, slot);
     let program = state.program;
-    let me = state.me;
+    let (me, strand) = (state.me, state.strand);
     let link = state.peer_mut(slot)?.link.as_mut().ok_or(Error::NoContext { descriptor: -1 })?;
-    link.stage(Kind::Switch, word, 0, bytes);
-    if program.control().compare_exchange(me, target, SeqCst, SeqCst).is_err() {
+    link.stage(strand, Kind::Switch, word, 0, bytes);
+    if program.control(strand).compare_exchange(me, target, SeqCst, SeqCst).is_err() {
         await_end();
     }
-    link.publish();
+    link.publish(strand);
     call(state, slot, hint);
     park(state, Some(slot), until)
 }
@@ -81,7 +83,7 @@ fn await_end() -> ! {
 
 /// Answers the system call that a peer is stopped in, which has control then, and returns when control comes back.
 pub(crate) fn answer(
-    state: &mut State,
+    state: &mut Held,
     slot: usize,
     answer: Answer,
     limit: Option<Duration>,
@@ -96,7 +98,7 @@ pub(crate) fn answer(
     }
     let until = limit.map(|limit| Moment::now().after(limit));
     follow(state, slot);
-    if state.program.control().compare_exchange(state.me, target, SeqCst, SeqCst).is_err() {
+    if state.control().compare_exchange(state.me, target, SeqCst, SeqCst).is_err() {
         await_end();
     }
     trap::reply(state, slot, answer);
@@ -109,7 +111,11 @@ fn prepare(state: &mut State, slot: usize) -> Result<u32> {
     if peer.is_gone(state.program) {
         return Err(Error::Gone { descriptor: peer.fd.as_raw_fd() });
     }
-    if state.program.seat(peer.seat).stopped.load(SeqCst) != 0 {
+    let place = state.program.place(state.strand, peer.seat);
+    if place.thread.load(SeqCst) == 0 {
+        return Err(Error::NoThread { descriptor: peer.fd.as_raw_fd() });
+    }
+    if place.stopped.load(SeqCst) != 0 {
         return Err(Error::Stopped { descriptor: peer.fd.as_raw_fd() });
     }
     let introduced = introduce::ensure(state, slot)?;
@@ -120,11 +126,11 @@ fn prepare(state: &mut State, slot: usize) -> Result<u32> {
 /// Calls a peer, whichever way it waits.
 pub(crate) fn call(state: &State, slot: usize, hint: u32) {
     let Ok(peer) = state.peer(slot) else { return };
-    let seat = state.program.seat(peer.seat);
-    seat.hint.store(hint, SeqCst);
-    seat.face.call();
+    let place = state.program.place(state.strand, peer.seat);
+    place.hint.store(hint, SeqCst);
+    place.face.call();
     // It sets its flag before it looks at its bell, and we did the reverse: one of the two sees the other.
-    if seat.by_descriptor.load(SeqCst) != 0 && peer.is_intact() {
+    if place.by_descriptor.load(SeqCst) != 0 && peer.is_intact() {
         let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
         let _ = rustix::net::send(&peer.fd, &[0], flags);
     }
@@ -139,44 +145,50 @@ pub(crate) fn is_ready(fd: BorrowedFd<'_>) -> bool {
 
 /// Asks a peer for something that it answers itself, parked. Control stays here.
 pub(crate) fn ask(
-    state: &mut State,
+    state: &mut Held,
     slot: usize,
     kind: Kind,
     range: (u64, u64),
     bytes: &[u8],
 ) -> Result<Message> {
     let hint = prepare(state, slot)?;
+    let (program, me, strand) = (state.program, state.me, state.strand);
     let peer = state.peer_mut(slot)?;
     // Its late answer would be taken for that to another question.
-    if peer.silent {
+    if peer.silent.contains(&strand) {
         return Err(Error::Silent { descriptor: peer.fd.as_raw_fd() });
     }
     let (seat, descriptor) = (peer.seat, peer.fd.as_raw_fd());
+    let pidfd = peer.pidfd.clone();
     let link = peer.link.as_mut().ok_or(Error::NoContext { descriptor })?;
-    link.stage(kind, range.0, range.1, bytes);
-    link.publish();
+    link.stage(strand, kind, range.0, range.1, bytes);
+    link.publish(strand);
     call(state, slot, hint);
     let asked = Moment::now();
     loop {
-        let gate = Gate::home(&state.seat().face, &state.program.seat(seat).face);
+        let gate = Gate::home(&program.place(strand, me).face, &program.place(strand, seat).face);
         let heard = gate.heard();
         let peer = state.peer_mut(slot)?;
-        if let Some(message) = peer.link.as_mut().and_then(super::link::Link::take)
+        if let Some(message) = peer.link.as_mut().and_then(|link| link.take(strand))
             && message.kind == Kind::Reply
         {
             return Ok(message);
         }
-        let peer = state.peer(slot)?;
-        let nap = if peer.listener.is_some() { SHORT_NAP } else { NAP };
-        if gate.wait(heard, Some(Moment::now().after(nap)), Partner::Pidfd(peer.pidfd.as_fd())) != Woken::Rung
-        {
+        let nap = Moment::now().after(if peer.listener.is_some() { SHORT_NAP } else { NAP });
+        let partner = Partner::Pidfd(pidfd.as_fd());
+        let Some(woken) = state.away(|| gate.wait(heard, Some(nap), partner)) else {
+            // A copy of the asking thread, in a new context, to which nobody will answer.
+            return Err(Error::system("ask another context", 0, Errno::INTR));
+        };
+        if woken != Woken::Rung {
+            let peer = state.peer(slot)?;
             if is_hung_up(&peer.fd) {
                 return Err(Error::Gone { descriptor });
             }
             trap::refuse_all(peer);
             // A large piece of memory takes its time; only one that does not run will never answer.
             if Moment::now().since(asked) > PATIENCE && perform::is_stopped(peer.pidfd.as_fd()) {
-                state.peer_mut(slot)?.silent = true;
+                state.peer_mut(slot)?.silent.push(strand);
                 return Err(Error::Silent { descriptor });
             }
         }
@@ -184,8 +196,9 @@ pub(crate) fn ask(
 }
 
 /// Waits for control. `watched` is whom it was handed to.
-pub(crate) fn park(state: &mut State, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
-    let mut vigil = Vigil { watched, until, slice: MOMENT, orphan: None, speechless: None, abandoned: None };
+pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
+    let mut vigil = Vigil::new(watched, until);
+    let mut me = state.me;
     loop {
         if let Some(arrival) = look(state) {
             return Ok(arrival);
@@ -203,8 +216,13 @@ pub(crate) fn park(state: &mut State, watched: Option<usize>, until: Option<Mome
         if vigil.speechless.is_some() {
             // It may have died after its last words, before it could ring. Or control comes from another one, which is
             // about to speak.
-            std::thread::sleep(MOMENT);
-            state.looked = None;
+            state.away(|| std::thread::sleep(MOMENT));
+            state.set_looked(None);
+        }
+        if state.me != me {
+            // A copy of the thread that parked, in a new context: it waits there, for whoever comes.
+            me = state.me;
+            vigil = Vigil::new(None, None);
         }
     }
 }
@@ -224,56 +242,76 @@ struct Vigil {
 }
 
 impl Vigil {
+    fn new(watched: Option<usize>, until: Option<Moment>) -> Self {
+        Self { watched, until, slice: MOMENT, orphan: None, speechless: None, abandoned: None }
+    }
+
     /// Waits for the bell, or for something that makes it an error to wait on.
-    fn wait(&mut self, state: &State) -> Result<()> {
-        let own = &state.seat().face;
+    fn wait(&mut self, state: &mut Held) -> Result<()> {
+        let (program, me, strand) = (state.program, state.me, state.strand);
+        let own = &state.place().face;
         let peer = self.watched.and_then(|slot| state.peer(slot).ok());
-        let theirs = peer.map_or(own, |peer| &state.program.seat(peer.seat).face);
-        let partner = peer
-            .filter(|peer| peer.seat != ROOT)
-            .map_or(Partner::Watched, |peer| Partner::Pidfd(peer.pidfd.as_fd()));
+        let theirs = peer.map_or(own, |peer| &program.place(strand, peer.seat).face);
+        let pidfd = peer.filter(|peer| peer.seat != ROOT).map(|peer| peer.pidfd.clone());
+        let partner = pidfd.as_ref().map_or(Partner::Watched, |pidfd| Partner::Pidfd(pidfd.as_fd()));
         let gate = Gate::home(own, theirs);
         let heard = gate.heard();
-        if state.looked != Some(heard) {
+        if state.looked() != Some(heard) {
             return Ok(());
         }
+        let (slice, until) = (self.slice, self.until);
         let end = || {
-            let slice = Moment::now().after(self.slice);
-            Some(self.until.map_or(slice, |until| until.min(slice)))
+            let slice = Moment::now().after(slice);
+            Some(until.map_or(slice, |until| until.min(slice)))
         };
-        match gate.wait_until(heard, end, partner) {
-            Woken::Rung => Ok(()),
-            Woken::PartnerGone => self.mourn(state),
-            Woken::TimedOut => self.look_after(state),
+        let woken = state.away(|| {
+            let woken = gate.wait_until(heard, end, partner);
+            reaper::serve(program, me, strand);
+            woken
+        });
+        match woken {
+            Some(Woken::Rung) | None => Ok(()),
+            Some(Woken::PartnerGone) => self.mourn(state),
+            Some(Woken::TimedOut) => self.look_after(state),
         }
     }
 
     /// Waits for the bell, for system calls of the peers whose calls we hear, and for death.
-    fn wait_for_all(&mut self, state: &mut State) -> Result<Option<Arrival>> {
-        let flag = &state.seat().by_descriptor;
+    fn wait_for_all(&mut self, state: &mut Held) -> Result<Option<Arrival>> {
+        let flag = &state.place().by_descriptor;
         flag.store(1, SeqCst);
         let outcome = self.wait_by_descriptor(state);
         flag.store(0, SeqCst);
         outcome
     }
 
-    fn wait_by_descriptor(&mut self, state: &mut State) -> Result<Option<Arrival>> {
-        let own = &state.seat().face;
+    fn wait_by_descriptor(&mut self, state: &mut Held) -> Result<Option<Arrival>> {
+        let own = &state.place().face;
         let end = Moment::now().after(self.slice);
         let end = self.until.map_or(end, |until| until.min(end));
+        let (program, me, strand) = (state.program, state.me, state.strand);
         loop {
+            let kick = state.own_kick().map(AsRawFd::as_raw_fd);
             let heard = Gate::home(own, own).heard();
-            if state.looked != Some(heard) {
+            if state.looked() != Some(heard) {
                 return Ok(None);
             }
-            let sources = Source::all(state, self.watched);
-            let mut fds: Vec<PollFd<'_>> = sources
-                .iter()
-                .filter_map(|source| Some(PollFd::from_borrowed_fd(source.fd(state)?, PollFlags::IN)))
+            let sources = Source::all(state, self.watched, kick);
+            let fds: Vec<RawFd> = sources.iter().filter_map(|source| source.fd(state)).collect();
+            let mut fds: Vec<PollFd<'_>> = fds
+                .into_iter()
+                // SAFETY: of a number that another thread closes meanwhile, the kernel says so, or something about another
+                // file, which is then not found ready below.
+                .map(|fd| PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(fd) }, PollFlags::IN))
                 .collect();
             let left = end.since(Moment::now()).min(GLANCE);
             let nap = rustix::time::Timespec::try_from(left).ok();
-            let found = poll(&mut fds, nap.as_ref());
+            let found = state.away(|| {
+                let found = poll(&mut fds, nap.as_ref());
+                reaper::serve(program, me, strand);
+                found
+            });
+            let Some(found) = found else { return Ok(None) };
             let signs: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
             if found == Ok(0) {
                 if Moment::now() < end {
@@ -283,6 +321,11 @@ impl Vigil {
             }
             for (source, signs) in sources.into_iter().zip(signs) {
                 match source {
+                    _ if signs.contains(PollFlags::NVAL) => {}
+                    Source::Kick(kick) if !signs.is_empty() => {
+                        // SAFETY: our own, which is never closed.
+                        let _ = rustix::io::read(unsafe { BorrowedFd::borrow_raw(kick) }, &mut [0; 8]);
+                    }
                     Source::Listener(slot) if signs.contains(PollFlags::IN) => {
                         if let Some(arrival) = trap::take(state, slot) {
                             return Ok(Some(arrival));
@@ -290,10 +333,13 @@ impl Vigil {
                     }
                     Source::Listener(slot) if !signs.is_empty() => trap::end(state, slot),
                     Source::Grant(_) if signs.contains(PollFlags::HUP) => state.sweep_grants(),
-                    Source::Grant(_) if !signs.is_empty() => introduce::accept_all(state),
+                    Source::Grant(_) if !signs.is_empty() => {
+                        introduce::accept_all(state);
+                        state.kick_others();
+                    }
                     Source::Watched(_) if !signs.is_empty() => {
                         // Its last words count.
-                        if state.looked != Some(Gate::home(own, own).heard()) {
+                        if state.looked() != Some(Gate::home(own, own).heard()) {
                             return Ok(None);
                         }
                         return self.mourn(state).map(|()| None);
@@ -305,35 +351,47 @@ impl Vigil {
     }
 
     /// The watched one is dead.
-    fn mourn(&mut self, state: &State) -> Result<()> {
+    fn mourn(&mut self, state: &mut Held) -> Result<()> {
         let Some(peer) = self.watched.take().and_then(|slot| state.peer(slot).ok()) else { return Ok(()) };
-        if let Err(holder) = state.program.control().compare_exchange(peer.seat, state.me, SeqCst, SeqCst) {
+        let (descriptor, seat) = (peer.fd.as_raw_fd(), peer.seat);
+        if let Err(holder) = state.control().compare_exchange(seat, state.me, SeqCst, SeqCst) {
             // It died after it had handed control on, or in the midst of handing it to us.
             if holder == state.me {
-                self.speechless = Some((peer.fd.as_raw_fd(), peer.seat));
+                self.speechless = Some((descriptor, seat));
             }
             return Ok(());
         }
-        let end = reaper::bury(state, peer.seat, true);
-        Err(Error::Died { descriptor: peer.fd.as_raw_fd(), end })
+        let end = reaper::bury(state, seat, true);
+        Err(Error::Died { descriptor, end })
     }
 
     /// Nothing happened for a while.
-    fn look_after(&mut self, state: &State) -> Result<()> {
+    fn look_after(&mut self, state: &mut Held) -> Result<()> {
         self.slice = NAP;
         if self.until.is_some_and(|until| Moment::now() >= until) {
             return self.time_out(state);
         }
+        let (program, strand) = (state.program, state.strand);
         if let Some(peer) = self.watched.and_then(|slot| state.peer(slot).ok())
             && peer.seat != ROOT
         {
+            let (descriptor, seat) = (peer.fd.as_raw_fd(), peer.seat);
             // It let go of its sockets: it is dead, or another program by now (execve(2)).
             if is_hung_up(&peer.fd) {
                 return self.mourn(state);
             }
-            roam(state, peer.seat);
+            if !state.filtered
+                && !program.lives(strand, seat)
+                && program.pid(seat).is_some()
+                && !is_dead(peer.pidfd.as_fd())
+                && state.control().compare_exchange(seat, state.me, SeqCst, SeqCst).is_ok()
+            {
+                program.place(strand, seat).thread.store(0, SeqCst);
+                return Err(Error::ThreadEnded { descriptor });
+            }
+            roam(state, seat);
         }
-        let holder = state.program.control().load(SeqCst);
+        let holder = state.control().load(SeqCst);
         if holder == state.me {
             // Whoever handed it to us should have called by now; it must have died on the way.
             let now = Moment::now();
@@ -343,6 +401,10 @@ impl Vigil {
             return Ok(());
         }
         self.abandoned = None;
+        if !state.filtered && program.has_ended(strand) {
+            // The thread of which this is the counterpart has ended.
+            end_counterpart(state);
+        }
         if state.me == ROOT {
             // Of the one that it handed control to it learns at once, of others when it looks.
             let watched = self.watched.and_then(|slot| state.peer(slot).ok());
@@ -350,10 +412,10 @@ impl Vigil {
                 self.slice = GLANCE;
             }
             reaper::sweep(state);
-            let dead = state.program.pid(holder).is_none();
+            let dead = program.pid(holder).is_none();
             if dead
                 && self.orphan == Some(holder)
-                && state.program.control().compare_exchange(holder, ROOT, SeqCst, SeqCst).is_ok()
+                && state.control().compare_exchange(holder, ROOT, SeqCst, SeqCst).is_ok()
             {
                 return Err(Error::Orphaned);
             }
@@ -366,19 +428,26 @@ impl Vigil {
         Ok(())
     }
 
-    fn time_out(&mut self, state: &State) -> Result<()> {
+    fn time_out(&mut self, state: &mut Held) -> Result<()> {
         self.until = None;
-        let holder = state.program.control().load(SeqCst);
+        let holder = state.control().load(SeqCst);
         // Where we or the root have it, it is on its way to us, or about to be handed on in good order.
         if holder == state.me
             || holder == ROOT
-            || state.program.control().compare_exchange(holder, state.me, SeqCst, SeqCst).is_err()
+            || state.control().compare_exchange(holder, state.me, SeqCst, SeqCst).is_err()
         {
             return Ok(());
         }
         reaper::bury(state, holder, true);
         Err(Error::TimedOut)
     }
+}
+
+/// Ends the calling thread, which is nobody's any more.
+fn end_counterpart(state: &State) -> ! {
+    state.place().thread.store(0, SeqCst);
+    state.let_go();
+    crate::control::exit_thread()
 }
 
 /// What a context waits for beside its bell.
@@ -390,10 +459,12 @@ enum Source {
     Grant(usize),
     /// The death of whom control was handed to.
     Watched(usize),
+    /// Other threads of this context, by this descriptor.
+    Kick(RawFd),
 }
 
 impl Source {
-    fn all(state: &State, watched: Option<usize>) -> Vec<Self> {
+    fn all(state: &State, watched: Option<usize>, kick: Option<RawFd>) -> Vec<Self> {
         let hears = |slot: &usize| {
             let peer = state.peers.get(*slot).and_then(Option::as_ref);
             peer.and_then(|peer| peer.listener.as_ref()).is_some_and(|listener| !listener.is_over)
@@ -404,41 +475,48 @@ impl Source {
             .map(Self::Listener)
             .chain(grants.map(Self::Grant))
             .chain(watched.filter(|slot| state.peer(*slot).is_ok()).map(Self::Watched))
+            .chain(kick.map(Self::Kick))
             .collect()
     }
 
-    fn fd(self, state: &State) -> Option<BorrowedFd<'_>> {
+    fn fd(self, state: &State) -> Option<RawFd> {
         match self {
-            Self::Listener(slot) => Some(state.peers.get(slot)?.as_ref()?.listener.as_ref()?.fd.as_fd()),
-            Self::Grant(grant) => Some(state.grants.get(grant)?.as_ref()?.socket.as_fd()),
-            Self::Watched(slot) => Some(state.peers.get(slot)?.as_ref()?.pidfd.as_fd()),
+            Self::Listener(slot) => Some(state.peers.get(slot)?.as_ref()?.listener.as_ref()?.fd.as_raw_fd()),
+            Self::Grant(grant) => Some(state.grants.get(grant)?.as_ref()?.socket.as_raw_fd()),
+            Self::Watched(slot) => Some(state.peers.get(slot)?.as_ref()?.pidfd.as_raw_fd()),
+            Self::Kick(kick) => Some(kick),
         }
     }
 }
 
 /// What our bell was rung for: control, or a request, which is served.
-fn look(state: &mut State) -> Option<Arrival> {
-    let seat = state.seat();
-    let heard = Gate::home(&seat.face, &seat.face).heard();
-    if state.looked == Some(heard) {
+fn look(state: &mut Held) -> Option<Arrival> {
+    let place = state.place();
+    let heard = Gate::home(&place.face, &place.face).heard();
+    if state.looked() == Some(heard) {
         return None;
     }
-    state.looked = Some(heard);
-    let hint = seat.hint.load(SeqCst);
+    state.set_looked(Some(heard));
+    let hint = place.hint.load(SeqCst);
     if let Some(arrival) = take(state, hint as usize) {
         return Some(arrival);
     }
-    reaper::serve(state);
-    // The hint may be a lie, or that of a caller whose message was taken for another's.
-    if hint == STRANGER {
+    reaper::serve(state.program, state.me, state.strand);
+    // The hint may be a lie, or that of a caller whose message was taken for another's. And another thread of the caller may
+    // have introduced it, of which we have not taken note yet.
+    if hint == STRANGER || state.control().load(SeqCst) == state.me {
         introduce::accept_all(state);
+    }
+    if let Some(arrival) = trap::take_kept(state) {
+        return Some(arrival);
     }
     (0..state.peers.len()).find_map(|slot| take(state, slot))
 }
 
 /// A message of one peer, if there is one.
-fn take(state: &mut State, slot: usize) -> Option<Arrival> {
-    while let Some(message) = state.peers.get_mut(slot)?.as_mut()?.link.as_mut()?.take() {
+fn take(state: &mut Held, slot: usize) -> Option<Arrival> {
+    let strand = state.strand;
+    while let Some(message) = state.peers.get_mut(slot)?.as_mut()?.link.as_mut()?.take(strand) {
         match message.kind {
             Kind::Switch => {
                 return Some(Arrival {
@@ -458,14 +536,14 @@ fn take(state: &mut State, slot: usize) -> Option<Arrival> {
 /// Binds a peer to our CPU.
 fn follow(state: &State, slot: usize) {
     let Ok(peer) = state.peer(slot) else { return };
-    let seat = state.program.seat(peer.seat);
+    let place = state.program.place(state.strand, peer.seat);
     let here = current_cpu();
     // A filtered context keeps to calls that it is sure to be allowed.
     if state.filtered {
         return;
     }
     // The root is the program's own process, whose CPUs are its user's business.
-    if peer.seat == ROOT || seat.pinned.load(SeqCst) == here.wrapping_add(1) {
+    if peer.seat == ROOT || place.pinned.load(SeqCst) == here.wrapping_add(1) {
         return;
     }
     let mut one = CpuSet::new();
@@ -473,21 +551,25 @@ fn follow(state: &State, slot: usize) {
         return;
     }
     one.set(here as usize);
-    // Without a process it would be ourselves who are bound.
-    let Some(pid) = state.program.pid(peer.seat) else { return };
-    if rustix::thread::sched_setaffinity(Some(pid), &one).is_ok() {
-        seat.pinned.store(here.wrapping_add(1), SeqCst);
-        Gate::home(&state.seat().face, &seat.face).moved_partner(here);
+    // Without a thread it would be ourselves who are bound.
+    let Some(thread) = thread_of(place) else { return };
+    if rustix::thread::sched_setaffinity(Some(thread), &one).is_ok() {
+        place.pinned.store(here.wrapping_add(1), SeqCst);
+        Gate::home(&state.place().face, &place.face).moved_partner(here);
     }
 }
 
 /// Lets a context run wherever the program may.
 fn roam(state: &State, seat: u32) {
-    let pinned = &state.program.seat(seat).pinned;
-    if pinned.swap(0, SeqCst) != 0
+    let place = state.program.place(state.strand, seat);
+    if place.pinned.swap(0, SeqCst) != 0
         && let Some(cpus) = &state.cpus
-        && let Some(pid) = state.program.pid(seat)
+        && let Some(thread) = thread_of(place)
     {
-        let _ = rustix::thread::sched_setaffinity(Some(pid), cpus);
+        let _ = rustix::thread::sched_setaffinity(Some(thread), cpus);
     }
+}
+
+fn thread_of(place: &Place) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(place.thread.load(SeqCst)).ok()?)
 }

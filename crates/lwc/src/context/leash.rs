@@ -3,7 +3,7 @@
 //! Its watcher ([`orrery_domain::watch`]) hears, through an epoll(7) instance over all grants, of each that is hung up.
 
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use orrery_domain::watch::Ear;
@@ -12,7 +12,7 @@ use rustix::event::epoll;
 use syscalls::{Sysno, syscall};
 
 use super::error::{Error, Result};
-use super::program::SEATS;
+use super::program::{Program, SEATS};
 use super::trap::Handing;
 
 /// What main thread and watcher of a context both know. It has pages of its own, which no rollback touches: the watcher
@@ -24,7 +24,7 @@ pub(crate) struct Leash {
     /// How many grants somebody holds.
     held: AtomicI32,
     hung_up: [AtomicU8; 2 * SEATS],
-    control: *const AtomicU32,
+    program: &'static Program,
     me: u32,
     /// What the watcher hands out when its starter is readable: a [`super::trap::Handing`].
     handing: AtomicPtr<c_void>,
@@ -40,7 +40,7 @@ unsafe impl Sync for Leash {}
 
 impl Leash {
     /// Makes one for the context of seat `me`, which stays for the rest of the process.
-    pub(crate) fn make(control: &'static AtomicU32, me: u32) -> Result<&'static Self> {
+    pub(crate) fn make(program: &'static Program, me: u32) -> Result<&'static Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map(orrery_sys::descriptors::raise)
             .map_err(|e| Error::system("epoll_create1", 0, e))?;
@@ -48,7 +48,7 @@ impl Leash {
             epoll,
             held: AtomicI32::new(0),
             hung_up: [const { AtomicU8::new(0) }; 2 * SEATS],
-            control,
+            program,
             me,
             handing: AtomicPtr::new(core::ptr::null_mut()),
         })))
@@ -132,9 +132,7 @@ unsafe extern "C" fn heed(with: *const c_void) {
             flag.store(1, Ordering::SeqCst);
         }
     }
-    // SAFETY: the control word is never unmapped.
-    let control = unsafe { &*leash.control };
-    if leash.held.load(Ordering::SeqCst) <= 0 && control.load(Ordering::SeqCst) != leash.me {
+    if leash.held.load(Ordering::SeqCst) <= 0 && !leash.program.has_control(leash.me) {
         let own = rustix::process::getpid().as_raw_pid();
         // SAFETY: ends this process.
         let _ = unsafe { syscall!(Sysno::kill, own, libc::SIGKILL) };

@@ -2,6 +2,8 @@
 //!
 //! Each side writes one half and reads the other. The kernel keeps everybody else out, so whatever comes over a link
 //! comes from the one context at its other end. That one may be hostile: lengths are checked, and bytes copied once.
+//!
+//! Each strand has a part of it to itself, of which only what is used becomes memory.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,11 +14,15 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::error::{Error, Result};
+use super::program::STRANDS;
 
 /// How many bytes a switch carries.
 pub const ROOM: usize = 64 << 10;
 
-const LENGTH: usize = PAGE + 2 * ROOM;
+/// What one strand has.
+const PART: usize = PAGE + 2 * ROOM;
+
+const LENGTH: usize = STRANDS * PART;
 
 /// What one side says.
 #[repr(C, align(64))]
@@ -26,9 +32,9 @@ struct Half {
     word: AtomicU64,
     extent: AtomicU64,
     length: AtomicU32,
-    /// Under which number its owner knows the other side.
+    /// Under which number its owner knows the other side. The first strand's half says it for all.
     slot: AtomicU32,
-    /// Its owner has closed its descriptor of the other side.
+    /// Its owner has closed its descriptor of the other side; as above.
     closed: AtomicU32,
 }
 
@@ -75,10 +81,11 @@ pub(crate) struct Link {
     start: NonNull<u8>,
     /// Which half is ours.
     side: usize,
-    taken: u32,
+    /// Up to where each strand's messages were taken.
+    taken: Vec<u32>,
 }
 
-// SAFETY: the mapping belongs to the process; the handle is used by one thread at a time, as its `&mut self` demands.
+// SAFETY: the mapping belongs to the process; the handle is used by one thread at a time, the one that holds the state.
 unsafe impl Send for Link {}
 
 impl Link {
@@ -117,7 +124,7 @@ impl Link {
             LENGTH,
             rustix::io::Errno::NOMEM,
         ))?;
-        Ok(Self { start, side, taken: 0 })
+        Ok(Self { start, side, taken: Vec::new() })
     }
 
     /// In a context just created over this mapping: sees it from the other side.
@@ -125,72 +132,88 @@ impl Link {
         self.side = 1 - self.side;
     }
 
-    fn half(&self, side: usize) -> &Half {
-        // SAFETY: the mapping is page-aligned and holds two halves of atomics in its first page.
-        unsafe { self.start.cast::<Half>().add(side).as_ref() }
+    /// Where a strand's part begins.
+    fn part(&self, strand: u32) -> NonNull<u8> {
+        let strand = if (strand as usize) < STRANDS { strand as usize } else { 0 };
+        // SAFETY: the mapping holds so many parts.
+        unsafe { self.start.add(strand * PART) }
     }
 
-    fn mine(&self) -> &Half {
-        self.half(self.side)
+    fn half(&self, side: usize, strand: u32) -> &Half {
+        // SAFETY: a part is page-aligned and holds two halves of atomics in its first page.
+        unsafe { self.part(strand).cast::<Half>().add(side).as_ref() }
     }
 
-    fn theirs(&self) -> &Half {
-        self.half(1 - self.side)
+    fn mine(&self, strand: u32) -> &Half {
+        self.half(self.side, strand)
+    }
+
+    fn theirs(&self, strand: u32) -> &Half {
+        self.half(1 - self.side, strand)
+    }
+
+    fn taken(&mut self, strand: u32) -> &mut u32 {
+        let strand = strand as usize;
+        if self.taken.len() <= strand {
+            self.taken.resize(strand + 1, 0);
+        }
+        &mut self.taken[strand]
     }
 
     /// The number under which the other side knows us.
     pub(crate) fn their_slot(&self) -> u32 {
-        self.theirs().slot.load(Ordering::Relaxed)
+        self.theirs(0).slot.load(Ordering::Relaxed)
     }
 
     /// Says under which number we know the other side.
     pub(crate) fn set_slot(&self, slot: usize) {
-        self.mine().slot.store(u32::try_from(slot).unwrap_or(u32::MAX), Ordering::SeqCst);
+        self.mine(0).slot.store(u32::try_from(slot).unwrap_or(u32::MAX), Ordering::SeqCst);
     }
 
     /// Says that our descriptor of the other side is closed.
     pub(crate) fn set_closed(&self) {
-        self.mine().closed.store(1, Ordering::SeqCst);
+        self.mine(0).closed.store(1, Ordering::SeqCst);
     }
 
     /// Whether the other side has closed its descriptor of us.
     pub(crate) fn is_closed(&self) -> bool {
-        self.theirs().closed.load(Ordering::SeqCst) != 0
+        self.theirs(0).closed.load(Ordering::SeqCst) != 0
     }
 
     /// Writes a message that the other side does not see before [`Link::publish`]; at most [`ROOM`] bytes of `bytes`.
-    pub(crate) fn stage(&mut self, kind: Kind, word: u64, extent: u64, bytes: &[u8]) {
+    pub(crate) fn stage(&mut self, strand: u32, kind: Kind, word: u64, extent: u64, bytes: &[u8]) {
         let length = bytes.len().min(ROOM);
-        let mine = self.mine();
+        let mine = self.mine(strand);
         mine.kind.store(kind as u32, Ordering::Relaxed);
         mine.word.store(word, Ordering::Relaxed);
         mine.extent.store(extent, Ordering::Relaxed);
         mine.length.store(u32::try_from(length).unwrap_or(0), Ordering::Relaxed);
         // SAFETY: our half of the bytes is ROOM long and written by us alone.
         unsafe {
-            let to = self.start.as_ptr().add(PAGE + self.side * ROOM);
+            let to = self.part(strand).as_ptr().add(PAGE + self.side * ROOM);
             core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, length);
         }
     }
 
     /// Sends what was staged.
-    pub(crate) fn publish(&mut self) {
-        self.mine().sent.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn publish(&mut self, strand: u32) {
+        self.mine(strand).sent.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Takes what the other side has sent so far as taken, and what we have closed since as never closed.
-    pub(crate) fn catch_up(&mut self) {
-        self.taken = self.theirs().sent.load(Ordering::SeqCst);
-        self.mine().closed.store(0, Ordering::SeqCst);
+    pub(crate) fn catch_up(&mut self, strand: u32) {
+        *self.taken(strand) = self.theirs(strand).sent.load(Ordering::SeqCst);
+        self.mine(0).closed.store(0, Ordering::SeqCst);
     }
 
     /// Takes the other side's message, if there is a new one. What makes no sense is dropped.
-    pub(crate) fn take(&mut self) -> Option<Message> {
-        let theirs = self.theirs();
-        let sent = theirs.sent.load(Ordering::SeqCst);
-        if sent == self.taken {
+    pub(crate) fn take(&mut self, strand: u32) -> Option<Message> {
+        let sent = self.theirs(strand).sent.load(Ordering::SeqCst);
+        if sent == *self.taken(strand) {
             return None;
         }
+        *self.taken(strand) = sent;
+        let theirs = self.theirs(strand);
         let kind = Kind::of(theirs.kind.load(Ordering::Relaxed));
         let (word, extent) = (theirs.word.load(Ordering::Relaxed), theirs.extent.load(Ordering::Relaxed));
         let length = (theirs.length.load(Ordering::Relaxed) as usize).min(ROOM);
@@ -198,11 +221,10 @@ impl Link {
         // SAFETY: the other half of the bytes is ROOM long, and so many bytes were reserved. Should a hostile other side
         // write meanwhile, we get a mixture, which is as good as anything else it could have sent.
         unsafe {
-            let from = self.start.as_ptr().add(PAGE + (1 - self.side) * ROOM);
+            let from = self.part(strand).as_ptr().add(PAGE + (1 - self.side) * ROOM);
             core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), length);
             bytes.set_len(length);
         }
-        self.taken = sent;
         Some(Message { kind: kind?, word, extent, bytes })
     }
 }
@@ -222,32 +244,39 @@ impl Drop for Link {
 mod tests {
     use super::*;
 
+    const LAST: u32 = 255;
+
     #[test]
     fn messages_pass_once_and_whole() {
         let (mut a, fd) = Link::make().unwrap();
         let mut b = Link::accept(fd.as_fd()).unwrap();
-        assert!(b.take().is_none());
-        a.stage(Kind::Switch, 7, 9, b"hello");
-        assert!(b.take().is_none(), "staged is not sent");
-        a.publish();
-        let message = b.take().unwrap();
+        assert!(b.take(3).is_none());
+        a.stage(3, Kind::Switch, 7, 9, b"hello");
+        assert!(b.take(3).is_none(), "staged is not sent");
+        a.publish(3);
+        let message = b.take(3).unwrap();
         assert_eq!((message.kind, message.word, message.extent), (Kind::Switch, 7, 9));
         assert_eq!(message.bytes, b"hello");
-        assert!(b.take().is_none() && a.take().is_none());
+        assert!(b.take(3).is_none() && a.take(3).is_none());
+        assert_eq!(LAST as usize + 1, STRANDS);
+        a.stage(LAST, Kind::Switch, 8, 0, &[1; ROOM]);
+        a.publish(LAST);
+        assert!(b.take(3).is_none() && b.take(0).is_none(), "another strand's");
+        assert_eq!(b.take(LAST).unwrap().bytes.len(), ROOM);
     }
 
     #[test]
     fn nonsense_is_dropped() {
         let (mut a, fd) = Link::make().unwrap();
         let mut b = Link::accept(fd.as_fd()).unwrap();
-        a.stage(Kind::Switch, 0, 0, &[1; 8]);
-        a.mine().kind.store(99, Ordering::SeqCst);
-        a.publish();
-        assert!(b.take().is_none());
-        a.stage(Kind::Switch, 0, 0, &[1; 8]);
-        a.mine().length.store(u32::MAX, Ordering::SeqCst);
-        a.publish();
-        assert_eq!(b.take().unwrap().bytes.len(), ROOM);
+        a.stage(3, Kind::Switch, 0, 0, &[1; 8]);
+        a.mine(3).kind.store(99, Ordering::SeqCst);
+        a.publish(3);
+        assert!(b.take(3).is_none());
+        a.stage(3, Kind::Switch, 0, 0, &[1; 8]);
+        a.mine(3).length.store(u32::MAX, Ordering::SeqCst);
+        a.publish(3);
+        assert_eq!(b.take(3).unwrap().bytes.len(), ROOM);
     }
 
     #[test]

@@ -17,7 +17,8 @@ use super::introduce::{receive_on, send_file};
 use super::link::{Kind, Message};
 use super::ranges::{SharedRange, contains, copy_out, map, pages, share, unmap};
 use super::rights::Rights;
-use super::state::State;
+use super::state::{Held, State};
+use super::still::Still;
 use super::{handover, perform};
 
 /// How a range is overlaid.
@@ -30,7 +31,7 @@ pub enum Overlay {
 }
 
 /// Overlays `range` with that of a peer.
-pub(crate) fn overlay(state: &mut State, slot: usize, range: PageRange, how: Overlay) -> Result<()> {
+pub(crate) fn overlay(state: &mut Held, slot: usize, range: PageRange, how: Overlay) -> Result<()> {
     let refuse = |why| Error::Memory { address: range.start, what: "overlaid", why };
     if range.contains((&raw const refuse).addr()) {
         return Err(refuse("this context's stack is there"));
@@ -78,7 +79,7 @@ pub(crate) fn undo(state: &mut State, range: PageRange) -> Result<()> {
 }
 
 /// Narrows what holders of our descriptor of a peer may do to what of it is in `keep`.
-pub(crate) fn restrict(state: &mut State, slot: usize, keep: &Rights) -> Result<()> {
+pub(crate) fn restrict(state: &mut Held, slot: usize, keep: &Rights) -> Result<()> {
     let room = super::link::ROOM;
     let bytes = keep.bytes().ok_or(Error::TooLong { bytes: room + 1, room })?;
     let reply = handover::ask(state, slot, Kind::Restrict, (0, 0), &bytes)?;
@@ -94,7 +95,7 @@ pub(crate) fn restrict(state: &mut State, slot: usize, keep: &Rights) -> Result<
 }
 
 /// Puts a copy of a peer's descriptor in the place of the same number.
-pub(crate) fn overlay_descriptor(state: &mut State, slot: usize, number: u32) -> Result<()> {
+pub(crate) fn overlay_descriptor(state: &mut Held, slot: usize, number: u32) -> Result<()> {
     let failed = |errno| Error::system("overlay a descriptor", number as usize, errno);
     let here = i32::try_from(number).map_err(|_| failed(Errno::BADF))?;
     if state.is_own(here) {
@@ -143,20 +144,21 @@ fn answered(state: &State, slot: usize, range: PageRange, reply: &Message) -> Re
 }
 
 /// In the owner: answers a question.
-pub(crate) fn serve(state: &mut State, slot: usize, message: Message) {
+pub(crate) fn serve(state: &mut Held, slot: usize, message: Message) {
     let (errno, result, bytes) = match attempt(state, slot, &message) {
         Ok((result, bytes)) => (0, result, bytes),
         Err(errno) => (errno.raw_os_error(), 0, Vec::new()),
     };
+    let strand = state.strand;
     let Some(Some(peer)) = state.peers.get_mut(slot) else { return };
     let Some(link) = peer.link.as_mut() else { return };
-    link.stage(Kind::Reply, u64::from(errno.unsigned_abs()), result, &bytes);
-    link.publish();
+    link.stage(strand, Kind::Reply, u64::from(errno.unsigned_abs()), result, &bytes);
+    link.publish(strand);
     let hint = link.their_slot();
     handover::call(state, slot, hint);
 }
 
-fn attempt(state: &mut State, slot: usize, message: &Message) -> rustix::io::Result<(u64, Vec<u8>)> {
+fn attempt(state: &mut Held, slot: usize, message: &Message) -> rustix::io::Result<(u64, Vec<u8>)> {
     let nothing = (0, Vec::new());
     let through = state.peer(slot).ok().and_then(|peer| peer.through).ok_or(Errno::PERM)?;
     let Some(Some(grant)) = state.grants.get_mut(through) else { return Err(Errno::PERM) };
@@ -171,7 +173,9 @@ fn attempt(state: &mut State, slot: usize, message: &Message) -> rustix::io::Res
             if !allowed {
                 return Err(Errno::PERM);
             }
-            return perform::serve(message.word, message.extent, &message.bytes);
+            // It may take its time.
+            let made = state.away(|| perform::serve(message.word, message.extent, &message.bytes));
+            return made.unwrap_or(Err(Errno::INTR));
         }
         Kind::File => {
             let number = u32::try_from(message.word).map_err(|_| Errno::BADF)?;
@@ -194,7 +198,8 @@ fn attempt(state: &mut State, slot: usize, message: &Message) -> rustix::io::Res
         if state.shared.iter().any(|shared| shared.range.overlaps(range)) {
             return Err(Errno::INVAL);
         }
-        let shared = share(range).map_err(|error| match error {
+        let (program, me) = (state.program, state.me);
+        let shared = share(range, || Still::hold(program, me)).map_err(|error| match error {
             Error::System(error) => error.errno,
             _ => Errno::INVAL,
         })?;

@@ -18,7 +18,7 @@ use super::handover;
 use super::identity::Identity;
 use super::link::Kind;
 use super::shapes::{self, Argument, Parcel, Part, Shape};
-use super::state::{Peer, State};
+use super::state::{Held, Peer};
 use super::trap;
 
 /// What of the caller's takes the place of the target's in [`Context::syscall`](super::Context::syscall).
@@ -41,7 +41,7 @@ const CARRIED: u64 = 1;
 
 /// Makes a call for a peer; gives what it returned.
 pub(crate) fn perform(
-    state: &mut State,
+    state: &mut Held,
     slot: usize,
     own: Own,
     number: u32,
@@ -73,7 +73,7 @@ pub(crate) fn perform(
 }
 
 /// Has the target make it.
-fn there(state: &mut State, slot: usize, own: Own, number: u32, mut arguments: [u64; 6]) -> Result<i64> {
+fn there(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u64; 6]) -> Result<i64> {
     let descriptor = state.peer(slot)?.fd.as_raw_fd();
     let mut parcel = Parcel::default();
     let mut shape = None;
@@ -149,7 +149,7 @@ pub(crate) fn serve(number: u64, flags: u64, bytes: &[u8]) -> rustix::io::Result
 }
 
 /// Makes it in the calling process.
-fn here(state: &mut State, slot: usize, own: Own, number: u32, mut arguments: [u64; 6]) -> Result<i64> {
+fn here(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u64; 6]) -> Result<i64> {
     let refuse = |why| Error::CallUnknown { number, why };
     let plain = own.memory && own.descriptors;
     let shape = if plain { None } else { Some(shape_of(number)?) };
@@ -274,11 +274,19 @@ fn identity_of(peer: &Peer) -> Option<Identity> {
 
 /// Whether a process is stopped by a signal or a debugger.
 pub(crate) fn is_stopped(pidfd: BorrowedFd<'_>) -> bool {
-    let status = pid_of(pidfd)
-        .and_then(|pid| std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok());
+    matches!(pid_of(pidfd).and_then(state_of), Some('T' | 't'))
+}
+
+/// Whether a process' first thread sleeps.
+pub(crate) fn is_asleep(pid: Pid) -> bool {
+    state_of(pid) == Some('S')
+}
+
+/// The letter that proc_pid_stat(5) has for the state of a process' first thread.
+fn state_of(pid: Pid) -> Option<char> {
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
     // The name, which may hold anything, ends with the last parenthesis.
-    let state = status.as_deref().and_then(|text| text.rsplit(')').next()?.trim_start().chars().next());
-    matches!(state, Some('T' | 't'))
+    text.rsplit(')').next()?.trim_start().chars().next()
 }
 
 /// Whose pidfd it is, as the kernel says.

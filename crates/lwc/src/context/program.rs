@@ -1,57 +1,101 @@
-//! What all contexts of a program share: who has control, and a seat for each context at which it is called.
+//! What all contexts of a program share: which context has each thread's control, and places at which it is called.
 //!
-//! Every context can write all of this. That is why nothing here says *what* is handed over, by whom, or who may do
+//! A context has a *seat*, a thread of the program is a *strand*, and each strand has a *place* in each context in which it
+//! exists. Every context can write all of this. That is why nothing here says *what* is handed over, by whom, or who may do
 //! what: a context that writes nonsense can stop the program, as any part of a program can, and no more. Arguments and
 //! the identity of callers travel in memory that two contexts have to themselves ([`super::link`]).
+//!
+//! It is a quarter of a gigabyte of address space, of which only what is used becomes memory.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use orrery_domain::SharedMemory;
 use orrery_domain::gate::Face;
+use rustix::process::Pid;
 
 use super::error::{Error, Result};
 
 /// How many contexts a program has at most, the root included.
 pub(crate) const SEATS: usize = 4096;
+/// How many threads of a program can use contexts at a time.
+pub(crate) const STRANDS: usize = 256;
 /// The seat of the root.
 pub(crate) const ROOT: u32 = 0;
 /// The hint of a caller that the called context does not know yet.
 pub(crate) const STRANGER: u32 = u32::MAX;
 
-/// Where one context waits.
+/// One context.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Seat {
-    pub(crate) face: Face,
     /// How often the seat was given up.
     pub(crate) generation: AtomicU32,
     /// The process on it; 0: free; [`Seat::RESERVED`]: about to be taken.
     pub(crate) pid: AtomicU32,
-    /// Which of its peers the owner should look at first.
-    pub(crate) hint: AtomicU32,
-    /// The CPU that the owner is bound to, and 1; 0 while it is not bound.
-    pub(crate) pinned: AtomicU32,
     /// 0 while a new context sets itself up, 1 once it waits, else which step failed (upper half) with what (lower).
     pub(crate) settled: AtomicU32,
     /// How the last owner ended, packed.
     pub(crate) end: AtomicU32,
-    /// 1 while the owner waits for descriptors as well as for its bell, so that callers must ring both.
-    pub(crate) by_descriptor: AtomicU32,
-    /// 1 while the owner is stopped in a system call that its parent has not answered.
-    pub(crate) stopped: AtomicU32,
+    /// The strand in whose place the kernel marks the context's death: that of its creation.
+    pub(crate) marked: AtomicU32,
 }
 
 impl Seat {
     const RESERVED: u32 = u32::MAX;
 }
 
+/// Where one strand waits in one context.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) face: Face,
+    /// The kernel's number of the thread that is the strand in this context; 0 where it does not exist there.
+    pub(crate) thread: AtomicU32,
+    /// Which of its peers the owner should look at first.
+    pub(crate) hint: AtomicU32,
+    /// The CPU that the owner is bound to, and 1; 0 while it is not bound.
+    pub(crate) pinned: AtomicU32,
+    /// 1 while the owner waits for descriptors as well as for its bell, so that callers must ring both.
+    pub(crate) by_descriptor: AtomicU32,
+    /// 1 while the owner is stopped in a system call that its parent has not answered.
+    pub(crate) stopped: AtomicU32,
+}
+
+impl Place {
+    fn reset(&self) {
+        self.face.reset(0, 0);
+        self.thread.store(0, SeqCst);
+        self.hint.store(STRANGER, SeqCst);
+        self.pinned.store(0, SeqCst);
+        self.by_descriptor.store(0, SeqCst);
+        self.stopped.store(0, SeqCst);
+    }
+}
+
+/// One thread of the program.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(crate) struct Strand {
+    /// The seat that has its control.
+    pub(crate) control: AtomicU32,
+    /// What its thread in the root is asked to do: see [`super::reaper`].
+    pub(crate) request: AtomicU32,
+    /// What the root answered.
+    pub(crate) answer: AtomicU32,
+    /// The seat of the context in which the thread began, and 1; 0 for no thread.
+    origin: AtomicU32,
+}
+
 #[repr(C, align(64))]
 struct Head {
-    control: AtomicU32,
-    request: AtomicU32,
-    answer: AtomicU32,
-    highest: AtomicU32,
+    highest_seat: AtomicU32,
+    highest_strand: AtomicU32,
 }
+
+const STRANDS_AT: usize = size_of::<Head>();
+const SEATS_AT: usize = STRANDS_AT + STRANDS * size_of::<Strand>();
+const PLACES_AT: usize = SEATS_AT + SEATS * size_of::<Seat>();
+const LENGTH: usize = PLACES_AT + STRANDS * SEATS * size_of::<Place>();
 
 /// The memory that all contexts of a program share.
 #[derive(Debug)]
@@ -60,10 +104,11 @@ pub(crate) struct Program {
 }
 
 impl Program {
+    /// Of the calling process and thread, which are the root and its first strand.
     pub(crate) fn new() -> Result<Self> {
-        let memory = SharedMemory::new("orrery-contexts", size_of::<Head>() + SEATS * size_of::<Seat>())?;
-        let program = Self { memory };
-        program.seat(ROOT).pid.store(rustix::process::getpid().as_raw_pid().unsigned_abs(), Ordering::SeqCst);
+        let program = Self { memory: SharedMemory::new("orrery-contexts", LENGTH)? };
+        program.seat(ROOT).pid.store(rustix::process::getpid().as_raw_pid().unsigned_abs(), SeqCst);
+        program.add_strand(ROOT, own_thread());
         Ok(program)
     }
 
@@ -72,43 +117,131 @@ impl Program {
         unsafe { self.memory.start().cast::<Head>().as_ref() }
     }
 
+    /// The strand of that number; of a number that is none, the first one.
+    pub(crate) fn strand(&self, number: u32) -> &Strand {
+        let number = if (number as usize) < STRANDS { number as usize } else { 0 };
+        // SAFETY: as above; the strands follow the head, and the number is below their count.
+        unsafe { self.memory.start().add(STRANDS_AT).cast::<Strand>().add(number).as_ref() }
+    }
+
     /// The seat of that number; of a number that is none, the root's.
     pub(crate) fn seat(&self, number: u32) -> &Seat {
-        let number = if (number as usize) < SEATS { number as usize } else { ROOT as usize };
-        // SAFETY: as above; the seats follow the head, and the number is below their count.
-        unsafe { self.memory.start().add(size_of::<Head>()).cast::<Seat>().add(number).as_ref() }
+        // SAFETY: as above, with the seats behind the strands.
+        unsafe { self.memory.start().add(SEATS_AT).cast::<Seat>().add(sound(number)).as_ref() }
     }
 
-    /// The number of the seat that has control.
-    pub(crate) fn control(&self) -> &AtomicU32 {
-        &self.head().control
+    /// The place of a strand in the context of a seat.
+    pub(crate) fn place(&self, strand: u32, seat: u32) -> &Place {
+        let strand = if (strand as usize) < STRANDS { strand as usize } else { 0 };
+        let index = strand * SEATS + sound(seat);
+        // SAFETY: as above, with the places behind the seats, as many for each strand.
+        unsafe { self.memory.start().add(PLACES_AT).cast::<Place>().add(index).as_ref() }
     }
 
-    /// What the root is asked to do: see [`super::reaper`].
-    pub(crate) fn request(&self) -> &AtomicU32 {
-        &self.head().request
+    /// The number of the seat that has a strand's control.
+    pub(crate) fn control(&self, strand: u32) -> &AtomicU32 {
+        &self.strand(strand).control
     }
 
-    /// What the root answered.
-    pub(crate) fn answer(&self) -> &AtomicU32 {
-        &self.head().answer
+    /// Whether the context of a seat has any strand's control. Neither allocates nor touches thread-local storage.
+    pub(crate) fn has_control(&self, seat: u32) -> bool {
+        self.strands().any(|strand| {
+            self.control(strand).load(SeqCst) == seat && self.place(strand, seat).thread.load(SeqCst) != 0
+        })
     }
 
-    /// Reserves a free seat.
-    pub(crate) fn reserve(&self) -> Result<u32> {
+    /// The numbers of all strands that there are or were.
+    pub(crate) fn strands(&self) -> core::ops::RangeInclusive<u32> {
+        let most = u32::try_from(STRANDS - 1).unwrap_or(0);
+        0..=self.head().highest_strand.load(SeqCst).min(most)
+    }
+
+    /// The strand that a thread is in the context of a seat.
+    pub(crate) fn strand_of(&self, seat: u32, thread: u32) -> Option<u32> {
+        self.strands().find(|strand| self.place(*strand, seat).thread.load(SeqCst) == thread)
+    }
+
+    /// Whether a strand exists in the context of a seat.
+    pub(crate) fn exists(&self, strand: u32, seat: u32) -> bool {
+        self.place(strand, seat).thread.load(SeqCst) != 0
+    }
+
+    /// Whether the thread that is a strand in a context's process lives.
+    pub(crate) fn lives(&self, strand: u32, seat: u32) -> bool {
+        let thread = self.place(strand, seat).thread.load(SeqCst);
+        let (Some(pid), Ok(thread)) = (self.pid(seat), i32::try_from(thread)) else { return false };
+        // SAFETY: a signal that is none, to see whether there is somebody.
+        let found = unsafe { syscalls::syscall!(syscalls::Sysno::tgkill, pid.as_raw_pid(), thread, 0) };
+        thread != 0 && found.map_err(syscalls::Errno::into_raw) != Err(libc::ESRCH)
+    }
+
+    /// Whether the thread with which a strand began has ended in a context that goes on: so do then all that it is
+    /// elsewhere.
+    pub(crate) fn has_ended(&self, strand: u32) -> bool {
+        match self.strand(strand).origin.load(SeqCst) {
+            0 => false,
+            origin => {
+                let seat = origin - 1;
+                self.exists(strand, seat) && self.pid(seat).is_some() && !self.lives(strand, seat)
+            }
+        }
+    }
+
+    /// Whether there is no such thread, or it does not live where it began.
+    fn is_over(&self, strand: u32) -> bool {
+        match self.strand(strand).origin.load(SeqCst) {
+            0 => true,
+            origin => !self.lives(strand, origin - 1),
+        }
+    }
+
+    /// A new strand, of a thread that begins in the context of a seat and has control there.
+    pub(crate) fn add_strand(&self, seat: u32, thread: u32) -> Option<u32> {
+        let most = u32::try_from(STRANDS).unwrap_or(0);
+        for number in 0..most {
+            let strand = self.strand(number);
+            if strand.origin.load(SeqCst) != 0 && self.is_over(number) && !self.is_anywhere(number) {
+                strand.origin.store(0, SeqCst);
+            }
+            if strand.origin.load(SeqCst) == 0
+                && strand.origin.compare_exchange(0, seat + 1, SeqCst, SeqCst).is_ok()
+            {
+                strand.request.store(0, SeqCst);
+                strand.control.store(seat, SeqCst);
+                let place = self.place(number, seat);
+                place.reset();
+                place.thread.store(thread, SeqCst);
+                self.head().highest_strand.fetch_max(number, SeqCst);
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    /// Whether a strand lives on in any context.
+    fn is_anywhere(&self, strand: u32) -> bool {
+        core::iter::once(ROOT).chain(self.used()).any(|seat| self.lives(strand, seat))
+    }
+
+    /// Makes a place ready for a thread that begins to exist there.
+    pub(crate) fn clear_place(&self, strand: u32, seat: u32) {
+        self.place(strand, seat).reset();
+    }
+
+    /// Reserves a free seat, in whose context `strand` will be the first to exist.
+    pub(crate) fn reserve(&self, strand: u32) -> Result<u32> {
         for number in 1..SEATS {
             let number = u32::try_from(number).unwrap_or(0);
             let seat = self.seat(number);
-            if seat.pid.load(Ordering::SeqCst) == 0
-                && seat.pid.compare_exchange(0, Seat::RESERVED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+            if seat.pid.load(SeqCst) == 0
+                && seat.pid.compare_exchange(0, Seat::RESERVED, SeqCst, SeqCst).is_ok()
             {
-                seat.face.reset(0, 0);
-                seat.hint.store(STRANGER, Ordering::SeqCst);
-                seat.pinned.store(0, Ordering::SeqCst);
-                seat.settled.store(0, Ordering::SeqCst);
-                seat.by_descriptor.store(0, Ordering::SeqCst);
-                seat.stopped.store(0, Ordering::SeqCst);
-                self.head().highest.fetch_max(number, Ordering::SeqCst);
+                for other in self.strands().filter(|other| *other == strand || self.exists(*other, number)) {
+                    self.clear_place(other, number);
+                }
+                seat.settled.store(0, SeqCst);
+                seat.marked.store(strand, SeqCst);
+                self.head().highest_seat.fetch_max(number, SeqCst);
                 return Ok(number);
             }
         }
@@ -118,28 +251,45 @@ impl Program {
     /// Gives a reserved seat back that nobody ever took.
     pub(crate) fn vacate(&self, number: u32) {
         let pid = &self.seat(number).pid;
-        let _ = pid.compare_exchange(Seat::RESERVED, 0, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = pid.compare_exchange(Seat::RESERVED, 0, SeqCst, SeqCst);
     }
 
     /// Gives a seat up.
     pub(crate) fn release(&self, number: u32, end: u32) {
         let seat = self.seat(number);
-        seat.end.store(end, Ordering::SeqCst);
-        seat.generation.fetch_add(1, Ordering::SeqCst);
-        seat.pid.store(0, Ordering::SeqCst);
+        seat.end.store(end, SeqCst);
+        seat.generation.fetch_add(1, SeqCst);
+        for strand in self.strands().filter(|strand| self.exists(*strand, number)) {
+            self.place(strand, number).thread.store(0, SeqCst);
+        }
+        seat.pid.store(0, SeqCst);
+    }
+
+    /// Whether the kernel has marked the death of the context of a seat.
+    pub(crate) fn is_marked_dead(&self, seat: u32) -> bool {
+        self.place(self.seat(seat).marked.load(SeqCst), seat).face.is_marked_dead()
     }
 
     /// The process on a seat, if somebody sits there.
-    pub(crate) fn pid(&self, number: u32) -> Option<rustix::process::Pid> {
-        match self.seat(number).pid.load(Ordering::SeqCst) {
+    pub(crate) fn pid(&self, number: u32) -> Option<Pid> {
+        match self.seat(number).pid.load(SeqCst) {
             Seat::RESERVED => None,
-            pid => rustix::process::Pid::from_raw(i32::try_from(pid).unwrap_or(0)),
+            pid => Pid::from_raw(i32::try_from(pid).unwrap_or(0)),
         }
     }
 
     /// The seats that somebody ever sat on, but the root's.
     pub(crate) fn used(&self) -> impl Iterator<Item = u32> {
-        let highest = self.head().highest.load(Ordering::SeqCst).min(u32::try_from(SEATS - 1).unwrap_or(0));
+        let highest = self.head().highest_seat.load(SeqCst).min(u32::try_from(SEATS - 1).unwrap_or(0));
         1..=highest
     }
+}
+
+fn sound(seat: u32) -> usize {
+    if (seat as usize) < SEATS { seat as usize } else { ROOT as usize }
+}
+
+/// The kernel's number of the calling thread.
+pub(crate) fn own_thread() -> u32 {
+    rustix::thread::gettid().as_raw_pid().unsigned_abs()
 }

@@ -1,7 +1,8 @@
 //! Private memory that becomes shared, and private again.
 //!
 //! A private range is shared by writing its bytes into a file without a name (memfd_create(2)) and mapping that over it,
-//! at the same address. The program has one thread, and that thread is here, so nobody sees the moment in between.
+//! at the same address. The program's other threads are held still ([`super::still`]) for that long, so nobody sees the
+//! moment in between.
 //!
 //! One file for each range, never more: whoever maps a part of a file can have the rest (mremap(2)).
 
@@ -61,21 +62,25 @@ pub(crate) fn without(range: PageRange, others: impl Iterator<Item = PageRange>)
     left
 }
 
-/// Makes private memory shared.
+/// Makes private memory shared. `hold` has other threads hold still for as long as what it gives lives.
 ///
 /// The caller's stack, and what is not plain memory, is refused.
-pub(crate) fn share(range: PageRange) -> Result<SharedRange> {
+pub(crate) fn share<H>(range: PageRange, hold: impl FnOnce() -> Result<H>) -> Result<SharedRange> {
     check_private(range)?;
     let refuse = |operation, errno| Error::system(operation, range.start, errno);
     let file = rustix::fs::memfd_create("orrery-shared", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map(descriptors::raise)
         .map_err(|e| refuse("memfd_create", e))?;
     rustix::fs::ftruncate(&file, range.len() as u64).map_err(|e| refuse("ftruncate(memfd)", e))?;
-    write_out(range, &file).map_err(|e| refuse("pwrite(memfd)", e))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| refuse("F_ADD_SEALS", e))?;
-    map(range, &file, MapFlags::SHARED)?;
-    Ok(SharedRange { range, file })
+    let still = hold()?;
+    // Nothing here allocates.
+    let done = write_out(range, &file)
+        .map_err(|e| refuse("pwrite(memfd)", e))
+        .and_then(|()| map(range, &file, MapFlags::SHARED));
+    drop(still);
+    done.map(|()| SharedRange { range, file })
 }
 
 /// Copies private or shared memory of ours into a file.

@@ -1,7 +1,8 @@
 //! The root is the kernel's parent of all contexts: it alone can learn how one ended, and must, or its process stays.
 //!
-//! The root asks the kernel itself. Others ask the root, which is parked while they have control: they write a request
-//! into the program's memory and call. An exit in any context ends the program with its status.
+//! The root asks the kernel itself. Others ask the root, where their strand is parked while they have control: they write a
+//! request into the program's memory and call. A strand that does not exist in the root kills for itself, and the root
+//! buries when it next looks. An exit in any context ends the program with its status.
 
 use core::sync::atomic::Ordering;
 
@@ -9,6 +10,7 @@ use orrery_domain::End;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use rustix::thread::futex;
 
+use super::lock::Lock;
 use super::program::{Program, ROOT};
 use super::state::State;
 
@@ -16,24 +18,34 @@ use super::state::State;
 const ASKED: u32 = 1 << 31;
 const KILL: u32 = 1 << 30;
 
+/// In the root, for its threads: who waits for a process. What a dead process was is said once.
+static BURYING: Lock = Lock::new();
+
 /// How the process on `seat` ended, which is dead or about to be, or is killed first.
 pub(crate) fn bury(state: &State, seat: u32, kill: bool) -> End {
     if state.me == ROOT {
         return reap(state.program, seat, kill);
     }
-    ask(state.program, seat | ASKED | if kill { KILL } else { 0 });
-    unpack(state.program.answer().load(Ordering::SeqCst))
+    if !state.program.exists(state.strand, ROOT) {
+        return kill_alone(state.program, seat, kill);
+    }
+    ask(state.program, state.strand, seat | ASKED | if kill { KILL } else { 0 });
+    unpack(state.program.strand(state.strand).answer.load(Ordering::SeqCst))
 }
 
 /// Buries whoever is dead.
 pub(crate) fn sweep(state: &State) {
-    if state.me == ROOT { sweep_here(state.program) } else { ask(state.program, ROOT | ASKED) }
+    if state.me == ROOT {
+        sweep_here(state.program);
+    } else if state.program.exists(state.strand, ROOT) {
+        ask(state.program, state.strand, ROOT | ASKED);
+    }
 }
 
-fn ask(program: &Program, what: u32) {
-    let request = program.request();
+fn ask(program: &Program, strand: u32, what: u32) {
+    let request = &program.strand(strand).request;
     request.store(what, Ordering::SeqCst);
-    program.seat(ROOT).face.call();
+    program.place(strand, ROOT).face.call();
     // Should the root die, our watcher ends us.
     while request.load(Ordering::SeqCst) == what {
         let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -41,47 +53,64 @@ fn ask(program: &Program, what: u32) {
     }
 }
 
-/// In the root: does what was asked.
-pub(crate) fn serve(state: &State) {
-    let request = state.program.request();
-    let what = request.load(Ordering::SeqCst);
-    if state.me != ROOT || what & ASKED == 0 {
+/// In the root, on the thread that is `strand` there: does what was asked. Needs no turn at the state: who asks may have
+/// that of its own context.
+pub(crate) fn serve(program: &Program, me: u32, strand: u32) {
+    let asked = program.strand(strand);
+    let what = asked.request.load(Ordering::SeqCst);
+    if me != ROOT || what & ASKED == 0 {
         return;
     }
     let seat = what & !(ASKED | KILL);
     let end = if seat == ROOT {
-        sweep_here(state.program);
+        sweep_here(program);
         End::Unknown
     } else {
-        reap(state.program, seat, what & KILL != 0)
+        reap(program, seat, what & KILL != 0)
     };
-    state.program.answer().store(pack(end), Ordering::SeqCst);
-    request.store(0, Ordering::SeqCst);
-    let _ = futex::wake(request, futex::Flags::empty(), u32::MAX >> 1);
+    asked.answer.store(pack(end), Ordering::SeqCst);
+    asked.request.store(0, Ordering::SeqCst);
+    let _ = futex::wake(&asked.request, futex::Flags::empty(), u32::MAX >> 1);
+}
+
+/// Without the root, whose child it is.
+fn kill_alone(program: &Program, seat: u32, kill: bool) -> End {
+    if kill && let Some(pid) = program.pid(seat) {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
+    End::Unknown
 }
 
 fn sweep_here(program: &Program) {
+    BURYING.take();
     for seat in program.used() {
-        if program.seat(seat).face.is_marked_dead()
+        if program.is_marked_dead(seat)
             && let Some(pid) = program.pid(seat)
             && let Some(end) = wait(pid, WaitIdOptions::NOHANG)
         {
             conclude(program, seat, end);
         }
     }
+    BURYING.give_back();
 }
 
 fn reap(program: &Program, seat: u32, kill: bool) -> End {
-    let Some(pid) = program.pid(seat) else {
-        return unpack(program.seat(seat).end.load(Ordering::SeqCst));
+    BURYING.take();
+    let end = match program.pid(seat) {
+        // Another thread was faster.
+        None => unpack(program.seat(seat).end.load(Ordering::SeqCst)),
+        Some(pid) => {
+            // The number is read from memory that every context can write: only a hidden child of ours is killed.
+            let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | hidden();
+            if kill && rustix::process::waitid(WaitId::Pid(pid), look).is_ok() {
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+            }
+            let end = wait(pid, WaitIdOptions::empty()).unwrap_or(End::Unknown);
+            conclude(program, seat, end)
+        }
     };
-    // The number is read from memory that every context can write: only a hidden child of ours is killed.
-    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | hidden();
-    if kill && rustix::process::waitid(WaitId::Pid(pid), look).is_ok() {
-        let _ = rustix::process::kill_process(pid, Signal::KILL);
-    }
-    let end = wait(pid, WaitIdOptions::empty()).unwrap_or(End::Unknown);
-    conclude(program, seat, end)
+    BURYING.give_back();
+    end
 }
 
 /// A context is dead and reaped.

@@ -22,6 +22,7 @@ pub struct Spec {
     pub(crate) trap: bool,
     pub(crate) callable: Calls,
     pub(crate) fetchable: Vec<(u32, u32)>,
+    pub(crate) alone: bool,
 }
 
 impl Spec {
@@ -115,6 +116,14 @@ impl Spec {
     #[must_use]
     pub fn may_call(mut self, calls: &Calls) -> Self {
         self.callable = calls.or(&self.callable);
+        self
+    }
+
+    /// Whether the calling thread is the only one that may ever switch there, and the others are left as they are. They are
+    /// held still for the moment of the creation otherwise.
+    #[must_use]
+    pub fn alone(mut self, yes: bool) -> Self {
+        self.alone = yes;
         self
     }
 

@@ -4,13 +4,19 @@
 //! A descriptor of a context is one end of a socket pair (unix(7)), so the kernel counts its holders: when the last one
 //! closes it, the other end, which the context itself keeps as a *grant*, is hung up. Each grant has rights of its own.
 //!
+//! The state is the process': its threads take turns. A thread lets go of it while it waits for whatever another context
+//! does ([`Held::away`]), so a turn is short, and no context waits for another one's.
+//!
 //! Process-wide state, because fork(2) and signal handlers are: this file is where it lives.
 
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 
 use orrery_domain::forked::Creator;
 use orrery_sys::{PageRange, descriptors};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::PidfdFlags;
 use rustix::thread::CpuSet;
 
@@ -18,12 +24,25 @@ use super::Context;
 use super::error::{Error, Result};
 use super::leash::Leash;
 use super::link::Link;
-use super::program::{Program, ROOT, Seat};
+use super::lock::Lock;
+use super::program::{Place, Program, ROOT, Seat};
 use super::ranges::SharedRange;
 use super::rights::Rights;
+use super::strands;
 use super::trap::Listener;
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+struct Shelf(UnsafeCell<Option<State>>);
+
+// SAFETY: what lies there is touched under `TURN` only.
+unsafe impl Sync for Shelf {}
+
+static STATE: Shelf = Shelf(UnsafeCell::new(None));
+/// Whether anything lies there: a program without contexts, or a rollback in it, is to notice nothing of this file.
+static ANY: AtomicBool = AtomicBool::new(false);
+static TURN: Lock = Lock::new();
+/// Has one thread at a time ask other contexts for what comes over sockets: answers would be mixed up there. Taken before
+/// `TURN`, and kept while the asker waits.
+static ASKING: Lock = Lock::new();
 
 /// Another context, of which this one holds a descriptor.
 #[derive(Debug)]
@@ -32,7 +51,7 @@ pub(crate) struct Peer {
     pub(crate) fd: OwnedFd,
     /// The inode behind it: the program may have closed it, and something else have its number.
     pub(crate) inode: u64,
-    pub(crate) pidfd: OwnedFd,
+    pub(crate) pidfd: Arc<OwnedFd>,
     pub(crate) seat: u32,
     pub(crate) generation: u32,
     /// Tells it from others that had its place.
@@ -41,8 +60,8 @@ pub(crate) struct Peer {
     pub(crate) link: Option<Link>,
     /// The grant by which it reaches us.
     pub(crate) through: Option<usize>,
-    /// It did not answer a question, and may yet.
-    pub(crate) silent: bool,
+    /// The strands of ours whose questions it did not answer, and may yet.
+    pub(crate) silent: Vec<u32>,
     /// Where its system calls arrive, if it is ours to answer them.
     pub(crate) listener: Option<Listener>,
 }
@@ -61,7 +80,8 @@ pub(crate) struct State {
     /// Our seat.
     pub(crate) me: u32,
     pub(crate) creator: Creator,
-    thread: usize,
+    /// The strand of the thread whose turn it is.
+    pub(crate) strand: u32,
     /// The pidfds of the root and of ourselves.
     pub(crate) main: RawFd,
     pub(crate) pidfd: OwnedFd,
@@ -77,19 +97,25 @@ pub(crate) struct State {
     pub(crate) filtered: bool,
     /// Where the program may run.
     pub(crate) cpus: Option<CpuSet>,
-    /// The state of our bell when we last looked around.
-    pub(crate) looked: Option<u32>,
+    /// The state of each strand's bell when it last looked around.
+    looked: Vec<Option<u32>>,
+    /// What wakes a strand of ours that waits for descriptors.
+    kicks: Vec<Option<OwnedFd>>,
     serials: u32,
 }
 
 /// The calling context's state, from now to the end of the call.
-pub(crate) struct Held(MutexGuard<'static, Option<State>>);
+#[derive(Debug)]
+pub(crate) struct Held {
+    asking: bool,
+}
 
 impl core::ops::Deref for Held {
     type Target = State;
 
     fn deref(&self) -> &State {
-        match &*self.0 {
+        // SAFETY: it is our turn.
+        match unsafe { &*STATE.0.get() } {
             Some(state) => state,
             None => unreachable!("`hold` saw to it"),
         }
@@ -98,29 +124,96 @@ impl core::ops::Deref for Held {
 
 impl core::ops::DerefMut for Held {
     fn deref_mut(&mut self) -> &mut State {
-        match &mut *self.0 {
+        // SAFETY: as above.
+        match unsafe { &mut *STATE.0.get() } {
             Some(state) => state,
             None => unreachable!("`hold` saw to it"),
         }
     }
 }
 
-/// The calling context's state, if it has any yet.
-pub(crate) fn hold() -> Result<Option<Held>> {
-    let guard = match STATE.try_lock() {
-        Ok(guard) => guard,
-        Err(TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
-        Err(TryLockError::WouldBlock) => return Err(Error::Busy),
-    };
-    match &*guard {
-        None => Ok(None),
-        Some(state) if !state.creator.is_here() => Err(Error::OtherProcess),
-        Some(state) if state.thread != own_thread() => Err(Error::WrongThread),
-        Some(_) => Ok(Some(Held(guard))),
+impl Held {
+    /// Lets other threads have their turns during `wait`. `None` in a counterpart of this thread, in a new context, where the
+    /// state is that of the new context, and `wait` is nobody's business.
+    ///
+    /// What `wait` owns is lost there: it must not matter.
+    pub(crate) fn away<T>(&mut self, wait: impl FnOnce() -> T) -> Option<T> {
+        let strand = self.strand;
+        TURN.give_back();
+        let waited = strands::away(wait);
+        TURN.take();
+        self.strand = strand;
+        waited
+    }
+
+    /// In a new context: the calling thread, which made it, has the turn there, too.
+    pub(crate) fn keep(&self) {
+        TURN.keep();
+        ASKING.adopt();
     }
 }
 
-/// The same; makes the process the root of a new program where it is no context yet.
+impl Drop for Held {
+    fn drop(&mut self) {
+        TURN.give_back();
+        if self.asking {
+            ASKING.give_back();
+        }
+        strands::leave();
+    }
+}
+
+/// The calling context's state, if it has any yet.
+pub(crate) fn hold() -> Result<Option<Held>> {
+    take_turn(false)
+}
+
+/// The same, for asking another context for something that comes over a socket.
+pub(crate) fn hold_to_ask() -> Result<Option<Held>> {
+    take_turn(true)
+}
+
+fn take_turn(asking: bool) -> Result<Option<Held>> {
+    if !ANY.load(SeqCst) {
+        return Ok(None);
+    }
+    if !strands::enter() {
+        return Err(Error::Busy);
+    }
+    if asking {
+        ASKING.take();
+    }
+    let half_changed = TURN.take();
+    let mut held = Held { asking };
+    // SAFETY: it is our turn.
+    let state = unsafe { &mut *STATE.0.get() };
+    if half_changed {
+        // What another thread was changing when this process was forked is of no use to anybody.
+        core::mem::forget(state.take());
+    }
+    match state {
+        None => Ok(None),
+        Some(state) if !state.creator.is_here() => Err(Error::OtherProcess),
+        Some(state) => {
+            let strand = strands::own(state.program, state.me)?;
+            held.strand = strand;
+            Ok(Some(held))
+        }
+    }
+}
+
+/// In a counterpart, whose strand is known.
+pub(crate) fn hold_as_counterpart() -> Option<Held> {
+    TURN.take();
+    let mut held = Held { asking: false };
+    // SAFETY: it is our turn.
+    unsafe { &*STATE.0.get() }.as_ref()?;
+    let strand = strands::own(held.program, held.me).ok()?;
+    held.strand = strand;
+    Some(held)
+}
+
+/// The same as [`hold`]; makes the process the root of a new program where it is no context yet.
 pub(crate) fn hold_or_become_root() -> Result<Held> {
     match hold() {
         Ok(Some(held)) => return Ok(held),
@@ -129,27 +222,35 @@ pub(crate) fn hold_or_become_root() -> Result<Held> {
         Err(error) => return Err(error),
     }
     let root = State::root()?;
-    let mut guard = STATE.try_lock().or(Err(Error::Busy))?;
+    if !strands::enter() {
+        return Err(Error::Busy);
+    }
+    TURN.take();
+    let held = Held { asking: false };
+    // SAFETY: it is our turn.
+    let state = unsafe { &mut *STATE.0.get() };
+    if state.as_ref().is_some_and(|state| state.creator.is_here()) {
+        // Another thread was faster.
+        drop(held);
+        return hold()?.ok_or(Error::Busy);
+    }
     // Dropping the parent's closes our copies of its descriptors.
-    *guard = Some(root);
-    Ok(Held(guard))
+    *state = Some(root);
+    ANY.store(true, SeqCst);
+    strands::know(0);
+    Ok(held)
 }
 
 /// After the context's memory was put back to what it was: what it was told since, it has been told. It has control, so
 /// nothing is under way to it; but the links, which are shared, are further on than its own books.
 pub(crate) fn after_rollback() {
     if let Ok(Some(mut state)) = hold() {
-        state.looked = None;
+        state.set_looked(None);
+        let strand = state.strand;
         for link in state.peers.iter_mut().flatten().filter_map(|peer| peer.link.as_mut()) {
-            link.catch_up();
+            link.catch_up(strand);
         }
     }
-}
-
-fn own_thread() -> usize {
-    // SAFETY: takes nothing; it only names the calling thread.
-    let thread = unsafe { libc::pthread_self() };
-    usize::try_from(thread).unwrap_or(0)
 }
 
 pub(crate) fn own_pidfd() -> Result<OwnedFd> {
@@ -165,7 +266,7 @@ impl State {
             program: Box::leak(Box::new(Program::new()?)),
             me: ROOT,
             creator: Creator::here(),
-            thread: own_thread(),
+            strand: 0,
             // Every context's watcher looks at it, and none closes it.
             main: own_pidfd()?.into_raw_fd(),
             pidfd,
@@ -176,7 +277,8 @@ impl State {
             overlaid: Vec::new(),
             filtered: false,
             cpus: rustix::thread::sched_getaffinity(None).ok(),
-            looked: None,
+            looked: Vec::new(),
+            kicks: Vec::new(),
             serials: 0,
         })
     }
@@ -185,9 +287,67 @@ impl State {
         self.program.seat(self.me)
     }
 
-    /// How many threads the process has when it is alone: a context's watcher is one, too.
-    pub(crate) fn own_threads(&self) -> usize {
-        if self.me == ROOT { 1 } else { 2 }
+    /// Where the calling strand waits.
+    pub(crate) fn place(&self) -> &'static Place {
+        self.program.place(self.strand, self.me)
+    }
+
+    /// Which seat has the calling strand's control.
+    pub(crate) fn control(&self) -> &'static AtomicU32 {
+        self.program.control(self.strand)
+    }
+
+    /// Lets other threads have their turns: the calling one ends.
+    #[expect(clippy::unused_self, reason = "only who holds the state can let go of it")]
+    pub(crate) fn let_go(&self) {
+        TURN.give_back();
+    }
+
+    /// The state of the calling strand's bell when it last looked around.
+    pub(crate) fn looked(&self) -> Option<u32> {
+        self.looked.get(self.strand as usize).copied().flatten()
+    }
+
+    pub(crate) fn set_looked(&mut self, heard: Option<u32>) {
+        *entry(&mut self.looked, self.strand) = heard;
+    }
+
+    /// What wakes the calling strand while it waits for descriptors, made where there is none yet; `None` where the
+    /// program has one strand, or there is no room.
+    pub(crate) fn own_kick(&mut self) -> Option<&OwnedFd> {
+        if *self.program.strands().end() == 0 {
+            return None;
+        }
+        let strand = self.strand;
+        let kick = entry(&mut self.kicks, strand);
+        if kick.is_none() {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            *kick = eventfd(0, flags).ok().map(descriptors::raise);
+        }
+        kick.as_ref()
+    }
+
+    /// Has a strand of ours look around, however it waits.
+    pub(crate) fn kick(&self, strand: u32) {
+        self.program.place(strand, self.me).face.call();
+        if let Some(Some(kick)) = self.kicks.get(strand as usize) {
+            let _ = rustix::io::write(kick, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Has the other strands look around that wait for descriptors: we may have taken what woke them.
+    pub(crate) fn kick_others(&self) {
+        for strand in self.program.strands().filter(|strand| *strand != self.strand) {
+            if self.program.place(strand, self.me).by_descriptor.load(SeqCst) != 0 {
+                self.kick(strand);
+            }
+        }
+    }
+
+    /// In a new context: what its creator's strands looked at, or wait for, is not its own.
+    pub(crate) fn forget_strands(&mut self) {
+        self.looked.clear();
+        self.kicks.clear();
     }
 
     /// Notes a peer; gives its place.
@@ -208,13 +368,13 @@ impl State {
         self.peers[slot] = Some(Peer {
             fd,
             inode,
-            pidfd,
+            pidfd: Arc::new(pidfd),
             seat,
             generation,
             serial,
             link: Some(link),
             through,
-            silent: false,
+            silent: Vec::new(),
             listener: None,
         });
         Ok(slot)
@@ -277,6 +437,7 @@ impl State {
             || self.leash.is_some_and(|leash| leash.descriptor() == number)
             || self.grants.iter().flatten().any(|grant| own(&grant.socket))
             || self.shared.iter().any(|shared| own(&shared.file))
+            || self.kicks.iter().flatten().any(own)
             || self.peers.iter().flatten().any(|peer| {
                 let heard = peer.listener.as_ref();
                 own(&peer.fd)
@@ -323,9 +484,8 @@ impl State {
 impl Peer {
     /// Whether it has ended.
     pub(crate) fn is_gone(&self, program: &Program) -> bool {
-        let seat = program.seat(self.seat);
-        use core::sync::atomic::Ordering::SeqCst;
-        seat.generation.load(SeqCst) != self.generation || (self.seat != ROOT && seat.face.is_marked_dead())
+        let generation = program.seat(self.seat).generation.load(core::sync::atomic::Ordering::SeqCst);
+        generation != self.generation || (self.seat != ROOT && program.is_marked_dead(self.seat))
     }
 
     /// Whether its descriptor still is what it was.
@@ -340,6 +500,15 @@ impl Peer {
         }
         let _ = self.fd.into_raw_fd();
     }
+}
+
+/// What a list has for a strand.
+fn entry<T>(list: &mut Vec<Option<T>>, strand: u32) -> &mut Option<T> {
+    let strand = strand as usize;
+    if list.len() <= strand {
+        list.resize_with(strand + 1, || None);
+    }
+    &mut list[strand]
 }
 
 /// The index of a free place, made where there is none.

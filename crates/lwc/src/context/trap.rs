@@ -63,8 +63,10 @@ pub(crate) struct Listener {
     pub(crate) memory: Option<OwnedFd>,
     /// What of it is ours to use: the system calls that we may make for it.
     pub(crate) rights: Rights,
-    /// The call that waits for an answer, and its kernel's number.
-    pub(crate) pending: Option<(u64, Call)>,
+    /// The calls that wait for an answer, by strand, and their kernel's numbers.
+    pub(crate) pending: Vec<(u32, u64, Call)>,
+    /// Calls that strands of ours are to be told of.
+    kept: Vec<(u32, u64, Call)>,
     /// Nobody is behind it any more.
     pub(crate) is_over: bool,
 }
@@ -85,6 +87,8 @@ pub(crate) struct Handing {
     memory: RawFd,
     starter: RawFd,
     filter: Vec<libc::sock_filter>,
+    /// There are other threads, and the filter is spread to them and to the watcher once the listener is out.
+    counterparts: bool,
     /// The listener's number; -1 before there is one; -2 where there will be none.
     listener: AtomicI32,
     /// 0 until it is done, then 1, or an errno and 2^16.
@@ -98,13 +102,14 @@ pub(crate) fn open_memory() -> rustix::io::Result<OwnedFd> {
 }
 
 /// In a new context, whose watcher runs, and that gave up gaining privileges before (`no_new_privs` in prctl(2), which is
-/// each thread's): takes calls away, on both threads. With `memory` they are trapped: listener and
-/// memory go out over `socket`.
+/// each thread's): takes calls away, on both threads, and on its `counterparts` of the creator's other
+/// threads. With `memory` they are trapped: listener and memory go out over `socket`.
 pub(crate) fn filter(
     leash: &'static Leash,
     calls: &Calls,
     socket: &OwnedFd,
     memory: Option<OwnedFd>,
+    counterparts: bool,
 ) -> rustix::io::Result<()> {
     let own = rustix::process::getpid().as_raw_pid().unsigned_abs();
     let trapped = memory.is_some();
@@ -119,6 +124,7 @@ pub(crate) fn filter(
         memory: memory.map_or(-1, IntoRawFd::into_raw_fd),
         starter: starter.as_raw_fd(),
         filter: calls.filter(action, own),
+        counterparts,
         listener: AtomicI32::new(-1),
         done: AtomicU32::new(0),
     }));
@@ -137,6 +143,7 @@ pub(crate) fn filter(
         let _ = futex::wait(&handing.done, futex::Flags::empty(), 0, None);
     }
     match handing.done.load(SeqCst) {
+        1 if counterparts => outcome.and_then(|()| super::still::spread_filter()),
         1 => outcome,
         errno => Err(Errno::from_raw_os_error(i32::try_from(errno & 0xfff).unwrap_or(libc::EIO))),
     }
@@ -180,7 +187,10 @@ pub(crate) fn hand_over(handing: &Handing) {
         }
     }
     // Without a listener of its own, what is trapped elsewhere fails here.
-    let outcome = outcome.and_then(|()| put_on(&handing.filter, 0).map(|_| ()));
+    let outcome = match outcome {
+        Ok(()) if !handing.counterparts => put_on(&handing.filter, 0).map(|_| ()),
+        other => other,
+    };
     let done = match outcome {
         Ok(()) => 1,
         Err(errno) => 1 << 16 | errno.raw_os_error().unsigned_abs(),
@@ -212,7 +222,14 @@ impl Listener {
         // A parent on the same CPU is then switched to at once (Linux 6.6); without it, a little later.
         // SAFETY: the flags go by value.
         let _ = unsafe { syscall!(Sysno::ioctl, fd.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) };
-        Self { fd, memory: Some(memory), rights: Rights::all(), pending: None, is_over: false }
+        Self {
+            fd,
+            memory: Some(memory),
+            rights: Rights::all(),
+            pending: Vec::new(),
+            kept: Vec::new(),
+            is_over: false,
+        }
     }
 
     fn receive(&self) -> Option<libc::seccomp_notif> {
@@ -235,25 +252,52 @@ impl Listener {
     }
 }
 
-/// In the parent: takes the call that a context made, with control. One that is made out of turn is refused.
+/// In the parent: takes the call that the calling strand made in a context, with control. One that another strand made
+/// is kept for that; one that is made out of turn, or by a strand that does not exist here, is refused.
 pub(crate) fn take(state: &mut State, slot: usize) -> Option<Arrival> {
     let program = state.program;
-    let me = state.me;
+    let (me, own) = (state.me, state.strand);
+    loop {
+        let peer = state.peers.get_mut(slot)?.as_mut()?;
+        let seat = peer.seat;
+        let listener = peer.listener.as_mut()?;
+        if !handover::is_ready(listener.fd.as_fd()) {
+            return None;
+        }
+        let notice = listener.receive()?;
+        // Threads and processes that the context made have no counterpart here.
+        let strand = program.strand_of(seat, notice.pid).filter(|strand| program.exists(*strand, me));
+        let Some(strand) = strand
+            .filter(|strand| program.control(*strand).compare_exchange(seat, me, SeqCst, SeqCst).is_ok())
+        else {
+            listener.answer(notice.id, Answer::Returns(-i64::from(libc::EPERM)));
+            continue;
+        };
+        let call = Call { number: notice.data.nr.unsigned_abs(), arguments: notice.data.args };
+        listener.kept.push((strand, notice.id, call));
+        if strand == own {
+            return take_from(state, slot);
+        }
+        state.kick(strand);
+    }
+}
+
+/// In the parent: the call that another thread has taken and kept for the calling one.
+pub(crate) fn take_kept(state: &mut State) -> Option<Arrival> {
+    (0..state.peers.len()).find_map(|slot| take_from(state, slot))
+}
+
+fn take_from(state: &mut State, slot: usize) -> Option<Arrival> {
+    let strand = state.strand;
     let peer = state.peers.get_mut(slot)?.as_mut()?;
     let seat = peer.seat;
     let listener = peer.listener.as_mut()?;
-    let notice = listener.receive()?;
-    let known = program.pid(seat).is_some_and(|pid| pid.as_raw_pid().unsigned_abs() == notice.pid);
-    // Threads and processes that the context made have no counterpart here.
-    if !known || program.control().compare_exchange(seat, me, SeqCst, SeqCst).is_err() {
-        listener.answer(notice.id, Answer::Returns(-i64::from(libc::EPERM)));
-        return None;
-    }
-    let number = notice.data.nr.unsigned_abs();
-    let call = Call { number, arguments: notice.data.args };
-    listener.pending = Some((notice.id, call));
-    program.seat(seat).stopped.store(1, SeqCst);
-    Some(Arrival { caller: state.handle(slot), word: u64::from(number), bytes: Vec::new(), call: Some(call) })
+    let index = listener.kept.iter().position(|(whose, ..)| *whose == strand)?;
+    let (_, id, call) = listener.kept.swap_remove(index);
+    listener.pending.push((strand, id, call));
+    state.program.place(strand, seat).stopped.store(1, SeqCst);
+    let word = u64::from(call.number);
+    Some(Arrival { caller: state.handle(slot), word, bytes: Vec::new(), call: Some(call) })
 }
 
 /// While a context is asked for something that its library does: whatever call it makes for that is refused.
@@ -276,19 +320,21 @@ pub(crate) fn end(state: &mut State, slot: usize) {
     }
 }
 
-/// The call of a peer that waits for an answer.
+/// The call of a peer that waits for an answer of the calling strand.
 pub(crate) fn pending(state: &State, slot: usize) -> Option<(u64, Call)> {
-    state.peers.get(slot)?.as_ref()?.listener.as_ref()?.pending
+    let listener = state.peers.get(slot)?.as_ref()?.listener.as_ref()?;
+    listener.pending.iter().find(|(strand, ..)| *strand == state.strand).map(|(_, id, call)| (*id, *call))
 }
 
 /// Answers; control must have been handed over before.
 pub(crate) fn reply(state: &mut State, slot: usize, answer: Answer) {
-    let program = state.program;
+    let (program, strand) = (state.program, state.strand);
     let Some(Some(peer)) = state.peers.get_mut(slot) else { return };
     let seat = peer.seat;
     let Some(listener) = &mut peer.listener else { return };
-    if let Some((id, _)) = listener.pending.take() {
-        program.seat(seat).stopped.store(0, SeqCst);
+    if let Some(index) = listener.pending.iter().position(|(whose, ..)| *whose == strand) {
+        let (_, id, _) = listener.pending.swap_remove(index);
+        program.place(strand, seat).stopped.store(0, SeqCst);
         listener.answer(id, answer);
     }
 }

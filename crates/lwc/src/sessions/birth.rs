@@ -27,7 +27,7 @@ pub(crate) fn template_spec(keep: &[RawFd]) -> Spec {
         keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
     keep.sort_unstable();
     keep.dedup();
-    let mut spec = Spec::new();
+    let mut spec = Spec::new().alone(true);
     let mut from = 3;
     for kept in keep {
         if kept > from {
@@ -72,7 +72,7 @@ fn make<F: Fn(&mut Connection)>(
     memory: Option<u64>,
     serve: &F,
 ) -> Result<Option<Order>, String> {
-    let made = context::create(&Spec::new(), |start| {
+    let made = context::create(&Spec::new().alone(true), |start| {
         // The template's name.
         let _ = start.creator.close();
         inside::session(root, open, memory, serve)

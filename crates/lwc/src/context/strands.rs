@@ -1,0 +1,120 @@
+//! Which strand a thread is: the program's number for it, the same in all contexts.
+//!
+//! Thread-local state, because threads are: this file is where it lives, and so are the marks by which a thread is found in
+//! a copy of its process ([`super::still`]).
+
+use core::cell::Cell;
+use core::ffi::c_void;
+use core::mem::MaybeUninit;
+
+use orrery_domain::forked::Creator;
+
+use super::error::{Error, Result};
+use super::program::{Program, STRANDS, own_thread};
+use crate::arch;
+
+thread_local! {
+    /// The process for which it was found out, and the strand.
+    static KNOWN: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
+    /// Whether the thread is in a call about contexts.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// Where the thread can be gone on with in a copy of the process, if it waits ([`away`]).
+    static LANDING: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The strand of the calling thread, which is in the context of a seat; a new one where it had none.
+pub(crate) fn own(program: &Program, seat: u32) -> Result<u32> {
+    let here = Creator::here().number();
+    let (process, strand) = KNOWN.get();
+    if process == here {
+        return Ok(strand);
+    }
+    let thread = own_thread();
+    let strand = program
+        .strand_of(seat, thread)
+        .or_else(|| program.add_strand(seat, thread))
+        .ok_or(Error::TooManyThreads { most: STRANDS })?;
+    know(strand);
+    Ok(strand)
+}
+
+/// Notes which strand the calling thread is.
+pub(crate) fn know(strand: u32) {
+    KNOWN.set((Creator::here().number(), strand));
+}
+
+/// Begins a call about contexts; false where one is under way on this thread.
+pub(crate) fn enter() -> bool {
+    !INSIDE.replace(true)
+}
+
+/// Ends it.
+pub(crate) fn leave() {
+    INSIDE.set(false);
+}
+
+/// Notes whether a call is under way; gives what was noted.
+pub(crate) fn set_inside(inside: bool) -> bool {
+    INSIDE.replace(inside)
+}
+
+/// Where to go on with the calling thread's copy, if its original waited.
+pub(crate) fn landing() -> Option<usize> {
+    Some(LANDING.get()).filter(|landing| *landing != 0)
+}
+
+/// Waits, in a way that can be broken off in a copy of the process: there it is `None`, and the rest of `wait` does not
+/// happen. So `wait` must own nothing whose loss matters, and hold no lock.
+pub(crate) fn away<W, T>(wait: W) -> Option<T>
+where
+    W: FnOnce() -> T,
+{
+    struct Errand<W, T> {
+        wait: Option<W>,
+        done: MaybeUninit<T>,
+    }
+    unsafe extern "C" fn run<W: FnOnce() -> T, T>(errand: *mut c_void) {
+        // SAFETY: passed by `away`, which waits for us.
+        let errand = unsafe { &mut *errand.cast::<Errand<W, T>>() };
+        if let Some(wait) = errand.wait.take() {
+            errand.done.write(wait());
+        }
+    }
+    let mut errand = Errand { wait: Some(wait), done: MaybeUninit::uninit() };
+    let errand_pointer = (&raw mut errand).cast::<c_void>();
+    // SAFETY: `run` gets what it expects, and callers leave nothing behind that must be undone. The thread's own mark
+    // stays where it is for as long as the thread.
+    let landed = unsafe { arch::with_landing(run::<W, T>, errand_pointer, LANDING.with(Cell::as_ptr)) };
+    LANDING.set(0);
+    // SAFETY: `run` has returned, and so has written it.
+    (landed == 0).then(|| unsafe { errand.done.assume_init() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_return_what_they_found() {
+        assert_eq!(away(|| vec![1, 2]), Some(vec![1, 2]));
+        assert_eq!(landing(), None);
+    }
+
+    #[test]
+    fn a_wait_can_be_broken_off() {
+        let broken: Option<u32> = away(|| {
+            let landing = landing().unwrap();
+            // SAFETY: it is that of the call that is under way.
+            unsafe { arch::land(landing) }
+        });
+        assert_eq!(broken, None);
+    }
+
+    #[test]
+    fn calls_do_not_nest() {
+        assert!(enter() && !enter());
+        leave();
+        assert!(enter());
+        leave();
+    }
+}

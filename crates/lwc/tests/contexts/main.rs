@@ -1,0 +1,111 @@
+//! What contexts are to each other, and how they end.
+//!
+//! Contexts belong to a process, and end with it, so each case is a process of its own: this program runs itself once for
+//! each case.
+//!
+//! A room of this folder is one idea each.
+
+#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
+
+mod calls;
+mod control;
+mod deaths;
+mod descriptors;
+mod forks;
+mod isolation;
+mod lifetimes;
+mod memory;
+mod overlays;
+mod signals;
+mod support;
+mod threads;
+mod vaults;
+
+use calls::*;
+use control::*;
+use deaths::*;
+use descriptors::*;
+use forks::*;
+use isolation::*;
+use lifetimes::*;
+use memory::*;
+use overlays::*;
+use signals::*;
+use threads::*;
+use vaults::*;
+
+orrery_testing::cases![
+    seconds = 60, trackers = &[];
+    control_goes_back_and_forth,
+    a_switch_carries_bytes,
+    create_returns_in_both,
+    callers_are_known,
+    contexts_nest,
+    many_come_and_go,
+    time_limits_hold,
+    a_handler_may_not_switch_from_within,
+    memory_is_a_copy,
+    shared_memory_is_one,
+    unmapped_memory_is_gone,
+    shared_memory_stays_from_other_contexts,
+    senseless_specifications_are_refused,
+    descriptors_are_copies,
+    descriptors_may_be_withheld,
+    credentials_are_its_own,
+    closed_names_are_refused,
+    without_descriptors_nothing_is_made,
+    descriptors_are_overlaid,
+    a_closed_context_ends,
+    a_plain_close_ends_it,
+    it_lives_while_anybody_holds_it,
+    the_root_may_be_closed,
+    exit_ends_the_program,
+    exit_of_a_nested_context_ends_the_program,
+    the_roots_death_ends_all,
+    wait_sees_no_context,
+    a_killed_context_is_an_error,
+    a_fault_is_an_error,
+    contexts_die_at_any_moment,
+    nested_contexts_die_at_any_moment,
+    a_killed_caller_leaves_control_to_the_root,
+    another_program_is_an_error,
+    a_stopped_context_holds_nobody_up,
+    orphans_are_told_of,
+    signals_go_to_the_root,
+    a_forked_process_has_its_own,
+    memory_is_overlaid_by_copy,
+    memory_is_overlaid_by_sharing,
+    overlays_need_rights,
+    rights_only_narrow,
+    a_context_is_closed_to_its_like,
+    rights_do_not_come_by_other_ways,
+    a_vault_serves,
+    a_vault_keeps_its_secret,
+    a_vault_that_panics_is_dead,
+    a_vault_that_cannot_load_says_why,
+    withheld_calls_fail,
+    calls_are_trapped,
+    a_trapped_open_is_performed_by_the_parent,
+    a_dead_context_is_no_longer_heard,
+    only_the_parent_answers,
+    calls_of_others_it_made_are_refused,
+    a_flood_of_traps_is_answered,
+    an_asked_context_cannot_trap,
+    calls_are_made_for_a_parked_context,
+    calls_need_rights,
+    a_monitor_makes_the_calls_it_allows,
+    a_monitor_needs_no_privilege,
+    a_new_thread_is_refused,
+    a_thread_resumes_where_it_was,
+    a_parked_thread_returns_from_its_switch,
+    threads_meet_in_one_context,
+    threads_switch_at_random,
+    a_death_is_told_to_each_thread_inside,
+    a_thread_that_ends_inside_is_told_of,
+    counterparts_end_with_their_thread,
+    limits_are_a_threads_own,
+    threads_are_trapped_one_by_one,
+    a_thread_without_counterpart_is_not_answered,
+    a_busy_program_has_contexts,
+    deaths_among_threads_at_any_moment,
+];
