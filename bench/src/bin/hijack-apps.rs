@@ -160,15 +160,12 @@ fn traced(program: &OsString, rest: &[OsString]) -> Result<ExitCode> {
             Ok(())
         });
     }
-    // The child stops before it executes the program, and `spawn` waits for that: so another thread starts it, and as it is
-    // that thread's child, traces it.
-    let first = u32::try_from(start_stopped(command)?)?;
+    let first = start_stopped(command)?;
     let options = libc::PTRACE_O_TRACESYSGOOD
         | libc::PTRACE_O_TRACEFORK
         | libc::PTRACE_O_TRACEVFORK
         | libc::PTRACE_O_TRACECLONE
         | libc::PTRACE_O_EXITKILL;
-    let first = libc::pid_t::try_from(first)?;
     // SAFETY: what is waited for is traced by this thread.
     unsafe {
         libc::ptrace(libc::PTRACE_SETOPTIONS, first, 0, options);

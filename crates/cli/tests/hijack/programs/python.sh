@@ -6,8 +6,8 @@ run() {
     /usr/bin/python3 -m test.regrtest -v -u none "$@" "$module" > said 2>&1; echo "$module $?"
     # What a test prints itself may stand between its name and its result.
     grep -oE '^test_[A-Za-z0-9_]+ \([A-Za-z0-9_.]+\)' said | LC_ALL=C sort | cksum
-    grep -E '^(FAIL|ERROR): |^Ran [0-9]+ tests? in ' said | sed 's/ in .*//' | LC_ALL=C sort
-    grep -oE '\.\.\. (ok|FAIL|ERROR|skipped|expected failure)' said | LC_ALL=C sort | uniq -c
+    grep -E '^(FAIL|ERROR): |^Ran [0-9]+ tests? in |^(OK|FAILED)( |$)' said | sed 's/ in .*//' | LC_ALL=C sort
+    grep -oE 'skipped .*' said | LC_ALL=C sort
     rm -f said
 }
 if [ -n "$WHOLE" ]; then
