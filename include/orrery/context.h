@@ -121,8 +121,7 @@ struct lwc_spec {
 /* Calls that it may not make arrive in its creator; without any LWC_SYSCALL, those that name files, processes
  * and sockets: about what FreeBSD's capability mode takes away. */
 #define LWC_SYSTRAP 0x4
-#define LWC_ALONE                                                                                            \
-    0x8 /* no thread but the calling one may ever switch there, and the others are not held still */
+#define LWC_ALONE 0x8 /* no thread but the calling one may ever switch there, and the others are not held still */
 
 /* How many bytes a switch carries. */
 #define LWC_ROOM 65536
