@@ -67,7 +67,7 @@ impl Puppet<'_> {
             self.tracee.to_call()?;
             match self.tracee.wait() {
                 Stop::Call => return Ok(()),
-                Stop::Gone => return Err(io::ErrorKind::NotFound.into()),
+                Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
                 // All others are blocked.
                 Stop::Signal(libc::SIGSTOP) => self.stopped = true,
                 _ => {}
@@ -105,6 +105,7 @@ pub(crate) fn inject(
     settings: &Settings,
 ) -> Result<(), Unfollowed> {
     let result = prepare(&mut tracee, image, segment, settings);
+    let gone = result.is_err() && tracee.registers().is_err();
     let _gone = tracee.set_mask(mask & !SIGSYS_BIT);
     let pid = tracee.pid();
     tracee.detach();
@@ -112,7 +113,8 @@ pub(crate) fn inject(
         // SAFETY: stops a process that was to be stopped.
         unsafe { libc::kill(pid, libc::SIGSTOP) };
     }
-    result.map(drop)
+    // Where the program was killed meanwhile, there is nobody to tell of.
+    if gone { Ok(()) } else { result.map(drop) }
 }
 
 /// Whether the process was to be stopped meanwhile.

@@ -30,6 +30,7 @@ pub const getcwd: u64 = 79;
 pub const readlink: u64 = 89;
 pub const rt_sigsuspend: u64 = 130;
 pub const sigaltstack: u64 = 131;
+pub const ptrace: u64 = 101;
 pub const prctl: u64 = 157;
 pub const gettid: u64 = 186;
 pub const getxattr: u64 = 191;
@@ -137,6 +138,7 @@ pub const fn is_special(number: u64) -> bool {
             | shmdt
             | rt_sigsuspend
             | sigaltstack
+            | ptrace
             | prctl
             | remap_file_pages
             | pselect6

@@ -18,7 +18,7 @@ use super::kernel::{address, block_signals, call, failed, set_mask};
 use super::policy::policy;
 use super::requests::ask;
 use super::stubs::{self, STUB};
-use super::{landings, own, ranges, services};
+use super::{landings, originals, own, ranges, services};
 use crate::board::{CALLS, CODE, SITE, YES, code_hash};
 use crate::config::SA_ONSTACK;
 use crate::numbers;
@@ -194,6 +194,10 @@ unsafe fn jump(plan: &Plan, way: Way, code: &[u64; CODE / 8], end: u64, range: (
         place.take(stub.length);
         GATES_USED.store(gate + 1, Relaxed);
         let jump = bytes.get(..changed).unwrap_or(&bytes);
+        let before = old.get(CODE - length..CODE - length + changed).unwrap_or_default();
+        if !originals::remember(window, before) {
+            return Outcome::Refused;
+        }
         if !with_bytes(window & !(PAGE - 1), window, jump) {
             return Outcome::Later;
         }
@@ -205,7 +209,7 @@ unsafe fn jump(plan: &Plan, way: Way, code: &[u64; CODE / 8], end: u64, range: (
 ///
 /// # Safety
 /// The page is readable and executable, nobody changes it, and `at..` lies in it.
-unsafe fn with_bytes(page: u64, at: u64, bytes: &[u8]) -> bool {
+pub(crate) unsafe fn with_bytes(page: u64, at: u64, bytes: &[u8]) -> bool {
     // SAFETY: the scratch page is ours until it is moved; the move replaces a mapping of the same kind. `mremap` looks
     // for its limits before it unmaps anything.
     unsafe {

@@ -12,6 +12,7 @@ use super::{actions, exec, landings, masks, own, ranges, services, sites, thread
 use crate::numbers;
 
 const PR_SET_SECCOMP: u64 = 22;
+const PTRACE_TRACEME: u64 = 0;
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 
 /// Handles SIGSYS, on the program's stack or its alternate one, with the program's mask.
@@ -145,6 +146,7 @@ fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
         | numbers::remap_file_pages
         | numbers::shmat
         | numbers::shmdt => ranges::change(number, arguments, stack),
+        numbers::ptrace if arguments[0] == PTRACE_TRACEME => threads::let_trace(arguments),
         // There is one dispatch for a thread, and it is taken.
         numbers::prctl if arguments[0] == PR_SET_SYSCALL_USER_DISPATCH => -EINVAL,
         numbers::prctl | numbers::seccomp => {
