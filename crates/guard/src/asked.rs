@@ -23,10 +23,13 @@ pub(crate) fn rules(policy: &Policy, walled: bool, plan: &Plan) -> Rules {
         }
     }
     for (call, about) in HANDLERS.iter().filter_map(|(name, about, _)| Some((name.parse().ok()?, *about))) {
+        if about == About::Shared && policy.calls.otherwise.is_some() {
+            continue;
+        }
         let asked = match about {
             About::Looking => looking,
             About::Network => network,
-            About::Files | About::Caller => true,
+            About::Files | About::Caller | About::Shared => true,
         };
         rules.set(call, if asked { Action::Ask } else { Action::Allow });
     }
@@ -108,7 +111,7 @@ fn by_rules(given: &dyn rulings::Rules, rules: &mut Rules) {
     for (name, about, _) in HANDLERS {
         let Ok(call) = name.parse::<Sysno>() else { continue };
         // What tells who somebody is, what is executed, and calls that the monitor cannot look into.
-        let always = *about == About::Caller || matches!(*name, "execve" | "execveat");
+        let always = matches!(about, About::Caller | About::Shared) || matches!(*name, "execve" | "execveat");
         let names = matches!(*name, "rename" | "renameat" | "renameat2") || UNSEEN.contains(name);
         let asked = always || given.asks(name) || paths && names;
         rules.set(call, if asked { Action::Ask } else { Action::Allow });
