@@ -39,7 +39,7 @@
 //!   follows its caller's CPU.
 //! - A context in which a strand is parked can give out parts of its memory when asked, or turn them into shared memory.
 //! - Whoever waits for the one that has control notices its death, and gets control back together with an error. Where
-//!   that one is dead, too, the root does.
+//!   that one is dead, too, the one that waits for it does, and so on; the root in the end.
 //!
 //! The **root** is the program's own process. It is the kernel's parent of all contexts, whoever created them, but gives
 //! them no exit signal, so that no wait(2) of the program sees them (`__WCLONE` in waitpid(2)). It ends when any context

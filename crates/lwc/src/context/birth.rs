@@ -130,7 +130,8 @@ fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> 
         copied.and_then(|copied| deliver(state, ends, copied, spec, checked.access.clone(), threaded));
     if delivered.is_err() {
         // Whatever there is of it goes; a seat without a process is given up by ourselves.
-        reaper::bury(state, seat, true);
+        let pid = state.program.seat(seat).pid.load(SeqCst);
+        reaper::bury(state, seat, pid);
         if state.program.pid(seat).is_none() {
             state.program.vacate(seat);
         }

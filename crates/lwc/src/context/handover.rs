@@ -8,14 +8,14 @@
 
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use orrery_domain::gate::{current_cpu, is_dead};
 use orrery_domain::{Gate, Moment, Partner, Woken};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::Pid;
+use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::CpuSet;
 
 use super::error::{Error, Result};
@@ -114,7 +114,7 @@ fn prepare(state: &mut State, slot: usize) -> Result<u32> {
         let seat = state.program.seat(peer.seat);
         if seat.generation.load(SeqCst) == peer.generation && seat.spare.load(SeqCst) != 0 {
             // It was killed while it was parked. Its spare has its seat from now on; but its death is told.
-            let end = reaper::bury(state, peer.seat, true);
+            let end = reaper::bury(state, peer.seat, peer.pid);
             return Err(Error::Died { descriptor, end });
         }
         return Err(Error::Gone { descriptor });
@@ -144,8 +144,8 @@ fn meet_heir(state: &mut State, slot: usize) -> Result<()> {
     }
     let descriptor = peer.fd.as_raw_fd();
     let Some(pid) = program.pid(peer.seat) else { return Err(Error::Gone { descriptor }) };
-    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
-        .map_err(|_| Error::Gone { descriptor })?;
+    let pidfd =
+        rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|_| Error::Gone { descriptor })?;
     let end = Moment::now().after(PATIENCE);
     while seat.settled.load(SeqCst) == 0 {
         if is_dead(pidfd.as_fd()) || Moment::now() >= end {
@@ -245,14 +245,15 @@ pub(crate) fn ask(
 
 /// Waits for control. `watched` is whom it was handed to.
 pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
+    let watched = watched.and_then(|slot| Watched::of(state, slot));
     let mut vigil = Vigil::new(watched, until);
     let mut me = state.me;
     loop {
         if let Some(arrival) = look(state) {
             return Ok(arrival);
         }
-        if let Some((descriptor, seat)) = vigil.speechless {
-            return Err(Error::Died { descriptor, end: reaper::bury(state, seat, true) });
+        if let Some(Watched { descriptor, seat, pid, .. }) = vigil.speechless {
+            return Err(Error::Died { descriptor, end: reaper::bury(state, seat, pid) });
         }
         if state.peers.iter().flatten().any(|peer| peer.listener.as_ref().is_some_and(|l| !l.is_over)) {
             if let Some(arrival) = vigil.wait_for_all(state)? {
@@ -278,23 +279,47 @@ pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Momen
 /// What a parked context looks out for.
 struct Vigil {
     /// Whom it handed control to, as long as that one's death would matter.
-    watched: Option<usize>,
+    watched: Option<Watched>,
+    /// Who had control when that one died. Nobody else may be there to hear of this one's death.
+    heir: Option<Watched>,
     until: Option<Moment>,
     slice: Duration,
     /// A dead context that seemed to have control when the root last looked.
     orphan: Option<u32>,
-    /// The descriptor and seat of a watched one that died after it had passed control to us.
-    speechless: Option<(i32, u32)>,
+    /// A watched one that died after it had passed control to us.
+    speechless: Option<Watched>,
     /// How often in a row the thread to which control was handed seemed to have ended.
     thread_gone: u32,
     /// Since when control is ours without a word.
     abandoned: Option<Moment>,
 }
 
+/// Whose death matters: as it was when it was given control. Somebody else may have its seat, and its name, since
+/// ([`super::spare`]).
+struct Watched {
+    descriptor: RawFd,
+    seat: u32,
+    pid: u32,
+    pidfd: Arc<OwnedFd>,
+}
+
+impl Watched {
+    fn of(state: &State, slot: usize) -> Option<Self> {
+        let peer = state.peer(slot).ok()?;
+        Some(Self {
+            descriptor: peer.fd.as_raw_fd(),
+            seat: peer.seat,
+            pid: peer.pid,
+            pidfd: peer.pidfd.clone(),
+        })
+    }
+}
+
 impl Vigil {
-    fn new(watched: Option<usize>, until: Option<Moment>) -> Self {
+    fn new(watched: Option<Watched>, until: Option<Moment>) -> Self {
         Self {
             watched,
+            heir: None,
             until,
             slice: MOMENT,
             orphan: None,
@@ -308,10 +333,12 @@ impl Vigil {
     fn wait(&mut self, state: &mut Held) -> Result<()> {
         let (program, me, strand) = (state.program, state.me, state.strand);
         let own = &state.place().face;
-        let peer = self.watched.and_then(|slot| state.peer(slot).ok());
-        let theirs = peer.map_or(own, |peer| &program.place(strand, peer.seat).face);
-        let pidfd = peer.filter(|peer| peer.seat != ROOT).map(|peer| peer.pidfd.clone());
-        let partner = pidfd.as_ref().map_or(Partner::Watched, |pidfd| Partner::Pidfd(pidfd.as_fd()));
+        let heir = self.heir.as_ref().filter(|_| self.watched.is_none());
+        let watched = self.watched.as_ref().or(heir);
+        let theirs = watched.map_or(own, |watched| &program.place(strand, watched.seat).face);
+        let partner = watched
+            .filter(|watched| watched.seat != ROOT)
+            .map_or(Partner::Watched, |watched| Partner::Pidfd(watched.pidfd.as_fd()));
         let gate = Gate::home(own, theirs);
         let heard = gate.heard();
         if state.looked() != Some(heard) {
@@ -354,7 +381,8 @@ impl Vigil {
             if state.looked() != Some(heard) {
                 return Ok(None);
             }
-            let sources = Source::all(state, self.watched, kick);
+            let watched = self.watched.as_ref().or(self.heir.as_ref()).map(|watched| watched.pidfd.clone());
+            let sources = Source::all(state, watched.as_ref().map(AsRawFd::as_raw_fd), kick);
             let fds: Vec<RawFd> = sources.iter().filter_map(|source| source.fd(state)).collect();
             let mut fds: Vec<PollFd<'_>> = fds
                 .into_iter()
@@ -408,19 +436,39 @@ impl Vigil {
         }
     }
 
-    /// The watched one is dead.
+    /// The watched one is dead, or its heir.
     fn mourn(&mut self, state: &mut Held) -> Result<()> {
-        let Some(peer) = self.watched.take().and_then(|slot| state.peer(slot).ok()) else { return Ok(()) };
-        let (descriptor, seat) = (peer.fd.as_raw_fd(), peer.seat);
-        if let Err(holder) = state.control().compare_exchange(seat, state.me, SeqCst, SeqCst) {
-            // It died after it had handed control on, or in the midst of handing it to us.
-            if holder == state.me {
-                self.speechless = Some((descriptor, seat));
+        let first = self.watched.is_some();
+        let Some(dead) = self.watched.take().or_else(|| self.heir.take()) else { return Ok(()) };
+        match state.control().compare_exchange(dead.seat, state.me, SeqCst, SeqCst) {
+            Ok(_) => {
+                let end = reaper::bury(state, dead.seat, dead.pid);
+                Err(if first { Error::Died { descriptor: dead.descriptor, end } } else { Error::Orphaned })
             }
-            return Ok(());
+            Err(holder) => {
+                // It died after it had handed control on, or in the midst of handing it to us.
+                self.watch_holder(state, holder);
+                if holder == state.me && first {
+                    self.speechless = Some(dead);
+                }
+                Ok(())
+            }
         }
-        let end = reaper::bury(state, seat, true);
-        Err(Error::Died { descriptor, end })
+    }
+
+    /// Waits for the one that has control from now on: it has nobody else to go back to.
+    fn watch_holder(&mut self, state: &State, holder: u32) {
+        if holder == state.me || holder == ROOT || state.filtered {
+            return;
+        }
+        let Some(pid) = state.program.pid(holder) else { return };
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok();
+        self.heir = pidfd.map(|pidfd| Watched {
+            descriptor: -1,
+            seat: holder,
+            pid: pid.as_raw_pid().unsigned_abs(),
+            pidfd: Arc::new(orrery_sys::descriptors::raise(pidfd)),
+        });
     }
 
     /// Nothing happened for a while.
@@ -430,19 +478,21 @@ impl Vigil {
             return self.time_out(state);
         }
         let (program, strand) = (state.program, state.strand);
-        if let Some(peer) = self.watched.and_then(|slot| state.peer(slot).ok())
-            && peer.seat != ROOT
+        if let Some(watched) = &self.watched
+            && watched.seat != ROOT
         {
-            let (descriptor, seat) = (peer.fd.as_raw_fd(), peer.seat);
+            let (descriptor, seat) = (watched.descriptor, watched.seat);
             // It let go of its sockets: it is dead, or another program by now (execve(2)).
-            if is_hung_up(&peer.fd) {
+            let known = state.named(descriptor).ok().and_then(|context| state.find(context).ok());
+            let peer = known.and_then(|slot| state.peer(slot).ok());
+            if peer.is_some_and(|peer| peer.pid == watched.pid && is_hung_up(&peer.fd)) {
                 return self.mourn(state);
             }
             if !state.filtered
                 && !program.lives(strand, seat)
                 && program.pid(seat).is_some()
                 && !program.is_marked_dead(seat)
-                && !is_dead(peer.pidfd.as_fd())
+                && !is_dead(watched.pidfd.as_fd())
             {
                 // The threads of a process that is killed do not end all at once.
                 self.slice = MOMENT;
@@ -474,8 +524,7 @@ impl Vigil {
         }
         if state.me == ROOT {
             // Of the one that it handed control to it learns at once, of others when it looks.
-            let watched = self.watched.and_then(|slot| state.peer(slot).ok());
-            if watched.is_none_or(|peer| peer.seat != holder) {
+            if self.watched.as_ref().is_none_or(|watched| watched.seat != holder) {
                 self.slice = GLANCE;
             }
             reaper::sweep(state);
@@ -498,6 +547,7 @@ impl Vigil {
     fn time_out(&mut self, state: &mut Held) -> Result<()> {
         self.until = None;
         let holder = state.control().load(SeqCst);
+        let pid = state.program.seat(holder).pid.load(SeqCst);
         // Where we or the root have it, it is on its way to us, or about to be handed on in good order.
         if holder == state.me
             || holder == ROOT
@@ -505,7 +555,7 @@ impl Vigil {
         {
             return Ok(());
         }
-        reaper::bury(state, holder, true);
+        reaper::bury(state, holder, pid);
         Err(Error::TimedOut)
     }
 }
@@ -524,14 +574,14 @@ enum Source {
     Listener(usize),
     /// Calls and introductions over a grant.
     Grant(usize),
-    /// The death of whom control was handed to.
-    Watched(usize),
+    /// The death of whom control was handed to, or of the one that has it from there, by this pidfd.
+    Watched(RawFd),
     /// Other threads of this context, by this descriptor.
     Kick(RawFd),
 }
 
 impl Source {
-    fn all(state: &State, watched: Option<usize>, kick: Option<RawFd>) -> Vec<Self> {
+    fn all(state: &State, watched: Option<RawFd>, kick: Option<RawFd>) -> Vec<Self> {
         let hears = |slot: &usize| {
             let peer = state.peers.get(*slot).and_then(Option::as_ref);
             peer.and_then(|peer| peer.listener.as_ref()).is_some_and(|listener| !listener.is_over)
@@ -541,7 +591,7 @@ impl Source {
             .filter(hears)
             .map(Self::Listener)
             .chain(grants.map(Self::Grant))
-            .chain(watched.filter(|slot| state.peer(*slot).is_ok()).map(Self::Watched))
+            .chain(watched.map(Self::Watched))
             .chain(kick.map(Self::Kick))
             .collect()
     }
@@ -550,8 +600,7 @@ impl Source {
         match self {
             Self::Listener(slot) => Some(state.peers.get(slot)?.as_ref()?.listener.as_ref()?.fd.as_raw_fd()),
             Self::Grant(grant) => Some(state.grants.get(grant)?.as_ref()?.socket.as_raw_fd()),
-            Self::Watched(slot) => Some(state.peers.get(slot)?.as_ref()?.pidfd.as_raw_fd()),
-            Self::Kick(kick) => Some(kick),
+            Self::Watched(fd) | Self::Kick(fd) => Some(fd),
         }
     }
 }

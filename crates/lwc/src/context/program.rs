@@ -92,6 +92,8 @@ pub(crate) struct Strand {
     pub(crate) control: AtomicU32,
     /// What its thread in the root is asked to do: see [`super::reaper`].
     pub(crate) request: AtomicU32,
+    /// The process whom that is about.
+    pub(crate) victim: AtomicU32,
     /// What the root answered.
     pub(crate) answer: AtomicU32,
     /// The seat of the context in which the thread began, and 1; 0 for no thread.
