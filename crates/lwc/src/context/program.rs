@@ -52,17 +52,18 @@ impl Seat {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Place {
+    /// Its note says which of its peers the owner should look at first.
     pub(crate) face: Face,
     /// The kernel's number of the thread that is the strand in this context; 0 where it does not exist there.
     pub(crate) thread: AtomicU32,
-    /// Which of its peers the owner should look at first.
-    pub(crate) hint: AtomicU32,
     /// The CPU that the owner is bound to, and 1; 0 while it is not bound.
     pub(crate) pinned: AtomicU32,
     /// 1 while the owner waits for descriptors as well as for its bell, so that callers must ring both.
     pub(crate) by_descriptor: AtomicU32,
     /// 1 while the owner is stopped in a system call that its parent has not answered.
     pub(crate) stopped: AtomicU32,
+    /// 1 where control had been left here by somebody else, who died, when the owner came.
+    pub(crate) left: AtomicU32,
     /// [`DOUBLE`] while the owner is asked to make a copy of itself for a forked program, [`DECLINED`] where it will not.
     pub(crate) asked_to_double: AtomicU32,
 }
@@ -76,7 +77,7 @@ impl Place {
     fn reset(&self) {
         self.face.reset(0, 0);
         self.thread.store(0, SeqCst);
-        self.hint.store(STRANGER, SeqCst);
+        self.face.leave(STRANGER);
         self.pinned.store(0, SeqCst);
         self.by_descriptor.store(0, SeqCst);
         self.stopped.store(0, SeqCst);
@@ -280,7 +281,10 @@ impl Program {
 
     /// Makes a place ready for a thread that begins to exist there.
     pub(crate) fn clear_place(&self, strand: u32, seat: u32) {
-        self.place(strand, seat).reset();
+        let place = self.place(strand, seat);
+        place.reset();
+        let left = self.control(strand).load(SeqCst) == seat;
+        place.left.store(u32::from(left), SeqCst);
     }
 
     /// Reserves a free seat, in whose context `strand` will be the first to exist.
