@@ -15,8 +15,8 @@
 //!    the new root, and parks.
 //!
 //! So no double has any way to the contexts of the other program, nor they to it. A context that does not answer in time, because
-//! it runs or is stopped, has no double, nor has one whose system calls are filtered: its calls would go on arriving in
-//! the old program. Descriptors of such contexts are there, and their contexts gone.
+//! it runs or is stopped, has no double, nor has one that is isolated, and cannot reach the door, nor one whose system
+//! calls are filtered: its calls would go on arriving in the old program. Descriptors of such contexts are there, and their contexts gone.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{IoSlice, IoSliceMut};
