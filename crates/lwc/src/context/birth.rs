@@ -27,8 +27,9 @@ use super::program::{ROOT, own_thread};
 use super::ranges::{contains, privatise, share, unmap, without};
 use super::rights::Rights;
 use super::spec::{Checked, Spec};
-use super::state::{Held, State};
+use super::state::State;
 use super::trap::{self, Listener};
+use super::turn::Held;
 use super::{Arrival, Context, handover, introduce, isolate, perform, reaper, still, strands};
 
 /// Signals that the kernel raises because of what a context did itself (signal(7)); all others are not its business.
