@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+const SOURCES: [&str; 7] = ["auditor", "environment", "files", "line", "place", "relocated", "segments"];
+
 fn main() {
     println!("cargo::rerun-if-changed=auditor");
     println!("cargo::rerun-if-env-changed=CC");
@@ -13,8 +15,10 @@ fn main() {
     // Nothing may be called that is not in it.
     command.args(["-nostdlib", "-ffreestanding", "-fno-builtin", "-fno-stack-protector"]);
     command.args(["-fvisibility=hidden", "-U_FORTIFY_SOURCE"]);
-    command.args(["-Wl,-z,defs,-z,now,-z,relro,--build-id=none,-soname,liborrery-orc.so"]);
-    command.arg("auditor/auditor.c").arg("-o").arg(&out);
+    // Few segments: each is a mapping to be made when a program starts.
+    command.args(["-Wl,-z,defs,-z,now,-z,norelro,-z,noseparate-code,--hash-style=gnu,--build-id=none"]);
+    command.arg("-Wl,-soname,liborrery-orc.so");
+    command.args(SOURCES.map(|name| format!("auditor/{name}.c"))).arg("-o").arg(&out);
     let built = command.status();
     assert!(
         matches!(&built, Ok(status) if status.success()),

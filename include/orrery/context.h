@@ -71,7 +71,7 @@
  *   EPERM     the calling thread does not exist in that context: it began after that was created, or was not
  *             taken along (LWC_ALONE)
  *   EAGAIN    more than 256 threads use contexts
- *   ECHILD    contexts belong to another process, of which this one was forked
+ *   ECHILD    contexts belong to another process, of which this one was forked, and could not be copied
  *   EBADF     the descriptor names no context here
  *   ESRCH     the context has ended before
  *   EINVAL    a range is empty, not made of pages of 4096 bytes, given twice, or of memory that cannot be
@@ -227,6 +227,28 @@ int lwProceed(int target, uint64_t *result);
  *   ENOSYS    the call cannot be put together from two contexts
  */
 int lwSyscall(int target, unsigned mask, long number, const uint64_t args[6], int64_t *result);
+
+/*
+ * Has the context `target` keep its state as it is now, parked, for the case that it is killed: the switch that
+ * meets its death fails with EOWNERDEAD (or ETIMEDOUT) once, and the next one finds it where it was when this was
+ * called, by the same descriptors, with the calling thread alone. Shared memory is not put back.
+ *
+ * Errors, beside those above:
+ *   EACCES    the descriptor does not carry all rights, or the context's system calls are withheld
+ */
+int lwKeepGood(int target);
+
+/*
+ * Forks the program with all its contexts: the child has copies of them, by the same descriptors, and the calling
+ * thread alone. What was LWC_SHARE is shared among the child's contexts, apart from the parent's; MAP_SHARED
+ * memory is one in all. Returns as fork(2) does. After a plain fork(2) the first call about contexts in the child
+ * does the same, as the contexts are then. Contexts that run or are stopped, or whose system calls are withheld,
+ * have no copy: they have ended (ESRCH) in the child.
+ *
+ * Errors, beside those above:
+ *   ECHILD    not called in the root
+ */
+pid_t lwFork(void);
 
 /* Closes a descriptor of a context. */
 int lwClose(int target);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use orrery_guard::{Closure, Log, Policy};
+use orrery_guard::{Guard, Log, Policy};
 
 use crate::contender::{Contender, Sample};
 use crate::rival::{Direct, Remote};
@@ -14,17 +14,21 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Starts it; it may read and write files in `folder`.
+    /// Starts it; it may read and write files in `folder`. `mediation` says who opens them, as policies do.
     ///
     /// # Errors
     /// Where it cannot be started.
-    pub fn new(folder: &Path) -> Result<Self> {
-        let text = format!("[files]\nread = [{0:?}]\nwrite = [{0:?}]\n", folder.display().to_string());
+    pub fn new(folder: &Path, mediation: &str) -> Result<Self> {
+        // What the kernel is to execute it has to be able to read; here it executes nothing.
+        let text = format!(
+            "mediation = {mediation:?}\n[files]\nread = [{0:?}, \"/usr\", \"/lib\", \"/lib64\"]\nwrite = [{0:?}]\n",
+            folder.display().to_string()
+        );
         let policy = Policy::parse(&text)?;
         let (caller, served) = Remote::new()?;
         let mut caller_files = Direct::new(folder)?;
         std::thread::Builder::new().spawn(move || {
-            let end = Closure::new(policy).log(Log::Words).run(move || served.serve(&mut caller_files));
+            let end = Guard::new(policy).log(Log::Words).closure(move || served.serve(&mut caller_files));
             if let Err(error) = end {
                 eprintln!("{error}");
             }

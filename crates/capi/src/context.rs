@@ -6,8 +6,8 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use orrery_lwc::context::{
-    self, Arrival, Call, Calls, Context, Created, Error, Overlay, Own, Result, Rights, Spec, create_here,
-    remove_overlay,
+    self, Arrival, Call, Calls, Context, Created, Error, Forked, Overlay, Own, Result, Rights, Spec,
+    create_here, remove_overlay,
 };
 use orrery_sys::PAGE;
 
@@ -334,6 +334,26 @@ pub extern "C" fn lwGive(target: c_int, descriptor: c_int) -> c_int {
             .give(file, rustix::io::fcntl_getfd(file).is_ok_and(|f| f.contains(rustix::io::FdFlags::CLOEXEC)))
     });
     outcome.unwrap_or_else(error::fail_context)
+}
+
+/// Has a context keep its state as it is now, for the case that it is killed.
+#[unsafe(no_mangle)]
+pub extern "C" fn lwKeepGood(target: c_int) -> c_int {
+    Context::of_descriptor(target).and_then(Context::keep_good).map_or_else(error::fail_context, |()| 0)
+}
+
+/// Forks the program with all its contexts.
+///
+/// # Safety
+/// As for fork(2) in a program with other threads.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lwFork() -> libc::pid_t {
+    // SAFETY: the caller's promise.
+    match unsafe { context::fork() } {
+        Ok(Forked::Child) => 0,
+        Ok(Forked::Parent(pid)) => libc::pid_t::try_from(pid).unwrap_or(-1),
+        Err(error) => error::fail_context(error),
+    }
 }
 
 /// Closes a descriptor of a context.

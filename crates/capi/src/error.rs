@@ -123,7 +123,7 @@ fn context_number(error: &ContextError) -> c_int {
         ContextError::Busy => libc::EBUSY,
         ContextError::NoThread { .. } => libc::EPERM,
         ContextError::ThreadEnded { .. } => libc::EOWNERDEAD,
-        ContextError::OtherProcess => libc::ECHILD,
+        ContextError::OtherProcess | ContextError::NotTheRoot => libc::ECHILD,
         ContextError::TooManyThreads { .. } => libc::EAGAIN,
         ContextError::NoContext { .. } => libc::EBADF,
         ContextError::Gone { .. } => libc::ESRCH,

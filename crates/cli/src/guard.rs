@@ -6,7 +6,7 @@ use std::process::exit;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use orrery_guard::{End, Error, Log, Policy, Run, hold_signals};
+use orrery_guard::{End, Error, Guard, Held, Log, Policy, hold_signals};
 
 /// Run a program of which a policy says what files, programs and addresses it may use.
 ///
@@ -33,8 +33,11 @@ pub(crate) struct Arguments {
     /// Read the policy, tell of its errors, and run nothing
     #[arg(long, requires = "policy")]
     check: bool,
+    /// Tell who decides about which calls under this policy, and why, and run nothing
+    #[arg(long, requires = "policy")]
+    explain: bool,
     /// The program and its arguments
-    #[arg(value_name = "PROGRAM", trailing_var_arg = true, required_unless_present = "check")]
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true, required_unless_present_any = ["check", "explain"])]
     program: Vec<OsString>,
 }
 
@@ -48,13 +51,20 @@ const NOT_FOUND: i32 = 127;
 /// # Errors
 /// None that concern the program: they end the process with their own status.
 pub(crate) fn run(arguments: Arguments) -> Result<()> {
-    let checking = arguments.check;
+    let checking = arguments.check || arguments.explain;
     match guarded(arguments) {
         Ok(_) if checking => Ok(()),
+        end => end_as("guard", end),
+    }
+}
+
+/// Ends this process as the program ended, or as shells do where it could not be started.
+pub(crate) fn end_as(command: &str, end: Result<End>) -> ! {
+    match end {
         Ok(End::Exited(status)) => exit(status),
         Ok(End::Killed(signal)) => die_of(signal),
         Err(error) => {
-            eprintln!("orrery guard: {error:#}");
+            eprintln!("orrery {command}: {error:#}");
             exit(match error.downcast_ref() {
                 Some(Error::Execute { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                     NOT_FOUND
@@ -71,24 +81,36 @@ fn guarded(arguments: Arguments) -> Result<End> {
         Some(path) => Policy::load(path)?,
         None => Policy::learning(),
     };
-    if arguments.check {
-        return Ok(End::Exited(0));
-    }
-    let Some((program, rest)) = arguments.program.split_first() else { bail!("name a program after --") };
     let log = match arguments.log {
         Some(path) => Log::JsonLines(path),
         None if arguments.quiet || arguments.learn.is_some() => Log::Nowhere,
         None => Log::Words,
     };
-    let mut run = Run::new(policy, program).arguments(rest).log(log);
+    let mut guard = Guard::new(policy).log(log);
     if arguments.no_landlock {
-        run = run.landlock(false);
+        guard = guard.landlock(false);
     }
     if let Some(path) = &arguments.learn {
-        run = run.learn(path);
+        guard = guard.learn(path);
     }
+    if arguments.check || arguments.explain {
+        let held = guard.explain()?;
+        if arguments.explain {
+            print!("{}", table(&held));
+        }
+        return Ok(End::Exited(0));
+    }
+    let Some((program, rest)) = arguments.program.split_first() else { bail!("name a program after --") };
+    let run = guard.program(program).arguments(rest);
     hold_signals();
     Ok(run.start()?.supervise()?)
+}
+
+/// Who decides about what, a line each.
+fn table(held: &[Held]) -> String {
+    let width = |column: fn(&Held) -> &str| held.iter().map(|held| column(held).len()).max().unwrap_or(0);
+    let (calls, by) = (width(|held| held.calls), width(|held| held.by));
+    held.iter().map(|held| format!("{:calls$}  {:by$}  {}\n", held.calls, held.by, held.because)).collect()
 }
 
 /// Ends this process as the program ended, so that a shell sees the same.

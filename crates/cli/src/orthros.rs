@@ -1,8 +1,11 @@
 //! `orrery orthros`: a service that outlives its kernel.
 
+mod config;
 mod demo;
+mod remote;
 mod up;
 
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -23,8 +26,16 @@ pub(crate) struct Arguments {
 enum Command {
     /// Let redis survive two kernel panics while a client counts over one TCP connection
     Demo(demo::Arguments),
-    /// Run a service in a pair, in the foreground; commands are read from standard input
+    /// Run a service in a pair, in the foreground; commands are read from standard input, and from those below
     Up(up::Arguments),
+    /// Tell which machine has the service of a pair that runs, and which stands by
+    Status(remote::Target),
+    /// Let the active's kernel die, and wait until the service lives again and a new backup stands by
+    Crash(remote::Crash),
+    /// Move the service to the backup, for maintenance; where that cannot be, it stays where it is
+    Failover(remote::Target),
+    /// End the service and both machines
+    Down(remote::Target),
 }
 
 /// What both subcommands need to make a pair.
@@ -53,6 +64,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.command {
         Command::Demo(arguments) => demo::run(arguments),
         Command::Up(arguments) => up::run(arguments),
+        Command::Status(target) => remote::say(target, "status"),
+        Command::Crash(arguments) => remote::crash(arguments),
+        Command::Failover(target) => remote::say(target, "failover"),
+        Command::Down(target) => remote::say(target, "quit"),
     }
 }
 
@@ -72,11 +87,24 @@ struct Event<'e> {
 struct Story {
     start: Instant,
     json: bool,
+    /// Who has asked for what is happening, and is told as well.
+    listener: Option<UnixStream>,
 }
 
 impl Story {
     fn new(json: bool) -> Self {
-        Self { start: Instant::now(), json }
+        Self { start: Instant::now(), json, listener: None }
+    }
+
+    /// Tells someone else, too, until [`hang_up`](Self::hang_up).
+    fn listen(&mut self, listener: Option<UnixStream>) {
+        if listener.is_some() {
+            self.listener = listener;
+        }
+    }
+
+    fn hang_up(&mut self) {
+        self.listener = None;
     }
 
     fn tell(&self, event: &str, seconds: Option<f64>, text: impl Into<String>) -> Result<()> {
@@ -106,6 +134,10 @@ impl Story {
 
     fn print(&self, event: &Event<'_>) -> Result<()> {
         use std::io::Write as _;
+        if let Some(mut listener) = self.listener.as_ref() {
+            // Whoever went away in between is not waited for.
+            let _ = writeln!(listener, "{}", serde_json::to_string(event)?);
+        }
         let mut out = std::io::stdout().lock();
         if self.json {
             serde_json::to_writer(&mut out, event).map_err(std::io::Error::from)?;

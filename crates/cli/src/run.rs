@@ -1,5 +1,7 @@
 //! `orrery run`: a program with an executive under it, and nothing else changed but what a policy says.
 
+mod enforce;
+
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -29,6 +31,11 @@ pub(crate) struct Arguments {
     #[arg(long, requires = "policy")]
     check: bool,
 
+    /// Hold the policy against hostile code: a guard's monitor, out of the program's reach, decides about all that can be
+    /// held. With --check: tell which rules those are
+    #[arg(long, requires = "policy")]
+    enforce: bool,
+
     /// Leave the program's code as it is: every call is dispatched by the kernel
     #[arg(long)]
     no_patch: bool,
@@ -49,6 +56,9 @@ pub(crate) struct Arguments {
 /// Why that cannot be.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let policy = arguments.policy.as_deref().map(read).transpose()?;
+    if arguments.enforce {
+        return enforce::run(arguments, policy.unwrap_or_default());
+    }
     if arguments.check {
         return Ok(());
     }
@@ -56,10 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         anyhow::bail!("no program given");
     };
     let tells = policy.as_ref().is_some_and(Policy::tells);
-    let log: Box<dyn Write + Send> = match &arguments.log {
-        Some(path) => Box::new(File::create(path).with_context(|| format!("create {}", path.display()))?),
-        None => Box::new(io::stderr()),
-    };
+    let log = open_log(arguments)?;
     let options =
         Options::default().counted(false).patch(!arguments.no_patch).policy(policy.unwrap_or_default());
     let hijack = Hijack::start(options)?;
@@ -69,6 +76,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let status = trace::follow(&hijack, program, rest, log, Style::default())?;
     trace::end_as(status)
+}
+
+/// Where to write what the policy tells.
+fn open_log(arguments: &Arguments) -> anyhow::Result<Box<dyn Write + Send>> {
+    Ok(match &arguments.log {
+        Some(path) => Box::new(File::create(path).with_context(|| format!("create {}", path.display()))?),
+        None => Box::new(io::stderr()),
+    })
 }
 
 /// Reads a policy.

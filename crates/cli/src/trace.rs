@@ -11,6 +11,7 @@ use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{ExitStatus, exit};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
@@ -165,24 +166,56 @@ pub(crate) fn follow(
     output: Box<dyn Write + Send>,
     style: Style,
 ) -> anyhow::Result<ExitStatus> {
-    let clock = Clock::start();
-    let mut events = hijack.events();
+    let teller = Teller::prepare(hijack, output, style);
     let guest = hijack.spawn(program, rest)?;
     forward::to(guest.pid());
-    let ended = AtomicBool::new(false);
-    let mut writer = Writer::new(output, style, clock);
-    let (status, written) = thread::scope(|scope| {
-        let telling = scope.spawn(|| tell(&mut events, &mut writer, &ended));
-        let status = guest.wait();
-        ended.store(true, Relaxed);
-        (status, telling.join())
-    });
-    match written {
-        Ok(written) => written.context("write what was traced")?,
-        Err(_) => anyhow::bail!("the thread that writes what was traced has failed"),
-    }
+    let telling = teller.start();
+    let status = guest.wait();
+    telling.finish()?;
     tell_unfollowed(hijack);
     Ok(status?)
+}
+
+/// Writes what rules of a policy tell.
+pub(crate) struct Teller {
+    events: Events,
+    writer: Writer,
+}
+
+/// A thread that does so.
+pub(crate) struct Telling {
+    ended: Arc<AtomicBool>,
+    thread: thread::JoinHandle<io::Result<()>>,
+}
+
+impl Teller {
+    /// To be called before the program starts: programs wait for who reads, rather than have their calls untold.
+    pub(crate) fn prepare(hijack: &Hijack, output: Box<dyn Write + Send>, style: Style) -> Self {
+        let clock = Clock::start();
+        Self { events: hijack.events(), writer: Writer::new(output, style, clock) }
+    }
+
+    /// Begins to write.
+    pub(crate) fn start(mut self) -> Telling {
+        let ended = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&ended);
+        let thread = thread::spawn(move || tell(&mut self.events, &mut self.writer, &told));
+        Telling { ended, thread }
+    }
+}
+
+impl Telling {
+    /// Writes what is left, when the program has ended.
+    ///
+    /// # Errors
+    /// Where nothing could be written.
+    pub(crate) fn finish(self) -> anyhow::Result<()> {
+        self.ended.store(true, Relaxed);
+        match self.thread.join() {
+            Ok(written) => written.context("write what was traced"),
+            Err(_) => anyhow::bail!("the thread that writes what was traced has failed"),
+        }
+    }
 }
 
 /// Writes events as they come, until the program has ended and nothing is left.
@@ -204,7 +237,7 @@ fn tell(events: &mut Events, writer: &mut Writer, ended: &AtomicBool) -> io::Res
 }
 
 /// Says what was not seen.
-fn tell_unfollowed(hijack: &Hijack) {
+pub(crate) fn tell_unfollowed(hijack: &Hijack) {
     let counts = hijack.counts();
     for (count, reason) in &counts.unfollowed {
         eprintln!("orrery: not followed: {count} (a program was executed, but {reason})");

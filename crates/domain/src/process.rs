@@ -146,6 +146,11 @@ impl AsFd for Process {
     }
 }
 
+/// How a dead process ended that is not the caller's to reap, as far as its pidfd remembers (Linux 6.15).
+pub fn end_of(pidfd: BorrowedFd<'_>) -> End {
+    remembered(pidfd)
+}
+
 /// What the pidfd of a reaped process remembers of its end.
 fn remembered(pidfd: BorrowedFd<'_>) -> End {
     /// `struct pidfd_info` (linux/pidfd.h) in its first published size, 64 bytes.

@@ -4,7 +4,7 @@
 //! F_SEAL_SHRINK in fcntl(2)).
 
 use core::ptr::NonNull;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use orrery_sys::{PAGE, descriptors};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -46,6 +46,30 @@ impl SharedMemory {
         let (start, len, fd) = make(name, len)?;
         Ok(Self { start, len, _fd: Some(descriptors::raise(fd)) })
     }
+    /// Like [`SharedMemory::new`], with the file, by which another process can [`SharedMemory::join`].
+    ///
+    /// # Errors
+    /// Those of [`SharedMemory::new`].
+    pub fn with_file(name: &str, len: usize) -> Result<(Self, OwnedFd)> {
+        let (start, len, fd) = make(name, len)?;
+        Ok((Self { start, len, _fd: None }, fd))
+    }
+
+    /// The memory of such a file.
+    ///
+    /// # Errors
+    /// [`Error::System`]: `EINVAL` where it has another size or can shrink; out of address space.
+    pub fn join(fd: BorrowedFd<'_>, len: usize) -> Result<Self> {
+        let len = len.max(1).next_multiple_of(PAGE);
+        let refuse = |errno| Error::system("map shared memory of another process", len, errno);
+        let sealed = rustix::fs::fcntl_get_seals(fd).map_err(refuse)?.contains(SealFlags::SHRINK);
+        let there = rustix::fs::fstat(fd).map_err(refuse)?.st_size;
+        if !sealed || usize::try_from(there) != Ok(len) {
+            return Err(refuse(rustix::io::Errno::INVAL));
+        }
+        Ok(Self { start: map(fd, len)?, len, _fd: None })
+    }
+
     /// Its first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
@@ -91,9 +115,13 @@ fn make(name: &str, len: usize) -> Result<(NonNull<u8>, usize, OwnedFd)> {
     rustix::fs::ftruncate(&fd, len as u64).map_err(|e| Error::system("ftruncate(memfd)", len, e))?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
         .map_err(|e| Error::system("F_ADD_SEALS", len, e))?;
+    Ok((map(fd.as_fd(), len)?, len, fd))
+}
+
+fn map(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
-    let start = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0) }
+    let start = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0) }
         .map_err(|e| Error::system("mmap(memfd)", len, e))?;
     let start = NonNull::new(start.cast::<u8>()).ok_or(Error::system(
         "mmap(memfd)",
@@ -102,5 +130,5 @@ fn make(name: &str, len: usize) -> Result<(NonNull<u8>, usize, OwnedFd)> {
     ))?;
     // SAFETY: advice about our own mapping that changes no contents.
     let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump) };
-    Ok((start, len, fd))
+    Ok(start)
 }

@@ -50,7 +50,7 @@ pub(crate) fn start(job: &Job<'_>, work: Box<dyn FnOnce() -> Outcome + Send>) ->
         WAITING.fetch_sub(1, Ordering::Relaxed);
         return Err(Errno::AGAIN);
     }
-    let (monitor, call, caller) = (Arc::clone(job.monitor), job.call, Arc::clone(&job.caller));
+    let (monitor, call, caller) = (Arc::clone(job.monitor), job.call, Arc::clone(job.caller()?));
     let watch = move || {
         let done = Arc::new(AtomicBool::new(false));
         let finished = Arc::clone(&done);

@@ -5,9 +5,14 @@
 //! group ids change only through calls that the monitor hears of ([`Callers::forget`]), before they happen and from the very
 //! thread, whose next call comes after. What other threads may change under one's hands (the umask, the current directory,
 //! descriptors) is never kept.
+//!
+//! As long as nobody has become anybody else, all guarded threads are who the monitor is ([`Callers::alike`]): nothing but a
+//! few calls that the monitor hears of changes that (`no_new_privs` keeps execve(2) from it). Then a call by path is
+//! performed without asking who calls.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::Errno;
@@ -19,6 +24,8 @@ use crate::listener::errno;
 const OF_THREAD: i32 = libc::O_EXCL;
 /// More are not kept: a program that starts threads without end costs the monitor no memory.
 const KEPT: usize = 8192;
+/// Nor more than this part of the descriptors that the monitor may have.
+const PART: usize = 4;
 
 /// Who does something, as the file system sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +53,8 @@ pub(crate) struct Status {
     pub(crate) credentials: Credentials,
     /// Signals that wait for the thread or its process, are not blocked and have a handler.
     pub(crate) interrupting: u64,
+    /// Capabilities that a program executed by the superuser has at most.
+    bounding: u64,
 }
 
 /// One thread.
@@ -65,6 +74,10 @@ pub(crate) struct Caller {
 pub(crate) struct Callers {
     known: Mutex<HashMap<i32, Arc<Caller>>>,
     monitor: Credentials,
+    /// Somebody may be somebody else.
+    differ: AtomicBool,
+    /// How many are kept.
+    most: usize,
 }
 
 impl Status {
@@ -100,7 +113,17 @@ impl Status {
                 capabilities: mask("CapEff")?,
             },
             interrupting: pending & !mask("SigBlk")? & mask("SigCgt")?,
+            bounding: mask("CapBnd")?,
         })
+    }
+
+    /// Whether a program that this process executes has the same credentials.
+    fn keeps_over_exec(&self) -> bool {
+        let Credentials { user, real_user, capabilities, .. } = &self.credentials;
+        let superuser = *user == 0 && *real_user == 0 && capabilities & !self.bounding == 0;
+        // SAFETY: asks for a number.
+        let plain = unsafe { libc::prctl(libc::PR_GET_SECUREBITS) } == 0;
+        plain && (*capabilities == 0 || superuser)
     }
 }
 
@@ -110,8 +133,21 @@ impl Callers {
     /// # Errors
     /// Where `/proc` is not there.
     pub(crate) fn new() -> Result<Self, Errno> {
-        let monitor = Status::of(rustix::process::getpid().as_raw_pid())?.credentials;
-        Ok(Self { known: Mutex::default(), monitor })
+        let status = Status::of(rustix::process::getpid().as_raw_pid())?;
+        let differ = AtomicBool::new(!status.keeps_over_exec());
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let most = descriptors.map_or(KEPT, |most| usize::try_from(most).unwrap_or(KEPT) / PART).min(KEPT);
+        Ok(Self { known: Mutex::default(), monitor: status.credentials, differ, most })
+    }
+
+    /// Whether all that are guarded are who the monitor is.
+    pub(crate) fn alike(&self) -> bool {
+        !self.differ.load(Ordering::SeqCst)
+    }
+
+    /// From now on somebody may be somebody else.
+    pub(crate) fn diverge(&self) {
+        self.differ.store(true, Ordering::SeqCst);
     }
 
     /// The thread that waits for an answer right now.
@@ -136,9 +172,12 @@ impl Callers {
         };
         let status = Status::of(thread)?;
         let other = (status.credentials != self.monitor).then_some(status.credentials);
+        if other.is_some() {
+            self.diverge();
+        }
         let caller = Arc::new(Caller { process: status.process, other, handle, lasting });
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= KEPT {
+        if known.len() >= self.most {
             known.clear();
         }
         known.insert(thread, Arc::clone(&caller));

@@ -27,6 +27,12 @@ pub enum Error {
         /// What is wrong, and how it is done right.
         message: String,
     },
+    /// The kernel cannot decide about opened files alone, as the policy wants it.
+    #[error("mediation = \"kernel\": the kernel cannot hold this policy by itself: {0} (or write \"auto\")")]
+    Kernels(
+        /// Why not.
+        String,
+    ),
     /// A call to be mediated that does not exist.
     #[error("{0}")]
     Call(

@@ -56,6 +56,8 @@ pub(crate) struct Rules {
     calls: BTreeMap<u32, Vec<(When, Action)>>,
     /// What happens to calls without a rule.
     otherwise: Option<Action>,
+    /// Calls above this number fail with `ENOSYS`: nobody knows what they do.
+    last: Option<u32>,
 }
 
 /// `struct seccomp_data`: where things are.
@@ -109,6 +111,11 @@ impl Rules {
         self.otherwise = Some(action);
     }
 
+    /// Lets calls fail that are newer than this program.
+    pub(crate) fn known_only(&mut self) {
+        self.last = Sysno::iter().filter_map(|call| u32::try_from(call.id()).ok()).max();
+    }
+
     /// The program. Calls of other architectures (`int 0x80`, x32) fail with `ENOSYS`: their numbers mean other things.
     pub(crate) fn program(&self) -> Vec<sock_filter> {
         let otherwise = value(self.otherwise.unwrap_or(Action::Allow));
@@ -121,6 +128,9 @@ impl Rules {
             jump(BPF_JGE, X32, 0, 1),
             give(foreign),
         ];
+        if let Some(last) = self.last {
+            program.extend([jump(BPF_JGE, last + 1, 0, 1), give(foreign)]);
+        }
         let calls: Vec<_> = self.calls.iter().map(|(&number, rules)| (number, rules.as_slice())).collect();
         search(&calls, otherwise, &mut program);
         program
@@ -247,6 +257,9 @@ mod tests {
             assert_eq!(run(&program, NATIVE, number, [0; 6]), expected, "{call}");
         }
         assert_eq!(run(&program, NATIVE, 9999, [0; 6]), SECCOMP_RET_ALLOW);
+        rules.known_only();
+        let refused = value(Action::Fail(Errno::NOSYS));
+        assert_eq!(run(&rules.program(), NATIVE, 9999, [0; 6]), refused);
     }
 
     #[test]

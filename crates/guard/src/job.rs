@@ -1,5 +1,6 @@
 //! One call, while the monitor deals with it.
 
+use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -34,7 +35,11 @@ pub(crate) type Outcome = Result<Answer, Errno>;
 pub(crate) struct Job<'m> {
     pub(crate) monitor: &'m Arc<Monitor>,
     pub(crate) call: Call,
-    pub(crate) caller: Arc<Caller>,
+    caller: OnceCell<Arc<Caller>>,
+    /// What rules have rewritten its paths to.
+    pub(crate) rewrote: RefCell<Vec<Vec<u8>>>,
+    /// A rule has it return this, which is told as the error `ECANCELED` until the call is answered.
+    pub(crate) returns: Cell<Option<i64>>,
 }
 
 /// What of `/proc/NUMBER` may be read about processes that are not guarded: what `ps` shows.
@@ -53,7 +58,30 @@ const HARMLESS: [&[u8]; 12] = [
     b"status",
 ];
 
+impl<'m> Job<'m> {
+    pub(crate) fn new(monitor: &'m Arc<Monitor>, call: Call) -> Self {
+        Self { monitor, call, caller: OnceCell::new(), rewrote: RefCell::default(), returns: Cell::new(None) }
+    }
+}
+
 impl Job<'_> {
+    /// Who calls. Looked up when it is first asked for: most calls by path go without.
+    ///
+    /// # Errors
+    /// `ESRCH` where the caller has gone.
+    pub(crate) fn caller(&self) -> Result<&Arc<Caller>, Errno> {
+        if let Some(caller) = self.caller.get() {
+            return Ok(caller);
+        }
+        let caller = self.monitor.callers.get(self.call.thread)?;
+        Ok(self.caller.get_or_init(|| caller))
+    }
+
+    /// The calling process; zero where it has gone.
+    pub(crate) fn process(&self) -> i32 {
+        self.caller().map_or(0, |caller| caller.process)
+    }
+
     /// Argument `index`, as the kernel sees an `int`.
     #[expect(clippy::cast_possible_truncation, reason = "as the kernel does")]
     pub(crate) fn int(&self, index: usize) -> i32 {
@@ -100,10 +128,10 @@ impl Job<'_> {
     }
 
     /// The name under which policies know a path: `/proc/self` for what is the caller's there.
-    fn known_as(&self, path: &[u8]) -> Vec<u8> {
+    pub(crate) fn known_as(&self, path: &[u8]) -> Vec<u8> {
         match process_in(path) {
-            Some((process, b"")) if process == self.caller.process => b"/proc/self".to_vec(),
-            Some((process, rest)) if process == self.caller.process => [b"/proc/self/", rest].concat(),
+            Some((process, b"")) if process == self.process() => b"/proc/self".to_vec(),
+            Some((process, rest)) if process == self.process() => [b"/proc/self/", rest].concat(),
             _ => path.to_vec(),
         }
     }
@@ -153,19 +181,27 @@ impl Job<'_> {
         if self.monitor.policy.learning && !name.is_empty() {
             self.monitor.learnt.file(name, needed);
         }
+        self.ask_rules(name)?;
         if rights.contains(needed) {
             return Ok(());
         }
         Err(self.refuse(&Event::File { path: name, missing: needed - rights }))
     }
 
+    /// Writes down that something is not done.
+    pub(crate) fn note(&self, event: &Event<'_>) {
+        self.monitor.log.refused(self.process(), self.call.thread, self.name(), event);
+    }
+
     /// Writes a refusal down, and tells what the program is to see of it.
     pub(crate) fn refuse(&self, event: &Event<'_>) -> Errno {
-        self.monitor.log.refused(self.caller.process, self.call.thread, self.name(), event);
+        self.note(event);
         match self.monitor.policy.refusal {
             Refusal::Fails(errno) => errno,
             Refusal::Kills => {
-                let _ = rustix::process::pidfd_send_signal(&self.caller, rustix::process::Signal::KILL);
+                if let Ok(caller) = self.caller() {
+                    let _ = rustix::process::pidfd_send_signal(caller, rustix::process::Signal::KILL);
+                }
                 Errno::PERM
             }
         }

@@ -1,11 +1,11 @@
 //! A monitor for programs: chosen system calls are decided and performed by a process that the program cannot reach.
 //!
 //! ```no_run
-//! use orrery_guard::{End, Log, Policy, Run, hold_signals};
+//! use orrery_guard::{End, Guard, Log, Policy, hold_signals};
 //!
 //! let policy = Policy::load("policy.toml".as_ref())?;
 //! hold_signals();
-//! let end = Run::new(policy, "python3").arguments(["script.py"]).log(Log::Words).start()?.supervise()?;
+//! let end = Guard::new(policy).log(Log::Words).program("python3").arguments(["script.py"]).start()?.supervise()?;
 //! assert_eq!(end, End::Exited(0));
 //! # Ok::<(), orrery_guard::Error>(())
 //! ```
@@ -21,11 +21,14 @@
 //! [seccomp(2)]: https://man7.org/linux/man-pages/man2/seccomp.2.html
 
 mod assume;
+mod birth;
 mod blocking;
 mod caller;
 mod closure;
+mod crew;
 mod error;
 mod filter;
+mod guard;
 mod job;
 mod learn;
 mod listener;
@@ -34,16 +37,20 @@ mod mediate;
 mod memory;
 mod monitor;
 mod perform;
+mod plan;
 mod policy;
 mod resolve;
+mod rulings;
 mod run;
 mod supervise;
 mod wall;
 
-pub use closure::Closure;
 pub use error::Error;
+pub use guard::Guard;
 pub use log::Log;
 pub use mediate::{Decision, Request};
+pub use plan::Held;
 pub use policy::{Policy, Rights};
+pub use rulings::{Destination, Executions, Rules, Ruling, holds};
 pub use run::{End, Guarded, Run};
 pub use supervise::hold_signals;

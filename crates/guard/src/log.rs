@@ -34,6 +34,8 @@ pub(crate) enum Event<'a> {
     Address { text: String },
     /// A call as such.
     Call { reason: &'a str },
+    /// What a rule is about: a path or an address.
+    Rule { about: &'a [u8] },
 }
 
 #[derive(Serialize)]
@@ -129,6 +131,10 @@ impl Writer {
                         address = Some(text.as_str());
                     }
                     Event::Call { reason: why } => reason = Some(*why),
+                    Event::Rule { about } => {
+                        path = Some(String::from_utf8_lossy(about).into_owned());
+                        reason = Some("a rule says so");
+                    }
                 }
                 let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
                 let line = Line { time, process, thread, call, action, path, missing, address, reason };
@@ -161,5 +167,8 @@ fn words(call: &str, event: &Event<'_>, action: &str) -> String {
         }
         Event::Address { text } => format!("{action} {call} of {text}: the policy does not allow it"),
         Event::Call { reason } => format!("{action} {call}: {reason}"),
+        Event::Rule { about } => {
+            format!("{action} {call} of {}: a rule says so", String::from_utf8_lossy(about))
+        }
     }
 }

@@ -82,7 +82,7 @@ impl Request<'_> {
     /// The calling process.
     #[must_use]
     pub fn process(&self) -> i32 {
-        self.job.caller.process
+        self.job.process()
     }
 
     /// The calling thread.
@@ -129,7 +129,7 @@ impl Request<'_> {
     /// # Errors
     /// `EBADF`.
     pub fn descriptor(&self, number: i32) -> std::io::Result<OwnedFd> {
-        Ok(self.job.caller.descriptor(number)?)
+        Ok(self.job.caller()?.descriptor(number)?)
     }
 
     fn pointer(&self, index: usize) -> std::io::Result<u64> {

@@ -12,6 +12,7 @@ use syscalls::Sysno;
 use crate::assume::Assumed;
 use crate::blocking;
 use crate::caller::Callers;
+use crate::crew::{Calls, Crew};
 use crate::filter::{Action, Rules, When};
 use crate::job::{Answer, Job, Outcome};
 use crate::learn::Learnt;
@@ -19,9 +20,11 @@ use crate::listener::{Call, Listener};
 use crate::log::Writer;
 use crate::mediate::Mediation;
 use crate::perform::{About, HANDLERS, Handler, named};
+use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::policy::calls::{REFUSED, Word};
 use crate::resolve::Own;
+use crate::rulings::{self, Ruling};
 
 /// What all threads of the monitor share.
 #[derive(Debug)]
@@ -42,6 +45,34 @@ pub(crate) struct Monitor {
     rules: Rules,
 }
 
+impl Calls for Arc<Monitor> {
+    fn one(&self, busy: &dyn Fn()) -> bool {
+        match self.listener.receive() {
+            Ok(call) => {
+                busy();
+                self.deal(call);
+                true
+            }
+            Err(Errno::INTR) => true,
+            // The caller went before it could be told of, or nobody is left.
+            Err(_) => !self.is_over(),
+        }
+    }
+
+    fn waiting(&self) -> bool {
+        self.polled().contains(PollFlags::IN)
+    }
+
+    fn begin(&self) {
+        // A umask and a current directory of its own.
+        // SAFETY: what the C library believes of the current directory does not matter: all paths here are absolute.
+        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+            eprintln!("orrery guard: unshare(CLONE_FS): {}", std::io::Error::last_os_error());
+            std::process::abort();
+        }
+    }
+}
+
 /// Handlers by the number of their call.
 struct Handlers(Vec<Option<Handler>>);
 
@@ -53,7 +84,7 @@ impl core::fmt::Debug for Handlers {
 
 /// The rules for a policy: which calls are asked about. `walled_signals`: the kernel keeps signals and ptrace(2) away from
 /// the monitor by itself.
-pub(crate) fn rules(policy: &Policy, walled: bool) -> Rules {
+pub(crate) fn rules(policy: &Policy, walled: bool, plan: &Plan) -> Rules {
     let mut rules = Rules::default();
     let looking = !policy.trees.all_visible() || policy.learning;
     let network = !policy.network.is_everything() || policy.learning;
@@ -100,6 +131,13 @@ pub(crate) fn rules(policy: &Policy, walled: bool) -> Rules {
     let typing = [libc::TIOCSTI, libc::TIOCLINUX]
         .map(|request| When::Is { argument: 1, value: u32::try_from(request).unwrap_or(u32::MAX) });
     replace("ioctl", &typing, Action::Ask);
+    if plan.kernel_opens() {
+        // Landlock says nothing of descriptors that only stand for a file. (openat2 has its flags in memory.)
+        let standing = |argument| When::AnyBit { argument, bits: libc::O_PATH.cast_unsigned() };
+        replace("open", &[standing(1)], Action::Ask);
+        replace("openat", &[standing(2)], Action::Ask);
+        replace("creat", &[], Action::Ask);
+    }
     if !walled {
         for name in ["kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open"] {
             replace(name, &[When::Always], Action::Ask);
@@ -119,8 +157,68 @@ pub(crate) fn rules(policy: &Policy, walled: bool) -> Rules {
             Word::Log | Word::Deny(_) => rules.set(*call, Action::Ask),
         }
     }
+    if let Some(given) = &policy.rules {
+        by_rules(&*given.0, &mut rules);
+    }
+    // What changes the capabilities of programs that are executed later: the monitor has to hear of it.
+    if rules.action(Sysno::prctl.id(), &[0; 6]) == Action::Allow {
+        rules.clear(Sysno::prctl);
+        for option in [libc::PR_CAPBSET_DROP, libc::PR_SET_SECUREBITS, libc::PR_CAP_AMBIENT] {
+            let is = When::Is { argument: 0, value: option.cast_unsigned() };
+            rules.add(Sysno::prctl, is, Action::Ask);
+        }
+    }
     rules
 }
+
+/// Which calls are asked about for rules that were given: those that they are about, and those by which paths come to
+/// mean something else.
+fn by_rules(given: &dyn rulings::Rules, rules: &mut Rules) {
+    let paths = HANDLERS
+        .iter()
+        .any(|(name, about, _)| matches!(about, About::Files | About::Looking) && given.asks(name));
+    for (name, about, _) in HANDLERS {
+        let Ok(call) = name.parse::<Sysno>() else { continue };
+        // What tells who somebody is, what is executed, and calls that the monitor cannot look into.
+        let always = *about == About::Caller || matches!(*name, "execve" | "execveat");
+        let names = matches!(*name, "rename" | "renameat" | "renameat2") || UNSEEN.contains(name);
+        let asked = always || given.asks(name) || paths && names;
+        rules.set(call, if asked { Action::Ask } else { Action::Allow });
+    }
+    let bits = libc::MSG_FASTOPEN.cast_unsigned();
+    if given.asks("connect") || given.asks("sendto") {
+        let sends = [(Sysno::sendto, 3), (Sysno::sendmsg, 2), (Sysno::sendmmsg, 3)];
+        for (call, argument) in sends {
+            rules.clear(call);
+            rules.add(call, When::AnyBit { argument, bits }, Action::Fail(Errno::OPNOTSUPP));
+        }
+    }
+    if given.asks("sendto") {
+        rules.add(Sysno::sendto, When::NotNull { argument: 4 }, Action::Ask);
+        for call in [Sysno::sendmsg, Sysno::sendmmsg] {
+            rules.add(call, When::Always, Action::Ask);
+        }
+    }
+    for call in Sysno::iter().filter(|call| !ALWAYS.contains(&call.name())) {
+        match rulings::unconditional(given, call) {
+            Some(Ruling::Fails(error)) => rules.set(call, Action::Fail(Errno::from_raw_os_error(error))),
+            Some(Ruling::Returns(_)) => rules.set(call, Action::Ask),
+            _ => (),
+        }
+    }
+    rules.known_only();
+}
+
+/// Calls by path that are answered with `ENOSYS` or the like, because the monitor cannot perform them.
+const UNSEEN: &[&str] = &[
+    "getxattrat",
+    "listxattrat",
+    "setxattrat",
+    "removexattrat",
+    "file_getattr",
+    "file_setattr",
+    "name_to_handle_at",
+];
 
 /// Which ways of sending are asked about.
 fn sends(policy: &Policy, rules: &mut Rules) {
@@ -197,38 +295,23 @@ impl Monitor {
     ///
     /// # Errors
     /// Where no thread can be made.
-    pub(crate) fn start(self: &Arc<Self>, threads: usize) -> std::io::Result<()> {
-        for number in 0..threads {
-            let monitor = Arc::clone(self);
-            std::thread::Builder::new().name(format!("guard-{number}")).spawn(move || monitor.work())?;
-        }
-        Ok(())
-    }
-
-    /// The life of one thread.
-    fn work(self: &Arc<Self>) {
-        // A umask and a current directory of its own.
-        // SAFETY: what the C library believes of the current directory does not matter: all paths here are absolute.
-        if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
-            eprintln!("orrery guard: unshare(CLONE_FS): {}", std::io::Error::last_os_error());
-            std::process::abort();
-        }
-        loop {
-            match self.listener.receive() {
-                Ok(call) => self.deal(call),
-                Err(Errno::INTR) => (),
-                Err(_) if self.is_over() => return,
-                // The caller went before it could be told of.
-                Err(_) => (),
-            }
-        }
+    pub(crate) fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        Crew::start(Arc::clone(self))
     }
 
     fn is_over(&self) -> bool {
+        self.polled().contains(PollFlags::HUP)
+    }
+
+    /// What the listener has to tell right now.
+    fn polled(&self) -> PollFlags {
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         let listener = self.listener.as_fd();
-        let mut waited = [PollFd::new(&listener, PollFlags::empty())];
-        poll(&mut waited, Some(&now)).is_err() || waited[0].revents().contains(PollFlags::HUP)
+        let mut waited = [PollFd::new(&listener, PollFlags::IN)];
+        match poll(&mut waited, Some(&now)) {
+            Ok(_) => waited[0].revents(),
+            Err(_) => PollFlags::empty(),
+        }
     }
 
     /// Answers one call, whatever happens.
@@ -239,26 +322,42 @@ impl Monitor {
     }
 
     fn decide(self: &Arc<Self>, call: Call) -> Outcome {
-        let caller = self.callers.get(call.thread)?;
         let handler = usize::try_from(call.number).ok().and_then(|number| *self.handlers.0.get(number)?);
-        let job = Job { monitor: self, call, caller };
-        let _assumed = match (&job.caller.other, handler) {
-            (Some(other), Some(_)) => {
+        let job = Job::new(self, call);
+        let other =
+            if handler.is_none() || self.callers.alike() { None } else { job.caller()?.other.as_ref() };
+        let _assumed = match other {
+            Some(other) => {
                 let real = matches!(job.name(), "access" | "faccessat")
                     || job.name() == "faccessat2" && job.int(3) & libc::AT_EACCESS == 0;
                 Some(Assumed::new(other, real)?)
             }
-            _ => None,
+            None => None,
         };
-        if let Some(outcome) = self.mediated(&job) {
+        if let Some(outcome) = self.ruled(&job).or_else(|| self.mediated(&job)) {
             return outcome;
         }
-        match handler.unwrap_or(named)(&job)? {
+        let outcome = handler.unwrap_or(named)(&job);
+        if let (Err(Errno::CANCELED), Some(value)) = (&outcome, job.returns.get()) {
+            return Ok(Answer::Value(value));
+        }
+        match outcome? {
             Answer::Later(work) => {
                 blocking::start(&job, work)?;
                 Ok(Answer::Later(Box::new(|| Err(Errno::INTR))))
             }
             answer => Ok(answer),
+        }
+    }
+
+    /// What rules say of a call whatever its arguments are.
+    fn ruled(&self, job: &Job<'_>) -> Option<Outcome> {
+        let rules = self.policy.rules.as_ref()?;
+        let call = usize::try_from(job.call.number).ok().and_then(Sysno::new)?;
+        match rulings::unconditional(&*rules.0, call)? {
+            Ruling::Returns(value) => Some(Ok(Answer::Value(value))),
+            Ruling::Fails(error) => Some(Err(Errno::from_raw_os_error(error))),
+            Ruling::Pass | Ruling::Path(_) | Ruling::Address(_) => None,
         }
     }
 

@@ -7,6 +7,7 @@ mod look;
 mod network;
 mod open;
 
+pub(crate) use network::described;
 use rustix::io::Errno;
 use syscalls::Sysno;
 
@@ -115,6 +116,7 @@ pub(crate) const HANDLERS: &[(&str, About, Handler)] = &[
 /// The caller becomes somebody else: nothing to decide, but what is known of it ends here. The kernel changes ids after
 /// this answer and before the thread's next call, so that the next look finds the new ones.
 fn identity(job: &Job<'_>) -> Outcome {
+    job.monitor.callers.diverge();
     job.monitor.callers.forget(job.call.thread);
     Ok(Answer::GoOn)
 }
@@ -124,8 +126,8 @@ pub(crate) fn named(job: &Job<'_>) -> Outcome {
     let call = usize::try_from(job.call.number).ok().and_then(Sysno::new);
     match call.and_then(|call| job.monitor.policy.calls.words.get(&call)) {
         Some(Word::Log) => {
-            job.monitor.log.allowed(job.caller.process, job.call.thread, job.name());
-            return Ok(Answer::GoOn);
+            job.monitor.log.allowed(job.process(), job.call.thread, job.name());
+            return if job.name() == "prctl" { identity(job) } else { Ok(Answer::GoOn) };
         }
         Some(Word::Deny(errno)) => {
             job.refuse(&Event::Call { reason: "the policy denies it" });
@@ -139,6 +141,7 @@ pub(crate) fn named(job: &Job<'_>) -> Outcome {
         (None, "clone") => "new namespaces change what paths mean",
         (None, "seccomp") => "a listener of its own would be asked in the monitor's place",
         (None, "ioctl") => "it types into the terminal",
+        (None, "prctl") => return identity(job),
         (None, "kill" | "tkill" | "tgkill" | "rt_sigqueueinfo" | "rt_tgsigqueueinfo" | "pidfd_open") => {
             return signal(job);
         }

@@ -6,6 +6,7 @@ pub(crate) mod text;
 pub(crate) mod trees;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
@@ -15,6 +16,7 @@ pub use trees::Rights;
 use trees::Trees;
 
 use crate::Error;
+use crate::rulings::{Given, Rules};
 
 /// What a program may do. Whatever is not allowed is refused.
 ///
@@ -41,6 +43,22 @@ pub struct Policy {
     pub(crate) refusal: Refusal,
     /// Nothing is refused: what the program does is to be learnt.
     pub(crate) learning: bool,
+    /// Who decides about files that are opened.
+    pub(crate) opens: Opens,
+    /// What else is asked.
+    pub(crate) rules: Option<Given>,
+}
+
+/// Who decides about files that are opened, and opens them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Opens {
+    /// The kernel, where it can hold the policy and nobody wants to be told of refusals; else the monitor.
+    #[default]
+    Auto,
+    /// The monitor.
+    Monitor,
+    /// The kernel.
+    Kernel,
 }
 
 /// What the program gets to see of a refusal.
@@ -86,7 +104,7 @@ impl Policy {
         text::parse(&text, &path.display().to_string())
     }
 
-    /// A policy under which nothing is refused that can be performed, for [`Run::learn`](crate::Run::learn).
+    /// A policy under which nothing is refused that can be performed, for [`Guard::learn`](crate::Guard::learn).
     #[must_use]
     pub fn learning() -> Self {
         let mut trees = Trees::default();
@@ -98,7 +116,16 @@ impl Policy {
             limits: Limits::default(),
             refusal: Refusal::Fails(Errno::ACCESS),
             learning: true,
+            opens: Opens::Monitor,
+            rules: None,
         }
+    }
+
+    /// A policy that allows whatever these rules let pass. What leads around the monitor (mounts, namespaces, `io_uring`
+    /// ...) is refused as ever.
+    #[must_use]
+    pub fn of_rules(rules: impl Rules + 'static) -> Self {
+        Self { learning: false, rules: Some(Given(Arc::new(rules))), ..Self::learning() }
     }
 
     /// The rights over what lies at `path`, which is absolute and free of symbolic links, `.` and `..`.

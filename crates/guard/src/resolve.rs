@@ -99,7 +99,7 @@ impl Job<'_> {
             return rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
                 .map_err(|_| Errno::NOENT);
         }
-        self.caller.descriptor(number)
+        self.caller()?.descriptor(number)
     }
 
     fn base(&self, directory: i32, path: &[u8]) -> Result<Base, Errno> {
@@ -125,6 +125,19 @@ impl Job<'_> {
         if path.is_empty() {
             return Err(Errno::NOENT);
         }
+        match self.rewritten(path, || self.path_of_directory(directory))? {
+            Some(new) => self.found(libc::AT_FDCWD, &new, follow, ResolveFlags::empty()),
+            None => self.found(directory, path, follow, within),
+        }
+    }
+
+    /// The path of a descriptor of the program's, or of its current directory.
+    fn path_of_directory(&self, number: i32) -> Result<Vec<u8>, Errno> {
+        self.monitor.own.path_of(&self.directory(number)?)
+    }
+
+    /// The same as [`Job::find_within`], without asking rules about the path as it is written.
+    fn found(&self, directory: i32, path: &[u8], follow: bool, within: ResolveFlags) -> Result<Found, Errno> {
         // Within a directory, an absolute path starts there (RESOLVE_IN_ROOT) or is refused.
         let base = if within.is_empty() {
             self.base(directory, path)?
@@ -191,6 +204,14 @@ impl Job<'_> {
         if path.is_empty() {
             return Err(Errno::NOENT);
         }
+        match self.rewritten(path, || self.path_of_directory(directory))? {
+            Some(new) => self.placed(libc::AT_FDCWD, &new, ResolveFlags::empty()),
+            None => self.placed(directory, path, within),
+        }
+    }
+
+    /// The same as [`Job::place_within`], without asking rules about the path as it is written.
+    fn placed(&self, directory: i32, path: &[u8], within: ResolveFlags) -> Result<Place, Errno> {
         let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
         let start = path[..end].iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
         let before = match &path[..start] {
@@ -201,7 +222,7 @@ impl Job<'_> {
             b"" => b".".as_slice(),
             name => name,
         };
-        let parent = self.find_within(directory, before, true, within)?;
+        let parent = self.found(directory, before, true, within)?;
         if !is_directory(&parent.stat) {
             return Err(Errno::NOTDIR);
         }
@@ -211,6 +232,8 @@ impl Job<'_> {
 
     /// Where a file would be made that `path` names through symbolic links which lead nowhere yet.
     pub(crate) fn place_behind_links(&self, directory: i32, path: &[u8]) -> Result<Place, Errno> {
+        let new = self.rewritten(path, || self.path_of_directory(directory))?;
+        let path = new.as_deref().unwrap_or(path);
         let base = self.base(directory, path)?;
         let walked = self.walk(&base, path, true)?;
         if walked.name.is_empty() {
@@ -329,7 +352,7 @@ impl Job<'_> {
             names.push(self.call.thread.to_string().into_bytes());
             names.push(b"task".to_vec());
         }
-        Ok(self.caller.process.to_string().into_bytes())
+        Ok(self.caller()?.process.to_string().into_bytes())
     }
 
     /// Whether a symbolic link leads to a file and not to a path, as those do that procfs has for each process, and what
@@ -342,10 +365,10 @@ impl Job<'_> {
         match process_in(&path) {
             // `/proc/mounts` and `/proc/net` are paths.
             None => Ok(None),
-            Some((process, b"fd")) if process == self.caller.process => {
+            Some((process, b"fd")) if process == self.process() => {
                 let number = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
                 Ok(Some(
-                    self.caller
+                    self.caller()?
                         .descriptor(number.ok_or(Errno::NOENT)?)
                         .map_or(Rights::empty(), |file| usable(&file)),
                 ))
@@ -357,7 +380,7 @@ impl Job<'_> {
 
     /// Whether a process is one that this monitor guards: all of them descend from it.
     pub(crate) fn is_guarded(&self, process: i32) -> bool {
-        if process == self.caller.process {
+        if process == self.process() {
             return true;
         }
         let mut process = process;

@@ -67,6 +67,15 @@ impl Guarded {
     /// # Errors
     /// Where the policy that was learnt cannot be written.
     pub fn supervise(self) -> Result<End, Error> {
+        self.supervise_until(|| (), || false)
+    }
+
+    /// The same; calls `ended` when the program has ended, and waits for what it left behind no longer than until `enough`,
+    /// which is asked every now and then.
+    ///
+    /// # Errors
+    /// As of [`Guarded::supervise`].
+    pub fn supervise_until(self, ended: impl FnOnce(), enough: impl Fn() -> bool) -> Result<End, Error> {
         let mut end = None;
         while end.is_none() {
             // SAFETY: the structure consists of numbers.
@@ -85,7 +94,8 @@ impl Guarded {
                 let _ = rustix::process::kill_process(self.process, Signal::CONT);
             }
         }
-        self.wait_for_the_rest();
+        ended();
+        self.wait_for_the_rest(enough);
         if let Some(path) = &self.learn {
             fs::write(path, self.monitor.learnt.policy())
                 .map_err(|source| Error::Write { path: path.clone(), source })?;
@@ -113,11 +123,11 @@ impl Guarded {
     }
 
     /// The program may have left others behind, which need the monitor still.
-    fn wait_for_the_rest(&self) {
+    fn wait_for_the_rest(&self, enough: impl Fn() -> bool) {
         // From here on signals end the monitor.
         // SAFETY: the set lives.
         unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const SET.0, core::ptr::null_mut()) };
-        while !over(&self.monitor) {
+        while !enough() && !over(&self.monitor) {
             while matches!(waitpid(None::<Pid>, WaitOptions::NOHANG), Ok(Some(_))) {}
         }
     }

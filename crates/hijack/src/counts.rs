@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use orrery_executive::board::{BUCKETS, Board, CALLS, FIRST_BUCKET, Unfollowed};
+use orrery_executive::board::{BUCKETS, Board, CALLS, Calls, FIRST_BUCKET, Unfollowed};
 use syscalls::Sysno;
 
 /// Everything that was counted, at one instant.
@@ -45,6 +45,16 @@ impl Call {
         self.dispatched + self.patched
     }
 
+    fn add(&mut self, row: &Calls) {
+        self.dispatched += row.dispatched.load(Relaxed);
+        self.patched += row.patched.load(Relaxed);
+        self.errors += row.errors.load(Relaxed);
+        self.ticks += row.ticks.load(Relaxed);
+        for (sum, bucket) in self.buckets.iter_mut().zip(&row.buckets) {
+            *sum += bucket.load(Relaxed);
+        }
+    }
+
     /// Its name, or its number where it has none.
     pub fn name(&self) -> String {
         let Some(number) = self.number else { return "(other)".to_owned() };
@@ -79,15 +89,18 @@ pub fn bucket_end(bucket: usize) -> u64 {
 
 impl Counts {
     pub(crate) fn of(board: &Board) -> Self {
-        let calls = board.calls.iter().enumerate().filter_map(|(number, row)| {
-            let call = Call {
+        let calls = (0..=CALLS).filter_map(|number| {
+            let mut call = Call {
                 number: u32::try_from(number).ok().filter(|_| number < CALLS),
-                dispatched: row.dispatched.load(Relaxed),
-                patched: row.patched.load(Relaxed),
-                errors: row.errors.load(Relaxed),
-                ticks: row.ticks.load(Relaxed),
-                buckets: std::array::from_fn(|bucket| row.buckets[bucket].load(Relaxed)),
+                dispatched: 0,
+                patched: 0,
+                errors: 0,
+                ticks: 0,
+                buckets: [0; BUCKETS],
             };
+            for row in board.counters().map(|rows| &rows[number]) {
+                call.add(row);
+            }
             (call.total() > 0).then_some(call)
         });
         let unfollowed = Unfollowed::ALL.iter().zip(&board.unfollowed);

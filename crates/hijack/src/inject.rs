@@ -168,6 +168,14 @@ fn auxiliary(pid: libc::pid_t, key: u64) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
+/// Whether programs may read `fs` without the kernel, and have the instruction that hashes it.
+fn may_read_fs(pid: libc::pid_t) -> io::Result<bool> {
+    /// `HWCAP2_FSGSBASE` of `asm/hwcap2.h`.
+    const FSGSBASE: u64 = 1 << 1;
+    let allowed = auxiliary(pid, libc::AT_HWCAP2)?.is_some_and(|bits| bits & FSGSBASE != 0);
+    Ok(allowed && std::arch::is_x86_feature_detected!("sse4.2"))
+}
+
 /// What is put into the process: the image, and behind it the policy's table.
 struct Load<'a> {
     image: &'a Image,
@@ -235,6 +243,7 @@ fn furnish(
             put(offset, &value.to_le_bytes())?;
         }
         put(offset_of!(Config, counted), &[u8::from(settings.counted)])?;
+        put(offset_of!(Config, own_counters), &[u8::from(may_read_fs(pid)?)])?;
         put(offset_of!(Config, timed), &[u8::from(settings.timed)])?;
         put(offset_of!(Config, unpatched), &[u8::from(!settings.patch)])?;
         put(offset_of!(Config, threshold), &settings.threshold.to_le_bytes())?;

@@ -94,14 +94,37 @@ impl Hijack {
     /// # Errors
     /// [`Error::Facility`] and [`Error::Traced`] say what this process or kernel cannot do.
     pub fn start(options: Options) -> Result<Self> {
+        let hijack = Self::prepare()?;
+        hijack.attend(options)?;
+        Ok(hijack)
+    }
+
+    /// Makes the shared memory only. Some process has to [attend](Self::attend) before programs are started.
+    ///
+    /// # Errors
+    /// As of [`Hijack::start`].
+    pub fn prepare() -> Result<Self> {
         check_this_process()?;
+        Ok(Self { segment: Arc::new(Segment::new()?) })
+    }
+
+    /// Starts the steward, as a child of this process which it leaves at once. What confines this process (a filter, a
+    /// Landlock domain) confines the steward, too: it can do no more to other processes than its guests can.
+    ///
+    /// # Errors
+    /// Where no process could be made.
+    pub fn attend(&self, options: Options) -> Result<()> {
         let image = Image::embedded()?;
-        let segment = Arc::new(Segment::new()?);
+        let segment = &self.segment;
         let Options { mut counted, timed, patch, threshold, policy } = options;
         counted |= timed;
         let settings = Settings { counted, timed, patch, threshold, policy };
-        steward::start(&segment, image, settings)?;
-        Ok(Self { segment })
+        steward::start(segment, image, settings)
+    }
+
+    /// The process number of the steward, as the shared memory has it, where guests can write.
+    pub fn steward(&self) -> i32 {
+        i32::try_from(self.segment.board().steward.load(Relaxed)).unwrap_or(0)
     }
 
     /// Becomes the program: as `exec` does, with the same process, parent and terminal.

@@ -34,11 +34,13 @@ mod compile;
 mod table;
 mod text;
 mod values;
+mod view;
 
 use orrery_executive::policy::{Rule, action, log};
 
 use compile::Compiled;
 pub(crate) use values::errno;
+pub use view::{Destination, Effect, RuleView};
 
 /// What is wrong with a policy, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -85,6 +85,14 @@ pub enum Error {
     /// the process asked for is not there
     #[error("this image holds no process {0}")]
     NoProcess(i32),
+    /// the disk of a file system, where memory does not have a block of it
+    #[error("cannot read block {block} of the dead kernel's disk: {error}")]
+    Disk {
+        /// Which block.
+        block: u64,
+        /// What the system said.
+        error: io::Error,
+    },
     /// an output file cannot be written
     #[error("cannot write the core: {0}")]
     Write(#[from] io::Error),

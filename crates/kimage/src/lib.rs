@@ -43,7 +43,9 @@
 //!
 //! x86-64 only.
 
+mod cache;
 mod error;
+mod ext4;
 mod file;
 mod gcore;
 mod kallsyms;
@@ -66,8 +68,11 @@ mod tests;
 mod types;
 mod vmcore;
 mod vmcoreinfo;
+mod volume;
 
+pub use cache::{Buffer, CachedPage, Pages};
 pub use error::{Error, Problem, Result, Walk};
+pub use ext4::{Ext4, Ext4File, Extent, Name, ReadBlock};
 pub use file::{Descriptor, FileKind, OpenFile, Path};
 pub use gcore::Written;
 pub use kallsyms::Symbols;
@@ -84,3 +89,4 @@ pub use task::{Credentials, IdKind, State, Task};
 pub use types::{Field, TableEntry, Types};
 pub use vmcore::open_memory;
 pub use vmcoreinfo::Vmcoreinfo;
+pub use volume::{Attributes, Inode, Time, Volume};

@@ -84,8 +84,11 @@
 mod birth;
 mod calls;
 mod carry;
+mod door;
+mod double;
 mod error;
 mod handover;
+mod id;
 mod identity;
 mod introduce;
 mod isolate;
@@ -100,6 +103,7 @@ mod ranges;
 mod reaper;
 mod rights;
 mod shapes;
+mod spare;
 mod spec;
 mod state;
 mod still;
@@ -169,6 +173,15 @@ pub enum Created {
     Context(Start),
 }
 
+/// Where a call of [`fork`] returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forked {
+    /// In the program that called it, with the number of the new process.
+    Parent(u32),
+    /// In the new program.
+    Child,
+}
+
 /// Creates a context, which begins with `entry` when somebody first switches to it.
 ///
 /// `entry` cannot return, for there is nowhere to return to. It switches, or exits, which ends the program.
@@ -198,6 +211,26 @@ pub fn create_here(spec: &Spec) -> Result<Created> {
         Born::Creator(context) => Created::Creator(context),
         Born::Context(creator, arrival) => Created::Context(Start { creator, arrival }),
     })
+}
+
+/// Forks the program, with all its contexts, as the paper's fork does: the child has a copy of each, by the same
+/// descriptors, with the same rights. What was shared by [`Spec::share`] is shared among the child's contexts, apart from the
+/// parent's; shared mappings of the program's own are one memory in all. As ever with fork(2), the child has the calling
+/// thread alone, in the root and in each context.
+///
+/// After a plain fork(2) the first call about contexts in the child does the same, as the contexts are then. Each context
+/// must be parked, and gets ten seconds: those that run or are stopped are [`Error::Gone`] in the child, and so are those
+/// whose system calls are filtered.
+///
+/// # Errors
+/// [`Error::NotTheRoot`]; [`Error::System`] where there is no room for a process, or the copies cannot be made. There is no
+/// child then.
+///
+/// # Safety
+/// In a program with other threads, the child must not need what one of them may have held.
+pub unsafe fn fork() -> Result<Forked> {
+    // SAFETY: the caller's promise.
+    unsafe { double::fork() }
 }
 
 impl Context {
@@ -233,6 +266,22 @@ impl Context {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
         handover::switch(&mut state, slot, word, bytes, Some(limit))
+    }
+
+    /// Has that context keep its state as it is now, parked, for the case that it is killed. Its death is an error of the
+    /// switch that meets it ([`Error::Died`], [`Error::TimedOut`]) as ever, once; the next one finds the context where it was
+    /// when this was called, by the same descriptors. It is then without such a state: call again to keep it.
+    ///
+    /// What is put back are memory that is not shared, descriptors and credentials, not what files contain. The context goes
+    /// on with the calling thread alone. Descriptors of it that came to be since are those of a context that has ended.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] where this descriptor does not carry all rights, or the context's calls are withheld; those of
+    /// [`Context::overlay`].
+    pub fn keep_good(self) -> Result<()> {
+        let mut state = held_to_ask(self.fd)?;
+        let slot = state.find(self)?;
+        overlay::keep_good(&mut state, slot)
     }
 
     /// Gives that context a copy of a descriptor of ours: it waits there until it is taken with [`Context::passed`].

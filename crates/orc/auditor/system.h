@@ -1,4 +1,4 @@
-/* System calls without a C library, and the few functions that compilers expect to find. */
+/* System calls without a C library, and the few functions that would come from one. */
 #ifndef ORRERY_AUDITOR_SYSTEM_H
 #define ORRERY_AUDITOR_SYSTEM_H
 
@@ -37,6 +37,9 @@ static inline long system_call(long number, long a, long b, long c, long d, long
 #define CALL6(number, a, b, c, d, e, f)                                                                      \
     system_call(number, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 #define CALL3(number, a, b, c) CALL6(number, a, b, c, 0, 0, 0)
+
+/* Whether a system call that returns an address has failed. */
+static inline int has_failed(long result) { return result < 0 && result > -4096; }
 
 static inline size_t length_of(const char *text) {
     size_t length = 0;

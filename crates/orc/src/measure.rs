@@ -174,8 +174,12 @@ pub fn reason(area: &Area) -> &'static str {
     let has = |index: usize, letter: u8| access.get(index) == Some(&letter);
     let (writable, executable, shared) = (has(1, b'w'), has(2, b'x'), has(3, b's'));
     match area.name.as_str() {
+        _ if area.is_object() && writable => "writable data: pages are copied when they are written",
+        _ if area.is_object() && executable && area.anonymous > 0 => {
+            "code that was changed in memory (text relocations, patches, breakpoints)"
+        }
         _ if area.is_object() && area.anonymous > 0 => {
-            "an object, of which some pages were changed here (breakpoints?)"
+            "read-only after relocation: pointers in it depend on load addresses"
         }
         _ if area.is_object() => "an object: one copy for all",
         "[stack]" => "the stack: written all the time",
@@ -190,7 +194,7 @@ pub fn reason(area: &Area) -> &'static str {
         _ if writable && executable => "writable and executable: its bytes may change",
         _ if writable => "writable data: pages are copied when they are written",
         _ if area.anonymous > 0 && executable => {
-            "code that was changed in memory (text relocations, patches): left alone"
+            "code that was changed in memory (text relocations, patches, breakpoints)"
         }
         _ if area.anonymous > 0 => "read-only after relocation: pointers in it depend on load addresses",
         _ => {
@@ -230,6 +234,11 @@ Anonymous:             4 kB
         assert_eq!((areas[0].resident, areas[0].proportional, areas[0].private), (8192, 4096, 0));
         assert_eq!((areas[1].private, areas[1].anonymous, areas[1].name.as_str()), (4096, 4096, ""));
         assert!(reason(&areas[0]).contains("one copy") && reason(&areas[1]).contains("written"));
+        let object = |access: &str, anonymous| {
+            reason(&Area { access: access.to_owned(), anonymous, ..areas[0].clone() })
+        };
+        assert!(object("rw-p", 0).contains("when they are written"));
+        assert!(object("r-xp", 4096).contains("breakpoints") && object("r--p", 4096).contains("relocation"));
     }
 
     #[test]

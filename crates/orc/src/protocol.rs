@@ -12,7 +12,7 @@
 //! replaced by a new process that took over the connection, and whatever was asked and not yet answered must be asked
 //! again. All requests may be repeated without harm.
 //!
-//! The layout is fixed by hand, and not by a serialisation library, as `preload/` speaks it from C without a C library.
+//! The layout is fixed by hand, and not by a serialisation library, as `auditor/` speaks it from C without a C library.
 
 use crate::ObjectId;
 
@@ -28,6 +28,9 @@ pub const INLINE: usize = 32 << 10;
 pub const MOST_PIECES: usize = 64;
 /// Bytes of an encoded [`Piece`] and of an encoded [`PieceAnswer`].
 pub const PIECE: usize = 24;
+
+/// Bytes of an encoded [`Relocated`].
+pub const RELOCATED: usize = 32;
 
 /// The object may be mapped executable.
 pub const EXECUTABLE: u32 = 1;
@@ -82,6 +85,36 @@ pub enum Request<'a> {
     Files(Vec<Piece>),
     /// Tell what there is, as far as the client may know.
     Report,
+    /// Hand out the [book](Reply::Book) of places, after a place was found for this library.
+    Book(Room),
+    /// Hand out the objects that these relocated data were remembered as.
+    Recall(Vec<Relocated>),
+    /// Take these relocated data, in a memory file whose descriptor comes with the message, and remember them.
+    Remember(Relocated),
+}
+
+/// What a library would like in the book.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// What it is known by; not 0.
+    pub key: u64,
+    /// Bytes from its first segment's beginning to its last one's end.
+    pub length: u64,
+    /// Where it begins: at multiples of this, [`PAGE`](crate::PAGE) or 2 MiB.
+    pub alignment: u64,
+}
+
+/// A library's relocated data, as they are remembered: a hint by which they are found again, no promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Relocated {
+    /// What the library is known by.
+    pub key: u64,
+    /// Where it lies.
+    pub address: u64,
+    /// Where in it the data begin.
+    pub start: u64,
+    /// How long they are.
+    pub length: u64,
 }
 
 /// An object, as it is handed out.
@@ -119,6 +152,11 @@ pub enum Reply {
     Pieces(Vec<PieceAnswer>),
     /// A report in JSON: a memory file of this length comes with the message.
     Report {
+        /// Bytes.
+        length: u64,
+    },
+    /// The book of the trust domain's places: a memory file of this length comes with the message.
+    Book {
         /// Bytes.
         length: u64,
     },
@@ -195,12 +233,16 @@ const REQUEST: u32 = 2;
 const RELEASE: u32 = 3;
 const FILES: u32 = 4;
 const REPORT: u32 = 5;
+const BOOK: u32 = 6;
+const RECALL: u32 = 7;
+const REMEMBER: u32 = 8;
 const HANDLE: u32 = 0x101;
 const RELEASED: u32 = 0x102;
 const PIECES: u32 = 0x103;
 const REPORTED: u32 = 0x104;
 const REFUSED: u32 = 0x105;
 const RESTARTED: u32 = 0x106;
+const BOOKED: u32 = 0x107;
 
 const NONE: [u8; 32] = [0; 32];
 const INLINE_CONTENT: u32 = 0;
@@ -238,6 +280,21 @@ impl Request<'_> {
                 out
             }
             Self::Report => begin(REPORT, tag),
+            Self::Book(Room { key, length, alignment }) => {
+                let mut out = begin(BOOK, tag);
+                out.extend([key, length, alignment].into_iter().flat_map(|word| word.to_le_bytes()));
+                out
+            }
+            Self::Recall(names) => {
+                let mut out = begin(RECALL, tag);
+                names.iter().for_each(|name| name.encode(&mut out));
+                out
+            }
+            Self::Remember(name) => {
+                let mut out = begin(REMEMBER, tag);
+                name.encode(&mut out);
+                out
+            }
         }
     }
 }
@@ -254,6 +311,9 @@ pub fn decode_request(message: &[u8]) -> Result<(u64, Request<'_>), u64> {
         RELEASE => id(body).map(Request::Release),
         FILES => pieces(body).map(Request::Files),
         REPORT if body.is_empty() => Some(Request::Report),
+        BOOK => room(body).map(Request::Book),
+        RECALL => recall(body).map(Request::Recall),
+        REMEMBER => relocated(body).map(Request::Remember),
         _ => None,
     };
     request.map(|request| (tag, request)).ok_or(tag)
@@ -287,6 +347,31 @@ fn pieces(body: &[u8]) -> Option<Vec<Piece>> {
         .collect()
 }
 
+fn room(mut body: &[u8]) -> Option<Room> {
+    let (key, length) = (number64(&mut body)?, number64(&mut body)?);
+    (key != 0).then_some(Room { key, length, alignment: last(body)? })
+}
+
+fn relocated(mut body: &[u8]) -> Option<Relocated> {
+    let (key, address) = (number64(&mut body)?, number64(&mut body)?);
+    Some(Relocated { key, address, start: number64(&mut body)?, length: last(body)? })
+}
+
+fn recall(body: &[u8]) -> Option<Vec<Relocated>> {
+    let whole = body.len().is_multiple_of(RELOCATED);
+    if !whole || body.is_empty() || body.len() > MOST_PIECES * RELOCATED {
+        return None;
+    }
+    body.chunks(RELOCATED).map(relocated).collect()
+}
+
+impl Relocated {
+    fn encode(&self, out: &mut Vec<u8>) {
+        let words = [self.key, self.address, self.start, self.length];
+        out.extend(words.into_iter().flat_map(u64::to_le_bytes));
+    }
+}
+
 impl Reply {
     /// The message, ready to send.
     pub fn encode(&self, tag: u64) -> Vec<u8> {
@@ -310,6 +395,7 @@ impl Reply {
                 }
                 out
             }
+            Self::Book { length } => [begin(BOOKED, tag).as_slice(), &length.to_le_bytes()].concat(),
             Self::Report { length } => [begin(REPORTED, tag).as_slice(), &length.to_le_bytes()].concat(),
             Self::Refused(refusal) => {
                 [begin(REFUSED, tag).as_slice(), &(*refusal as u32).to_le_bytes()].concat()
@@ -342,6 +428,7 @@ pub fn decode_reply(message: &[u8]) -> Option<(u64, Reply)> {
                 .collect::<Option<_>>()?,
         ),
         REPORTED => Reply::Report { length: last(body)? },
+        BOOKED => Reply::Book { length: last(body)? },
         REFUSED => Reply::Refused(Refusal::from_number(number32(&mut body)?)?),
         RESTARTED => Reply::Restarted,
         _ => return None,
@@ -396,6 +483,9 @@ mod tests {
             Request::Release(ObjectId([2; 32])),
             Request::Files(vec![piece; MOST_PIECES]),
             Request::Report,
+            Request::Book(Room { key: 1, length: 1 << 22, alignment: 1 << 21 }),
+            Request::Recall(vec![Relocated { key: 1, address: 2, start: 3, length: 4 }; MOST_PIECES]),
+            Request::Remember(Relocated { key: 5, address: 6, start: 7, length: 8 }),
         ]
     }
 

@@ -10,6 +10,7 @@
 
 mod answer;
 mod audit;
+mod book;
 mod config;
 mod content;
 mod keeper;

@@ -3,27 +3,30 @@
 use std::fs;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::control::{Asked, Control, Said};
-use crate::{nest, setup};
+use crate::{crash, disk, nest, setup};
 
 /// Where the image says what the service is: a program and its arguments, in JSON.
 const SERVICE: &str = "/etc/orrery/service";
 const BEAT: Duration = Duration::from_millis(100);
+/// How long the disk that the machine started with may take to appear.
+const PLUGGED: Duration = Duration::from_secs(10);
 
 pub(crate) fn run() -> Result<()> {
     let text = fs::read_to_string(SERVICE).with_context(|| format!("cannot read {SERVICE}"))?;
     let argv: Vec<String> =
         serde_json::from_str(&text).with_context(|| format!("{SERVICE} is no list of words"))?;
+    disk::mount_own(PLUGGED)?;
     let nest = nest::start(&argv, false)?;
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
     Control::open()?.say(&Said::Ready { pid })?;
-    serve()
+    serve(nest)
 }
 
 /// What the guest with the service does besides: heartbeats, and what it is asked.
-pub(crate) fn serve() -> Result<()> {
+pub(crate) fn serve(nest: i32) -> Result<()> {
     let mut control = Control::open()?;
     std::thread::spawn(|| {
         let Ok(mut control) = Control::open() else { return };
@@ -49,21 +52,21 @@ pub(crate) fn serve() -> Result<()> {
                 };
                 control.say(&Said::Ran { status, output })?;
             }
-            Asked::Crash { kind } => {
-                if let Err(error) = crash(&kind) {
+            Asked::Crash { kind, bait } => {
+                if let Err(error) = crash::crash(&kind, bait) {
                     control.say(&Said::Failed { why: format!("{error:#}") })?;
                 }
             }
-            Asked::Arm | Asked::Failover { .. } => {
+            Asked::End => {
+                nest::end(nest);
+                match disk::unmount() {
+                    Ok(()) => control.say(&Said::Ended)?,
+                    Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
+                }
+            }
+            Asked::Arm | Asked::Read { .. } | Asked::Rebuild => {
                 control.say(&Said::Failed { why: "this is the guest with the service".to_owned() })?;
             }
         }
-    }
-}
-
-fn crash(kind: &str) -> Result<()> {
-    match kind {
-        "panic" => Ok(fs::write("/proc/sysrq-trigger", "c")?),
-        other => bail!("no way to die is called {other:?}; there is: panic"),
     }
 }

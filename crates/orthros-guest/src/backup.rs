@@ -2,17 +2,19 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Kernel, Layout, MappedMemory};
 
 use crate::control::{Asked, Control, Said, Step};
-use crate::{active, criu, nest, setup};
+use crate::{active, criu, disk, nest, setup, writeback};
 
 /// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
 const VENDOR: &str = "0x1af4";
 const DEVICE: &str = "0x1110";
+/// How long the dead guest's disk may take to appear.
+const PLUGGED: Duration = Duration::from_secs(10);
 const IMAGES: &str = "/run/orrery/images";
 
 pub(crate) fn run() -> Result<()> {
@@ -21,6 +23,7 @@ pub(crate) fn run() -> Result<()> {
     // The first run of criu probes the kernel for a second; its findings are kept in /run.
     let _ = setup::output(&["criu", "check"]);
     let mut known = None;
+    let mut rescue = None;
     loop {
         match control.listen()? {
             Asked::Arm => match arm() {
@@ -31,11 +34,19 @@ pub(crate) fn run() -> Result<()> {
                 }
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
-            Asked::Failover { pid } => match failover(known.as_ref(), pid) {
-                Ok(said) => {
+            Asked::Read { pid, registers } => match read(known.as_ref(), pid, &registers) {
+                Ok(found) => {
+                    rescue = Some(found);
+                    control.say(&Said::Read)?;
+                }
+                Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
+            },
+            Asked::Rebuild => match rebuild(known.as_ref(), rescue.as_ref()) {
+                Ok((nest, said)) => {
                     control.say(&said)?;
+                    setup::leave_standby();
                     // From here on this guest is the active.
-                    return active::serve();
+                    return active::serve(nest);
                 }
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
@@ -44,7 +55,9 @@ pub(crate) fn run() -> Result<()> {
                     setup::output(&argv).unwrap_or_else(|error| (-1, format!("{error:#}")));
                 control.say(&Said::Ran { status, output })?;
             }
-            Asked::Crash { .. } => control.say(&Said::Failed { why: "this is the backup".to_owned() })?,
+            Asked::Crash { .. } | Asked::End => {
+                control.say(&Said::Failed { why: "this is the backup".to_owned() })?
+            }
         }
     }
 }
@@ -66,22 +79,44 @@ fn arm() -> Result<(Kernel, f64)> {
     let start = Instant::now();
     let memory = MappedMemory::open(&window()?, Layout::Q35)?;
     let kernel = Kernel::open(Box::new(memory)).context("cannot read the active's kernel")?;
+    writeback::rehearse(&kernel);
     Ok((kernel, start.elapsed().as_secs_f64()))
 }
 
-/// Rebuilds the service. The active must be dead: nobody here looks whether it is.
-fn failover(known: Option<&Kernel>, pid: i32) -> Result<Said> {
+/// What was read of a service.
+struct Rescue {
+    summary: criu::Summary,
+    seconds: f64,
+}
+
+/// Reads the service and writes images of it. The active must stand still: nobody here looks whether it does.
+fn read(known: Option<&Kernel>, pid: i32, registers: &str) -> Result<Rescue> {
+    let start = Instant::now();
+    let images = Path::new(IMAGES);
+    let _ = fs::remove_dir_all(images);
+    let frozen = criu::Frozen::parse(registers);
+    let summary = criu::write(known.context("not armed")?, &frozen, pid, images)?;
+    Ok(Rescue { summary, seconds: start.elapsed().as_secs_f64() })
+}
+
+/// Rebuilds the service. The active must be dead: its disk is written to here.
+fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said)> {
     let kernel = known.context("not armed")?;
-    let mut steps = Vec::new();
+    let rescue = rescue.context("the service has not been read")?;
+    let mut summary = rescue.summary.clone();
+    let mut steps = vec![Step { name: "images", seconds: rescue.seconds }];
     let mut last = Instant::now();
     let mut step = |name| {
         steps.push(Step { name, seconds: last.elapsed().as_secs_f64() });
         last = Instant::now();
     };
-    let images = Path::new(IMAGES);
-    let _ = fs::remove_dir_all(images);
-    let summary = criu::write(kernel, pid, images)?;
-    step("images");
+    if let Some(place) = disk::place() {
+        // It is being plugged in meanwhile.
+        let device = disk::mount(&place, PLUGGED)?;
+        step("disk");
+        summary.written = Some(writeback::write_back(kernel, &device, &place)?);
+        step("write-back");
+    }
     let argv =
         ["criu", "restore", "--images-dir", IMAGES, "--work-dir", "/run/orrery", "--log-file", "restore.log"];
     let more =
@@ -99,5 +134,7 @@ fn failover(known: Option<&Kernel>, pid: i32) -> Result<Said> {
     };
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
     step("restore");
-    Ok(Said::Survived { pid, steps, summary })
+    setup::go_online()?;
+    step("network");
+    Ok((nest, Said::Survived { pid, steps, summary }))
 }

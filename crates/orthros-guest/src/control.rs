@@ -20,10 +20,14 @@ pub(crate) enum Said {
     Waiting,
     /// The backup knows the active's kernel.
     Armed { release: String, seconds: f64 },
+    /// The service has been read, and nothing is in the way of rebuilding it.
+    Read,
     /// The service lives again.
     Survived { pid: i32, steps: Vec<Step>, summary: crate::criu::Summary },
     /// The answer of a program that was run.
     Ran { status: i32, output: String },
+    /// The service has ended, and its disk is unmounted.
+    Ended,
     /// It did not work.
     Failed { why: String },
 }
@@ -41,12 +45,16 @@ pub(crate) struct Step {
 pub(crate) enum Asked {
     /// Learn the active's kernel.
     Arm,
-    /// Rebuild the service with this number from the active's memory.
-    Failover { pid: i32 },
+    /// Read the service with this number from the active's memory; the processors' registers as QEMU prints them.
+    Read { pid: i32, registers: String },
+    /// Rebuild what was read.
+    Rebuild,
     /// Run a program to its end.
     Run { argv: Vec<String> },
-    /// Die, in a way.
-    Crash { kind: String },
+    /// End the service, and unmount its disk.
+    End,
+    /// Die, in a way; some need a file that it is deadly to read.
+    Crash { kind: String, bait: Option<String> },
 }
 
 pub(crate) struct Control {

@@ -8,9 +8,13 @@
 mod active;
 mod backup;
 mod control;
+mod crash;
 mod criu;
+mod disk;
 mod nest;
+mod scribble;
 mod setup;
+mod writeback;
 
 use std::process::ExitCode;
 
@@ -52,14 +56,15 @@ fn init() -> Result<()> {
 fn command(words: &[&str]) -> Result<()> {
     match words {
         ["count", path] => count(path),
+        ["scribble", folder, seed] => scribble::run(folder.as_ref(), seed.parse()?),
         ["images", memory, pid, folder] => {
             let memory = orrery_kimage::open_memory(memory.as_ref(), orrery_kimage::Layout::Q35)?;
             let kernel = orrery_kimage::Kernel::open(Box::new(memory))?;
-            let summary = criu::write(&kernel, pid.parse()?, folder.as_ref())?;
+            let summary = criu::write(&kernel, &criu::Frozen::default(), pid.parse()?, folder.as_ref())?;
             println!("{}", serde_json::to_string_pretty(&summary)?);
             Ok(())
         }
-        _ => bail!("usage: orrery-guest count FILE | images MEMORY PID FOLDER"),
+        _ => bail!("usage: orrery-guest count FILE | scribble FOLDER SEED | images MEMORY PID FOLDER"),
     }
 }
 

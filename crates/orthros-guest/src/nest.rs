@@ -4,7 +4,9 @@
 //! service; programs that help (criu) get numbers from 30,000 on, out of the way.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
@@ -90,6 +92,18 @@ fn keep(argv: &[String], helper: bool, writer: &impl rustix::fd::AsFd) -> Result
         if unsafe { libc::waitpid(-1, &raw mut status, 0) } < 0 {
             std::process::exit(0);
         }
+    }
+}
+
+/// Ends a nest: with its process 1 the kernel ends all processes in it.
+pub(crate) fn end(nest: i32) {
+    // SAFETY: no pointers are involved; the nest's process 1 was a child of a child, so that nobody else waits for it.
+    unsafe { libc::kill(nest, libc::SIGKILL) };
+    while Path::new(&format!("/proc/{nest}")).exists() {
+        let mut status = 0;
+        // SAFETY: `status` is writable. Orphans become children of init, which this is.
+        unsafe { libc::waitpid(nest, &raw mut status, 0) };
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -41,9 +41,28 @@ pub(crate) fn prepare() -> Result<()> {
     run(&["ip", "link", "set", "lo", "up"])?;
     if let Some(address) = parameter("orrery.address") {
         run(&["ip", "address", "add", &address, "dev", "eth0"])?;
-        run(&["ip", "link", "set", "eth0", "up"])?;
+        if parameter("orrery.role").as_deref() == Some("backup") {
+            // The card stays off: what comes for the service waits in it until the connections are there. For them to be
+            // made, there must be some way to the other side.
+            run(&["ip", "route", "add", "default", "dev", "lo"])?;
+        } else {
+            go_online()?;
+        }
     }
     Ok(())
+}
+
+/// Switches the network card on.
+pub(crate) fn go_online() -> Result<()> {
+    if parameter("orrery.address").is_none() {
+        return Ok(());
+    }
+    run(&["ip", "link", "set", "eth0", "up"])
+}
+
+/// Takes back what only a backup needs.
+pub(crate) fn leave_standby() {
+    let _ = run(&["ip", "route", "delete", "default", "dev", "lo"]);
 }
 
 fn load(module: &Path) -> Result<()> {

@@ -34,6 +34,8 @@ pub enum Said {
         /// How long that took.
         seconds: f64,
     },
+    /// The service has been read, and nothing is in the way of rebuilding it.
+    Read,
     /// The service lives again.
     Survived {
         /// Its number in the guest that survives.
@@ -50,6 +52,8 @@ pub enum Said {
         /// What it printed.
         output: String,
     },
+    /// The service has ended, and its disk is unmounted.
+    Ended,
     /// It did not work.
     Failed {
         /// Why.
@@ -135,6 +139,12 @@ impl Control {
             }
         }
         self.beats.iter().map(Instant::elapsed).max()
+    }
+
+    /// Forgets how long processors have been silent.
+    pub(crate) fn forgive(&mut self) {
+        self.silence();
+        self.beats.fill(Instant::now());
     }
 
     /// Waits for something to be said; anything that failed is an error.

@@ -16,6 +16,14 @@ pub enum Error {
         /// What the system said.
         error: io::Error,
     },
+    /// a disk that the service cannot have
+    #[error("{path}: {why}")]
+    Disk {
+        /// Its image, or where it was to be mounted.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// a program that is needed is not installed
     #[error("{program} is not installed; on Debian: apt-get install {package}")]
     Missing {

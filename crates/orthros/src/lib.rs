@@ -2,7 +2,9 @@
 
 pub mod command;
 mod control;
+mod disk;
 mod error;
+mod fault;
 mod guest;
 mod initramfs;
 mod kernel;
@@ -12,7 +14,9 @@ mod pair;
 mod qmp;
 
 pub use control::{Control, Said, Step};
+pub use disk::{DiskConfig, DiskSource};
 pub use error::{Error, Result};
+pub use fault::Fault;
 pub use guest::{Service, guest_program, write_image};
 pub use initramfs::Initramfs;
 pub use kernel::{KernelFiles, cache};

@@ -75,6 +75,10 @@ impl Machine {
         let qemu = require("qemu-system-x86_64", "qemu-system-x86")?;
         fs::create_dir_all(folder).map_err(file("create", folder))?;
         let at = |kind: &str| folder.join(format!("{}.{kind}", config.name));
+        for kind in ["qmp", "control", "ram"] {
+            // Of a machine that was killed along with its watcher, and could not tidy up.
+            let _ = fs::remove_file(at(kind));
+        }
         let size = config.memory_mib;
         let mut command = Command::new(&qemu);
         let accelerator = if has_kvm() { "kvm" } else { "tcg" };
@@ -223,6 +227,11 @@ impl Machine {
     /// Leaves its memory file where it is when the machine is gone.
     pub fn keep_memory(&mut self) {
         self.keep = true;
+    }
+
+    /// Whether its QEMU is there.
+    pub(crate) fn runs(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
     }
 
     /// Kills it; its memory stays until this value is dropped.

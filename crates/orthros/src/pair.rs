@@ -3,10 +3,10 @@
 //!
 //! 1. **Detect.** A kernel that panics says so through its pvpanic device, and QEMU pauses the machine. One that falls
 //!    silent is given up when no heartbeat has come from one of its processors for a second.
-//! 2. **Fence.** The active is stopped before anything is read, so that a machine that was given up wrongly does no harm:
-//!    it never runs again.
-//! 3. **Rebuild.** The backup reads the dead memory, writes images of the service's processes, and criu makes processes
-//!    of them.
+//! 2. **Fence.** The active is paused and then killed before anything is read, so that a machine that was given up wrongly
+//!    does no harm: it never runs again. Its memory is a file, which stays.
+//! 3. **Rebuild.** The backup reads the dead memory and writes images of the service's processes, while the dead machine's
+//!    disk is plugged into it; writes to the disk what the dead kernel had not; and criu makes processes of the images.
 //! 4. **Renew.** The survivor is the active now. A new backup is started that sees the survivor's memory.
 
 use std::path::{Path, PathBuf};
@@ -16,7 +16,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::control::{Control, Said, Step};
+use crate::disk::{Disk, DiskConfig};
 use crate::error::{Error, Result};
+use crate::fault::Fault;
 use crate::guest::{Service, write_image};
 use crate::kernel::KernelFiles;
 use crate::machine::{Machine, MachineConfig};
@@ -27,6 +29,8 @@ use crate::qmp::Qmp;
 const BOOT: Duration = Duration::from_secs(120);
 /// How long a processor may be silent.
 const SILENCE: Duration = Duration::from_secs(1);
+/// How long a service may take to be ended.
+const END: Duration = Duration::from_secs(20);
 /// How long a rescue may take.
 const RESCUE: Duration = Duration::from_secs(60);
 
@@ -45,6 +49,8 @@ pub struct PairConfig {
     pub cpus: u32,
     /// The name of the network to make, which takes root; without one the service has none.
     pub network: Option<String>,
+    /// The service's disk.
+    pub disk: Option<DiskConfig>,
 }
 
 /// Why a failover was begun.
@@ -79,6 +85,10 @@ struct Member {
     control: Control,
     /// Its port of the network.
     port: String,
+    /// Whether it has the service's disk.
+    has_disk: bool,
+    /// Whether the service's disk is to be plugged into it.
+    wants_disk: bool,
 }
 
 /// A running pair. Dropped, both machines are killed and their memory is gone.
@@ -90,8 +100,12 @@ pub struct Pair {
     active: Member,
     backup: Option<Member>,
     network: Option<Network>,
+    disk: Option<Disk>,
+    /// What the active's processors held when it was paused, as QEMU prints it.
+    registers: String,
     pid: i32,
     generation: u32,
+    failovers: u32,
 }
 
 impl Pair {
@@ -101,19 +115,32 @@ impl Pair {
     ///
     /// [`Error::Missing`] where something is not installed, [`Error::Timeout`], [`Error::Guest`] where a guest said why.
     pub fn up(config: PairConfig) -> Result<Self> {
-        let kernel = KernelFiles::obtain(&config.cache)?;
         std::fs::create_dir_all(&config.folder).map_err(crate::error::file("create", &config.folder))?;
+        let disk = config.disk.as_ref().map(|disk| Disk::obtain(disk, &config.folder)).transpose()?;
+        let kernel = KernelFiles::obtain(&config.cache)?;
         let image = config.folder.join("image");
         write_image(&kernel, &config.service, &image)?;
         let network = config.network.as_deref().map(Network::create).transpose()?;
-        let within = network.as_ref();
-        let active = start(&config, &kernel, &image, within, 0, None)?;
-        if let Some(network) = within {
+        let shared =
+            Shared { kernel: &kernel, image: &image, network: network.as_ref(), disk: disk.as_ref() };
+        let active = start(&config, &shared, 0, None)?;
+        if let Some(network) = &network {
             network.attach(&active.port)?;
         }
-        let backup = start(&config, &kernel, &image, within, 1, Some(&active.machine))?;
-        let mut pair =
-            Self { config, kernel, image, active, backup: Some(backup), network, pid: 0, generation: 1 };
+        let backup = Some(start(&config, &shared, 1, Some(&active.machine))?);
+        let mut pair = Self {
+            config,
+            kernel,
+            image,
+            active,
+            backup,
+            network,
+            disk,
+            registers: String::new(),
+            pid: 0,
+            generation: 1,
+            failovers: 0,
+        };
         let Said::Ready { pid } = pair.active.control.expect("the service to run", BOOT)? else {
             return Err(confused(&pair.active.machine));
         };
@@ -156,6 +183,23 @@ impl Pair {
         self.backup.as_ref().map(|backup| &backup.machine)
     }
 
+    /// Whether the machine with the service is there; it may stand still.
+    pub fn active_lives(&mut self) -> bool {
+        self.active.machine.runs()
+    }
+
+    /// Leaves the active's memory where it is when the pair is gone, and tells where.
+    pub fn keep_memory(&mut self) -> PathBuf {
+        self.active.machine.keep_memory();
+        self.active.machine.file("ram")
+    }
+
+    /// How often the service has moved.
+    #[must_use]
+    pub fn failovers(&self) -> u32 {
+        self.failovers
+    }
+
     /// The network that the service is reached through.
     #[must_use]
     pub fn network(&self) -> Option<&Network> {
@@ -172,9 +216,17 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// [`Error::Guest`] where it cannot be asked to.
-    pub fn crash(&mut self, kind: &str) -> Result<()> {
-        self.active.control.ask(&json!({"do": "crash", "kind": kind}))
+    /// [`Error::Guest`] where it cannot be asked to, or its kernel offers no such way.
+    pub fn crash(&mut self, fault: Fault) -> Result<()> {
+        let machine = &self.active.machine;
+        let bait = fault.prepare(machine.name(), &machine.file("ram"))?;
+        self.active.control.ask(&json!({"do": "crash", "kind": fault.name(), "bait": bait}))?;
+        if fault == Fault::Nmi {
+            // The guest has to be told before that this is a reason to panic.
+            std::thread::sleep(Duration::from_millis(200));
+            self.active.qmp.execute("inject-nmi", &json!({}))?;
+        }
+        Ok(())
     }
 
     /// Waits until the active fails, at most `patience`.
@@ -201,25 +253,19 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// What the backup said; the dead machine is then kept, stopped, and its memory with it.
+    /// What the backup said; the dead machine's memory is then kept, and this may be tried again. Where it was asked for
+    /// and not needed ([`Cause::Request`]), and the service cannot be carried over, it goes on where it is.
     pub fn fail_over(&mut self, cause: Cause) -> Result<Failover> {
         let start = Instant::now();
-        self.active.qmp.execute("stop", &json!({}))?;
-        if let Some(network) = &self.network {
-            network.detach(&self.active.port)?;
-        }
-        let fence = Step { name: "fence".to_owned(), seconds: start.elapsed().as_secs_f64() };
         let Some(mut backup) = self.backup.take() else {
             return Err(Error::Guest {
                 machine: self.active.machine.name().to_owned(),
                 why: "it has no backup".to_owned(),
             });
         };
-        let told = backup
-            .control
-            .ask(&json!({"do": "failover", "pid": self.pid}))
-            .and_then(|()| backup.control.expect("the service to live again", RESCUE));
-        let (pid, steps, summary) = match told {
+        let mut steps = Vec::new();
+        let told = self.rescue(&mut backup, cause, &mut steps);
+        let (pid, rebuilt, summary) = match told {
             Ok(Said::Survived { pid, steps, summary }) => (pid, steps, summary),
             other => {
                 // The memory was only read: the backup may try again.
@@ -228,15 +274,93 @@ impl Pair {
                 return Err(error);
             }
         };
+        steps.extend(rebuilt);
+        let seconds = start.elapsed().as_secs_f64();
+        self.active = backup;
+        self.registers.clear();
+        self.failovers += 1;
+        self.pid = pid;
+        Ok(Failover { cause, steps, seconds, summary })
+    }
+
+    /// Fences the active, gives the backup what it had, and lets the backup rebuild the service.
+    fn rescue(&mut self, backup: &mut Member, cause: Cause, steps: &mut Vec<Step>) -> Result<Said> {
+        let start = Instant::now();
+        if self.active.machine.runs() {
+            // Paused first: what it had asked its disk for is done then, and whatever it does not do now it never will.
+            self.active.qmp.execute("stop", &json!({}))?;
+            self.registers = self.active.qmp.human("info registers -a")?;
+        }
         if let Some(network) = &self.network {
+            network.detach(&self.active.port)?;
+            // What comes from now on waits in the backup's card, which is not switched on before the connections are there.
             network.attach(&backup.port)?;
         }
-        let seconds = start.elapsed().as_secs_f64();
-        let mut dead = std::mem::replace(&mut self.active, backup);
-        dead.machine.kill();
-        self.pid = pid;
-        let steps = std::iter::once(fence).chain(steps).collect();
-        Ok(Failover { cause, steps, seconds, summary })
+        let last_chance = cause == Cause::Request && self.active.machine.runs();
+        if !last_chance {
+            self.hand_over(backup);
+        }
+        steps.push(Step { name: "fence".to_owned(), seconds: start.elapsed().as_secs_f64() });
+        let read = backup
+            .control
+            .ask(&json!({"do": "read", "pid": self.pid, "registers": self.registers}))
+            .and_then(|()| self.plug(backup))
+            .and_then(|()| backup.control.expect("the service to be read", RESCUE));
+        match read {
+            Ok(Said::Read) => {}
+            other => {
+                if last_chance {
+                    self.go_on(backup)?;
+                }
+                return Err(other.err().unwrap_or_else(|| confused(&backup.machine)));
+            }
+        }
+        if last_chance {
+            self.hand_over(backup);
+            self.plug(backup)?;
+        }
+        backup.control.ask(&json!({"do": "rebuild"}))?;
+        backup.control.expect("the service to live again", RESCUE)
+    }
+
+    /// Ends the active for good. Its memory stays; its disk is nobody's now.
+    fn hand_over(&mut self, backup: &mut Member) {
+        self.active.machine.kill();
+        backup.wants_disk = self.disk.is_some() && !backup.has_disk;
+    }
+
+    /// Plugs the disk into the backup, if nobody has it any more.
+    fn plug(&self, backup: &mut Member) -> Result<()> {
+        if let (Some(disk), true) = (&self.disk, backup.wants_disk) {
+            disk.plug(&mut backup.qmp)?;
+            (backup.has_disk, backup.wants_disk) = (true, false);
+        }
+        Ok(())
+    }
+
+    /// Lets the active go on as if nothing had been tried.
+    fn go_on(&mut self, backup: &Member) -> Result<()> {
+        if let Some(network) = &self.network {
+            network.detach(&backup.port)?;
+            network.attach(&self.active.port)?;
+        }
+        self.active.qmp.execute("cont", &json!({}))?;
+        self.active.control.forgive();
+        Ok(())
+    }
+
+    /// Ends the service and both machines, the service's disk unmounted.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Guest`] where the disk could not be unmounted, [`Error::Timeout`].
+    pub fn down(mut self) -> Result<()> {
+        self.backup = None;
+        self.active.control.ask(&json!({"do": "end"}))?;
+        match self.active.control.expect("the service to end", END)? {
+            Said::Ended => Ok(()),
+            _ => Err(confused(&self.active.machine)),
+        }
     }
 
     /// Starts a new backup for the survivor of a failover, and gives how long that took, in seconds.
@@ -247,9 +371,13 @@ impl Pair {
     pub fn renew(&mut self) -> Result<f64> {
         let begin = Instant::now();
         self.generation += 1;
-        let (network, peer) = (self.network.as_ref(), Some(&self.active.machine));
-        let backup = start(&self.config, &self.kernel, &self.image, network, self.generation, peer)?;
-        self.backup = Some(backup);
+        let shared = Shared {
+            kernel: &self.kernel,
+            image: &self.image,
+            network: self.network.as_ref(),
+            disk: self.disk.as_ref(),
+        };
+        self.backup = Some(start(&self.config, &shared, self.generation, Some(&self.active.machine))?);
         self.arm()?;
         Ok(begin.elapsed().as_secs_f64())
     }
@@ -262,11 +390,17 @@ fn confused(machine: &Machine) -> Error {
     }
 }
 
+/// What both machines have in common.
+struct Shared<'p> {
+    kernel: &'p KernelFiles,
+    image: &'p Path,
+    network: Option<&'p Network>,
+    disk: Option<&'p Disk>,
+}
+
 fn start(
     config: &PairConfig,
-    kernel: &KernelFiles,
-    image: &Path,
-    network: Option<&Network>,
+    shared: &Shared<'_>,
     generation: u32,
     peer: Option<&Machine>,
 ) -> Result<Member> {
@@ -274,25 +408,32 @@ fn start(
     let port = format!("tap{generation}");
     let mut append = format!("orrery.role={role}");
     let mut extra = Vec::new();
-    if let Some(network) = network {
+    if let Some(network) = shared.network {
         network.add_port(&port)?;
         append.push_str(&format!(" orrery.address={}/{}", Network::SERVICE, Network::PREFIX));
         let back = format!("tap,id=net,ifname={port},script=no,downscript=no");
-        extra = ["-netdev", &back, "-device", &format!("virtio-net-pci,netdev=net,mac={MAC}")]
-            .map(str::to_owned)
-            .to_vec();
+        let device = format!("virtio-net-pci,netdev=net,mac={MAC}");
+        extra.extend(["-netdev", &back, "-device", &device].map(str::to_owned));
+    }
+    let has_disk = shared.disk.is_some() && peer.is_none();
+    if let Some(disk) = shared.disk {
+        append.push_str(&format!(" orrery.disk={}", disk.mount));
+        extra.extend(Disk::port());
+        if has_disk {
+            extra.extend(disk.arguments());
+        }
     }
     let machine = MachineConfig {
         name: format!("guest{generation}"),
         memory_mib: config.memory_mib,
         cpus: config.cpus,
         append,
-        initramfs: image.to_owned(),
+        initramfs: shared.image.to_owned(),
         peer: peer.map(|peer| (peer.file("ram"), config.memory_mib)),
         extra,
     };
-    let machine = Machine::start_within(&machine, kernel, &config.folder, network)?;
+    let machine = Machine::start_within(&machine, shared.kernel, &config.folder, shared.network)?;
     let qmp = machine.qmp()?;
     let control = Control::connect(machine.name(), &machine.file("control"))?;
-    Ok(Member { machine, qmp, control, port })
+    Ok(Member { machine, qmp, control, port, has_disk, wants_disk: false })
 }

@@ -26,6 +26,9 @@ pub(super) struct Arguments {
     /// Share even where system calls are filtered (seccomp): for filters that allow sockets, as those of containers do
     #[arg(long)]
     filtered: bool,
+    /// Leave all libraries at the addresses that the kernel chooses, anew for each process; relocated data are then not shared
+    #[arg(long)]
+    random_places: bool,
     /// Print the variables that make programs share, for `docker run --env-file`, and run nothing
     #[arg(long, conflicts_with = "program")]
     print: bool,
@@ -53,6 +56,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     }
     if arguments.filtered {
         variables.push(("ORRERY_ORC_SECCOMP", "share".into()));
+    }
+    if arguments.random_places {
+        variables.push(("ORRERY_ORC_PLACES", "none".into()));
     }
     let Some((program, rest)) = arguments.program.split_first() else {
         let mut output = io::stdout().lock();

@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros::{Network, Pair, PairConfig, Service, cache};
+use orrery_orthros::{DiskConfig, DiskSource, Fault, Network, Pair, PairConfig, Service, cache};
 
 use super::{Common, Story};
 
 const PORT: u16 = 6379;
+const DATA: &str = "/data";
+/// How many counts redis' log on its disk holds.
+const COUNTS: &str = "cat /data/appendonlydir/*.incr.aof | grep -c INCR";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Args)]
@@ -82,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let temporary = tempfile::tempdir()?;
     let folder = common.folder.clone().unwrap_or_else(|| temporary.path().to_owned());
     let words =
-        ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--dir", "/tmp", "--save", ""];
+        ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--dir", DATA, "--appendonly", "yes"];
     let config = PairConfig {
         folder,
         cache: cache(),
@@ -90,6 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         memory_mib: common.memory,
         cpus: 1,
         network: Some(format!("orrery-{}", std::process::id())),
+        disk: Some(DiskConfig { source: DiskSource::New(64 << 20), mount: DATA.to_owned(), content: None }),
     };
     story.tell("start", None, "two machines start: one with redis, one that looks into its memory")?;
     let mut pair = Pair::up(config)?;
@@ -128,13 +132,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             story.tell("renewed", Some(seconds), format!("a new backup stands by after {seconds:.1} s"))?;
         }
     }
-    story.tell("end", None, format!("{} panics, no answer lost, no connection lost", arguments.panics))
+    let logged = pair.run(&["sh", "-c", COUNTS])?;
+    ensure!(logged.trim() == counter.last.to_string(), "redis' log holds {} counts", logged.trim());
+    story.tell("logged", None, format!("redis' log on its disk holds all {} counts", counter.last))?;
+    pair.down()?;
+    story.tell(
+        "end",
+        None,
+        format!("{} panics, no answer lost, no connection lost, no byte lost", arguments.panics),
+    )
 }
 
 /// One panic, from its cause to the service's life.
 fn survive(pair: &mut Pair, story: &Story) -> Result<()> {
     let start = Instant::now();
-    pair.crash("panic")?;
+    pair.crash(Fault::Panic)?;
     let Some(cause) = pair.watch(PATIENCE)? else { bail!("the active did not die") };
     let seconds = start.elapsed().as_secs_f64();
     let text =

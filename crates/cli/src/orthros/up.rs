@@ -1,92 +1,187 @@
 //! `orrery orthros up`: a pair in the foreground, for a service of the user's.
 
-use std::io::BufRead as _;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use orrery_orthros::{Cause, Network, Pair, PairConfig, Service, cache};
+use orrery_orthros::{Cause, DiskConfig, DiskSource, Fault, Network, Pair, PairConfig, Service, cache};
 
+use super::config::{PairFile, Wanted};
+use super::remote::Lines;
 use super::{Common, Story};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     common: Common,
+    /// A file that describes the pair, instead of what follows
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["network", "files", "disk", "service"])]
+    config: Option<PathBuf>,
+    /// Take commands only from `orrery orthros status`, `crash`, `failover` and `down`, not from standard input
+    #[arg(long)]
+    quiet: bool,
+    /// Leave the dead machine's memory in the folder if the service cannot be rebuilt from it
+    #[arg(long, requires = "folder")]
+    keep: bool,
     /// Make a network namespace of this name with the service in it, at 10.77.0.2; enter it with `ip netns exec NAME`
     #[arg(long, value_name = "NAME")]
     network: Option<String>,
     /// A file that the service needs, and where it expects it; may be given several times
     #[arg(long = "file", value_name = "HERE:THERE")]
     files: Vec<String>,
+    /// A disk for the service, which survives with what was not written to it yet: the size of a new one (64M, 2G),
+    /// or an image with an ext4 on it, which is changed
+    #[arg(long, value_name = "SIZE|IMAGE", value_parser = DiskSource::parse)]
+    disk: Option<DiskSource>,
+    /// Where the service expects its disk
+    #[arg(long, value_name = "PATH", default_value = "/data", requires = "disk")]
+    mount: String,
+    /// A folder of this host whose files a new disk has
+    #[arg(long, value_name = "FOLDER", requires = "disk")]
+    content: Option<PathBuf>,
     /// The service: a program of this host and its arguments. It sees its own program and libraries, and --file
-    #[arg(required = true, trailing_var_arg = true)]
+    #[arg(required_unless_present = "config", trailing_var_arg = true)]
     service: Vec<String>,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let common = &arguments.common;
-    let story = Story::new(common.json);
-    let temporary = tempfile::tempdir()?;
+/// The pair that the arguments, or the file they name, describe.
+fn wanted(arguments: &Arguments) -> Result<Wanted> {
+    if let Some(path) = &arguments.config {
+        return PairFile::read(path);
+    }
     let mut files = Vec::new();
     for file in &arguments.files {
         let (here, there) =
             file.split_once(':').with_context(|| format!("--file {file}: write HERE:THERE"))?;
         files.push((PathBuf::from(here), there.to_owned()));
     }
-    let config = PairConfig {
-        folder: common.folder.clone().unwrap_or_else(|| temporary.path().to_owned()),
-        cache: cache(),
+    let disk = arguments.disk.clone().map(|source| DiskConfig {
+        source,
+        mount: arguments.mount.clone(),
+        content: arguments.content.clone(),
+    });
+    Ok(Wanted {
         service: Service { argv: arguments.service.clone(), files },
-        memory_mib: common.memory,
-        cpus: 1,
+        memory_mib: arguments.common.memory,
         network: arguments.network.clone(),
-    };
-    let lines = commands();
-    let mut pair = Pair::up(config)?;
-    let address =
-        arguments.network.as_ref().map(|name| format!(" at {} in network {name}", Network::SERVICE));
+        folder: None,
+        disk,
+    })
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let wanted = wanted(arguments)?;
+    let mut story = Story::new(arguments.common.json);
+    let temporary = tempfile::tempdir()?;
+    let folder = arguments.common.folder.clone().or(wanted.folder);
+    let folder = folder.unwrap_or_else(|| temporary.path().to_owned());
+    let lines = Lines::listen(&folder, arguments.quiet)?;
+    let address = wanted.network.as_ref().map(|name| format!(" at {} in network {name}", Network::SERVICE));
+    let mut pair = Pair::up(PairConfig {
+        folder,
+        cache: cache(),
+        service: wanted.service,
+        memory_mib: wanted.memory_mib,
+        cpus: 1,
+        network: wanted.network,
+        disk: wanted.disk,
+    })?;
     story.tell("armed", None, format!("the service runs{}", address.unwrap_or_default()))?;
-    story.tell("help", None, "commands: status, crash, failover, run PROGRAM ARGUMENTS, quit")?;
+    story.tell("help", None, "commands: status, crash [KIND], failover, run PROGRAM ARGUMENTS, quit")?;
     loop {
         let mut cause = pair.watch(Duration::from_millis(100))?;
-        while let Ok(line) = lines.try_recv() {
-            let words: Vec<&str> = line.split_whitespace().collect();
+        while let Some(line) = lines.next() {
+            let words: Vec<&str> = line.text.split_whitespace().collect();
+            let mut listener = line.from;
             match words[..] {
                 [] => {}
-                ["quit"] => return story.tell("end", None, "both machines are stopped"),
-                ["status"] => story.tell("status", None, status(&pair))?,
-                ["crash"] => pair.crash("panic")?,
-                ["failover"] => cause = Some(Cause::Request),
-                ["run", ref argv @ ..] if !argv.is_empty() => match pair.run(argv) {
-                    Ok(output) => story.tell("ran", None, output.trim_end())?,
-                    Err(error) => story.tell("failed", None, error.to_string())?,
-                },
-                _ => story.tell(
-                    "help",
-                    None,
-                    format!("no command is {line:?}; there are status, crash, failover, run, quit"),
-                )?,
+                ["quit"] => {
+                    story.listen(listener);
+                    pair.down()?;
+                    return story.tell("end", None, "both machines are stopped");
+                }
+                ["failover"] => {
+                    story.listen(listener.take());
+                    cause = Some(Cause::Request);
+                }
+                ["crash", ref kind @ ..] if kind.len() < 2 => {
+                    story.listen(listener.take());
+                    if !crash(&mut pair, &story, kind.first().copied())? {
+                        story.hang_up();
+                    }
+                }
+                _ => {
+                    story.listen(listener.take());
+                    answer(&mut pair, &story, &words)?;
+                    story.hang_up();
+                }
             }
         }
         if let Some(cause) = cause {
             story.tell("died", None, format!("the active is given up: {cause:?}"))?;
-            // The memory is only read, so what failed may be tried again.
-            let failover = match pair.fail_over(cause) {
-                Ok(failover) => failover,
-                Err(error) => {
-                    story.tell("failed", None, format!("{error}; trying again"))?;
-                    match pair.fail_over(cause) {
-                        Ok(failover) => failover,
-                        Err(error) => bail!("the service could not be rebuilt: {error}"),
-                    }
-                }
+            if survive(&mut pair, &story, cause, arguments.keep)? {
+                let seconds = pair.renew()?;
+                story.tell(
+                    "renewed",
+                    Some(seconds),
+                    format!("a new backup stands by after {seconds:.1} s"),
+                )?;
+            }
+            story.hang_up();
+        }
+    }
+}
+
+/// Answers what changes nothing.
+fn answer(pair: &mut Pair, story: &Story, words: &[&str]) -> Result<()> {
+    match words {
+        ["status"] => story.tell("status", None, status(pair)),
+        ["run", argv @ ..] if !argv.is_empty() => match pair.run(argv) {
+            Ok(output) => story.tell("ran", None, output.trim_end()),
+            Err(error) => story.tell("failed", None, error.to_string()),
+        },
+        _ => {
+            let line = words.join(" ");
+            let text = format!("no command is {line:?}; there are status, crash, failover, run, quit");
+            story.tell("help", None, text)
+        }
+    }
+}
+
+/// Lets the active die; says why not where it cannot.
+fn crash(pair: &mut Pair, story: &Story, kind: Option<&str>) -> Result<bool> {
+    let done = Fault::parse(kind.unwrap_or("panic"))
+        .and_then(|fault| pair.crash(fault).map_err(|error| error.to_string()));
+    match done {
+        Ok(()) => Ok(true),
+        Err(why) => story.tell("failed", None, why).map(|()| false),
+    }
+}
+
+/// Fails over; what was only asked for and cannot be done leaves the service where it is, which is told.
+fn survive(pair: &mut Pair, story: &Story, cause: Cause, keep: bool) -> Result<bool> {
+    // The memory is only read, so what failed may be tried again.
+    let mut tries = if cause == Cause::Request { 3 } else { 2 };
+    loop {
+        tries -= 1;
+        let error = match pair.fail_over(cause) {
+            Ok(failover) => return story.tell_failover(&failover).map(|()| true),
+            Err(error) => error,
+        };
+        if tries > 0 {
+            story.tell("again", None, format!("{error}; trying again"))?;
+        } else if pair.active_lives() {
+            story.tell("failed", None, format!("the service stays where it is: {error}"))?;
+            return Ok(false);
+        } else {
+            let kept = if keep {
+                format!("; the dead memory is {}", pair.keep_memory().display())
+            } else {
+                String::new()
             };
-            story.tell_failover(&failover)?;
-            let seconds = pair.renew()?;
-            story.tell("renewed", Some(seconds), format!("a new backup stands by after {seconds:.1} s"))?;
+            story.tell("failed", None, format!("the service could not be rebuilt: {error}{kept}"))?;
+            bail!("the service could not be rebuilt: {error}{kept}");
         }
     }
 }
@@ -97,23 +192,10 @@ fn status(pair: &Pair) -> String {
         .map_or_else(|| "none".to_owned(), |backup| format!("{} (pid {})", backup.name(), backup.pid()));
     let active = pair.active();
     format!(
-        "active {} (pid {}), backup {backup}, service {} in its guest",
+        "active {} (pid {}), backup {backup}, service {} in its guest, {} failovers",
         active.name(),
         active.pid(),
-        pair.pid()
+        pair.pid(),
+        pair.failovers()
     )
-}
-
-/// The lines of standard input; its end is `quit`, so that nothing is left behind.
-fn commands() -> Receiver<String> {
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || {
-        for line in std::io::stdin().lock().lines().map_while(std::result::Result::ok) {
-            if sender.send(line).is_err() {
-                return;
-            }
-        }
-        let _ = sender.send("quit".to_owned());
-    });
-    receiver
 }

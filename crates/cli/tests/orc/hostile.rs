@@ -3,7 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use orrery_orc::protocol::{Content, Handle, MOST_PIECES, Piece, Reply, Request, decode_reply};
+use orrery_orc::protocol::{
+    Content, Handle, MOST_PIECES, Piece, Relocated, Reply, Request, Room, decode_reply,
+};
 use orrery_orc::{Client, Flags, ObjectId, Refusal};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -17,9 +19,13 @@ use crate::{Store, bytes, connect, eventually, refusal};
 /// A connection without any manners.
 fn raw(store: &Store) -> OwnedFd {
     let _ = store.client();
+    raw_at(&store.path().join("socket"))
+}
+
+fn raw_at(path: &std::path::Path) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-    rustix::net::connect(&socket, &SocketAddrUnix::new(store.path().join("socket")).unwrap()).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
     socket
 }
 
@@ -345,4 +351,81 @@ fn inline_content_that_pretends_is_nothing() {
     send(&socket, &Request::Register { flags: 0, expected: None, content }.encode(2), &[memory.as_fd()])
         .unwrap();
     assert_eq!(receive(&socket), Some((2, Reply::Refused(Refusal::Size))));
+}
+
+#[test]
+fn the_book_and_what_is_remembered_lie_within_a_trust_domain() {
+    let tenant = tempfile::tempdir().unwrap();
+    let socket = tenant.path().join("socket");
+    let store = Store::new(&["--tenant", &format!("other={}", socket.display())]);
+    let (own, other) = (raw(&store), raw_at(&socket));
+    let name = Relocated { key: 7, address: 1 << 40, start: 4096, length: 8192 };
+    let memory = rustix::fs::memfd_create("relocated", MemfdFlags::CLOEXEC).unwrap();
+    rustix::io::pwrite(&memory, &bytes(8192, 5), 0).unwrap();
+    let refused = |socket: &OwnedFd, request: &Request<'_>, descriptors: &[BorrowedFd<'_>]| {
+        send(socket, &request.encode(1), descriptors).unwrap();
+        match receive(socket) {
+            Some((1, Reply::Refused(refusal))) => refusal,
+            other => panic!("{other:?}"),
+        }
+    };
+    // Nothing comes of too little, too much, half pages, files of another kind.
+    let remember = Request::Remember(name);
+    assert_eq!(refused(&own, &remember, &[]), Refusal::Descriptor);
+    let longer = Request::Remember(Relocated { length: 1 << 20, ..name });
+    assert_eq!(refused(&own, &longer, &[memory.as_fd()]), Refusal::Changed);
+    let half = Request::Remember(Relocated { length: 100, ..name });
+    assert_eq!(refused(&own, &half, &[memory.as_fd()]), Refusal::Malformed);
+    let huge = Request::Remember(Relocated { length: 1 << 50, ..name });
+    assert_eq!(refused(&own, &huge, &[memory.as_fd()]), Refusal::Size);
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    assert_eq!(refused(&own, &remember, &[file.as_fd()]), Refusal::Descriptor);
+    send(&own, &remember.encode(2), &[memory.as_fd()]).unwrap();
+    assert!(matches!(receive(&own), Some((2, Reply::Handle(Handle { length: 8192, .. })))));
+    let recall = |socket: &OwnedFd| {
+        send(socket, &Request::Recall(vec![name, Relocated { key: 8, ..name }]).encode(3), &[]).unwrap();
+        match receive(socket) {
+            Some((3, Reply::Pieces(answers))) => {
+                answers.iter().map(|answer| answer.refusal).collect::<Vec<_>>()
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(recall(&own), [None, Some(Refusal::NotFound)]);
+    assert_eq!(recall(&other), [Some(Refusal::NotFound); 2], "another tenant's");
+    // Each has a book of its own, which only the store can write.
+    let book = |socket: &OwnedFd| {
+        let room = Room { key: 9, length: 1 << 20, alignment: 4096 };
+        send(socket, &Request::Book(room).encode(4), &[]).unwrap();
+        let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = rustix::net::RecvAncillaryBuffer::new(&mut space);
+        let mut buffer = [0; 100];
+        let mut bytes = [std::io::IoSliceMut::new(&mut buffer)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let got = rustix::net::recvmsg(socket, &mut bytes, &mut ancillary, flags).unwrap().bytes;
+        assert!(matches!(decode_reply(&buffer[..got]), Some((4, Reply::Book { .. }))));
+        let rights = ancillary.drain().find_map(|message| match message {
+            rustix::net::RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        rights.unwrap()
+    };
+    let (mine, theirs) = (book(&own), book(&other));
+    assert_eq!(rustix::io::pwrite(&mine, &[0; 8], 0), Err(Errno::PERM));
+    assert_eq!(rustix::fs::ftruncate(&mine, 0), Err(Errno::PERM));
+    let start = |fd: &OwnedFd| {
+        let mut word = [0; 8];
+        rustix::io::pread(fd, &mut word, 0).unwrap();
+        u64::from_le_bytes(word)
+    };
+    // One in 67 million.
+    assert_ne!(start(&mine), start(&theirs), "who knows one does not know the other");
+    for bad in [vec![0; 16], vec![1; 31], vec![1; 33], vec![1; 65 * 32]] {
+        for kind in [6_u32, 7, 8] {
+            let message = [b"ORC1".as_slice(), &kind.to_le_bytes(), &5_u64.to_le_bytes(), &bad].concat();
+            send(&own, &message, &[]).unwrap();
+            let answer = receive(&own);
+            assert!(matches!(answer, Some((5, Reply::Refused(_)))), "{kind} {}: {answer:?}", bad.len());
+        }
+    }
 }

@@ -6,6 +6,7 @@ mod deaths;
 mod files;
 mod hostile;
 mod publish;
+mod relocated;
 mod seeing;
 mod sharing;
 mod unmodified;

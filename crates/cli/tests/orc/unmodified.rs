@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::{Store, eventually, signal};
 
-fn run(store: &Store, program: &[&str]) -> Command {
+pub(crate) fn run(store: &Store, program: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
     command.args(["orc", "run", "--verbose", "--directory"]).arg(store.path()).arg("--").args(program);
     command.env_remove("ORRERY_ORC").env_remove("LD_AUDIT");
@@ -78,18 +78,23 @@ fn equal_files_of_different_trees_are_in_memory_once() {
     });
 }
 
-const PYTHON: &str = "/usr/bin/python3";
+pub(crate) const PYTHON: &str = "/usr/bin/python3";
 
 /// Python at a prompt of ours: says `ready`, and runs what it is sent.
-struct Python {
+pub(crate) struct Python {
     child: Running,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
 }
 
 impl Python {
-    fn start(store: &Store) -> Self {
+    pub(crate) fn start(store: &Store) -> Self {
+        Self::start_with(store, &[PYTHON])
+    }
+
+    /// The command that becomes Python may be another one.
+    pub(crate) fn start_with(store: &Store, command: &[&str]) -> Self {
         let script = "import sys\nprint('ready', flush=True)\nfor line in sys.stdin:\n exec(line)\n sys.stdout.flush()";
-        let mut child = run(store, &[PYTHON, "-S", "-c", script])
+        let mut child = run(store, &[command, &["-S", "-c", script]].concat())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -105,9 +110,13 @@ impl Python {
         self.lines.next().unwrap().unwrap()
     }
 
-    fn ask(&mut self, statement: &str) -> String {
+    pub(crate) fn ask(&mut self, statement: &str) -> String {
         writeln!(self.child.0.stdin.as_mut().unwrap(), "{statement}").unwrap();
         self.answer()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.0.id()
     }
 
     fn module(&self, name: &str) -> Option<(u64, bool)> {

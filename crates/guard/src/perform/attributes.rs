@@ -28,7 +28,7 @@ fn changeable(job: &Job<'_>, directory: i32, path: &[u8], follow: bool) -> Resul
 
 /// The program's descriptor, if what it stands for may be changed: it may have been opened for reading only.
 fn changeable_held(job: &Job<'_>, number: i32) -> Result<OwnedFd, Errno> {
-    let file = job.caller.descriptor(number)?;
+    let file = job.caller()?.descriptor(number)?;
     let found = job.examine(file, Some(Rights::empty()))?;
     job.check(&found, Rights::WRITE)?;
     job.still_waits()?;
@@ -214,7 +214,7 @@ pub(super) fn truncate(job: &Job<'_>) -> Outcome {
         && length > rustix::fs::fstat(&file)?.st_size.unsigned_abs()
     {
         // As the kernel would (truncate(2)).
-        let _ = rustix::process::pidfd_send_signal(&job.caller, rustix::process::Signal::XFSZ);
+        let _ = rustix::process::pidfd_send_signal(job.caller()?, rustix::process::Signal::XFSZ);
         return Err(Errno::FBIG);
     }
     let path = by_number(&file);

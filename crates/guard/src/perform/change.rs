@@ -113,6 +113,7 @@ fn may_move(job: &Job<'_>, from: &Place, to: &Place) -> Result<(), Errno> {
     if !policy.rights(&from.path).contains(policy.rights(&to.path))
         || policy.trees.differ_beneath(&from.path)
         || policy.trees.differ_beneath(&to.path)
+        || job.keeps_names(&from.path)
     {
         return Err(Errno::XDEV);
     }

@@ -41,12 +41,12 @@ fn execute(job: &Job<'_>, directory: i32, path: usize, flags: i32) -> Outcome {
         return Err(Errno::ACCESS);
     }
     check(job, &found, MOST_INTERPRETERS)?;
-    let first = job.monitor.is_first_program(job.caller.process);
+    let first = job.monitor.is_first_program(job.caller()?.process);
     if !first && !job.monitor.executions_are_walled {
         job.refuse(&Event::Call { reason: "without Landlock no further program can be told apart safely" });
         return Err(Errno::ACCESS);
     }
-    job.monitor.callers.forget_process(job.caller.process);
+    job.monitor.callers.forget_process(job.caller()?.process);
     Ok(Answer::GoOn)
 }
 

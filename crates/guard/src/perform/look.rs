@@ -21,19 +21,33 @@ const STATFS: usize = size_of::<libc::statfs>();
 
 /// A file that the policy lets be looked at, in as few calls as possible.
 fn seen(job: &Job<'_>, directory: i32, path: &[u8], follow: bool) -> Result<OwnedFd, Errno> {
+    if let Some(file) = seen_at_once(job, path)? {
+        // The file itself may still be a link.
+        if !follow || !is_link(&rustix::fs::fstat(&file)?) {
+            return Ok(file);
+        }
+    }
+    seen_by_walk(job, directory, path, follow)
+}
+
+/// What a plain path means where the policy lets it be looked at: no link lies on the way, but the file may be one.
+fn seen_at_once(job: &Job<'_>, path: &[u8]) -> Result<Option<OwnedFd>, Errno> {
     if is_plain(path)
         && !job.monitor.policy.learning
         && job.monitor.policy.rights(path).contains(Rights::STAT)
+        && job.passes(path)
     {
         let within = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         match rustix::fs::openat2(CWD, path, flags, Mode::empty(), within) {
             Err(Errno::LOOP | Errno::AGAIN) => (),
-            // The file itself may still be a link.
-            Ok(file) if follow && is_link(&rustix::fs::fstat(&file)?) => (),
-            other => return other,
+            other => return other.map(Some),
         }
     }
+    Ok(None)
+}
+
+fn seen_by_walk(job: &Job<'_>, directory: i32, path: &[u8], follow: bool) -> Result<OwnedFd, Errno> {
     let found = job.find(directory, path, follow)?;
     job.check(&found, Rights::STAT)?;
     Ok(found.file)
@@ -55,20 +69,44 @@ fn path_or_null(job: &Job<'_>, index: usize, flags: i32) -> Result<Vec<u8>, Errn
     job.path(index)
 }
 
-fn give_stat(job: &Job<'_>, file: &OwnedFd, to: usize) -> Outcome {
+/// `struct stat` of a file.
+fn status(file: &OwnedFd) -> Result<[u8; STAT], Errno> {
     let mut found = [0_u8; STAT];
     // SAFETY: the kernel writes a `struct stat`, for which there is room.
     unsafe { syscall!(Sysno::fstat, file.as_raw_fd(), found.as_mut_ptr()) }.map_err(errno)?;
-    job.write(to, &found)?;
+    Ok(found)
+}
+
+/// Whether such a structure is about a symbolic link.
+fn says_link(found: &[u8; STAT]) -> bool {
+    const MODE: usize = core::mem::offset_of!(libc::stat, st_mode);
+    let mode = u32::from_ne_bytes(std::array::from_fn(|byte| found[MODE + byte]));
+    mode & libc::S_IFMT == libc::S_IFLNK
+}
+
+fn give_stat(job: &Job<'_>, file: &OwnedFd, to: usize) -> Outcome {
+    job.write(to, &status(file)?)?;
     Ok(Answer::Value(0))
 }
 
+/// The same for a path: what the kernel tells of a file says if it is a link, too.
+fn stat_path(job: &Job<'_>, directory: i32, path: &[u8], follow: bool, to: usize) -> Outcome {
+    if let Some(file) = seen_at_once(job, path)? {
+        let found = status(&file)?;
+        if !follow || !says_link(&found) {
+            job.write(to, &found)?;
+            return Ok(Answer::Value(0));
+        }
+    }
+    give_stat(job, &seen_by_walk(job, directory, path, follow)?, to)
+}
+
 pub(super) fn stat(job: &Job<'_>) -> Outcome {
-    give_stat(job, &seen(job, libc::AT_FDCWD, &job.path(0)?, true)?, 1)
+    stat_path(job, libc::AT_FDCWD, &job.path(0)?, true, 1)
 }
 
 pub(super) fn lstat(job: &Job<'_>) -> Outcome {
-    give_stat(job, &seen(job, libc::AT_FDCWD, &job.path(0)?, false)?, 1)
+    stat_path(job, libc::AT_FDCWD, &job.path(0)?, false, 1)
 }
 
 pub(super) fn newfstatat(job: &Job<'_>) -> Outcome {
@@ -76,7 +114,11 @@ pub(super) fn newfstatat(job: &Job<'_>) -> Outcome {
     if flags & !(EMPTY_PATH | NO_FOLLOW | libc::AT_NO_AUTOMOUNT) != 0 {
         return Err(Errno::INVAL);
     }
-    give_stat(job, &seen_or_held(job, job.int(0), &path_or_null(job, 1, flags)?, flags)?, 2)
+    let path = path_or_null(job, 1, flags)?;
+    if path.is_empty() && flags & EMPTY_PATH != 0 {
+        return give_stat(job, &job.directory(job.int(0))?, 2);
+    }
+    stat_path(job, job.int(0), &path, flags & NO_FOLLOW == 0, 2)
 }
 
 pub(super) fn statx(job: &Job<'_>) -> Outcome {
@@ -184,7 +226,7 @@ fn own_link(job: &Job<'_>, found: &Found) -> Result<Vec<u8>, Errno> {
         crate::resolve::Name::Path(path) => path.as_slice(),
         crate::resolve::Name::Held => b"",
     };
-    let (process, thread) = (job.caller.process, job.call.thread);
+    let (process, thread) = (job.caller()?.process, job.call.thread);
     match path {
         b"/proc/self" => Ok(process.to_string().into_bytes()),
         b"/proc/thread-self" => Ok(format!("{process}/task/{thread}").into_bytes()),
@@ -241,7 +283,8 @@ pub(super) fn llistxattr(job: &Job<'_>) -> Outcome {
 }
 
 fn attributes(job: &Job<'_>, follow: bool) -> Outcome {
-    let path = by_number(&readable(job, follow)?);
+    let file = readable(job, follow)?;
+    let path = by_number(&file);
     sized(job, 1, |list, room| {
         // SAFETY: the path ends with a zero, and the list has room for as much as is stated.
         unsafe { syscall!(Sysno::listxattr, path.as_ptr(), list, room) }

@@ -73,7 +73,7 @@ fn address(bytes: &[u8], socket: &OwnedFd) -> Result<Option<Address>, Errno> {
     }))
 }
 
-fn described(address: &Address) -> String {
+pub(crate) fn described(address: &Address) -> String {
     match address {
         Address::Internet(transport, ip, port) => {
             let transport = match transport {
@@ -110,13 +110,17 @@ impl Job<'_> {
 
     /// Whether the policy lets the program reach an address, and the address that is sure to be it.
     fn reachable(&self, bytes: Vec<u8>, socket: &OwnedFd) -> Result<Checked, Errno> {
+        let named = address(&bytes, socket)?.unwrap_or_else(|| Address::Path(socket_path(&bytes).to_vec()));
+        let new = self.redirection(&named)?;
+        let redirected = new.is_some();
+        let bytes = new.unwrap_or(bytes);
         if let Some(address) = address(&bytes, socket)? {
-            self.permit_connect(&address)?;
+            self.permit_connect(&address, redirected)?;
             return Ok(Checked { bytes, _held: None });
         }
         let found = self.find(libc::AT_FDCWD, socket_path(&bytes), true)?;
         let Name::Path(path) = &found.name else { return Err(Errno::ACCESS) };
-        self.permit_connect(&Address::Path(path.clone()))?;
+        self.permit_connect(&Address::Path(path.clone()), redirected)?;
         let path = by_number(&found.file);
         Ok(Checked {
             bytes: unix_address(path.strip_suffix(b"\0").unwrap_or(&path)),
@@ -124,7 +128,8 @@ impl Job<'_> {
         })
     }
 
-    fn permit_connect(&self, address: &Address) -> Result<(), Errno> {
+    fn permit_connect(&self, address: &Address, redirected: bool) -> Result<(), Errno> {
+        self.ask_rules_of_address(address, redirected)?;
         if self.monitor.policy.learning && *address != Address::Unspecified {
             self.monitor.learnt.connect(described(address));
         }
@@ -135,6 +140,7 @@ impl Job<'_> {
     }
 
     fn permit_bind(&self, address: &Address) -> Result<(), Errno> {
+        self.ask_rules_of_address(address, false)?;
         if self.monitor.policy.learning && *address != Address::Unspecified {
             self.monitor.learnt.bind(described(address));
         }
@@ -161,7 +167,7 @@ fn waiting(
 
 pub(super) fn connect(job: &Job<'_>) -> Outcome {
     let bytes = job.address_bytes(job.argument(1), u64::from(job.unsigned(2)))?;
-    let socket = job.caller.descriptor(job.int(0))?;
+    let socket = job.caller()?.descriptor(job.int(0))?;
     let address = job.reachable(bytes, &socket)?;
     job.still_waits()?;
     waiting(socket, false, move |socket| {
@@ -173,7 +179,7 @@ pub(super) fn connect(job: &Job<'_>) -> Outcome {
 
 pub(super) fn bind(job: &Job<'_>) -> Outcome {
     let bytes = job.address_bytes(job.argument(1), u64::from(job.unsigned(2)))?;
-    let socket = job.caller.descriptor(job.int(0))?;
+    let socket = job.caller()?.descriptor(job.int(0))?;
     if let Some(address) = address(&bytes, &socket)? {
         job.permit_bind(&address)?;
         job.still_waits()?;
@@ -244,7 +250,7 @@ fn send(job: &Job<'_>, socket: OwnedFd, message: Message) -> Outcome {
     }
     job.still_waits()?;
     let (never, quiet) = (message.flags & libc::MSG_DONTWAIT != 0, message.flags & libc::MSG_NOSIGNAL != 0);
-    let caller = std::sync::Arc::clone(&job.caller);
+    let caller = std::sync::Arc::clone(job.caller()?);
     waiting(socket, never, move |socket| {
         message.send(socket).inspect_err(|error| {
             if *error == Errno::PIPE && !quiet {
@@ -255,7 +261,7 @@ fn send(job: &Job<'_>, socket: OwnedFd, message: Message) -> Outcome {
 }
 
 pub(super) fn sendto(job: &Job<'_>) -> Outcome {
-    let socket = job.caller.descriptor(job.int(0))?;
+    let socket = job.caller()?.descriptor(job.int(0))?;
     let address = match job.argument(4) {
         0 => None,
         pointer => {
@@ -282,7 +288,7 @@ fn bounded(length: usize, socket: &OwnedFd) -> Result<usize, Errno> {
 }
 
 pub(super) fn sendmsg(job: &Job<'_>) -> Outcome {
-    let socket = job.caller.descriptor(job.int(0))?;
+    let socket = job.caller()?.descriptor(job.int(0))?;
     let message = copied(job, job.argument(1), &socket, job.int(2))?;
     send(job, socket, message)
 }
@@ -293,7 +299,7 @@ pub(super) fn sendmmsg(job: &Job<'_>) -> Outcome {
     if job.unsigned(2) == 0 {
         return Ok(Answer::Value(0));
     }
-    let socket = job.caller.descriptor(job.int(0))?;
+    let socket = job.caller()?.descriptor(job.int(0))?;
     let message = copied(job, job.argument(1), &socket, job.int(3))?;
     job.still_waits()?;
     let (thread, at) = (job.call.thread, job.argument(1).checked_add(LENGTH).ok_or(Errno::FAULT)?);
@@ -350,7 +356,7 @@ fn adopt(job: &Job<'_>, control: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
         if rights {
             for place in control[at + HEADER..at + length].chunks_exact_mut(4) {
                 let theirs = i32::from_ne_bytes(std::array::from_fn(|byte| place[byte]));
-                let file = job.caller.descriptor(theirs)?;
+                let file = job.caller()?.descriptor(theirs)?;
                 place.copy_from_slice(&file.as_raw_fd().to_ne_bytes());
                 files.push(file);
             }

@@ -166,7 +166,8 @@ fn at_once(job: &Job<'_>, wanted: &Wanted) -> Result<Option<Answer>, Errno> {
         return Ok(None);
     }
     let makes = if wanted.makes() { Rights::CREATE } else { Rights::empty() };
-    if !job.monitor.policy.rights(&wanted.path).contains(wanted.needed() | makes) {
+    if !job.monitor.policy.rights(&wanted.path).contains(wanted.needed() | makes) || !job.passes(&wanted.path)
+    {
         return Ok(None);
     }
     if wanted.makes() {
@@ -291,7 +292,7 @@ fn right_terminal(job: &Job<'_>, stat: &Stat) -> Result<(), Errno> {
     if stat.st_rdev != own {
         return Ok(());
     }
-    let thread = rustix::process::Pid::from_raw(job.caller.process);
+    let thread = rustix::process::Pid::from_raw(job.caller()?.process);
     if rustix::process::getsid(thread)? == rustix::process::getsid(None)? { Ok(()) } else { Err(Errno::NXIO) }
 }
 

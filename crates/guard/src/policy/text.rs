@@ -11,7 +11,7 @@ use toml::Spanned;
 
 use super::calls::{ESSENTIAL, Word, error_named, named};
 use super::network::Allowed;
-use super::{Calls, Limits, Network, Policy, Refusal, Rights, Trees, network};
+use super::{Calls, Limits, Network, Opens, Policy, Refusal, Rights, Trees, network};
 use crate::Error;
 
 type Entries = Vec<Spanned<String>>;
@@ -20,6 +20,7 @@ type Entries = Vec<Spanned<String>>;
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Text {
     refusal: Option<Spanned<String>>,
+    mediation: Option<Spanned<String>>,
     #[serde(default)]
     files: Files,
     #[serde(default)]
@@ -93,6 +94,15 @@ fn build(text: Text) -> Result<Policy, Wrong> {
         Some(word) if word.get_ref() == "kill" => Refusal::Kills,
         Some(name) => Refusal::Fails(of(name, error_named)?),
     };
+    let opens = match &text.mediation {
+        None => Opens::Auto,
+        Some(word) => of(word, |word| match word {
+            "auto" => Ok(Opens::Auto),
+            "always" => Ok(Opens::Monitor),
+            "kernel" => Ok(Opens::Kernel),
+            other => Err(format!("{other:?} is no kind of mediation: \"auto\", \"always\" or \"kernel\"")),
+        })?,
+    };
     Ok(Policy {
         trees: trees(&text.files)?,
         network: Network { connect: addresses(&text.network.connect)?, bind: addresses(&text.network.bind)? },
@@ -106,6 +116,8 @@ fn build(text: Text) -> Result<Policy, Wrong> {
         },
         refusal,
         learning: false,
+        opens,
+        rules: None,
     })
 }
 
@@ -336,6 +348,7 @@ mod tests {
                 "p: line 2, column 9: \"$NO_SUCH_THING/x\": the environment",
             ),
             ("refusal = \"ENO\"", "p: line 1, column 11: no error"),
+            ("mediation = \"never\"", "p: line 1, column 13: \"never\" is no kind of mediation"),
         ];
         for (text, message) in cases {
             assert!(wrong(text).starts_with(message), "{text}: {}", wrong(text));

@@ -1,6 +1,7 @@
 //! Rights over files: each entry names a file, or a directory with all that lies beneath.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use bitflags::bitflags;
 
@@ -24,14 +25,55 @@ bitflags! {
 }
 
 /// Rights by path. All paths are absolute, without symbolic links, `.`, `..` or a slash at the end (the root is empty).
+///
+/// This is asked for every call by path, about each directory on the way. So all that is known of a path is one entry, and
+/// the hashes of a path's beginnings are come by on the way to its own (FNV-1a). The keys are the policy's, who need not be
+/// kept from choosing ones that collide.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trees {
-    /// What is allowed beneath.
-    allowed: HashMap<Vec<u8>, Rights>,
-    /// What is refused beneath, whatever is allowed.
-    denied: HashMap<Vec<u8>, ()>,
-    /// What may be looked at, but not what lies beneath: the directories that lead to what is allowed.
-    leading: HashMap<Vec<u8>, ()>,
+    entries: HashMap<u64, Vec<Known>, BuildHasherDefault<Identity>>,
+}
+
+/// A path, and what a policy says of it. Paths with the same hash stand in one list.
+type Known = (Vec<u8>, Entry);
+
+/// What a policy says of one path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Entry {
+    /// Allowed here and beneath.
+    allowed: Option<Rights>,
+    /// Refused here and beneath, whatever is allowed.
+    denied: bool,
+    /// May be looked at, but not what lies beneath: leads to what is allowed.
+    leading: bool,
+}
+
+/// A hash is its own.
+#[derive(Default)]
+struct Identity(u64);
+
+impl Hasher for Identity {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {}
+
+    fn write_u64(&mut self, hash: u64) {
+        // The table takes its groups from the lower bits and its tags from the upper ones; FNV's lower ones are good.
+        self.0 = hash ^ hash.rotate_left(32);
+    }
+}
+
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0100_0000_01b3;
+
+fn mixed(hash: u64, byte: u8) -> u64 {
+    (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME)
+}
+
+fn hash(path: &[u8]) -> u64 {
+    path.iter().fold(FNV_OFFSET, |hash, &byte| mixed(hash, byte))
 }
 
 /// Without the slash at the end, so that the root is empty and joining is appending.
@@ -50,78 +92,112 @@ fn prefixes(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 impl Trees {
+    fn entry(&self, hash: u64, path: &[u8]) -> Option<&Entry> {
+        self.entries.get(&hash)?.iter().find(|(known, _)| known == path).map(|(_, entry)| entry)
+    }
+
+    fn entry_mut(&mut self, path: &[u8]) -> &mut Entry {
+        let same = self.entries.entry(hash(path)).or_default();
+        let at = same.iter().position(|(known, _)| known == path).unwrap_or_else(|| {
+            same.push((path.to_vec(), Entry::default()));
+            same.len() - 1
+        });
+        &mut same[at].1
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&[u8], &Entry)> {
+        self.entries.values().flatten().map(|(path, entry)| (path.as_slice(), entry))
+    }
+
     /// Allows `rights` for `path` and what lies beneath.
     pub(crate) fn allow(&mut self, path: &[u8], rights: Rights) {
         let path = trimmed(path);
-        let entry = self.allowed.entry(path.to_vec()).or_insert(Rights::empty());
-        *entry |= rights | Rights::STAT;
+        let allowed = &mut self.entry_mut(path).allowed;
+        *allowed = Some(allowed.unwrap_or(Rights::empty()) | rights | Rights::STAT);
         self.lead_to(path);
     }
 
     /// Lets `path`, but nothing beneath, be looked at, and all that leads there.
     pub(crate) fn lead_to(&mut self, path: &[u8]) {
         for prefix in prefixes(trimmed(path)) {
-            self.leading.insert(prefix.to_vec(), ());
+            self.entry_mut(prefix).leading = true;
         }
     }
 
     /// Refuses everything at `path` and beneath.
     pub(crate) fn deny(&mut self, path: &[u8]) {
-        self.denied.insert(trimmed(path).to_vec(), ());
+        self.entry_mut(trimmed(path)).denied = true;
     }
 
     /// The rights over `path`.
     pub(crate) fn rights(&self, path: &[u8]) -> Rights {
         let path = trimmed(path);
         let mut rights = Rights::empty();
-        for prefix in prefixes(path) {
-            if self.denied.contains_key(prefix) {
-                return Rights::empty();
+        let mut leading = false;
+        let mut hash = FNV_OFFSET;
+        for at in 0..=path.len() {
+            if path.get(at).is_none_or(|&byte| byte == b'/') {
+                let entry = self.entry(hash, &path[..at]);
+                if entry.is_some_and(|entry| entry.denied) {
+                    return Rights::empty();
+                }
+                rights |= entry.and_then(|entry| entry.allowed).unwrap_or(Rights::empty());
+                leading = entry.is_some_and(|entry| entry.leading);
             }
-            if let Some(more) = self.allowed.get(prefix) {
-                rights |= *more;
-            }
+            hash = path.get(at).map_or(hash, |&byte| mixed(hash, byte));
         }
-        if !rights.contains(Rights::STAT) && self.leading.contains_key(path) {
-            rights |= Rights::STAT;
-        }
-        rights
+        // Of the last one, which is the path itself.
+        if leading { rights | Rights::STAT } else { rights }
     }
 
     /// Whether some path beneath `path` has other rights than `path`: then the names beneath must stay what they are.
     pub(crate) fn differ_beneath(&self, path: &[u8]) -> bool {
         let path = trimmed(path);
-        let beneath =
-            |other: &[u8]| other.len() > path.len() && other.starts_with(path) && other[path.len()] == b'/';
         let rights = self.rights(path);
-        self.denied.keys().any(|other| beneath(other))
-            || self.allowed.iter().any(|(other, more)| beneath(other) && !rights.contains(*more))
+        self.all().any(|(other, entry)| {
+            is_beneath(other, path)
+                && (entry.denied || entry.allowed.is_some_and(|more| !rights.contains(more)))
+        })
     }
 
     /// Whether something beneath `path` is refused whatever is allowed.
     pub(crate) fn denies_beneath(&self, path: &[u8]) -> bool {
         let path = trimmed(path);
-        self.denied.keys().any(|other| other.starts_with(path) && other.get(path.len()) == Some(&b'/'))
+        self.all().any(|(other, entry)| entry.denied && is_beneath(other, path))
     }
 
-    /// What may be executed, and what is refused beneath.
+    /// Whether nothing is refused that is allowed elsewhere.
+    pub(crate) fn denies_nothing(&self) -> bool {
+        !self.all().any(|(_, entry)| entry.denied)
+    }
+
+    /// What is allowed, and where: there and beneath.
+    pub(crate) fn allowed(&self) -> impl Iterator<Item = (&[u8], Rights)> {
+        self.all().filter_map(|(path, entry)| Some((path, entry.allowed?)))
+    }
+
+    /// What may be executed.
     pub(crate) fn executable(&self) -> impl Iterator<Item = &[u8]> {
-        self.allowed
-            .iter()
-            .filter(|(_, rights)| rights.contains(Rights::EXECUTE))
-            .map(|(path, _)| path.as_slice())
+        self.allowed().filter(|(_, rights)| rights.contains(Rights::EXECUTE)).map(|(path, _)| path)
+    }
+
+    fn everywhere(&self) -> Option<Rights> {
+        self.entry(FNV_OFFSET, b"").and_then(|entry| entry.allowed).filter(|_| self.denies_nothing())
     }
 
     /// Whether everything may be executed.
     pub(crate) fn all_executable(&self) -> bool {
-        self.denied.is_empty()
-            && self.allowed.get(b"".as_slice()).is_some_and(|rights| rights.contains(Rights::EXECUTE))
+        self.everywhere().is_some_and(|rights| rights.contains(Rights::EXECUTE))
     }
 
     /// Whether everything may be looked at.
     pub(crate) fn all_visible(&self) -> bool {
-        self.denied.is_empty() && self.allowed.contains_key(b"".as_slice())
+        self.everywhere().is_some()
     }
+}
+
+fn is_beneath(other: &[u8], path: &[u8]) -> bool {
+    other.starts_with(path) && other.get(path.len()) == Some(&b'/')
 }
 
 #[cfg(test)]

@@ -52,9 +52,30 @@ pub struct Board {
     pub rules: [RuleCount; RULES],
     /// What was called.
     pub calls: [Calls; CALLS + 1],
+    /// The same, of threads that have counters for themselves.
+    pub blocks: [Block; BLOCKS],
     /// Single calls, where they are told.
     pub journal: Journal,
 }
+
+/// How many threads have counters for themselves. Memory that was never touched takes no room.
+pub const BLOCKS: usize = 64;
+
+/// Counters to which one thread at a time adds, without lock.
+#[repr(C)]
+pub struct Block {
+    /// [`FRESH_BLOCK`], [`USED_BLOCK`] or [`CLAIMED_BLOCK`].
+    pub state: AtomicU32,
+    /// As of the board.
+    pub calls: [Calls; CALLS + 1],
+}
+
+/// Nobody has ever counted there.
+pub const FRESH_BLOCK: u32 = 0;
+/// A thread counts there.
+pub const CLAIMED_BLOCK: u32 = 1;
+/// Nobody does any more: what was counted stays.
+pub const USED_BLOCK: u32 = 2;
 
 /// What is known of a stretch of code.
 #[repr(C)]
@@ -90,6 +111,12 @@ pub struct Calls {
 }
 
 impl Board {
+    /// All counters that somebody has counted with: to be added up, row by row.
+    pub fn counters(&self) -> impl Iterator<Item = &[Calls; CALLS + 1]> {
+        let used = |block: &&Block| block.state.load(Relaxed) != FRESH_BLOCK;
+        core::iter::once(&self.calls).chain(self.blocks.iter().filter(used).map(|block| &block.calls))
+    }
+
     /// Where a verdict may be.
     pub fn verdict_places(&self, hash: u64) -> impl Iterator<Item = &Verdict> {
         // The index takes bits that the hash's mark does not.

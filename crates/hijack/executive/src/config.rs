@@ -49,6 +49,8 @@ pub struct Config {
     pub policy: AtomicU64,
     /// Whether calls are counted.
     pub counted: AtomicU8,
+    /// Whether threads may have counters of their own: programs can read `fs`, and hash it.
+    pub own_counters: AtomicU8,
     /// Whether they are timed: only where they are counted.
     pub timed: AtomicU8,
     /// Whether sites are left as they are.

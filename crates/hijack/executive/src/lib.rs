@@ -73,6 +73,7 @@ mod running {
     pub(crate) mod kernel;
     pub(crate) mod landings;
     pub(crate) mod masks;
+    pub(crate) mod own;
     pub(crate) mod patch;
     pub(crate) mod paths;
     pub(crate) mod policy;

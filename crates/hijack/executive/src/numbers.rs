@@ -87,5 +87,8 @@ pub const fn is_special(number: u64) -> bool {
 
 /// Whether what the executive does needs the signal frame of a dispatch: all registers, or none of the stack.
 pub const fn needs_frame(number: u64) -> bool {
-    matches!(number, rt_sigreturn | sigaltstack | clone | fork | vfork | clone3 | execve | execveat | exit)
+    matches!(
+        number,
+        rt_sigreturn | sigaltstack | clone | fork | vfork | clone3 | execve | execveat | exit | exit_group
+    )
 }

@@ -19,6 +19,7 @@ use rustix::thread::futex;
 use syscalls::{Sysno, syscall};
 
 use super::error::{Error, Result};
+use super::id::Id;
 use super::introduce::receive_on;
 use super::leash::Leash;
 use super::link::Link;
@@ -76,9 +77,9 @@ struct Ends {
     link: Link,
     seat: u32,
     /// The new context's: its own end, and the descriptor for the creator.
-    child: (OwnedFd, OwnedFd),
+    child: (OwnedFd, OwnedFd, Id),
     /// The creator's: its own end, and the descriptor for the new context.
-    parent: (OwnedFd, OwnedFd),
+    parent: (OwnedFd, OwnedFd, Id),
     watcher: Watcher,
 }
 
@@ -210,9 +211,9 @@ fn deliver(
         None
     };
     let rights = Rights { memory: access, files: spec.fetchable.clone(), calls: spec.callable };
-    let grant = state.add_grant(parent.0, rights)?;
+    let grant = state.add_grant(parent.0, parent.2, rights)?;
     let generation = seat.generation.load(SeqCst);
-    let slot = state.add_peer(child.1, copied.pidfd, (number, generation), link, Some(grant))?;
+    let slot = state.add_peer(child.1, child.2, copied.pidfd, (number, generation), link, Some(grant))?;
     state.peer_mut(slot)?.listener = listener;
     Ok(slot)
 }
@@ -307,7 +308,10 @@ fn settle(
     state.creator = Creator::here();
     state.program.place(state.strand, seat).thread.store(own_thread(), SeqCst);
     strands::know(state.strand);
+    state.spare = None;
     state.forget_strands();
+    // Only copies of the root may ask contexts for copies.
+    state.door = None;
     // Our creator's ends are its own, and so is what it says to others.
     state.grants.clear();
     if let Some(leash) = state.leash.take() {
@@ -328,9 +332,10 @@ fn settle(
     let leash = Leash::make(state.program, seat).map_err(because(0))?;
     state.leash = Some(leash);
     let creators_pidfd = core::mem::replace(&mut state.pidfd, super::state::own_pidfd().map_err(because(0))?);
-    let grant = state.add_grant(child.0, Rights::all()).map_err(because(0))?;
+    let grant = state.add_grant(child.0, child.2, Rights::all()).map_err(because(0))?;
     link.turn();
-    let slot = state.add_peer(parent.1, creators_pidfd, creator, link, Some(grant)).map_err(because(0))?;
+    let slot =
+        state.add_peer(parent.1, parent.2, creators_pidfd, creator, link, Some(grant)).map_err(because(0))?;
     close_descriptors(state, slot, leash.descriptor(), &spec.close).map_err(at(4))?;
     let memory = spec.trap.then(trap::open_memory).transpose().map_err(at(7))?;
     if !spec.dumpable {

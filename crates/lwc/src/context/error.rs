@@ -13,7 +13,9 @@ pub enum Error {
     )]
     Busy,
     /// The process was forked since.
-    #[error("contexts belong to the process that this one was forked from: create new ones here")]
+    #[error(
+        "contexts belong to the process that this one was forked from, and could not be copied: create new ones here"
+    )]
     OtherProcess,
     /// The calling thread did not exist when that context was created, or has ended there.
     #[error(
@@ -36,6 +38,9 @@ pub enum Error {
         /// The bound.
         most: usize,
     },
+    /// The program can be forked in its root alone.
+    #[error("contexts are forked with the program by its root: switch there first")]
+    NotTheRoot,
     /// The descriptor names no context.
     #[error("descriptor {descriptor} names no context here: it was closed, or never was one")]
     NoContext {

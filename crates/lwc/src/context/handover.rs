@@ -8,6 +8,7 @@
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 
 use orrery_domain::gate::is_dead;
 use orrery_domain::{Gate, Moment, Partner, Woken};
@@ -16,10 +17,10 @@ use rustix::io::Errno;
 
 use super::error::{Error, Result};
 use super::link::{Kind, Message, ROOM};
-use super::program::{ROOT, STRANGER};
+use super::program::{DOUBLE, ROOT, STRANGER};
 use super::state::{Held, State, is_hung_up};
 use super::trap::{self, Answer};
-use super::{Arrival, introduce, overlay, perform, placing, reaper};
+use super::{Arrival, double, introduce, overlay, perform, placing, reaper, spare};
 
 /// After how long a context that keeps control may roam the CPUs.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -108,8 +109,17 @@ pub(crate) fn answer(
 fn prepare(state: &mut State, slot: usize) -> Result<u32> {
     let peer = state.peer(slot)?;
     if peer.is_gone(state.program) {
-        return Err(Error::Gone { descriptor: peer.fd.as_raw_fd() });
+        let descriptor = peer.fd.as_raw_fd();
+        let seat = state.program.seat(peer.seat);
+        if seat.generation.load(SeqCst) == peer.generation && seat.spare.load(SeqCst) != 0 {
+            // It was killed while it was parked. Its spare has its seat from now on; but its death is told.
+            let end = reaper::bury(state, peer.seat, true);
+            return Err(Error::Died { descriptor, end });
+        }
+        return Err(Error::Gone { descriptor });
     }
+    meet_heir(state, slot)?;
+    let peer = state.peer(slot)?;
     let place = state.program.place(state.strand, peer.seat);
     if place.thread.load(SeqCst) == 0 {
         return Err(Error::NoThread { descriptor: peer.fd.as_raw_fd() });
@@ -120,6 +130,44 @@ fn prepare(state: &mut State, slot: usize) -> Result<u32> {
     let introduced = introduce::ensure(state, slot)?;
     let link = state.peer(slot)?.link.as_ref();
     Ok(link.filter(|_| !introduced).map_or(STRANGER, super::link::Link::their_slot))
+}
+
+/// Takes note of a spare that has succeeded a peer, and waits until it can be spoken to.
+fn meet_heir(state: &mut State, slot: usize) -> Result<()> {
+    let program = state.program;
+    let peer = state.peer_mut(slot)?;
+    let seat = program.seat(peer.seat);
+    let there = seat.pid.load(SeqCst);
+    if there == peer.pid || peer.seat == ROOT {
+        return Ok(());
+    }
+    let descriptor = peer.fd.as_raw_fd();
+    let Some(pid) = program.pid(peer.seat) else { return Err(Error::Gone { descriptor }) };
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
+        .map_err(|_| Error::Gone { descriptor })?;
+    let end = Moment::now().after(PATIENCE);
+    while seat.settled.load(SeqCst) == 0 {
+        if is_dead(pidfd.as_fd()) || Moment::now() >= end {
+            return Err(Error::Gone { descriptor });
+        }
+        let nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+        let _ =
+            rustix::thread::futex::wait(&seat.settled, rustix::thread::futex::Flags::empty(), 0, Some(&nap));
+    }
+    peer.pidfd = Arc::new(orrery_sys::descriptors::raise(pidfd));
+    peer.pid = there;
+    Ok(())
+}
+
+/// Answers what a peer asked, with an errno, or 0.
+pub(crate) fn reply(state: &mut State, slot: usize, errno: u32) {
+    let strand = state.strand;
+    let Some(Some(peer)) = state.peers.get_mut(slot) else { return };
+    let Some(link) = peer.link.as_mut() else { return };
+    link.stage(strand, Kind::Reply, u64::from(errno), 0, &[]);
+    link.publish(strand);
+    let hint = link.their_slot();
+    call(state, slot, hint);
 }
 
 /// Calls a peer, whichever way it waits.
@@ -236,13 +284,23 @@ struct Vigil {
     orphan: Option<u32>,
     /// The descriptor and seat of a watched one that died after it had passed control to us.
     speechless: Option<(i32, u32)>,
+    /// How often in a row the thread to which control was handed seemed to have ended.
+    thread_gone: u32,
     /// Since when control is ours without a word.
     abandoned: Option<Moment>,
 }
 
 impl Vigil {
     fn new(watched: Option<usize>, until: Option<Moment>) -> Self {
-        Self { watched, until, slice: MOMENT, orphan: None, speechless: None, abandoned: None }
+        Self {
+            watched,
+            until,
+            slice: MOMENT,
+            orphan: None,
+            speechless: None,
+            abandoned: None,
+            thread_gone: 0,
+        }
     }
 
     /// Waits for the bell, or for something that makes it an error to wait on.
@@ -388,12 +446,21 @@ impl Vigil {
             if !state.filtered
                 && !program.lives(strand, seat)
                 && program.pid(seat).is_some()
+                && !program.is_marked_dead(seat)
                 && !is_dead(peer.pidfd.as_fd())
-                && state.control().compare_exchange(seat, state.me, SeqCst, SeqCst).is_ok()
             {
-                program.place(strand, seat).thread.store(0, SeqCst);
-                return Err(Error::ThreadEnded { descriptor });
+                // The threads of a process that is killed do not end all at once.
+                self.slice = MOMENT;
+                self.thread_gone += 1;
+                if self.thread_gone >= 5
+                    && state.control().compare_exchange(seat, state.me, SeqCst, SeqCst).is_ok()
+                {
+                    program.place(strand, seat).thread.store(0, SeqCst);
+                    return Err(Error::ThreadEnded { descriptor });
+                }
+                return Ok(());
             }
+            self.thread_gone = 0;
             placing::roam(state, seat);
         }
         let holder = state.control().load(SeqCst);
@@ -502,6 +569,11 @@ fn look(state: &mut Held) -> Option<Arrival> {
         return None;
     }
     state.set_looked(Some(heard));
+    if place.asked_to_double.load(SeqCst) == DOUBLE
+        && let Some(arrival) = double::serve(state)
+    {
+        return Some(arrival);
+    }
     let hint = place.face.note();
     if let Some(arrival) = take(state, hint as usize) {
         return Some(arrival);
@@ -532,6 +604,11 @@ fn take(state: &mut Held, slot: usize) -> Option<Arrival> {
                 });
             }
             Kind::Reply => {}
+            Kind::Keep => {
+                if let Some(arrival) = spare::serve(state, slot) {
+                    return Some(arrival);
+                }
+            }
             _ => overlay::serve(state, slot, message),
         }
     }

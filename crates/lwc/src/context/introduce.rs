@@ -16,16 +16,17 @@ use rustix::net::{
 };
 
 use super::error::{Error, Result};
+use super::id::Id;
 use super::link::Link;
 use super::program::SEATS;
 use super::rights::Rights;
 use super::state::{State, is_hung_up};
 
 /// A pair of ends: the context's own, out of the program's way, and the descriptor for others.
-pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd, Id)> {
     let (theirs, own) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .map_err(|e| Error::system("socketpair", 0, e))?;
-    Ok((descriptors::raise(own), theirs))
+    Ok((descriptors::raise(own), theirs, Id::new()?))
 }
 
 /// Sees to it that we have a link to the peer, and it a descriptor of us. True where it has to look for an introduction.
@@ -37,11 +38,11 @@ pub(crate) fn ensure(state: &mut State, slot: usize) -> Result<bool> {
     }
     state.sweep_grants();
     let (link, file) = Link::make()?;
-    let (own, theirs) = pair()?;
+    let (own, theirs, id) = pair()?;
     let generation = state.seat().generation.load(Ordering::SeqCst);
-    let grant = state.add_grant(own, Rights::none())?;
+    let grant = state.add_grant(own, id, Rights::none())?;
     link.set_slot(slot);
-    let words = [state.me.to_ne_bytes(), generation.to_ne_bytes()].concat();
+    let words = [&state.me.to_ne_bytes()[..], &generation.to_ne_bytes(), &id.0, &link.id.0].concat();
     let fds = [file.as_fd(), theirs.as_fd(), state.pidfd.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -70,24 +71,27 @@ pub(crate) fn accept_all(state: &mut State) {
             let (Some(link), Some(theirs), Some(pidfd)) = (fds.next(), fds.next(), fds.next()) else {
                 continue;
             };
-            let (seat, generation) = words;
-            if let Ok(link) = Link::accept(link.as_fd())
-                && (seat as usize) < SEATS
+            let (seat, id, link_id) = words;
+            if let Ok(link) = Link::accept(link.as_fd(), link_id)
+                && (seat.0 as usize) < SEATS
             {
-                let _ =
-                    state.add_peer(theirs, descriptors::raise(pidfd), (seat, generation), link, Some(grant));
+                let _ = state.add_peer(theirs, id, descriptors::raise(pidfd), seat, link, Some(grant));
             }
         }
     }
 }
 
+/// What an introduction says: seat and generation, the descriptor's id, the link's.
+type Words = ((u32, u32), Id, Id);
+
 /// One message of a grant.
-fn receive(state: &State, grant: usize) -> Option<((u32, u32), Vec<OwnedFd>)> {
+fn receive(state: &State, grant: usize) -> Option<(Words, Vec<OwnedFd>)> {
     let socket = &state.grants.get(grant)?.as_ref()?.socket;
-    let mut words = [0; 8];
+    let mut words = [0; 40];
     let fds = receive_on(socket, &mut words)?;
     let word = |at: usize| u32::from_ne_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
-    Some(((word(0), word(4)), fds))
+    let id = |at: usize| words[at..].first_chunk().map_or(Id::NONE, |bytes| Id(*bytes));
+    Some((((word(0), word(4)), id(8), id(24)), fds))
 }
 
 /// One message with descriptors, if there is one.

@@ -14,6 +14,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::error::{Error, Result};
+use super::id::Id;
 use super::program::STRANDS;
 
 /// How many bytes a switch carries.
@@ -54,15 +55,26 @@ pub(crate) enum Kind {
     File,
     /// "Make system call `word`": see [`super::perform`].
     Call,
+    /// "Keep a spare of yourself": see [`super::spare`].
+    Keep,
     /// The answer to any of these: an errno, or 0.
     Reply,
 }
 
 impl Kind {
     fn of(number: u32) -> Option<Self> {
-        [Self::Switch, Self::Copy, Self::Share, Self::Restrict, Self::File, Self::Call, Self::Reply]
-            .into_iter()
-            .find(|kind| *kind as u32 == number)
+        [
+            Self::Switch,
+            Self::Copy,
+            Self::Share,
+            Self::Restrict,
+            Self::File,
+            Self::Call,
+            Self::Keep,
+            Self::Reply,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u32 == number)
     }
 }
 
@@ -79,6 +91,8 @@ pub(crate) struct Message {
 #[derive(Debug)]
 pub(crate) struct Link {
     start: NonNull<u8>,
+    /// What only the two sides know.
+    pub(crate) id: Id,
     /// Which half is ours.
     side: usize,
     /// Up to where each strand's messages were taken.
@@ -98,11 +112,16 @@ impl Link {
                 rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             })
             .map_err(|e| Error::system("ftruncate(memfd)", LENGTH, e))?;
-        Ok((Self::map(fd.as_fd(), 0)?, fd))
+        Ok((Self::map(fd.as_fd(), 0, Id::new()?)?, fd))
     }
 
     /// Maps what another context made, seen from side 1.
-    pub(crate) fn accept(fd: BorrowedFd<'_>) -> Result<Self> {
+    pub(crate) fn accept(fd: BorrowedFd<'_>, id: Id) -> Result<Self> {
+        Self::accept_as(fd, 1, id)
+    }
+
+    /// The same, seen from a side.
+    pub(crate) fn accept_as(fd: BorrowedFd<'_>, side: usize, id: Id) -> Result<Self> {
         let refuse = |errno| Error::system("accept a link", 0, errno);
         // Only a file that cannot shrink under us may be touched.
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(refuse)?;
@@ -110,10 +129,10 @@ impl Link {
         if !seals.contains(SealFlags::SHRINK) || usize::try_from(length) != Ok(LENGTH) {
             return Err(refuse(rustix::io::Errno::INVAL));
         }
-        Self::map(fd, 1)
+        Self::map(fd, side, id)
     }
 
-    fn map(fd: BorrowedFd<'_>, side: usize) -> Result<Self> {
+    fn map(fd: BorrowedFd<'_>, side: usize, id: Id) -> Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
         let start =
@@ -124,7 +143,7 @@ impl Link {
             LENGTH,
             rustix::io::Errno::NOMEM,
         ))?;
-        Ok(Self { start, side, taken: Vec::new() })
+        Ok(Self { start, id, side, taken: Vec::new() })
     }
 
     /// In a context just created over this mapping: sees it from the other side.
@@ -137,6 +156,11 @@ impl Link {
         let strand = if (strand as usize) < STRANDS { strand as usize } else { 0 };
         // SAFETY: the mapping holds so many parts.
         unsafe { self.start.add(strand * PART) }
+    }
+
+    /// From which side it is seen.
+    pub(crate) fn side(&self) -> usize {
+        self.side
     }
 
     fn half(&self, side: usize, strand: u32) -> &Half {
@@ -248,10 +272,14 @@ mod tests {
 
     const LAST: u32 = 255;
 
+    fn a_id() -> Id {
+        Id::new().unwrap()
+    }
+
     #[test]
     fn messages_pass_once_and_whole() {
         let (mut a, fd) = Link::make().unwrap();
-        let mut b = Link::accept(fd.as_fd()).unwrap();
+        let mut b = Link::accept(fd.as_fd(), a_id()).unwrap();
         assert!(b.take(3).is_none());
         a.stage(3, Kind::Switch, 7, 9, b"hello");
         assert!(b.take(3).is_none(), "staged is not sent");
@@ -270,7 +298,7 @@ mod tests {
     #[test]
     fn nonsense_is_dropped() {
         let (mut a, fd) = Link::make().unwrap();
-        let mut b = Link::accept(fd.as_fd()).unwrap();
+        let mut b = Link::accept(fd.as_fd(), a_id()).unwrap();
         a.stage(3, Kind::Switch, 0, 0, &[1; 8]);
         a.mine(3).kind.store(99, Ordering::SeqCst);
         a.publish(3);
@@ -284,9 +312,9 @@ mod tests {
     #[test]
     fn other_files_are_refused() {
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(Link::accept(file.as_fd()).is_err());
+        assert!(Link::accept(file.as_fd(), a_id()).is_err());
         let fd = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, LENGTH as u64).unwrap();
-        assert!(Link::accept(fd.as_fd()).is_err());
+        assert!(Link::accept(fd.as_fd(), a_id()).is_err());
     }
 }

@@ -78,6 +78,12 @@ pub(crate) fn undo(state: &mut State, range: PageRange) -> Result<()> {
     Ok(())
 }
 
+/// Has a peer keep a spare of itself.
+pub(crate) fn keep_good(state: &mut Held, slot: usize) -> Result<()> {
+    let reply = handover::ask(state, slot, Kind::Keep, (0, 0), &[])?;
+    answered(state, slot, PageRange::default(), &reply)
+}
+
 /// Narrows what holders of our descriptor of a peer may do to what of it is in `keep`.
 pub(crate) fn restrict(state: &mut Held, slot: usize, keep: &Rights) -> Result<()> {
     let room = super::link::ROOM;

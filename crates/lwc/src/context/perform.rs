@@ -290,7 +290,7 @@ fn state_of(pid: Pid) -> Option<char> {
 }
 
 /// Whose pidfd it is, as the kernel says.
-fn pid_of(pidfd: BorrowedFd<'_>) -> Option<Pid> {
+pub(crate) fn pid_of(pidfd: BorrowedFd<'_>) -> Option<Pid> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;
     Pid::from_raw(line.trim().parse().ok()?)

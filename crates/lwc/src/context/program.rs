@@ -8,6 +8,7 @@
 //! It is a quarter of a gigabyte of address space, of which only what is used becomes memory.
 
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use orrery_domain::SharedMemory;
 use orrery_domain::gate::Face;
@@ -36,6 +37,9 @@ pub(crate) struct Seat {
     pub(crate) settled: AtomicU32,
     /// How the last owner ended, packed.
     pub(crate) end: AtomicU32,
+    /// The process that is to have the seat when its owner is killed; 0 for none. And the one strand that it has.
+    pub(crate) spare: AtomicU32,
+    pub(crate) spare_strand: AtomicU32,
     /// The strand in whose place the kernel marks the context's death: that of its creation.
     pub(crate) marked: AtomicU32,
 }
@@ -58,7 +62,14 @@ pub(crate) struct Place {
     pub(crate) by_descriptor: AtomicU32,
     /// 1 while the owner is stopped in a system call that its parent has not answered.
     pub(crate) stopped: AtomicU32,
+    /// [`DOUBLE`] while the owner is asked to make a copy of itself for a forked program, [`DECLINED`] where it will not.
+    pub(crate) asked_to_double: AtomicU32,
 }
+
+/// See [`Place::asked_to_double`].
+pub(crate) const DOUBLE: u32 = 1;
+/// See [`Place::asked_to_double`].
+pub(crate) const DECLINED: u32 = 2;
 
 impl Place {
     fn reset(&self) {
@@ -68,6 +79,7 @@ impl Place {
         self.pinned.store(0, SeqCst);
         self.by_descriptor.store(0, SeqCst);
         self.stopped.store(0, SeqCst);
+        self.asked_to_double.store(0, SeqCst);
     }
 }
 
@@ -109,6 +121,47 @@ impl Program {
         program.seat(ROOT).pid.store(rustix::process::getpid().as_raw_pid().unsigned_abs(), SeqCst);
         program.add_strand(ROOT, own_thread());
         Ok(program)
+    }
+
+    /// Of the calling process and thread, which are copies of another program's root and of one strand of it. Has no
+    /// contexts yet, and no seat's generation is one that had a context that is not copied. Also the file, for others to
+    /// [`Program::join`].
+    pub(crate) fn succeed(former: &Self, strand: u32) -> Result<(Self, OwnedFd)> {
+        let (memory, file) = SharedMemory::with_file("orrery-contexts", LENGTH)?;
+        let program = Self { memory };
+        for seat in core::iter::once(ROOT).chain(former.used()) {
+            let generation = former.seat(seat).generation.load(SeqCst);
+            program.seat(seat).generation.store(generation, SeqCst);
+            program.seat(seat).marked.store(strand, SeqCst);
+        }
+        program.head().highest_seat.store(former.head().highest_seat.load(SeqCst), SeqCst);
+        program.head().highest_strand.store(strand, SeqCst);
+        program.seat(ROOT).pid.store(rustix::process::getpid().as_raw_pid().unsigned_abs(), SeqCst);
+        program.strand(strand).origin.store(ROOT + 1, SeqCst);
+        program.strand(strand).control.store(ROOT, SeqCst);
+        program.clear_place(strand, ROOT);
+        program.place(strand, ROOT).thread.store(own_thread(), SeqCst);
+        Ok((program, file))
+    }
+
+    /// Of another root, which sent its file.
+    pub(crate) fn join(file: BorrowedFd<'_>) -> Result<Self> {
+        Ok(Self { memory: SharedMemory::join(file, LENGTH)? })
+    }
+
+    /// Takes the program's memory from the calling process, which belongs to another program now.
+    ///
+    /// # Safety
+    /// Nobody here uses it any more.
+    pub(crate) unsafe fn leave(&self) {
+        // SAFETY: the caller's promise.
+        let _ = unsafe { rustix::mm::munmap(self.memory.start().as_ptr().cast(), self.memory.len()) };
+    }
+
+    /// Notes the process that is now on a seat.
+    pub(crate) fn seat_process(&self, seat: u32, pid: Pid) {
+        self.seat(seat).settled.store(1, SeqCst);
+        self.seat(seat).pid.store(pid.as_raw_pid().unsigned_abs(), SeqCst);
     }
 
     fn head(&self) -> &Head {
@@ -239,6 +292,7 @@ impl Program {
                     self.clear_place(other, number);
                 }
                 seat.settled.store(0, SeqCst);
+                seat.spare.store(0, SeqCst);
                 seat.marked.store(strand, SeqCst);
                 self.head().highest_seat.fetch_max(number, SeqCst);
                 return Ok(number);
@@ -251,6 +305,21 @@ impl Program {
     pub(crate) fn vacate(&self, number: u32) {
         let pid = &self.seat(number).pid;
         let _ = pid.compare_exchange(Seat::RESERVED, 0, SeqCst, SeqCst);
+    }
+
+    /// Gives a seat to the spare of its owner, who is dead.
+    pub(crate) fn bequeath(&self, number: u32, pid: Pid, end: u32) {
+        let seat = self.seat(number);
+        let heir = seat.spare_strand.load(SeqCst);
+        seat.end.store(end, SeqCst);
+        seat.settled.store(0, SeqCst);
+        for strand in self.strands().filter(|strand| *strand == heir || self.exists(*strand, number)) {
+            self.clear_place(strand, number);
+        }
+        seat.marked.store(heir, SeqCst);
+        seat.spare.store(0, SeqCst);
+        seat.pid.store(pid.as_raw_pid().unsigned_abs(), SeqCst);
+        let _ = rustix::thread::futex::wake(&seat.pid, rustix::thread::futex::Flags::empty(), u32::MAX >> 1);
     }
 
     /// Gives a seat up.

@@ -4,13 +4,19 @@
 //! request into the program's memory and call. A strand that does not exist in the root kills for itself, and the root
 //! buries when it next looks. An exit in any context ends the program with its status.
 
+use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use orrery_domain::End;
+use orrery_domain::gate::is_dead;
+use orrery_domain::process::end_of;
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use rustix::thread::futex;
 
 use super::lock::Lock;
+use super::perform::pid_of;
 use super::program::{Program, ROOT};
 use super::state::State;
 
@@ -20,6 +26,61 @@ const KILL: u32 = 1 << 30;
 
 /// In the root, for its threads: who waits for a process. What a dead process was is said once.
 static BURYING: Lock = Lock::new();
+
+/// Contexts of the calling root that are not its children: copies that contexts of another program made of themselves.
+/// Touched by who has `BURYING`.
+static FOREIGN: Foreign = Foreign(UnsafeCell::new(Vec::new()));
+
+struct Foreign(UnsafeCell<Vec<(u32, OwnedFd)>>);
+
+// SAFETY: see `FOREIGN`.
+unsafe impl Sync for Foreign {}
+
+/// In a root that was just forked, before it has other threads: notes its contexts, by seat and pidfd.
+pub(crate) fn adopt(contexts: Vec<(u32, OwnedFd)>) {
+    BURYING.take();
+    // SAFETY: we have `BURYING`.
+    unsafe { *FOREIGN.0.get() = contexts };
+    BURYING.give_back();
+}
+
+/// The pidfd of the context of a seat, if it is not a child. The caller has `BURYING`.
+fn foreign(seat: u32) -> Option<BorrowedFd<'static>> {
+    // SAFETY: the caller's promise; nothing is taken out while it has that.
+    let all = unsafe { &*FOREIGN.0.get() };
+    all.iter().find(|(other, _)| *other == seat).map(|(_, pidfd)| pidfd.as_fd())
+}
+
+/// How a dead context ended that is not a child. Its pidfd tells once somebody else has buried it (Linux 6.15); until
+/// then it is listed with its status (proc_pid_stat(5)), which who may look into it can read.
+fn end_of_foreign(pidfd: BorrowedFd<'_>) -> End {
+    for _ in 0..100 {
+        let end = end_of(pidfd);
+        if end != End::Unknown {
+            return end;
+        }
+        if let Some(end) = listed_end(pidfd) {
+            return end;
+        }
+        std::thread::sleep(core::time::Duration::from_millis(2));
+    }
+    End::Unknown
+}
+
+fn listed_end(pidfd: BorrowedFd<'_>) -> Option<End> {
+    let pid = pid_of(pidfd)?;
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
+    let (_, fields) = text.rsplit_once(')')?;
+    let status: i32 = fields.split_whitespace().last()?.parse().ok()?;
+    // The number may have become somebody else's.
+    if !fields.trim_start().starts_with('Z') || pid_of(pidfd) != Some(pid) {
+        return None;
+    }
+    Some(match status & 0x7f {
+        0 => End::Exited { status: status >> 8 & 0xff },
+        signal => End::Killed { signal },
+    })
+}
 
 /// How the process on `seat` ended, which is dead or about to be, or is killed first.
 pub(crate) fn bury(state: &State, seat: u32, kill: bool) -> End {
@@ -84,10 +145,15 @@ fn kill_alone(program: &Program, seat: u32, kill: bool) -> End {
 fn sweep_here(program: &Program) {
     BURYING.take();
     for seat in program.used() {
-        if program.is_marked_dead(seat)
-            && let Some(pid) = program.pid(seat)
-            && let Some(end) = wait(pid, WaitIdOptions::NOHANG)
-        {
+        if !program.is_marked_dead(seat) {
+            continue;
+        }
+        let Some(pid) = program.pid(seat) else { continue };
+        let end = match foreign(seat) {
+            Some(pidfd) => is_dead(pidfd).then(|| end_of_foreign(pidfd)),
+            None => wait(pid, WaitIdOptions::NOHANG),
+        };
+        if let Some(end) = end {
             conclude(program, seat, end);
         }
     }
@@ -99,6 +165,14 @@ fn reap(program: &Program, seat: u32, kill: bool) -> End {
     let end = match program.pid(seat) {
         // Another thread was faster.
         None => unpack(program.seat(seat).end.load(Ordering::SeqCst)),
+        Some(_) if let Some(pidfd) = foreign(seat) => {
+            if kill {
+                let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
+            }
+            let mut one = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
+            let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, None));
+            conclude(program, seat, end_of_foreign(pidfd))
+        }
         Some(pid) => {
             // The number is read from memory that every context can write: only a hidden child of ours is killed.
             let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | hidden();
@@ -115,12 +189,36 @@ fn reap(program: &Program, seat: u32, kill: bool) -> End {
 
 /// A context is dead and reaped.
 fn conclude(program: &Program, seat: u32, end: End) -> End {
+    if !matches!(end, End::Exited { .. }) && succeed(program, seat, end) {
+        return end;
+    }
     program.release(seat, pack(end));
+    // SAFETY: who concludes has `BURYING`.
+    unsafe { (*FOREIGN.0.get()).retain(|(other, _)| *other != seat) };
     if let End::Exited { status } = end {
         // SAFETY: ends the program, as the context's exit meant to. The context has run the exit handlers.
         unsafe { libc::_exit(status) };
     }
     end
+}
+
+/// Gives the seat of a dead context to its spare, if it has one that lives.
+fn succeed(program: &Program, seat: u32, end: End) -> bool {
+    let spare = program.seat(seat).spare.load(Ordering::SeqCst);
+    let Some(spare) = i32::try_from(spare).ok().and_then(Pid::from_raw) else { return false };
+    let Ok(pidfd) = rustix::process::pidfd_open(spare, rustix::process::PidfdFlags::empty()) else {
+        return false;
+    };
+    let pidfd = orrery_sys::descriptors::raise(pidfd);
+    if is_dead(pidfd.as_fd()) {
+        return false;
+    }
+    // SAFETY: who concludes has `BURYING`.
+    let foreign = unsafe { &mut *FOREIGN.0.get() };
+    foreign.retain(|(other, _)| *other != seat);
+    foreign.push((seat, pidfd));
+    program.bequeath(seat, spare, pack(end));
+    true
 }
 
 fn hidden() -> WaitIdOptions {

@@ -18,19 +18,21 @@ use orrery_domain::forked::Creator;
 use orrery_domain::gate::Pace;
 use orrery_sys::{PageRange, descriptors};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::process::PidfdFlags;
+use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::CpuSet;
 
 use super::Context;
+use super::door::Door;
 use super::error::{Error, Result};
+use super::id::Id;
 use super::leash::Leash;
 use super::link::Link;
 use super::lock::Lock;
 use super::program::{Place, Program, ROOT, Seat};
 use super::ranges::SharedRange;
 use super::rights::Rights;
-use super::strands;
 use super::trap::Listener;
+use super::{double, strands};
 
 struct Shelf(UnsafeCell<Option<State>>);
 
@@ -48,11 +50,15 @@ static ASKING: Lock = Lock::new();
 /// Another context, of which this one holds a descriptor.
 #[derive(Debug)]
 pub(crate) struct Peer {
+    /// What only its holders and the context itself know.
+    pub(crate) id: Id,
     /// The descriptor by which the program names it.
     pub(crate) fd: OwnedFd,
     /// The inode behind it: the program may have closed it, and something else have its number.
     pub(crate) inode: u64,
     pub(crate) pidfd: Arc<OwnedFd>,
+    /// Whose pidfd that is, as its seat said: another one has succeeded it where the seat says otherwise.
+    pub(crate) pid: u32,
     pub(crate) seat: u32,
     pub(crate) generation: u32,
     /// Tells it from others that had its place.
@@ -73,6 +79,8 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 pub(crate) struct Grant {
     pub(crate) socket: OwnedFd,
+    /// What only holders and we know.
+    pub(crate) id: Id,
     /// What of ours is for holders to use.
     pub(crate) rights: Rights,
 }
@@ -92,6 +100,12 @@ pub(crate) struct State {
     pub(crate) grants: Vec<Option<Grant>>,
     /// Ends us when nobody holds us; the root has none.
     pub(crate) leash: Option<&'static Leash>,
+    /// By which copies of the root reach its contexts; contexts themselves know its address, and the root's process.
+    pub(crate) door: Option<Door>,
+    pub(crate) door_name: Option<Id>,
+    pub(crate) root: Pid,
+    /// What is to take our place when we are killed.
+    pub(crate) spare: Option<Pid>,
     /// Private memory that became shared.
     pub(crate) shared: Vec<SharedRange>,
     /// Where memory of other contexts lies over ours.
@@ -196,7 +210,14 @@ fn take_turn(asking: bool) -> Result<Option<Held>> {
     }
     match state {
         None => Ok(None),
-        Some(state) if !state.creator.is_here() => Err(Error::OtherProcess),
+        Some(state) if !state.creator.is_here() => {
+            if state.me != ROOT || state.door.is_none() {
+                return Err(Error::OtherProcess);
+            }
+            // A copy of the root: it has copies of the contexts, from now on.
+            double::adopt(state)?;
+            Ok(Some(held))
+        }
         Some(state) => {
             let strand = strands::own(state.program, state.me)?;
             held.strand = strand;
@@ -265,7 +286,12 @@ pub(crate) fn own_pidfd() -> Result<OwnedFd> {
 impl State {
     fn root() -> Result<Self> {
         let pidfd = own_pidfd()?;
+        let (door, door_name) = Door::open().unzip();
         Ok(Self {
+            door,
+            door_name,
+            root: rustix::process::getpid(),
+            spare: None,
             program: Box::leak(Box::new(Program::new()?)),
             me: ROOT,
             creator: Creator::here(),
@@ -357,6 +383,7 @@ impl State {
     pub(crate) fn add_peer(
         &mut self,
         fd: OwnedFd,
+        id: Id,
         pidfd: OwnedFd,
         (seat, generation): (u32, u32),
         link: Link,
@@ -369,9 +396,11 @@ impl State {
         let slot = place(&mut self.peers);
         link.set_slot(slot);
         self.peers[slot] = Some(Peer {
+            id,
             fd,
             inode,
             pidfd: Arc::new(pidfd),
+            pid: self.program.seat(seat).pid.load(SeqCst),
             seat,
             generation,
             serial,
@@ -395,12 +424,12 @@ impl State {
         }
     }
 
-    pub(crate) fn add_grant(&mut self, socket: OwnedFd, rights: Rights) -> Result<usize> {
+    pub(crate) fn add_grant(&mut self, socket: OwnedFd, id: Id, rights: Rights) -> Result<usize> {
         let slot = place(&mut self.grants);
         if let Some(leash) = self.leash {
             leash.add(&socket, slot)?;
         }
-        self.grants[slot] = Some(Grant { socket, rights });
+        self.grants[slot] = Some(Grant { socket, id, rights });
         Ok(slot)
     }
 
@@ -442,6 +471,7 @@ impl State {
             || self.grants.iter().flatten().any(|grant| own(&grant.socket))
             || self.shared.iter().any(|shared| own(&shared.file))
             || self.kicks.iter().flatten().any(own)
+            || self.door.as_ref().is_some_and(|door| door.has(number))
             || self.peers.iter().flatten().any(|peer| {
                 let heard = peer.listener.as_ref();
                 own(&peer.fd)
@@ -524,7 +554,7 @@ fn place<T>(places: &mut Vec<Option<T>>) -> usize {
 }
 
 /// The inode behind a descriptor.
-fn inode(fd: RawFd) -> Option<u64> {
+pub(crate) fn inode(fd: RawFd) -> Option<u64> {
     // SAFETY: fstat of a number that may be none fails; nothing is closed.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     rustix::fs::fstat(fd).ok().map(|status| status.st_ino)

@@ -38,6 +38,12 @@ pub(crate) fn own(program: &Program, seat: u32) -> Result<u32> {
     Ok(strand)
 }
 
+/// Which strand the thread was of which the calling one is a copy, if that was known.
+pub(crate) fn inherited() -> Option<u32> {
+    let (process, strand) = KNOWN.get();
+    (process != 0).then_some(strand)
+}
+
 /// Notes which strand the calling thread is.
 pub(crate) fn know(strand: u32) {
     KNOWN.set((Creator::here().number(), strand));

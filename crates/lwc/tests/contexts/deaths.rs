@@ -1,12 +1,12 @@
 //! Contexts that die, stop, or become something else, and what the others are told.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use orrery_domain::End;
-use orrery_lwc::context::{Error, Overlay, Own, Spec, create};
+use orrery_lwc::context::{Calls, Context, Error, Overlay, Own, Spec, create};
 
-use crate::support::{PAGE, await_end_of, kill_after, mapped, own_pid, reap, server, shared_words};
+use crate::support::{PAGE, await_end_of, in_child, kill_after, mapped, own_pid, reap, server, shared_words};
 
 pub(crate) fn a_killed_context_is_an_error() {
     let other = create(
@@ -180,4 +180,152 @@ pub(crate) fn orphans_are_told_of() {
     }
     let other = create(&Spec::new(), server(|word| word)).unwrap();
     assert_eq!(other.switch(3, &[]).unwrap().word, 3);
+}
+
+/// Adds up what it is told; dies of 13. Says the sum, and its process.
+fn mortal() -> Context {
+    create(&Spec::new(), |start| {
+        let mut sum = 0;
+        let mut arrival = start.arrival;
+        loop {
+            match arrival.word {
+                13 => unsafe {
+                    libc::kill(libc::getpid(), libc::SIGKILL);
+                },
+                14 => loop {
+                    std::thread::yield_now();
+                },
+                word => sum += word,
+            }
+            arrival = arrival.caller.switch(sum, &own_pid().to_ne_bytes()).unwrap();
+        }
+    })
+    .unwrap()
+}
+
+/// The sum, and the process.
+fn add(mortal: Context, word: u64) -> (u64, u64) {
+    let arrival = mortal.switch(word, &[]).unwrap();
+    (arrival.word, u64::from_ne_bytes(arrival.bytes[..].try_into().unwrap()))
+}
+
+pub(crate) fn a_killed_context_goes_on_from_a_good_state() {
+    let mortal = mortal();
+    let (sum, first) = add(mortal, 100);
+    assert_eq!(sum, 100);
+    mortal.keep_good().unwrap();
+    assert_eq!(add(mortal, 5), (105, first));
+    // With control,
+    let told = mortal.switch(13, &[]).unwrap_err();
+    assert!(matches!(told, Error::Died { end: End::Killed { signal: 9 }, .. }), "{told}");
+    let (sum, second) = add(mortal, 1);
+    assert_eq!(sum, 101);
+    assert_ne!(second, first);
+    // parked,
+    mortal.keep_good().unwrap();
+    reap(kill_after(second, 0));
+    await_end_of(second);
+    let told = mortal.switch(1, &[]).unwrap_err();
+    assert!(matches!(told, Error::Died { end: End::Killed { signal: 9 }, .. }), "{told}");
+    let (sum, third) = add(mortal, 1);
+    assert_eq!(sum, 102);
+    // or when its time is up.
+    mortal.keep_good().unwrap();
+    let told = mortal.switch_within(14, &[], Duration::from_millis(50)).unwrap_err();
+    assert_eq!(told, Error::TimedOut);
+    let (sum, last) = add(mortal, 2);
+    assert_eq!(sum, 104);
+    assert_ne!(last, third);
+    // It has no such state now.
+    assert!(matches!(mortal.switch(13, &[]), Err(Error::Died { .. })));
+    assert!(matches!(mortal.switch(1, &[]), Err(Error::Gone { .. })));
+    mortal.close().unwrap();
+    // One that exits ends the program, whatever was kept.
+    let status = in_child(|| {
+        let leaver = create(&Spec::new(), |start| {
+            let _ = start.arrival.caller.switch(0, &[]);
+            std::process::exit(21)
+        })
+        .unwrap();
+        leaver.switch(0, &[]).unwrap();
+        leaver.keep_good().unwrap();
+        let _ = leaver.switch(0, &[]);
+    });
+    assert_eq!(libc::WEXITSTATUS(status), 21);
+}
+
+pub(crate) fn a_good_state_outlives_many_deaths() {
+    let mortal = mortal();
+    let mut sum = 0;
+    for round in 0..40_u64 {
+        let (before, process) = add(mortal, 1);
+        sum += 1;
+        assert_eq!(before, sum);
+        mortal.keep_good().unwrap();
+        let killer = kill_after(process, round * 40);
+        // It dies anywhere in here; what it was told since is lost.
+        let told = loop {
+            match mortal.switch(1000, &[]) {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(told, Error::Died { .. }), "{told}");
+        reap(killer);
+    }
+    assert_eq!(add(mortal, 1).0, sum + 1);
+}
+
+pub(crate) fn a_good_state_is_the_newest_one() {
+    let mortal = mortal();
+    for round in 1..=20 {
+        assert_eq!(add(mortal, 1).0, round);
+        mortal.keep_good().unwrap();
+    }
+    assert_eq!(add(mortal, 500).0, 520);
+    assert!(mortal.switch(13, &[]).is_err());
+    assert_eq!(add(mortal, 1).0, 21);
+    // Another context that holds it finds it, too.
+    mortal.keep_good().unwrap();
+    let other = create(
+        &Spec::new(),
+        server(move |word| match mortal.switch(word, &[]) {
+            Ok(arrival) => arrival.word,
+            Err(Error::Died { .. }) => 7777,
+            Err(error) => panic!("{error}"),
+        }),
+    )
+    .unwrap();
+    assert_eq!(other.switch(13, &[]).unwrap().word, 7777);
+    assert_eq!(add(mortal, 1).0, 22);
+}
+
+pub(crate) fn good_states_end_with_their_contexts() {
+    let children = || {
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let name = std::fs::read_link("/proc/self/exe").unwrap();
+        all.filter(|entry| std::fs::read_link(entry.path().join("exe")).is_ok_and(|exe| exe == name))
+            .filter_map(|entry| std::fs::read_to_string(entry.path().join("environ")).ok())
+            .filter(|environ| environ.contains("good_states_end_with_their_contexts"))
+            .count()
+    };
+    let before = children();
+    let mortal = mortal();
+    add(mortal, 1);
+    mortal.keep_good().unwrap();
+    mortal.keep_good().unwrap();
+    mortal.close().unwrap();
+    let start = Instant::now();
+    while children() != before {
+        assert!(start.elapsed() < Duration::from_secs(20), "{} processes", children());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub(crate) fn good_states_need_rights() {
+    let mortal = mortal();
+    mortal.restrict(&[]).unwrap();
+    assert!(matches!(mortal.keep_good(), Err(Error::Denied { .. })));
+    let filtered = create(&Spec::new().withhold(&Calls::global()), server(|word| word));
+    assert!(matches!(filtered.unwrap().keep_good(), Err(Error::Denied { .. })));
 }

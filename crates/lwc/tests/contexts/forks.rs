@@ -1,17 +1,280 @@
 //! What becomes of contexts where the program forks.
 
-use orrery_lwc::context::{Error, Spec, create};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
-use crate::support::{in_child, server};
+use orrery_domain::End;
+use orrery_lwc::context::{Calls, Context, Error, Forked, Spec, create, fork};
+
+use crate::support::{
+    PAGE, await_end_of, in_child, is_running, kill_after, mapped, own_pid, reap, server, shared_words,
+};
+
+/// Counts its calls, and says how often it was called and by whom; keeps the sum of what it was told.
+fn counter() -> Context {
+    create(&Spec::new(), |start| {
+        let (mut calls, mut sum) = (0, 0);
+        let mut arrival = start.arrival;
+        loop {
+            calls += 1;
+            sum += arrival.word;
+            let bytes = [calls, own_pid()].map(u64::to_ne_bytes).concat();
+            arrival = arrival.caller.switch(sum, &bytes).unwrap();
+        }
+    })
+    .unwrap()
+}
+
+/// The sum, the number of calls, the process.
+fn ask(counter: Context, word: u64) -> (u64, u64, u64) {
+    let arrival = counter.switch(word, &[]).unwrap();
+    let number = |at: usize| u64::from_ne_bytes(arrival.bytes[at..at + 8].try_into().unwrap());
+    (arrival.word, number(0), number(8))
+}
+
+/// Runs `child` in a forked program; gives its process.
+fn forked(child: impl FnOnce()) -> i32 {
+    match unsafe { fork() }.unwrap() {
+        Forked::Child => {
+            child();
+            unsafe { libc::_exit(0) }
+        }
+        Forked::Parent(pid) => i32::try_from(pid).unwrap(),
+    }
+}
+
+fn status_of(pid: i32) -> i32 {
+    let mut status = 0;
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    status
+}
 
 pub(crate) fn a_forked_process_has_its_own() {
     let other = create(&Spec::new(), server(|word| word)).unwrap();
     let status = in_child(|| {
-        assert_eq!(other.switch(0, &[]).unwrap_err(), Error::OtherProcess);
         let own = create(&Spec::new(), server(|word| word * 3)).unwrap();
         assert_eq!(own.switch(5, &[]).unwrap().word, 15);
+        assert_eq!(other.switch(5, &[]).unwrap().word, 5);
         unsafe { libc::_exit(4) };
     });
     assert_eq!(libc::WEXITSTATUS(status), 4);
     assert_eq!(other.switch(2, &[]).unwrap().word, 2);
+}
+
+pub(crate) fn a_forked_program_has_copies() {
+    let words = shared_words();
+    let memory = mapped(1);
+    let word = unsafe { &*memory.cast::<libc::c_void>().cast::<AtomicU64>() };
+    let shared = unsafe { Spec::new().share(memory, PAGE) };
+    let adder = create(
+        &shared,
+        server(|more| {
+            words[1].fetch_add(1, SeqCst);
+            word.fetch_add(more, SeqCst) + more
+        }),
+    )
+    .unwrap();
+    let counter = counter();
+    let (_, _, before) = ask(counter, 10);
+    assert_eq!(adder.switch(7, &[]).unwrap().word, 7);
+    let pid = forked(|| {
+        // All goes on from where it was, elsewhere.
+        let (sum, calls, process) = ask(counter, 5);
+        assert_eq!((sum, calls), (15, 2));
+        assert_ne!(process, before);
+        assert_eq!(adder.switch(100, &[]).unwrap().word, 107);
+        // One memory here,
+        assert_eq!(word.load(SeqCst), 107);
+        word.store(200, SeqCst);
+        assert_eq!(adder.switch(1, &[]).unwrap().word, 201);
+        words[0].store(1, SeqCst);
+        while words[0].load(SeqCst) != 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(ask(counter, 0), (15, 3, process));
+        assert_eq!(Context::of_descriptor(counter.descriptor()).unwrap(), counter);
+        counter.close().unwrap();
+        await_end_of(process);
+    });
+    while words[0].load(SeqCst) != 1 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // another there, while the program's own shared memory is one.
+    assert_eq!(word.load(SeqCst), 7);
+    assert_eq!(adder.switch(3, &[]).unwrap().word, 10);
+    assert_eq!(words[1].load(SeqCst), 4);
+    assert_eq!(ask(counter, 1), (11, 2, before));
+    words[0].store(2, SeqCst);
+    assert_eq!(status_of(pid), 0);
+    assert_eq!(ask(counter, 1), (12, 3, before));
+}
+
+pub(crate) fn a_plain_fork_has_copies_when_it_asks() {
+    let counter = counter();
+    let (.., before) = ask(counter, 10);
+    let status = in_child(|| {
+        let (sum, calls, process) = ask(counter, 1);
+        assert_eq!((sum, calls), (11, 2));
+        assert_ne!(process, before);
+        for round in 0..100 {
+            assert_eq!(ask(counter, 1).0, 12 + round);
+        }
+        unsafe { libc::_exit(3) };
+    });
+    assert_eq!(libc::WEXITSTATUS(status), 3);
+    assert_eq!(ask(counter, 1), (11, 2, before));
+}
+
+pub(crate) fn nested_contexts_are_forked() {
+    // A context with one of its own, of which the root knows nothing.
+    let outer = create(&Spec::new(), |start| {
+        let inner = counter();
+        let mut arrival = start.arrival;
+        loop {
+            let (sum, calls, process) = ask(inner, arrival.word);
+            let bytes = [calls, process].map(u64::to_ne_bytes).concat();
+            arrival = arrival.caller.switch(sum, &bytes).unwrap();
+        }
+    })
+    .unwrap();
+    let (.., before) = ask(outer, 4);
+    let pid = forked(|| {
+        let (sum, calls, process) = ask(outer, 4);
+        assert_eq!((sum, calls), (8, 2));
+        assert_ne!(process, before);
+        assert_eq!(ask(outer, 4), (12, 3, process));
+    });
+    assert_eq!(status_of(pid), 0);
+    assert_eq!(ask(outer, 1), (5, 2, before));
+}
+
+pub(crate) fn each_program_ends_for_itself() {
+    let words = shared_words();
+    let counter = counter();
+    let (.., before) = ask(counter, 1);
+    // The child's context dies: the child is told, the parent is not concerned.
+    let pid = forked(|| {
+        let (.., process) = ask(counter, 1);
+        reap(kill_after(process, 0));
+        await_end_of(process);
+        let told = counter.switch(0, &[]).unwrap_err();
+        assert!(matches!(told, Error::Gone { .. } | Error::Died { .. }), "{told}");
+        let own = create(&Spec::new(), server(|word| word)).unwrap();
+        assert_eq!(own.switch(1, &[]).unwrap().word, 1);
+    });
+    assert_eq!(status_of(pid), 0);
+    assert_eq!(ask(counter, 1), (2, 2, before));
+    // The child ends, and with it all of its contexts.
+    let pid = forked(|| {
+        words[0].store(ask(counter, 1).2, SeqCst);
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    });
+    while words[0].load(SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(is_running(words[0].load(SeqCst)));
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    status_of(pid);
+    await_end_of(words[0].load(SeqCst));
+    // The parent's context dies: the child goes on.
+    let pid = forked(|| {
+        while words[1].load(SeqCst) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(ask(counter, 1).0, 3);
+    });
+    reap(kill_after(before, 0));
+    await_end_of(before);
+    assert!(counter.switch(0, &[]).is_err());
+    words[1].store(1, SeqCst);
+    assert_eq!(status_of(pid), 0);
+    // An exit in a copy ends its program with that status, as far as the kernel remembers it.
+    let leaver = create(&Spec::new(), |start| {
+        std::process::exit(i32::try_from(start.arrival.word).unwrap());
+    })
+    .unwrap();
+    let pid = forked(|| {
+        let told = leaver.switch(17, &[]).unwrap_err();
+        assert!(matches!(told, Error::Died { end: End::Unknown, .. }), "{told}");
+        orrery_testing::skipped!("the kernel forgets the status of a process that another one has buried");
+        unsafe { libc::_exit(17) };
+    });
+    assert_eq!(libc::WEXITSTATUS(status_of(pid)), 17);
+}
+
+pub(crate) fn filtered_contexts_stay_behind() {
+    let filtered = create(&Spec::new().withhold(&Calls::global()), server(|word| word)).unwrap();
+    let plain = create(&Spec::new(), server(|word| word)).unwrap();
+    let pid = forked(|| {
+        assert!(matches!(filtered.switch(1, &[]), Err(Error::Gone { .. })));
+        assert_eq!(plain.switch(2, &[]).unwrap().word, 2);
+    });
+    assert_eq!(status_of(pid), 0);
+    assert_eq!(filtered.switch(1, &[]).unwrap().word, 1);
+    let refusing = create(&Spec::new(), |start| {
+        let told = unsafe { fork() }.unwrap_err();
+        let _ = start.arrival.caller.switch(u64::from(told == Error::NotTheRoot), &[]);
+        unreachable!()
+    })
+    .unwrap();
+    assert_eq!(refusing.switch(0, &[]).unwrap().word, 1);
+}
+
+pub(crate) fn workers_have_contexts_of_their_own() {
+    let counter = counter();
+    let workers: Vec<i32> = (1..=6)
+        .map(|worker| match unsafe { libc::fork() } {
+            0 => {
+                let mut expected = 0;
+                for round in 0..200 {
+                    expected += round * worker;
+                    assert_eq!(ask(counter, round * worker).0, expected);
+                }
+                unsafe { libc::_exit(0) }
+            }
+            pid => pid,
+        })
+        .collect();
+    workers.into_iter().for_each(|pid| assert_eq!(status_of(pid), 0));
+    assert_eq!(ask(counter, 9).0, 9);
+}
+
+pub(crate) fn forks_of_forks_have_copies() {
+    let counter = counter();
+    assert_eq!(ask(counter, 1).0, 1);
+    let pid = forked(|| {
+        assert_eq!(ask(counter, 1).0, 2);
+        let pid = forked(|| assert_eq!(ask(counter, 1).0, 3));
+        assert_eq!(status_of(pid), 0);
+        let status = in_child(|| {
+            assert_eq!(ask(counter, 2).0, 4);
+            unsafe { libc::_exit(0) };
+        });
+        assert_eq!(status, 0);
+        assert_eq!(ask(counter, 1).0, 3);
+    });
+    assert_eq!(status_of(pid), 0);
+    assert_eq!(ask(counter, 1).0, 2);
+}
+
+pub(crate) fn a_thread_forks_what_it_has() {
+    let counter = counter();
+    assert_eq!(ask(counter, 1).0, 1);
+    let descriptor = counter.descriptor();
+    std::thread::spawn(move || {
+        let own = create(&Spec::new(), server(|word| word + 1)).unwrap();
+        assert_eq!(own.switch(1, &[]).unwrap().word, 2);
+        let pid = forked(|| {
+            assert_eq!(own.switch(2, &[]).unwrap().word, 3);
+            let told = counter.switch(1, &[]).unwrap_err();
+            assert_eq!(told, Error::Gone { descriptor });
+        });
+        assert_eq!(status_of(pid), 0);
+        assert_eq!(own.switch(3, &[]).unwrap().word, 4);
+    })
+    .join()
+    .unwrap();
+    assert_eq!(ask(counter, 1).0, 2);
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::audit::{Event, now};
+use super::book;
 use super::config::Executables;
 use super::content::{self, Shown};
 use super::object::{Memory, Object, copy, exhausted, may_execute, whole_pages};
@@ -15,10 +16,10 @@ use super::report;
 use super::server::Server;
 use super::state::{Connection, State};
 use super::table::{Entry, Full, Holder};
-use crate::ObjectId;
 use crate::protocol::{
-    ALONE, Content, EXECUTABLE, Handle, PUBLIC, Piece, PieceAnswer, Refusal, Reply, Request,
+    ALONE, Content, EXECUTABLE, Handle, PUBLIC, Piece, PieceAnswer, Refusal, Relocated, Reply, Request, Room,
 };
+use crate::{ObjectId, PAGE};
 
 /// Objects larger than this are taken by some of the workers only, so that the others can go on answering.
 const LARGE: u64 = 4 << 20;
@@ -63,6 +64,9 @@ pub(super) fn answer(
         Request::Release(id) => asking.release(*id),
         Request::Files(pieces) => asking.files(pieces, descriptors),
         Request::Report => asking.report(),
+        Request::Book(room) => asking.book(room),
+        Request::Recall(names) => Ok(asking.recall(names)),
+        Request::Remember(name) => asking.remember(*name, &descriptors),
     };
     asking.log(request, result.as_ref().err().copied());
     result.unwrap_or_else(Answer::from)
@@ -141,21 +145,32 @@ impl Asking<'_> {
                 self.hand_out(&mut state, &realm, id)
             }
             Content::Descriptor { length } => {
-                let [fd] = descriptors else { return Err(Refusal::Descriptor) };
-                if length == 0 || length > largest {
-                    return Err(Refusal::Size);
-                }
-                let turn = self.turn(length)?;
-                self.room(&realm, whole_pages(length))?;
-                let (id, draft) = content::from_memory(fd.as_fd(), length, largest)?;
+                let (id, memory) = self.take_memory(&realm, "orc:object", length, descriptors)?;
                 agree(expected, id)?;
-                let memory = draft.seal().map_err(exhausted)?;
-                drop(turn);
                 let mut state = self.state();
                 self.enter(&mut state, &realm, id, memory, length, executable)?;
                 self.hand_out(&mut state, &realm, id)
             }
         }
+    }
+
+    /// Copies the first bytes of the memory file that came with the message.
+    fn take_memory(
+        &self,
+        realm: &Realm,
+        label: &str,
+        length: u64,
+        descriptors: &[OwnedFd],
+    ) -> Result<(ObjectId, OwnedFd), Refusal> {
+        let [fd] = descriptors else { return Err(Refusal::Descriptor) };
+        let largest = self.server.config.largest;
+        if length == 0 || length > largest {
+            return Err(Refusal::Size);
+        }
+        let _turn = self.turn(length)?;
+        self.room(realm, whole_pages(length))?;
+        let (id, draft) = content::from_memory(fd.as_fd(), label, length, largest)?;
+        Ok((id, draft.seal().map_err(exhausted)?))
     }
 
     /// Asks whether there would be room, before anything is copied.
@@ -307,6 +322,43 @@ impl Asking<'_> {
         Ok(Answer { reply, memories: Vec::new(), report: Some(fd) })
     }
 
+    fn book(&self, room: &Room) -> Result<Answer, Refusal> {
+        let mut state = self.state();
+        let book = state.book(&self.peer.realm, room).map_err(|_| Refusal::Exhausted)?;
+        let fd = book.fd().try_clone_to_owned().map_err(|_| Refusal::Exhausted)?;
+        let reply = Reply::Book { length: book::BYTES };
+        Ok(Answer { reply, memories: Vec::new(), report: Some(fd) })
+    }
+
+    fn recall(&self, names: &[Relocated]) -> Answer {
+        let realm = &self.peer.realm;
+        let mut state = self.state();
+        let mut memories = Vec::new();
+        let mut answers = Vec::new();
+        for name in names {
+            let id = state.relocated.get(realm).and_then(|of_realm| of_realm.get(name)).copied();
+            let found = id.and_then(|id| Some(state.table.find(self.holder, realm, id)?.1.object.clone()));
+            let refusal = if found.is_some() { None } else { Some(Refusal::NotFound) };
+            let offset = found.as_ref().map_or(0, |object| object.offset);
+            memories.extend(found.map(|object| object.memory));
+            answers.push(PieceAnswer { refusal, duplicate: false, offset });
+        }
+        state.settle();
+        Answer { reply: Reply::Pieces(answers), memories, report: None }
+    }
+
+    fn remember(&self, name: Relocated, descriptors: &[OwnedFd]) -> Result<Answer, Refusal> {
+        if !name.length.is_multiple_of(PAGE as u64) {
+            return Err(Refusal::Malformed);
+        }
+        let realm = &self.peer.realm;
+        let (id, memory) = self.take_memory(realm, "orc:relocated", name.length, descriptors)?;
+        let mut state = self.state();
+        self.enter(&mut state, realm, id, memory, name.length, false)?;
+        state.remember_relocated(realm, name, id);
+        self.hand_out(&mut state, realm, id)
+    }
+
     fn log(&self, request: &Request<'_>, refusal: Option<Refusal>) {
         if !self.server.audit.is_on() {
             return;
@@ -317,6 +369,9 @@ impl Asking<'_> {
             Request::Release(id) => ("release", Some(*id)),
             Request::Files(_) => ("files", None),
             Request::Report => ("report", None),
+            Request::Book(_) => ("book", None),
+            Request::Recall(_) => ("recall", None),
+            Request::Remember(_) => ("remember", None),
         };
         let note = refusal.map(|refusal| refusal.to_string());
         self.server.audit.write(&Event {

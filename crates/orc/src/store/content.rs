@@ -109,9 +109,10 @@ pub(super) fn examine(fd: BorrowedFd<'_>, piece: &Piece, largest: u64) -> Result
     Ok(Shown { key: FileKey::of(&stat, piece), owner: stat.st_uid, mode: stat.st_mode })
 }
 
-/// Copies the first `length` bytes of a memory file; gives their name and the copy.
+/// Copies the first `length` bytes of a memory file, to be shown as `label`; gives their name and the copy.
 pub(super) fn from_memory(
     fd: BorrowedFd<'_>,
+    label: &str,
     length: u64,
     largest: u64,
 ) -> Result<(ObjectId, Draft), Refusal> {
@@ -126,7 +127,7 @@ pub(super) fn from_memory(
     if u64::try_from(size).unwrap_or(0) < length {
         return Err(Refusal::Changed);
     }
-    read(fd, "orc:object", 0, length, length)
+    read(fd, label, 0, length, length)
 }
 
 /// Reads `there` bytes from `offset` into a draft of `length`, which shows as `label`, and hashes all of it.
@@ -275,10 +276,14 @@ mod tests {
         let only_named = rustix::fs::open("/proc/self/exe", OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         assert_eq!(examine(only_named.as_fd(), &piece, 1 << 20).unwrap_err(), Refusal::Descriptor);
         assert!(examine(proc.as_fd(), &piece, 1 << 20).is_ok());
-        assert_eq!(from_memory(pipe.as_fd(), 1, 10).unwrap_err(), Refusal::Descriptor);
+        assert_eq!(from_memory(pipe.as_fd(), "test", 1, 10).unwrap_err(), Refusal::Descriptor);
         let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        assert_eq!(from_memory(memory.as_fd(), 1, 10).unwrap_err(), Refusal::Changed, "shorter than told");
-        assert_eq!(from_memory(memory.as_fd(), 11, 10).unwrap_err(), Refusal::Size);
+        assert_eq!(
+            from_memory(memory.as_fd(), "test", 1, 10).unwrap_err(),
+            Refusal::Changed,
+            "shorter than told"
+        );
+        assert_eq!(from_memory(memory.as_fd(), "test", 11, 10).unwrap_err(), Refusal::Size);
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub(super) enum Key {
     Connection(u64),
     /// How many holds a connection has on an object of this realm.
     Hold(u64, Realm, ObjectId),
+    /// A realm's book of places; no value.
+    Book(Realm),
 }
 
 /// Where an object is.
@@ -58,6 +60,7 @@ mod tests {
             Key::Object(Realm::Tenant("z".into()), id),
             Key::Connection(u64::MAX),
             Key::Hold(u64::MAX, Realm::Public, id),
+            Key::Book(Realm::Public),
         ];
         let encoded: Vec<_> = keys.iter().map(|key| postcard::to_stdvec(key).unwrap()).collect();
         assert!(encoded.is_sorted());

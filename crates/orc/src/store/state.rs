@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::audit::Audit;
+use super::book::Book;
 use super::config::Config;
 use super::content::FileKey;
 use super::keeper::{Launcher, Message, Part, hear, prepare, tell};
@@ -18,6 +19,7 @@ use super::realm::Realm;
 use super::records::{ConnectionRecord, Key, ObjectRecord};
 use super::table::{Change, Full, Holder, Limits, Table};
 use crate::ObjectId;
+use crate::protocol::{Relocated, Room};
 
 /// Most files of a realm that are remembered.
 const MOST_FILES: usize = 65_536;
@@ -46,6 +48,9 @@ pub(super) struct State {
     /// Which bytes a file's pieces have, for each realm that has shown the file.
     pub(super) files: HashMap<Realm, HashMap<FileKey, ObjectId>>,
     pub(super) packs: HashMap<Realm, Pack>,
+    /// Which objects libraries' relocated data are.
+    pub(super) relocated: HashMap<Realm, HashMap<Relocated, ObjectId>>,
+    books: HashMap<Realm, Book>,
     /// How many objects lie in each memory file.
     inhabitants: HashMap<u64, usize>,
     /// Where each object lies.
@@ -113,6 +118,8 @@ impl State {
             connections: HashMap::new(),
             files: HashMap::new(),
             packs: HashMap::new(),
+            relocated: HashMap::new(),
+            books: HashMap::new(),
             inhabitants: HashMap::new(),
             places: HashMap::new(),
             next: 1,
@@ -123,6 +130,7 @@ impl State {
         };
         let mut listeners = Vec::new();
         let mut memories = HashMap::new();
+        let mut books = Vec::new();
         for (key, value, fd) in records {
             match key {
                 Key::Config => {}
@@ -149,12 +157,21 @@ impl State {
                 Key::Hold(number, realm, id) => {
                     let _ = state.table.hold(number, &realm, id, decode(&value)?);
                 }
+                Key::Book(realm) => {
+                    books.push((realm, fd.ok_or_else(missing)?));
+                }
             }
         }
         // The keeper knows all of this.
         let _ = state.table.take_changes();
         state.listeners = Arc::new(listeners);
         state.link = Some(link);
+        for (realm, old) in books {
+            // Nobody else can write to it, nor can we any more.
+            let book = Book::copy(old.as_fd())?;
+            state.put(&Key::Book(realm.clone()), &[], Some(book.fd()));
+            state.books.insert(realm, book);
+        }
         Ok((state, audit))
     }
 
@@ -227,6 +244,11 @@ impl State {
                 self.put(&Key::Hold(number, realm, id), &encode(&count), None);
             }
         }
+        let books = core::mem::take(&mut self.books);
+        for (realm, book) in &books {
+            self.put(&Key::Book(realm.clone()), &[], Some(book.fd()));
+        }
+        self.books = books;
         Ok(self.link.is_some())
     }
 
@@ -323,6 +345,32 @@ impl State {
             files.clear();
         }
         files.insert(key, id);
+    }
+}
+
+impl State {
+    /// The realm's book, with a place for the library if there is any more room in it.
+    ///
+    /// # Errors
+    /// Out of memory or descriptors.
+    pub(super) fn book(&mut self, realm: &Realm, room: &Room) -> io::Result<&Book> {
+        if !self.books.contains_key(realm) {
+            let book = Book::new()?;
+            self.put(&Key::Book(realm.clone()), &[], Some(book.fd()));
+            self.books.insert(realm.clone(), book);
+        }
+        let book = self.books.get_mut(realm).ok_or_else(|| io::Error::other("no book"))?;
+        book.find_place(room);
+        Ok(book)
+    }
+
+    /// Remembers what a library's relocated data are.
+    pub(super) fn remember_relocated(&mut self, realm: &Realm, name: Relocated, id: ObjectId) {
+        let names = self.relocated.entry(realm.clone()).or_default();
+        if names.len() >= MOST_FILES {
+            names.clear();
+        }
+        names.insert(name, id);
     }
 }
 

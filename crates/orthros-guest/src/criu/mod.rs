@@ -2,6 +2,7 @@
 
 mod descriptors;
 mod files;
+mod frozen;
 mod memory;
 mod messages;
 mod task;
@@ -15,11 +16,12 @@ use orrery_kimage::{IdKind, Kernel, Task};
 
 use descriptors::Sockets;
 use files::Files;
+pub(crate) use frozen::Frozen;
 use messages::{Inventory, KobjIds, Pstree, Timens, Timespec};
 use writer::{ImageFile, Kind};
 
 /// What went into the images, for the report.
-#[derive(Debug, Default, serde::Serialize)]
+#[derive(Clone, Debug, Default, serde::Serialize)]
 pub(crate) struct Summary {
     /// Processes, and threads in them.
     pub(crate) processes: usize,
@@ -31,6 +33,9 @@ pub(crate) struct Summary {
     pub(crate) descriptors: usize,
     /// Established TCP connections.
     pub(crate) connections: usize,
+    /// What the dead kernel had not written to its disk yet, and was written for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) written: Option<crate::writeback::Written>,
     /// What could not be carried over exactly, in words.
     pub(crate) remarks: Vec<String>,
 }
@@ -40,6 +45,7 @@ struct Context<'k> {
     kernel: &'k Kernel,
     /// The dead kernel's clock, in nanoseconds since it booted.
     monotonic: u64,
+    frozen: &'k Frozen,
     files: Files,
     sockets: Sockets,
     summary: Summary,
@@ -50,12 +56,13 @@ struct Context<'k> {
 /// # Errors
 ///
 /// Whatever cannot be rebuilt ends it, with the process and the reason: half a service is none.
-pub(crate) fn write(kernel: &Kernel, pid: i32, folder: &Path) -> Result<Summary> {
+pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -> Result<Summary> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let monotonic = monotonic(kernel).context("cannot read the dead kernel's clock")?;
     let mut context = Context {
         kernel,
         monotonic,
+        frozen,
         files: Files::default(),
         sockets: Sockets::default(),
         summary: Summary::default(),

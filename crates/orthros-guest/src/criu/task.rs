@@ -3,7 +3,7 @@
 //! A thread that was in a system call is not in it any more. Calls that wait for something are begun again: nothing
 //! had happened yet. Any other call that had not finished fails with `EINTR`: whether it had an effect, nobody knows.
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Object, Registers, Task};
 
 use super::Context;
@@ -18,8 +18,27 @@ const ENOSYS: i64 = 38;
 const RESTARTS: std::ops::RangeInclusive<i64> = 512..=516;
 const SIGNALS: u64 = 64;
 
-/// The calls that wait, and have done nothing until what they wait for happens.
-const WAITING: &[i64] = &[
+/// The calls that wait, and have done nothing until what they wait for happens; and those that may be made twice.
+const AGAIN: &[i64] = &[
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_sync,
+    libc::SYS_syncfs,
+    libc::SYS_msync,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_stat,
+    libc::SYS_fstat,
+    libc::SYS_lstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_access,
+    libc::SYS_faccessat,
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_madvise,
+    libc::SYS_truncate,
+    libc::SYS_ftruncate,
     libc::SYS_read,
     libc::SYS_poll,
     libc::SYS_select,
@@ -49,7 +68,10 @@ pub(super) fn core(context: &mut Context<'_>, thread: &Task<'_>, is_leader: bool
     if task.u32("seccomp.mode").unwrap_or(0) != 0 {
         bail!("it is confined by seccomp, which is not carried over yet");
     }
-    let mut registers = thread.registers()?;
+    let mut registers = match context.frozen.general(context.kernel, thread)? {
+        Some(registers) => registers,
+        None => thread.registers()?,
+    };
     resume(context, thread, &mut registers)?;
     let name = thread.name()?;
     let blocked = task.u64("blocked")?;
@@ -79,16 +101,18 @@ pub(super) fn core(context: &mut Context<'_>, thread: &Task<'_>, is_leader: bool
         }),
     };
     let tc = if is_leader { Some(process(context, thread, name, blocked)?) } else { None };
-    let float_state = thread.float_state()?;
-    if float_state.stale {
-        bail!(
-            "it was on a processor, whose vector registers nobody has saved: it cannot be continued exactly"
-        );
-    }
+    let saved = thread.float_state()?;
+    let float_state = if saved.stale {
+        context.frozen.float(context.kernel, thread)?.context(
+            "it was on a processor, whose vector registers nobody has told: it cannot be continued exactly",
+        )?
+    } else {
+        saved.bytes
+    };
     let thread_info = ThreadInfoX86 {
         clear_tid_addr: task.u64("clear_child_tid")?,
         gpregs: general(&registers),
-        fpregs: float(&float_state.bytes),
+        fpregs: float(&float_state),
     };
     Ok(Core { mtype: 1, thread_info: Some(thread_info), tc, thread_core: Some(thread_core) })
 }
@@ -104,7 +128,7 @@ fn resume(context: &mut Context<'_>, thread: &Task<'_>, registers: &mut Register
     if result != -ENOSYS && !restarts {
         return Ok(());
     }
-    if restarts || WAITING.contains(&call) {
+    if restarts || AGAIN.contains(&call) {
         registers.ax = registers.orig_ax;
         registers.ip -= SYSCALL_LENGTH;
     } else {

@@ -9,6 +9,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::count::board;
 use super::frame::Context;
 use super::kernel::{SIGSYS, address, address_mut, block_signals, call, failed, set_mask, ticks};
+use super::own;
 use super::requests::ask;
 use crate::board::{EXEC, EXEC_FAILED, Unfollowed, YES};
 use crate::numbers;
@@ -30,6 +31,7 @@ pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i6
     } else {
         (arguments[0], arguments[1], arguments[4])
     };
+    own::release();
     let mut status = [0_u32; 36];
     // SAFETY: `struct stat` has 144 bytes; the path is the program's.
     let found = unsafe {

@@ -18,7 +18,7 @@ use super::kernel::{address, block_signals, call, failed, set_mask};
 use super::policy::policy;
 use super::requests::ask;
 use super::stubs::{self, STUB};
-use super::{landings, ranges};
+use super::{landings, own, ranges};
 use crate::board::{CALLS, CODE, SITE, YES, code_hash};
 use crate::config::SA_ONSTACK;
 use crate::numbers;
@@ -277,16 +277,39 @@ impl Assembler {
     }
 
     fn count(&mut self, number: u16) {
-        let counter = address(&board().row(u64::from(number)).patched);
-        self.push(&[0x9f]); // lahf
-        self.push(&[0x0f, 0x90, 0xc0]); // seto %al
-        self.push(&[0x41, 0x89, 0xc3]); // mov %eax,%r11d
-        self.push(&[0x48, 0xb9]).word(counter); // movabs $counter,%rcx
-        self.push(&[0xf0, 0x48, 0xff, 0x01]); // lock incq (%rcx)
-        self.push(&[0x44, 0x89, 0xd8]); // mov %r11d,%eax
-        self.push(&[0x04, 0x7f]); // add $0x7f,%al: overflows if %al is 1
+        let row = board().row(u64::from(number));
+        if own::possible() {
+            let offset = address(&row.patched) - address(&board().calls);
+            self.push(&[0xf3, 0x48, 0x0f, 0xae, 0xc1]); // rdfsbase %rcx
+            self.push(&[0x41, 0xbb]).half(0); // mov $0,%r11d
+            self.push(&[0xf2, 0x4c, 0x0f, 0x38, 0xf1, 0xd9]); // crc32 %rcx,%r11
+            self.push(&[0x45, 0x0f, 0xb6, 0xdb]); // movzbl %r11b,%r11d
+            self.push(&[0x47, 0x8d, 0x1c, 0x1b]); // lea (%r11,%r11),%r11d
+            self.push(&[0x48, 0xb8]).word(address(&own::TABLE)); // movabs $table,%rax
+            self.push(&[0x4e, 0x8d, 0x1c, 0xd8]); // lea (%rax,%r11,8),%r11
+            self.push(&[0x49, 0x8b, 0x03]); // mov (%r11),%rax
+            self.push(&[0x48, 0x8d, 0x0c, 0x01]); // lea (%rcx,%rax),%rcx
+            self.push(&[0xe3, 20]); // jrcxz own
+            self.count_with_lock(address(&row.patched)); // 18 bytes
+            self.push(&[0xeb, 15]); // jmp restore
+            self.push(&[0x9f]); // own: lahf
+            self.push(&[0x0f, 0x90, 0xc0]); // seto %al
+            self.push(&[0x4d, 0x8b, 0x5b, 0x08]); // mov 8(%r11),%r11
+            self.push(&[0x49, 0xff, 0x83]).half(offset as u32); // incq offset(%r11)
+        } else {
+            self.count_with_lock(address(&row.patched));
+        }
+        self.push(&[0x04, 0x7f]); // restore: add $0x7f,%al: overflows if %al is 1
         self.push(&[0x9e]); // sahf
         self.push(&[0xb8]).half(u32::from(number)); // mov $number,%eax
+    }
+
+    /// Leaves the flags in al and ah.
+    fn count_with_lock(&mut self, counter: u64) {
+        self.push(&[0x9f]); // lahf
+        self.push(&[0x0f, 0x90, 0xc0]); // seto %al
+        self.push(&[0x48, 0xb9]).word(counter); // movabs $counter,%rcx
+        self.push(&[0xf0, 0x48, 0xff, 0x01]); // lock incq (%rcx)
     }
 
     /// Has the call performed by a function that takes its number in eax and where it returns to in rcx.

@@ -8,7 +8,7 @@ use super::frame::{AUDIT_ARCH_I386, Context, Info, SYS_USER_DISPATCH};
 use super::gates::{ORRERY_CONFIG, Patched, RED_ZONE, orrery_compat, orrery_resume};
 use super::kernel::{EINVAL, ENOSYS, address, call, failed, ticks};
 use super::policy::{Policy, policy};
-use super::{actions, exec, landings, masks, ranges, sites, threads};
+use super::{actions, exec, landings, masks, own, ranges, sites, threads};
 use crate::numbers;
 
 const PR_SET_SECCOMP: u64 = 22;
@@ -109,6 +109,11 @@ fn perform(context: &mut Context, number: u64, arguments: [u64; 6]) -> i64 {
             threads::give_birth(context, number)
         }
         numbers::execve | numbers::execveat => exec::execute(context, number, arguments),
+        numbers::exit_group => {
+            own::release();
+            // SAFETY: what the program asked for.
+            unsafe { call(number, arguments) }
+        }
         _ => perform_anywhere(number, arguments, context.registers.rsp),
     }
 }

@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::count::board;
 use super::gates::ORRERY_CONFIG;
+use super::own;
 use super::patch::{self, Outcome};
 
 const SITES: usize = 4096;
@@ -55,6 +56,7 @@ pub(crate) fn note(address: u64, number: u64) {
         // Should the site be dispatched again, it is another one: its file was unmapped.
         Outcome::Done => {
             site.hits.store(0, Relaxed);
+            own::claim();
             board().patched_sites.fetch_add(1, Relaxed);
         }
         Outcome::Refused => {

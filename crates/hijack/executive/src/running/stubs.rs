@@ -13,7 +13,7 @@ const PAGE: u64 = 4096;
 /// Room is given in units of this: 64 of them are a page, and a word has a bit for each.
 const UNIT: u64 = 64;
 /// The largest stub: what was moved, and what has the call performed.
-pub(crate) const STUB: usize = RELOCATED + 96;
+pub(crate) const STUB: usize = RELOCATED + 128;
 const PAGES: usize = 256;
 /// How far a jump reaches, less a margin.
 const REACH: u64 = (1 << 31) - (1 << 20);

@@ -17,11 +17,12 @@ use super::gates::{
 };
 use super::kernel::{EAGAIN, EINVAL, address, block_signals, call};
 use super::slots::{self, Slot};
-use super::{actions, decide, ranges, user};
+use super::{actions, decide, own, ranges, user};
 use crate::numbers;
 
 const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
+const CLONE_SETTLS: u64 = 0x8_0000;
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const ON: u64 = 1;
 /// `struct clone_args`: as far as it is defined today, in words.
@@ -30,6 +31,7 @@ const SMALLEST_CLONE_ARGUMENTS: u64 = 64;
 const FLAGS: usize = 0;
 const STACK: usize = 5;
 const STACK_SIZE: usize = 6;
+const THREAD_POINTER: usize = 7;
 
 /// Arms dispatch in the calling thread.
 pub(crate) fn arm() {
@@ -47,15 +49,22 @@ struct Birth {
     flags: u64,
     /// The upper end of the child's stack; zero: its parent's.
     stack: u64,
+    /// What `fs` will be, if not the parent's.
+    thread_pointer: Option<u64>,
     clone3: Option<[u64; CLONE_ARGUMENTS]>,
 }
 
 impl Birth {
     fn read(number: u64, arguments: [u64; 6]) -> Result<Self, i64> {
         Ok(match number {
-            numbers::fork => Self { flags: 0, stack: 0, clone3: None },
-            numbers::vfork => Self { flags: CLONE_VM | CLONE_VFORK, stack: 0, clone3: None },
-            numbers::clone => Self { flags: arguments[0], stack: arguments[1], clone3: None },
+            numbers::fork => Self { flags: 0, stack: 0, thread_pointer: None, clone3: None },
+            numbers::vfork => {
+                Self { flags: CLONE_VM | CLONE_VFORK, stack: 0, thread_pointer: None, clone3: None }
+            }
+            numbers::clone => {
+                let thread_pointer = (arguments[0] & CLONE_SETTLS != 0).then_some(arguments[4]);
+                Self { flags: arguments[0], stack: arguments[1], thread_pointer, clone3: None }
+            }
             _ => {
                 let mut words = [0_u64; CLONE_ARGUMENTS];
                 if arguments[1] < SMALLEST_CLONE_ARGUMENTS {
@@ -66,7 +75,8 @@ impl Birth {
                     *word = user::read_word(arguments[0] + 8 * index as u64)?;
                 }
                 let stack = if words[STACK] == 0 { 0 } else { words[STACK].wrapping_add(words[STACK_SIZE]) };
-                Self { flags: words[FLAGS], stack, clone3: Some(words) }
+                let thread_pointer = (words[FLAGS] & CLONE_SETTLS != 0).then_some(words[THREAD_POINTER]);
+                Self { flags: words[FLAGS], stack, thread_pointer, clone3: Some(words) }
             }
         })
     }
@@ -124,6 +134,7 @@ fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], birth: &Bir
     core::hint::black_box(&words);
     if result == 0 {
         ranges::unlock_in_child();
+        own::start_anew();
         actions::install();
         arm();
         if birth.stack != 0 {
@@ -141,6 +152,7 @@ fn with_stack(context: &Context, birth: &Birth) -> i64 {
         return error;
     }
     let extended = context.extended();
+    own::thread(birth.thread_pointer);
     block_signals();
     // SAFETY: the registers are those of the call; the child's stack holds what is needed.
     unsafe { orrery_clone(&raw const context.registers, extended.address, extended.features) }
@@ -190,6 +202,8 @@ pub(crate) extern "C" fn vfork_parent(slot: *mut Slot, result: u64) -> ! {
         (*context).registers.rax = result;
         // The child may have put its own there.
         (*context).registers.rsp = (*slots::call(slot)).own;
+        // The child may have given it back.
+        own::claim();
         decide::tell_result((*slots::call(slot)).call[0], result.cast_signed());
         let (frame, busy) = slots::put_back(slot);
         orrery_sigreturn_releasing(frame, busy)

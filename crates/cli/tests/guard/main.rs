@@ -2,125 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
+mod attacks;
+mod enforce;
+mod hardship;
+mod kernel;
+mod scene;
+
 use std::fs;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, Stdio};
 
-use tempfile::TempDir;
-
-/// A folder to work in, one with a secret, and a policy.
-struct Scene {
-    _root: TempDir,
-    work: PathBuf,
-    secret: PathBuf,
-    policy: PathBuf,
-}
-
-/// What ordinary programs need.
-const SYSTEM: &str = r#"
-read = ["/usr", "/etc", "/lib", "/lib64", "/bin", "/sbin", "/proc/self", "/proc/filesystems", "/proc/sys", "/proc/meminfo",
-        "/proc/stat", "/proc/cpuinfo", "/dev", "/sys/devices/system/cpu", "WORK"]
-write = ["/dev/null", "/dev/tty", "/dev/full", "/dev/zero", "/dev/shm", "WORK"]
-create = ["WORK", "/dev/shm"]
-"#;
-
-impl Scene {
-    fn new(more: &str) -> Self {
-        let root = tempfile::tempdir().unwrap();
-        let base = root.path().canonicalize().unwrap();
-        let (work, hidden) = (base.join("work"), base.join("hidden"));
-        fs::create_dir(&work).unwrap();
-        fs::create_dir(&hidden).unwrap();
-        let secret = hidden.join("secret");
-        fs::write(&secret, "SECRET").unwrap();
-        let policy = base.join("policy.toml");
-        let text = format!("[files]\n{SYSTEM}{more}").replace("WORK", work.to_str().unwrap());
-        fs::write(&policy, text).unwrap();
-        Self { _root: root, work, secret, policy }
-    }
-
-    fn ordinary() -> Self {
-        Self::new("execute = [\"/usr/bin\", \"/usr/sbin\", \"/usr/lib\", \"/usr/libexec\", \"WORK\"]\n")
-    }
-
-    fn guard(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
-        command.args(["guard", "--policy"]).arg(&self.policy).current_dir(&self.work);
-        command
-    }
-
-    fn run(&self, program: &[&str]) -> Output {
-        self.guard().arg("--").args(program).stdin(Stdio::null()).output().unwrap()
-    }
-
-    /// The shell's output, without guard and with it, in folders of the same name and content.
-    fn same(&self, script: &str) {
-        let run = |command: &mut Command| {
-            let _ = fs::remove_dir_all(&self.work);
-            fs::create_dir(&self.work).unwrap();
-            let output = command.args(["sh", "-ec", script]).stdin(Stdio::null()).output().unwrap();
-            (output.status, text(&output.stdout), text(&output.stderr))
-        };
-        let plain = run(Command::new("env").current_dir(&self.work));
-        let guarded = run(self.guard().args(["--quiet", "--"]));
-        assert!(plain.0.success(), "{script}: {plain:?}");
-        assert_eq!(guarded, plain, "{script}");
-    }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn exists(program: &str) -> bool {
-    let there =
-        Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap().status.success();
-    if !there {
-        orrery_testing::skipped!("there is no {program}");
-    }
-    there
-}
-
-/// The attacking program, built once.
-fn attacker() -> &'static Path {
-    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    let (_, path) = BUILT.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().canonicalize().unwrap().join("attack");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guard/attack.c");
-        let built = Command::new("cc")
-            .args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
-            .args([&path, &source])
-            .status()
-            .unwrap();
-        assert!(built.success());
-        (folder, path)
-    });
-    path
-}
-
-fn attack(name: &str, options: &[&str]) -> (Scene, String) {
-    let program = attacker().to_str().unwrap();
-    let scene = Scene::new(&format!("execute = [\"/usr/bin\", \"{program}\"]\n"));
-    let policy = fs::read_to_string(&scene.policy).unwrap();
-    fs::write(&scene.policy, policy.replace("read = [", &format!("read = [\"{program}\", \"/proc\", ")))
-        .unwrap();
-    let output = scene
-        .guard()
-        .args(options)
-        .args(["--quiet", "--", program, name])
-        .args([&scene.work, &scene.secret])
-        // One of them signals its whole group.
-        .process_group(0)
-        .output()
-        .unwrap();
-    let said = text(&output.stdout);
-    assert!(output.status.success() && said.contains("held"), "{name}: {output:?}");
-    assert_eq!(fs::read_to_string(&scene.secret).unwrap(), "SECRET", "{name}");
-    (scene, said)
-}
+use scene::{Scene, exists, is_superuser, text};
 
 #[test]
 fn what_is_allowed_happens_as_without_guard() {
@@ -174,6 +66,7 @@ with tempfile.TemporaryDirectory(dir='.') as d:
     os.write(t, b'linked'); os.link(f'/proc/self/fd/{t}', d + '/linked', src_dir_fd=fd)
     print(open(d + '/linked').read())
     os.setxattr(d + '/linked', 'user.x', b'v') if 'tmpfs' not in subprocess.getoutput('stat -f -c %T .') else None
+    print(os.listxattr(d + '/linked'), os.listxattr(d, follow_symlinks=False))
 print(os.getcwd() == os.path.realpath('.'), os.path.realpath('/proc/self') == f'/proc/{os.getpid()}')
 print(os.readlink('/proc/self/exe'), os.path.basename(os.readlink('/proc/self/cwd')))
 print(subprocess.run(['sh', '-c', 'exit 7']).returncode)
@@ -316,63 +209,6 @@ fn a_learnt_policy_suffices() {
     assert!(!other.output().unwrap().status.success(), "{policy}");
 }
 
-macro_rules! attacks {
-    ($($test:ident $name:literal,)*) => {
-        $(
-            #[test]
-            fn $test() {
-                attack($name, &[]);
-            }
-        )*
-    };
-}
-
-attacks! {
-    exchanged_paths_lead_nowhere "race-path",
-    exchanged_links_lead_nowhere "race-link",
-    exchanged_directories_lead_nowhere "race-directory",
-    no_name_leads_to_what_is_refused "names",
-    no_call_leads_around_the_monitor "around",
-    exchanged_programs_are_not_executed "execution",
-    floods_harm_nobody "flood",
-    sudden_deaths_harm_nobody "death",
-    interrupted_calls_happen_once "interrupted",
-    unlisted_addresses_are_not_reached "sockets",
-}
-
-#[test]
-fn without_landlock_the_first_wall_holds() {
-    for name in ["race-path", "race-link", "names", "around"] {
-        attack(name, &["--no-landlock"]);
-    }
-}
-
-#[test]
-fn the_monitor_is_out_of_reach() {
-    attack("monitor", &[]);
-}
-
-#[test]
-fn without_a_monitor_nothing_passes() {
-    let scene = Scene::ordinary();
-    let script = "trap '' TERM; echo ready; while :; do cat /etc/hostname > out 2>/dev/null; done";
-    let mut guarded = scene
-        .guard()
-        .args(["--quiet", "--", "setsid", "sh", "-c", script])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(guarded.stdout.take().unwrap()));
-    assert_eq!(lines.next().unwrap().unwrap(), "ready");
-    std::thread::sleep(std::time::Duration::from_millis(50));
-    guarded.kill().unwrap();
-    guarded.wait().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(100));
-    let _ = fs::remove_file(scene.work.join("out"));
-    std::thread::sleep(std::time::Duration::from_millis(200));
-    assert!(!scene.work.join("out").exists(), "a call passed without a monitor");
-}
-
 #[test]
 fn addresses_are_held_against_the_policy() {
     let scene = Scene::ordinary();
@@ -442,8 +278,4 @@ open('made', 'w'); print(os.stat('made').st_uid, os.stat('made').st_gid, os.acce
 ";
     let output = scene.run(&["/usr/bin/python3", "-c", script]);
     assert_eq!(text(&output.stdout), "refused\n65534 65534 False\n", "{output:?}");
-}
-
-fn is_superuser() -> bool {
-    text(&Command::new("id").arg("-u").output().unwrap().stdout).trim() == "0"
 }

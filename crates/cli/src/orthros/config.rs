@@ -1,0 +1,150 @@
+//! A pair described in a file, as `orrery orthros up --config` takes it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use orrery_orthros::{DiskConfig, DiskSource, Service};
+use serde::Deserialize;
+
+/// What the file says.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PairFile {
+    /// The program and its arguments.
+    service: Vec<String>,
+    /// Memory of each machine in MiB.
+    #[serde(default = "PairFile::memory")]
+    memory: u64,
+    /// The network to make.
+    network: Option<String>,
+    /// Where consoles, sockets and a new disk lie.
+    folder: Option<PathBuf>,
+    disk: Option<DiskTable>,
+    /// Files of this host that the service needs, and where it expects them.
+    #[serde(default)]
+    files: Vec<FileTable>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DiskTable {
+    size: Option<String>,
+    image: Option<PathBuf>,
+    #[serde(default = "DiskTable::mount")]
+    mount: String,
+    content: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileTable {
+    here: PathBuf,
+    there: String,
+}
+
+impl DiskTable {
+    fn mount() -> String {
+        "/data".to_owned()
+    }
+}
+
+/// A pair as it is wanted, from the command line or from a file.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) service: Service,
+    pub(super) memory_mib: u64,
+    pub(super) network: Option<String>,
+    pub(super) folder: Option<PathBuf>,
+    pub(super) disk: Option<DiskConfig>,
+}
+
+impl PairFile {
+    fn memory() -> u64 {
+        256
+    }
+
+    /// Reads a file.
+    pub(super) fn read(path: &Path) -> Result<Wanted> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Self::parse(&text).with_context(|| format!("{} describes no pair", path.display()))
+    }
+
+    fn parse(text: &str) -> Result<Wanted> {
+        let file: Self = toml::from_str(text)?;
+        ensure!(!file.service.is_empty(), "service: name a program, as in service = [\"redis-server\"]");
+        let memory_mib = super::power_of_two(&file.memory.to_string())
+            .map_err(|why| anyhow::anyhow!("memory = {}: {why}", file.memory))?;
+        let disk = file.disk.map(DiskTable::check).transpose().context("disk")?;
+        let files = file.files.into_iter().map(|file| (file.here, file.there)).collect();
+        let service = Service { argv: file.service, files };
+        Ok(Wanted { service, memory_mib, network: file.network, folder: file.folder, disk })
+    }
+}
+
+impl DiskTable {
+    fn check(self) -> Result<DiskConfig> {
+        let source = match (self.size, self.image) {
+            (Some(size), None) => match DiskSource::parse(&size).map_err(anyhow::Error::msg)? {
+                source @ DiskSource::New(_) => source,
+                DiskSource::Image(_) => bail!("size = {size:?}: write a number and M or G, as in \"64M\""),
+            },
+            (None, Some(image)) => DiskSource::Image(image),
+            _ => bail!("say either size or image"),
+        };
+        Ok(DiskConfig { source, mount: self.mount, content: self.content })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_pair_is_described() {
+        let wanted = PairFile::parse(
+            r#"
+            service = ["redis-server", "--dir", "/data"]
+            memory = 512
+            network = "service"
+            folder = "/var/lib/pair"
+
+            [disk]
+            size = "64M"
+            mount = "/var/lib/redis"
+
+            [[files]]
+            here = "redis.conf"
+            there = "/etc/redis.conf"
+            "#,
+        )
+        .unwrap();
+        assert_eq!((wanted.memory_mib, wanted.network.as_deref()), (512, Some("service")));
+        let disk = wanted.disk.unwrap();
+        assert_eq!((disk.source, disk.mount.as_str()), (DiskSource::New(64 << 20), "/var/lib/redis"));
+        assert_eq!(wanted.service.argv.len(), 3);
+        assert_eq!(wanted.service.files, [(PathBuf::from("redis.conf"), "/etc/redis.conf".to_owned())]);
+    }
+
+    #[test]
+    fn what_is_missing_is_as_on_the_command_line() {
+        let wanted = PairFile::parse("service = ['x']").unwrap();
+        assert_eq!(wanted.memory_mib, 256);
+        assert!(wanted.network.is_none() && wanted.disk.is_none() && wanted.folder.is_none());
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        let refused = |text: &str| format!("{:#}", PairFile::parse(text).unwrap_err());
+        assert!(refused("").contains("service"));
+        assert!(refused("service = []").contains("name a program"));
+        assert!(refused("service = ['x']\nmemory = 300").contains("256, 512"));
+        let told = refused("service = ['x']\nmemroy = 256");
+        assert!(told.contains("memroy") && told.contains("line 2"), "{told}");
+        assert!(refused("service = ['x']\n[disk]\n").contains("either size or image"));
+        assert!(refused("service = ['x']\n[disk]\nsize = '1M'").contains("8M"));
+        assert!(refused("service = ['x']\n[disk]\nsize = 'big'").contains("64M"));
+        assert!(refused("service = ['x']\n[disk]\nsize = '64M'\nimage = 'y'").contains("either"));
+        assert!(refused("service = ['x']\n[[files]]\nhere = 'y'").contains("there"));
+    }
+}

@@ -1,0 +1,127 @@
+//! Commands to a pair that runs: lines of text over a socket in its folder, answered with events.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use orrery_orthros::Fault;
+use serde_json::Value;
+
+const SOCKET: &str = "commands";
+
+/// A line that someone said, and who listens to the answer.
+pub(super) struct Line {
+    pub(super) text: String,
+    pub(super) from: Option<UnixStream>,
+}
+
+/// What is said to a pair: on standard input, and over the socket in its folder.
+pub(super) struct Lines {
+    receiver: Receiver<Line>,
+    socket: PathBuf,
+}
+
+impl Lines {
+    /// Listens in a folder, where only one pair can be, and to standard input unless it is `quiet`.
+    pub(super) fn listen(folder: &Path, quiet: bool) -> Result<Self> {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let socket = folder.join(SOCKET);
+        if UnixStream::connect(&socket).is_ok() {
+            bail!("another pair runs in {}", folder.display());
+        }
+        let _ = std::fs::remove_file(&socket);
+        let listener =
+            UnixListener::bind(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
+        let (sender, receiver) = channel();
+        if !quiet {
+            let sender = sender.clone();
+            std::thread::spawn(move || input(&sender));
+        }
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(std::result::Result::ok) {
+                let sender = sender.clone();
+                std::thread::spawn(move || {
+                    let mut text = String::new();
+                    let Ok(copy) = stream.try_clone() else { return };
+                    if BufReader::new(copy).read_line(&mut text).is_ok() {
+                        let _ = sender.send(Line { text, from: Some(stream) });
+                    }
+                });
+            }
+        });
+        Ok(Self { receiver, socket })
+    }
+
+    pub(super) fn next(&self) -> Option<Line> {
+        self.receiver.try_recv().ok()
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+/// The lines of standard input; its end is `quit`, so that nothing is left behind.
+fn input(sender: &Sender<Line>) {
+    for text in std::io::stdin().lock().lines().map_while(std::result::Result::ok) {
+        if sender.send(Line { text, from: None }).is_err() {
+            return;
+        }
+    }
+    let _ = sender.send(Line { text: "quit".to_owned(), from: None });
+}
+
+/// Where the pair is.
+#[derive(Args)]
+pub(crate) struct Target {
+    /// The folder that `up` was given
+    #[arg(long)]
+    folder: PathBuf,
+    /// Print one JSON object for each event
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Crash {
+    #[command(flatten)]
+    target: Target,
+    /// How: panic, oops (a wild pointer), oom, nmi, hang (a processor halts with interrupts off), spin (one runs in
+    /// circles within the kernel)
+    #[arg(long, default_value = "panic", value_parser = Fault::parse)]
+    kind: Fault,
+}
+
+pub(super) fn crash(arguments: &Crash) -> Result<()> {
+    say(&arguments.target, &format!("crash {}", arguments.kind.name()))
+}
+
+/// Says a line to the pair and shows what it answers, until it has no more to say.
+pub(super) fn say(target: &Target, line: &str) -> Result<()> {
+    let socket = target.folder.join(SOCKET);
+    let mut stream = UnixStream::connect(&socket)
+        .with_context(|| format!("no pair runs in {}", target.folder.display()))?;
+    writeln!(stream, "{line}")?;
+    let mut failed = None;
+    let mut out = std::io::stdout().lock();
+    for event in BufReader::new(stream).lines() {
+        let event = event.context("the pair has ended")?;
+        let parsed: Value = serde_json::from_str(&event)?;
+        let text = parsed["text"].as_str().unwrap_or_default();
+        if target.json {
+            writeln!(out, "{event}")?;
+        } else {
+            writeln!(out, "{text}")?;
+        }
+        failed = (parsed["event"] == "failed").then(|| text.to_owned());
+    }
+    match failed {
+        Some(why) => bail!("{why}"),
+        None => Ok(()),
+    }
+}

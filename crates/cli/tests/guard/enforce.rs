@@ -1,0 +1,191 @@
+//! `orrery run --enforce`: rules that hold against code which fights the executive (`enforce.c`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+use crate::scene::{build, text};
+
+fn attacker() -> &'static Path {
+    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    &BUILT.get_or_init(|| build("enforce")).1
+}
+
+/// A folder to work in, a file that the policy hides, one that it exchanges, and the policy.
+struct Stage {
+    base: PathBuf,
+    _root: TempDir,
+}
+
+impl Stage {
+    fn new(more: &str) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let base = root.path().canonicalize().unwrap().join("stage");
+        for folder in ["work", "hidden", "copy", "orig"] {
+            fs::create_dir_all(base.join(folder)).unwrap();
+        }
+        fs::write(base.join("hidden/secret"), "SECRET").unwrap();
+        fs::write(base.join("copy/file"), "copy").unwrap();
+        fs::write(base.join("orig/file"), "orig").unwrap();
+        let policy = format!(
+            "[[rule]]\ncall = '%file'\npath = 'BASE/hidden/**'\ndeny = 'ENOENT'\n\n[[rule]]\ncall = '%file'\n\
+             path = 'BASE/orig/**'\nrewrite = 'BASE/copy'\n\n{more}"
+        );
+        fs::write(base.join("policy.toml"), policy.replace("BASE", base.to_str().unwrap())).unwrap();
+        Self { base, _root: root }
+    }
+
+    fn command(&self, options: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+        command.arg("run").args(options).arg("--policy").arg(self.base.join("policy.toml"));
+        command.current_dir(self.base.join("work")).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, program: &[&str]) -> Output {
+        self.command(&["--enforce"]).arg("--").args(program).output().unwrap()
+    }
+
+    fn attack(&self, options: &[&str], name: &str, port: u16) -> Output {
+        self.command(options)
+            .arg("--")
+            .arg(attacker())
+            .arg(name)
+            .args([self.base.join("work"), self.base.join("hidden/secret")])
+            .arg(port.to_string())
+            .output()
+            .unwrap()
+    }
+
+    fn held(&self, name: &str, port: u16) -> String {
+        let output = self.attack(&["--enforce"], name, port);
+        let said = text(&output.stdout);
+        assert!(output.status.success() && said.contains("held"), "{name}: {output:?}");
+        assert_eq!(fs::read_to_string(self.base.join("hidden/secret")).unwrap(), "SECRET", "{name}");
+        said
+    }
+}
+
+/// Whether executives can run under a guard here: the steward has to trace, and Landlock to confine it.
+fn possible(stage: &Stage) -> bool {
+    let output = stage.run(&["true"]);
+    if !output.status.success() {
+        orrery_testing::skipped!("no executive under guard: {}", text(&output.stderr).trim());
+    }
+    output.status.success()
+}
+
+#[test]
+fn calls_from_the_executives_own_range_are_held() {
+    let stage = Stage::new("");
+    if !possible(&stage) {
+        return;
+    }
+    let said = stage.held("range", 0);
+    assert!(said.contains("called from its range"), "the attack was none: {said}");
+    let without = stage.attack(&[], "range", 0);
+    assert!(text(&without.stdout).contains("BROKEN"), "held without --enforce, too? {without:?}");
+}
+
+#[test]
+fn dispatch_that_is_turned_off_is_missed_by_nobody() {
+    let stage = Stage::new("");
+    if !possible(&stage) {
+        return;
+    }
+    let said = stage.held("dispatch", 0);
+    assert!(said.contains("dispatch is off"), "the attack was none: {said}");
+    let without = stage.attack(&[], "dispatch", 0);
+    assert!(text(&without.stdout).contains("BROKEN"), "held without --enforce, too? {without:?}");
+}
+
+#[test]
+fn a_guest_that_fights_its_executive_gets_nothing() {
+    let stage = Stage::new("");
+    if !possible(&stage) {
+        return;
+    }
+    for name in ["unmap", "sigsys", "code", "race", "names", "steward"] {
+        stage.held(name, 0);
+    }
+}
+
+#[test]
+fn addresses_are_held_however_they_are_written() {
+    let listening = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let datagrams = std::net::UdpSocket::bind(listening.local_addr().unwrap()).unwrap();
+    datagrams.set_nonblocking(true).unwrap();
+    let port = listening.local_addr().unwrap().port();
+    let stage = Stage::new(&format!(
+        "[[rule]]\ncall = '%network'\naddress = '127.0.0.0/8:{port}'\ndeny = 'EACCES'\n"
+    ));
+    if !possible(&stage) {
+        return;
+    }
+    stage.held("addresses", port);
+    assert!(datagrams.recv(&mut [0; 8]).is_err(), "a datagram came through");
+}
+
+#[test]
+fn rules_mean_what_they_mean_without_enforcement() {
+    let stage = Stage::new(
+        "[[rule]]\ncall = 'getppid'\nreturn = 4711\n\n[[rule]]\ncall = 'write'\ntimes = 1\nlog = true\n",
+    );
+    if !possible(&stage) {
+        return;
+    }
+    let program = "import os; print(os.getppid(), open('../orig/file').read(), os.path.exists('../hidden/secret'))
+print(open(os.path.realpath('..') + '/orig/file').read(), sorted(os.listdir(os.path.realpath('..') + '/orig')))
+os.execl('/bin/sh', 'sh', '-c', 'cat ' + os.path.realpath('..') + '/orig/file; exit 7')";
+    let program = ["/usr/bin/python3", "-S", "-c", program];
+    let enforced = stage.run(&program);
+    assert_eq!(enforced.status.code(), Some(7), "{enforced:?}");
+    assert_eq!(text(&enforced.stdout), "4711 copy False\ncopy ['file']\ncopy", "{enforced:?}");
+    assert!(text(&enforced.stderr).contains("write("), "what is logged is told: {enforced:?}");
+    let plain = stage.command(&[]).arg("--").args(program).output().unwrap();
+    assert_eq!(text(&plain.stdout), text(&enforced.stdout), "{plain:?}");
+}
+
+#[test]
+fn redirections_and_executions_are_the_monitors() {
+    let listening = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listening.local_addr().unwrap().port();
+    let stage = Stage::new(&format!(
+        "[[rule]]\ncall = 'connect'\naddress = '10.9.8.7:1'\nredirect = '127.0.0.1:{port}'\n\n\
+         [[rule]]\ncall = ['execve', 'execveat']\npath = '/usr/bin/id'\ndeny = 'EACCES'\n"
+    ));
+    if !possible(&stage) {
+        return;
+    }
+    // Past the executive, which is not asked to redirect: the monitor does.
+    let script = "import socket, os
+s = socket.create_connection(('10.9.8.7', 1), timeout=10); print(s.getpeername()[1])
+try: os.execv('/bin/id', ['id'])
+except PermissionError: print('refused')";
+    let output = stage.run(&["/usr/bin/python3", "-S", "-c", script]);
+    assert_eq!(text(&output.stdout), format!("{port}\nrefused\n"), "{output:?}");
+}
+
+#[test]
+fn what_is_held_and_what_not_is_told() {
+    let stage = Stage::new("[[rule]]\ncall = 'write'\npath = '/tmp/**'\nevery = 20\ndeny = 'ENOSPC'\n");
+    let checked = stage.command(&["--enforce", "--check"]).output().unwrap();
+    assert!(checked.status.success(), "{checked:?}");
+    let said = text(&checked.stdout);
+    assert!(said.starts_with("line 1: enforced for open, "), "{said}");
+    assert!(said.contains("line 11: advisory for write (it counts calls)"), "{said}");
+    let forged = Stage::new("");
+    let policy = forged.base.join("policy.toml");
+    let rest = fs::read_to_string(&policy).unwrap();
+    fs::write(&policy, format!("[[rule]]\ncall = '%file'\ncaller = 'libc.so*'\nallow = true\n{rest}"))
+        .unwrap();
+    let refused = forged.run(&["touch", "started"]);
+    assert!(!refused.status.success() && !forged.base.join("work/started").exists());
+    assert!(
+        text(&refused.stderr).contains("line 1: this rule exempts calls from the one in line 5"),
+        "{refused:?}"
+    );
+}

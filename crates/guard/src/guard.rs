@@ -1,0 +1,70 @@
+//! What a guard is told before it starts, whether it is a program or a closure that it guards.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use crate::log::Log;
+use crate::mediate::{Decision, Mediation, Request};
+use crate::run::Run;
+use crate::{Error, Policy};
+
+/// A guard for a [program](Guard::program) or a [closure](Guard::closure), which may do what the policy allows.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    pub(crate) policy: Policy,
+    pub(crate) log: Log,
+    pub(crate) landlock: bool,
+    pub(crate) mediation: Option<Mediation>,
+    pub(crate) learn: Option<PathBuf>,
+}
+
+impl Guard {
+    /// With both walls. `ORRERY_GUARD_LANDLOCK=off` does without the second, as on a kernel without Landlock.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        let landlock = std::env::var_os("ORRERY_GUARD_LANDLOCK").is_none_or(|word| word != "off");
+        Self { policy, log: Log::default(), landlock, mediation: None, learn: None }
+    }
+
+    /// Where refusals are written.
+    #[must_use]
+    pub fn log(mut self, log: Log) -> Self {
+        self.log = log;
+        self
+    }
+
+    /// Whether to put up the second wall where the kernel has Landlock. It has.
+    #[must_use]
+    pub fn landlock(mut self, landlock: bool) -> Self {
+        self.landlock = landlock;
+        self
+    }
+
+    /// Has `decide` asked about the calls of these names, before the policy. It runs in threads of this process.
+    ///
+    /// # Errors
+    /// A name that no call has.
+    pub fn mediate<'n>(
+        mut self,
+        calls: impl IntoIterator<Item = &'n str>,
+        decide: impl Fn(&Request<'_>) -> Decision + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        self.mediation = Some(Mediation::new(calls, decide)?);
+        Ok(self)
+    }
+
+    /// Refuses nothing, and writes the policy that allows what was done to this file, once a program has ended. Made for
+    /// [`Policy::learning`].
+    #[must_use]
+    pub fn learn(mut self, path: impl AsRef<Path>) -> Self {
+        self.learn = Some(path.as_ref().to_owned());
+        self.policy.learning = true;
+        self
+    }
+
+    /// A program to run, by path or by a name that is looked for in `PATH`.
+    #[must_use]
+    pub fn program(self, program: impl AsRef<OsStr>) -> Run {
+        Run::new(self, program.as_ref())
+    }
+}

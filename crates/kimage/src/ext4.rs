@@ -1,0 +1,400 @@
+//! An ext4 as its kernel last knew it: what memory holds of it, over what the disk holds.
+//!
+//! What is changed in an ext4 lies in three places. *Contents* of files are dirty pages of these files, and may have no
+//! place on the disk yet. *Names, attributes and places* are changed at once in blocks of the disk's own page cache,
+//! which the journal keeps in memory until it has committed the transaction that they belong to. The *disk* has all
+//! committed transactions, in place or in its journal. So the latest state of a block is in memory or, where memory does not
+//! have it, on the disk; and what the disk lacks is what changed in a transaction that was not committed: each
+//! inode says which transaction changed it last, and the journal which it committed last.
+//! Source: Linux `fs/ext4/ext4.h`, `fs/ext4/ext4_extents.h`, `Documentation/filesystems/ext4/`.
+
+use std::collections::HashMap;
+use std::io;
+
+use crate::cache::{CachedPage, Pages};
+use crate::error::{Error, Result, Walk};
+use crate::kernel::Kernel;
+use crate::object::Object;
+use crate::volume::{Attributes, Inode, Volume};
+
+/// `EXT4_EXTENTS_FL`: the file's places are extents, not lists of blocks.
+const EXTENTS: u32 = 0x8_0000;
+/// `EXT4_INLINE_DATA_FL`: the file lies within its inode.
+const INLINE: u32 = 0x1000_0000;
+const EXTENT_MAGIC: u16 = 0xf30a;
+/// A longer extent is one that was reserved and never written.
+const LONGEST_WRITTEN: u16 = 1 << 15;
+const MOST_EXTENTS: usize = 1 << 20;
+/// A directory of more bytes is taken for a broken one.
+const LARGEST_DIRECTORY: u64 = 1 << 30;
+/// The bytes of an inode that say where the file is.
+const PLACES: usize = 60;
+
+/// Reads a block of the disk: its number, and where to put it.
+pub type ReadBlock<'r> = dyn Fn(u64, &mut [u8]) -> io::Result<()> + 'r;
+
+/// A mounted ext4 of the dead kernel.
+pub struct Ext4<'k, 'r> {
+    volume: Volume<'k>,
+    disk: &'r ReadBlock<'r>,
+    block_size: u64,
+    /// The last transaction that the journal committed; without a journal nothing ever is.
+    committed: Option<u32>,
+    pages: HashMap<u64, CachedPage<'k>>,
+}
+
+/// A file of an ext4, with all that its inode tells.
+#[derive(Clone, Debug)]
+pub struct Ext4File<'k> {
+    /// What `stat` would have told.
+    pub attributes: Attributes,
+    /// Whether the disk's inode is an older one, or none.
+    pub uncommitted: bool,
+    flags: u32,
+    places: Vec<u8>,
+    /// The inode in memory, unless only its block was there.
+    inode: Option<Inode<'k>>,
+}
+
+/// A run of a file's blocks that lie next to each other on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The first block of the file.
+    pub logical: u64,
+    /// Where it lies on the disk.
+    pub physical: u64,
+    /// How many blocks.
+    pub count: u64,
+    /// Whether they were written; otherwise they read as zeros.
+    pub written: bool,
+}
+
+/// A name in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    /// Its bytes.
+    pub name: Vec<u8>,
+    /// The number of the file that it names.
+    pub number: u64,
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..at + 2)?.try_into().ok().map(u16::from_le_bytes)
+}
+
+impl<'k, 'r> Ext4<'k, 'r> {
+    /// The ext4 on a volume, whose disk `disk` reads.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading; [`Error::Corrupt`] where the volume is none.
+    pub fn open(volume: Volume<'k>, disk: &'r ReadBlock<'r>) -> Result<Self> {
+        let block = volume.object();
+        let kernel = block.kernel();
+        let block_size = block.u64("s_blocksize")?;
+        if !block_size.is_power_of_two() || !(1024..=4096).contains(&block_size) {
+            return Err(block.corrupt(format!("its blocks would have {block_size} bytes")));
+        }
+        let own = block.required("s_fs_info", "ext4_sb_info")?;
+        let journal = own.pointer("s_journal", "journal_s")?;
+        let committed = journal.map(|journal| journal.u32("j_commit_sequence")).transpose()?;
+        let pages = kernel.cached_pages(volume.disk_pages()?, Pages::All)?;
+        let pages = pages.into_iter().map(|page| (page.index, page)).collect();
+        Ok(Self { volume, disk, block_size, committed, pages })
+    }
+
+    /// How many bytes a block has.
+    #[must_use]
+    pub fn block_size(&self) -> u64 {
+        self.block_size
+    }
+
+    /// The kernel whose it was.
+    #[must_use]
+    pub fn kernel(&self) -> &'k Kernel {
+        self.volume.object().kernel()
+    }
+
+    /// The first number of a file that is not the file system's own; below it, only the top directory (2) is a user's.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn first_number(&self) -> Result<u64> {
+        self.own()?.u64("s_first_ino")
+    }
+
+    fn own(&self) -> Result<Object<'k>> {
+        self.volume.object().required("s_fs_info", "ext4_sb_info")
+    }
+
+    fn corrupt(&self, why: impl Into<String>) -> Error {
+        self.volume.object().corrupt(why)
+    }
+
+    /// A block as the kernel last knew it.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading; [`Error::Disk`].
+    pub fn block(&self, number: u64) -> Result<Vec<u8>> {
+        let size = usize::try_from(self.block_size).unwrap_or(4096);
+        let mut bytes = vec![0; size];
+        if self.cached(number, &mut bytes)? {
+            return Ok(bytes);
+        }
+        (self.disk)(number, &mut bytes).map_err(|error| Error::Disk { block: number, error })?;
+        Ok(bytes)
+    }
+
+    /// A block's bytes if memory has them.
+    fn cached(&self, number: u64, into: &mut [u8]) -> Result<bool> {
+        let offset = number * self.block_size;
+        let Some(page) = self.pages.get(&(offset / 4096)) else { return Ok(false) };
+        let kernel = self.volume.object().kernel();
+        let buffers = page.buffers()?;
+        if let Some(buffer) = buffers.iter().find(|buffer| buffer.block == number) {
+            if buffer.valid {
+                kernel.read(buffer.data, into)?;
+            }
+            return Ok(buffer.valid);
+        }
+        if !page.is_valid()? {
+            return Ok(false);
+        }
+        kernel.memory().read(page.physical + offset % 4096, into)?;
+        Ok(true)
+    }
+
+    /// The files that have an inode in memory.
+    pub fn files(&self) -> Walk<Ext4File<'k>> {
+        let inodes = self.volume.inodes();
+        let mut walk = Walk { found: Vec::new(), problems: inodes.problems };
+        for inode in inodes.found {
+            let file = self.file(inode);
+            walk.take(|| format!("the inode at {:#x}", inode.object().address()), file);
+        }
+        walk
+    }
+
+    fn file(&self, inode: Inode<'k>) -> Result<Ext4File<'k>> {
+        let own = inode.object().container("ext4_inode_info", "vfs_inode")?;
+        let changed = own.u32("i_sync_tid")?;
+        Ok(Ext4File {
+            attributes: inode.attributes()?,
+            // Numbers of transactions go round.
+            uncommitted: self
+                .committed
+                .is_none_or(|committed| changed.wrapping_sub(committed).cast_signed() > 0),
+            flags: own.u32("i_flags")?,
+            places: own.bytes("i_data")?,
+            inode: Some(inode),
+        })
+    }
+
+    /// A file by its number, from the block that its inode lies in: for one that has none in memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading; [`Error::Corrupt`] for a number that no file can have.
+    pub fn file_on_disk(&self, number: u64) -> Result<Ext4File<'k>> {
+        let own = self.own()?;
+        let (per_group, size) = (own.u64("s_inodes_per_group")?.max(1), own.u64("s_inode_size")?);
+        let index = number.checked_sub(1).ok_or_else(|| self.corrupt("a file of number 0"))?;
+        let table = self.inode_table(own, index / per_group)?;
+        let offset = index % per_group * size;
+        let block = self.block(table + offset / self.block_size)?;
+        let start = usize::try_from(offset % self.block_size).unwrap_or(0);
+        let raw =
+            block.get(start..start + 160).ok_or_else(|| self.corrupt(format!("inodes of {size} bytes")))?;
+        let (word, half) = (|at| word(raw, at).unwrap_or(0), |at| u32::from(half(raw, at).unwrap_or(0)));
+        let places = raw[0x28..0x28 + PLACES].to_vec();
+        // Two bits of the extra word widen the seconds, the others are nanoseconds.
+        let has_extra = half(0x80) >= 16;
+        let time = |seconds: usize, extra: usize| {
+            let extra = if has_extra { word(extra) } else { 0 };
+            (i64::from(word(seconds).cast_signed()) + (i64::from(extra & 3) << 32), extra >> 2)
+        };
+        // A device's number takes the place of the places: 8 bits each, or as the kernel packs it.
+        let (short, long) = (word(0x28), word(0x2c));
+        let old = (short >> 8 & 0xff) << 20 | (short & 0xff);
+        let new = (long & 0xf_ff00) >> 8 << 20 | (long & 0xff) | (long >> 12 & 0xf_ff00);
+        Ok(Ext4File {
+            attributes: Attributes {
+                number,
+                generation: word(0x64),
+                mode: half(0),
+                uid: half(2) | half(0x78) << 16,
+                gid: half(0x18) | half(0x7a) << 16,
+                size: u64::from(word(4)) | u64::from(word(0x6c)) << 32,
+                links: half(0x1a),
+                device: if short == 0 { new } else { old },
+                accessed: time(8, 0x8c),
+                modified: time(0x10, 0x88),
+            },
+            uncommitted: true,
+            flags: word(0x20),
+            places,
+            inode: None,
+        })
+    }
+
+    /// Where the inodes of a group begin.
+    fn inode_table(&self, own: Object<'k>, group: u64) -> Result<u64> {
+        let (size, per_block) = (own.u64("s_desc_size")?.max(32), own.u64("s_desc_per_block")?.max(1));
+        if group >= own.u64("s_groups_count")? {
+            return Err(self.corrupt(format!("a file of group {group}")));
+        }
+        let kernel = own.kernel();
+        let array = own.required("s_group_desc", "buffer_head")?.address();
+        let head = kernel.object("buffer_head", kernel.read_u64(array + group / per_block * 8)?)?;
+        let mut raw = vec![0; usize::try_from(size.min(1024)).unwrap_or(32)];
+        kernel.read(head.u64("b_data")? + group % per_block * size, &mut raw)?;
+        Ok(u64::from(word(&raw, 8).unwrap_or(0)) | u64::from(word(&raw, 0x28).unwrap_or(0)) << 32)
+    }
+
+    /// Where a file lies on the disk.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading; [`Error::Corrupt`] for a file without extents, as ext3 has them.
+    pub fn extents(&self, file: &Ext4File<'k>) -> Result<Vec<Extent>> {
+        let number = file.attributes.number;
+        if file.flags & INLINE != 0 || file.flags & EXTENTS == 0 {
+            if file.attributes.size == 0 {
+                return Ok(Vec::new());
+            }
+            return Err(self.corrupt(format!("its file {number} has no extents, which is not supported")));
+        }
+        let mut found = Vec::new();
+        self.extent_node(&file.places, None, &mut found).map_err(|why| match why {
+            Broken::Node(why) => self.corrupt(format!("the extents of its file {number}: {why}")),
+            Broken::Other(error) => error,
+        })?;
+        found.sort_by_key(|extent: &Extent| extent.logical);
+        Ok(found)
+    }
+
+    fn extent_node(&self, node: &[u8], depth: Option<u16>, found: &mut Vec<Extent>) -> Result<(), Broken> {
+        let broken = |why: &str| Broken::Node(why.to_owned());
+        let header = (half(node, 0), half(node, 2), half(node, 6));
+        let (Some(EXTENT_MAGIC), Some(count), Some(level)) = header else {
+            return Err(broken("no magic number"));
+        };
+        // Five levels reach every block of the largest file.
+        if level > 5 || depth.is_some_and(|depth| depth != level) {
+            return Err(broken("a node of the wrong level"));
+        }
+        for index in 0..usize::from(count) {
+            let entry =
+                node.get(12 + index * 12..24 + index * 12).ok_or_else(|| broken("too many entries"))?;
+            let (first, last) = (word(entry, 0).unwrap_or(0), word(entry, 8).unwrap_or(0));
+            let (length, high) = (half(entry, 4).unwrap_or(0), half(entry, 6).unwrap_or(0));
+            if level > 0 {
+                let low = word(entry, 4).unwrap_or(0);
+                let child = u64::from(low) | u64::from(half(entry, 8).unwrap_or(0)) << 32;
+                let child = self.block(child)?;
+                self.extent_node(&child, Some(level - 1), found)?;
+            } else {
+                let written = length <= LONGEST_WRITTEN;
+                let count = if written { length } else { length - LONGEST_WRITTEN };
+                found.push(Extent {
+                    logical: u64::from(first),
+                    physical: u64::from(last) | u64::from(high) << 32,
+                    count: u64::from(count),
+                    written,
+                });
+            }
+            if found.len() > MOST_EXTENTS {
+                return Err(broken("more than there can be"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The names in a directory, without `.` and `..`.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading; [`Error::Corrupt`] where it is none.
+    pub fn names(&self, file: &Ext4File<'k>) -> Result<Vec<Name>> {
+        let size = file.attributes.size;
+        let broken = |why: String| self.corrupt(format!("its directory {}: {why}", file.attributes.number));
+        if size > LARGEST_DIRECTORY || !size.is_multiple_of(self.block_size) {
+            return Err(broken(format!("it would have {size} bytes")));
+        }
+        let blocks = size / self.block_size;
+        let mut names = Vec::new();
+        for extent in self.extents(file)? {
+            for step in 0..extent.count {
+                if extent.logical + step >= blocks {
+                    continue;
+                }
+                let block = self.block(extent.physical + step)?;
+                read_names(&block, &mut names).map_err(&broken)?;
+            }
+        }
+        Ok(names)
+    }
+
+    /// What a symbolic link says, if that lies in its inode: a longer text is the file's contents.
+    #[must_use]
+    pub fn short_link(&self, file: &Ext4File<'k>) -> Option<Vec<u8>> {
+        let size = usize::try_from(file.attributes.size).ok()?;
+        let is_short = size < PLACES && file.flags & EXTENTS == 0;
+        if is_short { file.places.get(..size).map(<[u8]>::to_vec) } else { None }
+    }
+}
+
+enum Broken {
+    Node(String),
+    Other(Error),
+}
+
+impl From<Error> for Broken {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+/// The names in one block of a directory. Nodes of its index, checksums and removed names look like entries of file 0.
+fn read_names(block: &[u8], names: &mut Vec<Name>) -> Result<(), String> {
+    let mut at = 0;
+    while at + 8 <= block.len() {
+        let length = usize::from(half(block, at + 4).unwrap_or(0));
+        let name = usize::from(block[at + 6]);
+        if length < 8 || !length.is_multiple_of(4) || at + length > block.len() || 8 + name > length {
+            return Err(format!("an entry of {length} bytes with a name of {name}"));
+        }
+        let number = word(block, at).unwrap_or(0);
+        let text = &block[at + 8..at + 8 + name];
+        if number != 0 && text != b"." && text != b".." {
+            names.push(Name { name: text.to_vec(), number: u64::from(number) });
+        }
+        at += length;
+    }
+    Ok(())
+}
+
+impl<'k> Ext4File<'k> {
+    /// Whether its inode was in memory; otherwise it is known from the block that the inode lies in.
+    #[must_use]
+    pub fn is_in_memory(&self) -> bool {
+        self.inode.is_some()
+    }
+
+    /// Its pages in memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn pages(&self, which: Pages) -> Result<Vec<CachedPage<'k>>> {
+        let Some(inode) = self.inode else { return Ok(Vec::new()) };
+        let kernel: &'k Kernel = inode.object().kernel();
+        kernel.cached_pages(inode.mapping()?, which)
+    }
+}

@@ -1,0 +1,170 @@
+//! Mounted file systems and the inodes that the kernel had in memory.
+
+use crate::error::{Result, Walk};
+use crate::kernel::Kernel;
+use crate::list;
+use crate::object::Object;
+
+/// `I_NEW | I_WILL_FREE | I_FREEING | I_CLEAR` of `include/linux/fs.h`: not a file yet, or not any more.
+const NO_FILE: u64 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6;
+/// The same since 6.11, when the first bits got names in an enumeration.
+const NO_FILE_NAMED: u64 = 1 << 0 | 1 << 6 | 1 << 7 | 1 << 8;
+
+/// A mounted file system.
+#[derive(Clone, Copy, Debug)]
+pub struct Volume<'k> {
+    object: Object<'k>,
+}
+
+/// A file, by whatever names, as the kernel had it in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Inode<'k> {
+    object: Object<'k>,
+}
+
+/// A point in time: seconds and nanoseconds since 1970.
+pub type Time = (i64, u32);
+
+/// What `stat` tells of a file, and `stat` does not: its generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names are stat's")]
+pub struct Attributes {
+    pub number: u64,
+    /// Tells two files that had the same number one after the other apart.
+    pub generation: u32,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub size: u64,
+    pub links: u32,
+    /// Of a device: its number, as the kernel packs it (12 bits major, 20 bits minor).
+    pub device: u32,
+    pub accessed: Time,
+    pub modified: Time,
+}
+
+impl Kernel {
+    /// All file systems that are mounted, the kernel's own included.
+    pub fn volumes(&self) -> Walk<Volume<'_>> {
+        let mut walk = Walk::default();
+        match self.variable("super_blocks", "list_head") {
+            Ok(head) => {
+                let all = list::members(head, "super_block", "s_list");
+                walk.problems = all.problems;
+                walk.found = all.found.into_iter().map(|object| Volume { object }).collect();
+            }
+            Err(error) => walk.note("the list of file systems".to_owned(), error),
+        }
+        walk
+    }
+}
+
+impl<'k> Volume<'k> {
+    /// Its `super_block`.
+    #[must_use]
+    pub fn object(&self) -> Object<'k> {
+        self.object
+    }
+
+    /// The name of its type, such as `ext4`.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn kind(&self) -> Result<String> {
+        let name = self.object.required("s_type", "file_system_type")?.string("name")?;
+        Ok(String::from_utf8_lossy(&name).into_owned())
+    }
+
+    /// The name of its disk, such as `vda`.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn disk(&self) -> Result<String> {
+        self.object.text("s_id")
+    }
+
+    /// Its files that are in memory; those that are being made or removed are none.
+    pub fn inodes(&self) -> Walk<Inode<'k>> {
+        let mut walk = Walk::default();
+        let head = match self.object.embedded("s_inodes", "list_head") {
+            Ok(head) => head,
+            Err(error) => {
+                walk.note("the list of inodes".to_owned(), error);
+                return walk;
+            }
+        };
+        let named = self.object.kernel().types().constant("inode_state_bits", "__I_NEW").is_some();
+        let no_file = if named { NO_FILE_NAMED } else { NO_FILE };
+        let all = list::members(head, "inode", "i_sb_list");
+        walk.problems = all.problems;
+        for object in all.found {
+            match object.u64("i_state") {
+                Ok(state) if state & no_file == 0 => walk.found.push(Inode { object }),
+                Ok(_) => {}
+                Err(error) => walk.note(format!("the inode at {:#x}", object.address()), error),
+            }
+        }
+        walk
+    }
+
+    /// The pages of its disk itself, in which the file system keeps what is no file's contents.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn disk_pages(&self) -> Result<Object<'k>> {
+        let device = self.object.required("s_bdev", "block_device")?;
+        // The mapping itself since 6.10, through its inode before.
+        if device.has("bd_mapping") {
+            device.required("bd_mapping", "address_space")
+        } else {
+            device.required("bd_inode", "inode")?.required("i_mapping", "address_space")
+        }
+    }
+}
+
+impl<'k> Inode<'k> {
+    /// Its `struct inode`.
+    #[must_use]
+    pub fn object(&self) -> Object<'k> {
+        self.object
+    }
+
+    /// Its pages in memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn mapping(&self) -> Result<Object<'k>> {
+        self.object.required("i_mapping", "address_space")
+    }
+
+    /// What it is, whose, how large, and since when.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn attributes(&self) -> Result<Attributes> {
+        let inode = self.object;
+        Ok(Attributes {
+            number: inode.u64("i_ino")?,
+            generation: inode.u32("i_generation")?,
+            mode: inode.u32("i_mode")?,
+            uid: inode.u32("i_uid.val")?,
+            gid: inode.u32("i_gid.val")?,
+            size: inode.u64("i_size")?,
+            links: inode.u32("i_nlink")?,
+            device: inode.u32("i_rdev")?,
+            accessed: time(inode, ["i_atime_sec", "i_atime_nsec"], ["i_atime.tv_sec", "i_atime.tv_nsec"])?,
+            modified: time(inode, ["i_mtime_sec", "i_mtime_nsec"], ["i_mtime.tv_sec", "i_mtime.tv_nsec"])?,
+        })
+    }
+}
+
+/// Two numbers since 6.11, a structure of two before.
+fn time(inode: Object<'_>, now: [&'static str; 2], before: [&'static str; 2]) -> Result<Time> {
+    let [seconds, nanoseconds] = if inode.has(now[0]) { now } else { before };
+    Ok((inode.u64(seconds)?.cast_signed(), inode.u32(nanoseconds)?))
+}

@@ -1,0 +1,126 @@
+/* What the program was told by its environment, and what its filters of system calls let it do. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "parts.h"
+
+enum state { UNKNOWN, SHARE, LEAVE_ALONE };
+
+static enum state state;
+static struct sockaddr_un store;
+static int verbose, under_seccomp, old_kernel, without_places;
+
+const struct sockaddr_un *store_address(void) { return &store; }
+
+void say(const char *what, const char *name) {
+    char text[400];
+    size_t length = 0;
+    const char *parts[] = {"orrery orc: ", name ? name : "", name ? ": " : "", what, "\n"};
+    if (!verbose)
+        return;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        for (const char *c = parts[i]; *c && length < sizeof text; c++)
+            text[length++] = *c;
+    CALL3(SYS_write, 2, text, length);
+}
+
+int is_without_places(void) { return without_places; }
+int is_old_kernel(void) { return old_kernel; }
+int is_left_alone(void) { return state == LEAVE_ALONE; }
+
+void give_up(const char *why) {
+    say(why, NULL);
+    state = LEAVE_ALONE;
+    /* The connection stays open: it holds what was exchanged. */
+}
+
+int open_file(const char *path) {
+    return (int)CALL6(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOCTTY, 0, 0, 0);
+}
+
+void close_file(int fd) {
+    if (fd >= 0)
+        CALL3(SYS_close, fd, 0, 0);
+}
+
+static void read_variable(const char *variable, size_t length) {
+    if (same(variable, "ORRERY_ORC=", 11) && length - 11 < sizeof store.sun_path - 8) {
+        copy(store.sun_path, variable + 11, length - 11);
+        copy(store.sun_path + length - 11, length > 11 ? "/socket" : "", length > 11 ? 8 : 1);
+    } else if (same(variable, "ORRERY_ORC_VERBOSE=1", 21)) {
+        verbose = 1;
+    } else if (same(variable, "ORRERY_ORC_SECCOMP=share", 25)) {
+        under_seccomp = 1;
+    } else if (same(variable, "ORRERY_ORC_KERNEL=old", 22)) {
+        old_kernel = 1;
+    } else if (same(variable, "ORRERY_ORC_PLACES=none", 23)) {
+        without_places = 1;
+    }
+}
+
+/* Finds the variables that are meant for us. */
+static void read_environment(char *buffer, size_t size) {
+    int fd = open_file("/proc/self/environ");
+    size_t held = 0;
+    if (fd < 0)
+        return;
+    for (;;) {
+        long got = CALL3(SYS_read, fd, buffer + held, size - held);
+        size_t begin = 0;
+        if (got <= 0)
+            break;
+        held += (size_t)got;
+        for (size_t i = 0; i < held; i++) {
+            if (buffer[i])
+                continue;
+            if (i - begin > 11)
+                read_variable(buffer + begin, i - begin);
+            begin = i + 1;
+        }
+        /* A variable that fills the buffer is none of ours. */
+        if (begin == 0 && held == size)
+            begin = held;
+        copy(buffer, buffer + begin, held - begin);
+        held -= begin;
+    }
+    close_file(fd);
+}
+
+/* Whether system calls are filtered. A filter may kill whoever makes a call that it does not expect, so this reads a
+   file, as the loader does at this time. */
+static int is_filtered(char *buffer, size_t size) {
+    int fd = open_file("/proc/self/status");
+    long got = fd < 0 ? -1 : CALL3(SYS_read, fd, buffer, size);
+    close_file(fd);
+    for (long i = 0; i + 10 < got; i++)
+        if (buffer[i] == '\n' && same(buffer + i + 1, "Seccomp:\t", 9))
+            return buffer[i + 10] != '0';
+    /* Without an answer the worst is assumed. */
+    return 1;
+}
+
+int may_share(void) {
+    char buffer[4352];
+    if (state == LEAVE_ALONE)
+        return 0;
+    if (state == UNKNOWN) {
+        state = LEAVE_ALONE;
+        read_environment(buffer, sizeof buffer);
+        if (!store.sun_path[0])
+            return 0;
+        store.sun_family = AF_UNIX;
+        if (!under_seccomp && is_filtered(buffer, sizeof buffer)) {
+            say("left alone: its system calls are filtered (ORRERY_ORC_SECCOMP=share, if sockets are "
+                "allowed)",
+                NULL);
+            return 0;
+        }
+        state = SHARE;
+    } else if (!under_seccomp && is_filtered(buffer, sizeof buffer)) {
+        give_up("left alone from here: the program filters its system calls");
+        return 0;
+    }
+    return 1;
+}

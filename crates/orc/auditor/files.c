@@ -1,0 +1,228 @@
+/*
+ * Files' segments by shared objects: one object for each file, with all that its segments show of it. Code and read-only data
+ * stay shared for good. Writable data are shared page by page until they are written, as those of a file are: so nothing
+ * needs the file's own pages any more, which are given back to the kernel.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "parts.h"
+
+/* Most objects of the loader that are dealt with at a time, and most segments of one. */
+#define MOST_OBJECTS 512
+#define MOST_SEGMENTS 12
+/* Bytes from which on one does not gather more before one asks: a store that has to read them needs its time. */
+#define ENOUGH (16UL << 20)
+/* How often a busy store is asked, in pauses from 2 ms that double. */
+#define ATTEMPTS 7
+
+/* What is known of an object of the loader that was opened. */
+struct opened {
+    const struct link_map *map;
+    uintptr_t base, inside;
+    const char *name;
+};
+
+/* A file whose segments are to be exchanged. */
+struct file {
+    int fd;
+    const char *name;
+    /* The part of the file that its segments show. */
+    uint64_t start, end;
+    int executable;
+    struct mapping segments[MOST_SEGMENTS];
+    size_t segment_count;
+};
+
+struct batch {
+    struct file files[MOST_PIECES];
+    size_t count;
+    uint64_t bytes;
+};
+
+static struct opened opened[MOST_OBJECTS];
+static size_t opened_count;
+
+void note_opened(const struct link_map *map) {
+    if (map->l_ld && opened_count < MOST_OBJECTS)
+        opened[opened_count++] =
+            (struct opened){map, map->l_addr, (uintptr_t)map->l_ld, map->l_name ? map->l_name : ""};
+}
+
+size_t opened_objects(void) { return opened_count; }
+
+void forget_opened(const struct link_map *map) {
+    for (size_t i = 0; i < opened_count; i++)
+        if (opened[i].map == map)
+            opened[i--] = opened[--opened_count];
+}
+
+/* ---- gathering ---- */
+
+/* Opens the file that is mapped: not one that has taken its name since. */
+static int open_mapped(const char *name, uint64_t inode) {
+    struct stat found;
+    int fd = open_file(name[0] ? name : "/proc/self/exe");
+    if (fd >= 0 && CALL3(SYS_fstat, fd, &found, 0) == 0 && found.st_ino == inode)
+        return fd;
+    close_file(fd);
+    say("left alone: the file is no longer there under its name", name);
+    return -1;
+}
+
+/* Finds the segments of an object; whether there is anything to be had. */
+static int gather(struct file *file, const struct opened *object) {
+    struct mapping inside, at;
+    if (!find_mapping(object->inside, &inside) || inside.start > object->inside)
+        return 0; /* The kernel's own, which has no file. */
+    file->name = object->name;
+    file->segment_count = 0;
+    file->executable = 0;
+    file->start = ~0ul;
+    file->end = 0;
+    for (uintptr_t next = object->base; find_mapping(next, &at); next = at.end) {
+        if (at.inode != inside.inode)
+            break;
+        if (at.shared || !at.readable || file->segment_count == MOST_SEGMENTS)
+            continue;
+        if (at.writable && at.executable) {
+            say("a segment that is writable and executable is left alone", object->name);
+            continue;
+        }
+        uint64_t end = at.offset + (at.end - at.start);
+        file->start = at.offset < file->start ? at.offset : file->start;
+        file->end = end > file->end ? end : file->end;
+        file->executable |= at.executable;
+        file->segments[file->segment_count++] = at;
+    }
+    return file->segment_count > 0 && (file->fd = open_mapped(object->name, inside.inode)) >= 0;
+}
+
+/* ---- exchanging ---- */
+
+/* Maps the object over a run of pages that are as in the file. The kernel takes the old pages away and puts the new ones there
+   in one step: a thread that runs the code meanwhile notices nothing. */
+static int exchange_run(const struct mapping *segment, uintptr_t start, uintptr_t end, int fd,
+                        uint64_t offset) {
+    int protection = PROT_READ | (segment->executable ? PROT_EXEC : 0) | (segment->writable ? PROT_WRITE : 0);
+    long placed = CALL6(SYS_mmap, start, end - start, protection, MAP_PRIVATE | MAP_FIXED, fd, (long)offset);
+    return placed == (long)start;
+}
+
+static void exchange_segment(const struct mapping *segment, const struct file *file, int fd,
+                             uint64_t offset) {
+    uintptr_t next = segment->start;
+    int changed = 0;
+    while (next < segment->end) {
+        struct range own = own_pages(next, segment->end);
+        uint64_t at = offset + segment->offset - file->start + (next - segment->start);
+        if (own.start > next && !exchange_run(segment, next, own.start, fd, at))
+            say("a segment is left alone: it could not be mapped", file->name);
+        changed |= own.start < own.end;
+        next = own.end;
+    }
+    if (changed && segment->executable)
+        say("code is left alone that differs from the file (text relocations, or patched)", file->name);
+}
+
+static const char *refused(uint32_t refusal) {
+    switch (refusal) {
+    case DENIED:
+        return "left alone: others may write it, or the policy allows no code";
+    case QUOTA:
+        return "left alone: the quota is used up";
+    case CHANGED:
+        return "left alone: it changes";
+    case FILE_SYSTEM:
+        return "left alone: its file system may never answer";
+    default:
+        return "left alone: the store refused";
+    }
+}
+
+static void serve_file(struct file *file, const struct answer *answer, int fd) {
+    if (!is_sealed(fd, answer->offset + (file->end - file->start))) {
+        say("left alone: its object is not sealed", file->name);
+        return;
+    }
+    for (size_t i = 0; i < file->segment_count; i++)
+        exchange_segment(&file->segments[i], file, fd, answer->offset);
+    /* The store has the bytes now: the file's cached pages serve nobody but plain programs, which keep what they map. */
+    if (answer->fresh)
+        CALL6(SYS_fadvise64, file->fd, 0, 0, 4 /* POSIX_FADV_DONTNEED */, 0, 0);
+}
+
+/* Asks for what was gathered, and exchanges what there is; keeps what the store was too busy for. */
+static void ask(struct batch *batch, int last) {
+    struct piece pieces[MOST_PIECES];
+    struct answer answers[MOST_PIECES];
+    int fds[MOST_PIECES];
+    struct exchange exchange = {.body = pieces, .files = fds, .told = answers, .room = sizeof answers};
+    size_t next = 0, kept = 0;
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct file *file = &batch->files[i];
+        pieces[i] =
+            (struct piece){file->executable ? EXECUTABLE : 0, 0, file->start, file->end - file->start};
+        fds[i] = file->fd;
+    }
+    exchange.length = batch->count * sizeof *pieces;
+    exchange.file_count = batch->count;
+    int answered = ask_store(&exchange, ASK_FILES, TOLD_PIECES) &&
+                   exchange.told_length == batch->count * sizeof *answers;
+    for (size_t i = 0; i < batch->count; i++) {
+        struct file *file = &batch->files[i];
+        uint32_t refusal = answered ? answers[i].refusal : 0;
+        if (refusal == BUSY && !last) {
+            if (kept != i)
+                copy(&batch->files[kept], file, sizeof *file);
+            kept++;
+            continue;
+        }
+        if (refusal)
+            say(refused(refusal), file->name);
+        else if (answered && next < exchange.descriptor_count)
+            serve_file(file, &answers[i], exchange.descriptors[next++]);
+        close_file(file->fd);
+    }
+    for (size_t i = 0; i < exchange.descriptor_count; i++)
+        close_file(exchange.descriptors[i]);
+    batch->count = kept;
+}
+
+static void flush(struct batch *batch) {
+    struct timespec pause = {0, 2000000};
+    for (int attempt = 1; batch->count; attempt++) {
+        if (attempt > 1)
+            CALL3(SYS_nanosleep, &pause, NULL, 0);
+        pause.tv_nsec *= 2;
+        ask(batch, attempt == ATTEMPTS);
+    }
+    batch->bytes = 0;
+}
+
+void share_files(void) {
+    size_t count = opened_count;
+    opened_count = 0;
+    if (!count || !start_looking())
+        return;
+    long place = CALL6(SYS_mmap, NULL, sizeof(struct batch), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!has_failed(place)) {
+        struct batch *batch = (struct batch *)place;
+        for (size_t i = 0; i < count; i++) {
+            struct file *file = &batch->files[batch->count];
+            if (!gather(file, &opened[i]))
+                continue;
+            batch->count++;
+            batch->bytes += file->end - file->start;
+            if (batch->count == MOST_PIECES || batch->bytes >= ENOUGH)
+                flush(batch);
+        }
+        flush(batch);
+        CALL3(SYS_munmap, place, sizeof(struct batch), 0);
+    }
+    done_looking();
+}

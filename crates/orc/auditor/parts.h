@@ -1,0 +1,143 @@
+/* What the parts of the auditor have of one another. */
+#ifndef ORRERY_AUDITOR_PARTS_H
+#define ORRERY_AUDITOR_PARTS_H
+
+#include <elf.h>
+#include <link.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "system.h"
+
+#define PAGE 4096UL
+#define HUGE (2UL << 20)
+/* Most pieces in one message, as in protocol.rs. */
+#define MOST_PIECES 64
+
+/* ---- environment.c: what the program was told, and what it may do ---- */
+
+/* Whether there is anything to do in this process, at this time. */
+int may_share(void);
+/* Whether nothing is to be done any more, as far as that is known. */
+int is_left_alone(void);
+/* Whether libraries are to lie where the kernel puts them. */
+int is_without_places(void);
+/* Whether to do as on kernels without recent calls, which tests ask for. */
+int is_old_kernel(void);
+/* Leaves everything alone from here, and says why. */
+void give_up(const char *why);
+/* Says something on standard error, where that is wanted. */
+void say(const char *what, const char *name);
+/* The address of the store's socket. */
+const struct sockaddr_un *store_address(void);
+
+int open_file(const char *path);
+void close_file(int fd);
+
+/* ---- line.c: the connection to the store, and its language (protocol.rs) ---- */
+
+#define EXECUTABLE 1u
+enum request { ASK_FILES = 4, ASK_BOOK = 6, ASK_RECALL = 7, ASK_REMEMBER = 8 };
+enum reply { TOLD_HANDLE = 0x101, TOLD_PIECES = 0x103, TOLD_BOOK = 0x107 };
+enum refusal { NOT_FOUND = 1, DENIED = 2, QUOTA = 3, BUSY = 8, CHANGED = 9, FILE_SYSTEM = 10 };
+
+struct piece {
+    uint32_t flags, zero;
+    uint64_t offset, length;
+};
+
+struct answer {
+    uint32_t refusal, fresh;
+    uint64_t offset, zero;
+};
+
+/* What a library would like: room for so many bytes, at such a multiple. */
+struct room {
+    uint64_t key, length, alignment;
+};
+
+/* What a library's relocated data are remembered by. */
+struct name {
+    uint64_t key, address, start, length;
+};
+
+/* One question with its answer. */
+struct exchange {
+    /* The question: its body, and descriptors to go with it. */
+    const void *body;
+    size_t length;
+    const int *files;
+    size_t file_count;
+    /* The answer: room for its body, and the descriptors that came with it, which are the caller's. */
+    void *told;
+    size_t room;
+    size_t told_length;
+    int descriptors[MOST_PIECES];
+    size_t descriptor_count;
+};
+
+/* Asks; whether there was an answer of the expected kind. Gives up where the store does not answer. */
+int ask_store(struct exchange *exchange, enum request request, enum reply reply);
+/* Whether the memory file shows so many bytes for good. */
+int is_sealed(int fd, uint64_t end);
+
+/* ---- segments.c: what the kernel says of the program's memory ---- */
+
+/* A mapping of a file. */
+struct mapping {
+    uintptr_t start, end;
+    uint64_t offset, inode;
+    int writable, executable, readable, shared;
+};
+
+/* A range of addresses. */
+struct range {
+    uintptr_t start, end;
+};
+
+/* Gets ready to be asked; whether that is possible. `done_looking` ends it. */
+int start_looking(void);
+void done_looking(void);
+/* The first mapping of a file that ends behind `address`; whether there is one. */
+int find_mapping(uintptr_t address, struct mapping *found);
+/* The first run of pages from `start` on that are the program's own copies; empty where there is none before `end`. Pages
+   of which nothing is known count. */
+struct range own_pages(uintptr_t start, uintptr_t end);
+
+/* ---- files.c: files' segments by shared objects ---- */
+
+/* An object of the loader was mapped. */
+void note_opened(const struct link_map *map);
+/* It will be unmapped. */
+void forget_opened(const struct link_map *map);
+/* How many were noted. */
+size_t opened_objects(void);
+/* Shares the segments of all that was noted. */
+void share_files(void);
+
+/* ---- place.c: where libraries are loaded ---- */
+
+/* A library that lies where it always does. */
+struct placed {
+    struct name name;
+    uintptr_t start;
+    size_t length;
+};
+
+/* The loader is about to open this file: sees to it that it is mapped where the book says. */
+void prepare_place(const char *path);
+/* The loader has mapped what it wanted. */
+void finish_places(void);
+/* What lies at this address will be unmapped. */
+void note_closed(uintptr_t base);
+/* Libraries whose relocated data are still their own: the number, and each. */
+size_t placed_count(void);
+struct placed *placed_at(size_t index);
+void forget_placed(size_t index);
+
+/* ---- relocated.c: relocated data by shared objects ---- */
+
+/* Shares what the loader has relocated and made read-only. */
+void share_relocated(void);
+
+#endif

@@ -1,0 +1,310 @@
+//! The plan, carried out on the mounted file system.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
+
+use anyhow::{Context as _, Result, bail};
+use orrery_kimage::{CachedPage, Kernel};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
+
+use super::Written;
+use super::handle::{self, Mounted, dress};
+use super::plan::{Contents, Plan, Planned, TOP};
+
+/// Where everything waits that is not where it belongs.
+const ASIDE: &str = ".orrery-rescue";
+const PAGE: u64 = 4096;
+/// So many pages are written at once.
+const BATCH: usize = 256;
+
+pub(super) fn apply(kernel: &Kernel, plan: &Plan<'_>, mounted: &Mounted) -> Result<Written> {
+    let mut work = Work::begin(plan, mounted)?;
+    work.create()?;
+    work.set_aside()?;
+    work.place()?;
+    work.clear()?;
+    for (number, file) in plan.files.iter().filter(|(_, file)| file.changed) {
+        work.fill(kernel, *number, file).with_context(|| format!("the contents of file {number}"))?;
+    }
+    // Last: whatever was done above has changed times.
+    for (number, file) in plan.files.iter().filter(|(number, file)| file.changed || **number == TOP) {
+        let attributes = &file.attributes;
+        dress(work.file(*number)?, attributes).with_context(|| format!("the attributes of file {number}"))?;
+    }
+    rustix::fs::syncfs(&mounted.top).context("cannot force it to the disk")?;
+    Ok(work.written)
+}
+
+struct Work<'p, 'k> {
+    plan: &'p Plan<'k>,
+    mounted: &'p Mounted,
+    aside: OwnedFd,
+    /// What lies aside, by its number on this disk.
+    moved: BTreeMap<u64, Vec<String>>,
+    /// Files that were made here, by the number that the dead kernel gave them.
+    created: BTreeMap<u64, OwnedFd>,
+    written: Written,
+}
+
+impl<'p, 'k> Work<'p, 'k> {
+    fn begin(plan: &'p Plan<'k>, mounted: &'p Mounted) -> Result<Self> {
+        match rustix::fs::mkdirat(&mounted.top, ASIDE, Mode::RWXU) {
+            // Someone tried before, and was interrupted: what lies there is used, or removed in the end.
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error).context("cannot make a directory on the disk"),
+        }
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let aside = rustix::fs::openat(&mounted.top, ASIDE, flags, Mode::empty())?;
+        let mut moved: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+        for (name, number) in list(&aside)? {
+            moved.entry(number).or_default().push(String::from_utf8_lossy(&name).into_owned());
+        }
+        let written =
+            Written { files: plan.files.values().filter(|file| file.changed).count(), ..Written::default() };
+        Ok(Self { plan, mounted, aside, moved, created: BTreeMap::new(), written })
+    }
+
+    /// The file that the dead kernel gave this number.
+    fn file(&self, number: u64) -> Result<&OwnedFd> {
+        let found = self.plan.files.get(&number).and_then(|file| file.found.as_ref());
+        found
+            .or_else(|| self.created.get(&number))
+            .with_context(|| format!("a directory names file {number}, which is none"))
+    }
+
+    /// Makes all files that the disk does not have.
+    fn create(&mut self) -> Result<()> {
+        for (&number, file) in self.plan.files.iter().filter(|(_, file)| file.found.is_none()) {
+            let name = format!("new-{number}");
+            self.remove_aside(&name)?;
+            make(&self.aside, &name, file).with_context(|| format!("cannot make file {number}"))?;
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let made = rustix::fs::openat(&self.aside, &*name, flags, Mode::empty())?;
+            self.moved.entry(inode_number(&made)?).or_default().push(name);
+            self.created.insert(number, made);
+            self.written.created += 1;
+        }
+        Ok(())
+    }
+
+    /// What a try before left under a name that is wanted.
+    fn remove_aside(&mut self, name: &str) -> Result<()> {
+        for names in self.moved.values_mut() {
+            names.retain(|other| other != name);
+        }
+        remove(&self.aside, OsStr::new(name))
+    }
+
+    /// The number that a file has on this disk.
+    fn number_here(&self, number: u64) -> Result<u64> {
+        inode_number(self.file(number)?)
+    }
+
+    fn directory(&self, number: u64) -> Result<OwnedFd> {
+        Ok(handle::open(self.file(number)?, OFlags::DIRECTORY)?.into())
+    }
+
+    /// Takes everything out of the changed directories that does not belong there, or not under that name.
+    fn set_aside(&mut self) -> Result<()> {
+        for (&number, names) in &self.plan.names {
+            let wanted: BTreeMap<&[u8], u64> =
+                names.iter().map(|name| (name.name.as_slice(), name.number)).collect();
+            let folder = self.directory(number)?;
+            for (name, here) in list(&folder)? {
+                if number == TOP && name == ASIDE.as_bytes() {
+                    continue;
+                }
+                if let Some(&wanted) = wanted.get(name.as_slice())
+                    && self.number_here(wanted)? == here
+                {
+                    continue;
+                }
+                let place = format!("{here}-{}", self.written.names);
+                rustix::fs::renameat(&folder, OsStr::from_bytes(&name), &self.aside, &*place)
+                    .with_context(|| format!("cannot move {:?} aside", String::from_utf8_lossy(&name)))?;
+                self.moved.entry(here).or_default().push(place);
+                self.written.names += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every file the names that it had.
+    fn place(&mut self) -> Result<()> {
+        for (&number, names) in &self.plan.names {
+            let folder = self.directory(number)?;
+            let there: BTreeMap<Vec<u8>, u64> = list(&folder)?.into_iter().collect();
+            for name in names.iter().filter(|name| !there.contains_key(&name.name)) {
+                self.place_one(&folder, OsStr::from_bytes(&name.name), name.number).with_context(|| {
+                    format!("cannot make the name {:?}", String::from_utf8_lossy(&name.name))
+                })?;
+                self.written.names += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn place_one(&mut self, folder: &OwnedFd, name: &OsStr, number: u64) -> Result<()> {
+        let here = self.number_here(number)?;
+        if let Some(from) = self.moved.get_mut(&here).and_then(Vec::pop) {
+            return Ok(rustix::fs::renameat(&self.aside, &*from, folder, name)?);
+        }
+        let file = self.file(number)?;
+        let is_folder = self.plan.files.get(&number).is_some_and(|file| is(file, libc::S_IFDIR));
+        if !is_folder {
+            return Ok(rustix::fs::linkat(file, "", folder, name, AtFlags::EMPTY_PATH)?);
+        }
+        // A directory has one name, so it moves, from wherever it is.
+        let from = std::fs::read_link(handle::shown(file))?;
+        Ok(rustix::fs::renameat(rustix::fs::CWD, &from, folder, name)?)
+    }
+
+    /// Removes what lies aside: it was removed. What is known to have names must have found them.
+    fn clear(&mut self) -> Result<()> {
+        for (&number, file) in &self.plan.files {
+            let aside = self.moved.get(&self.number_here(number)?).map_or(0, Vec::len) as u64;
+            let placed = link_count(self.file(number)?)?.saturating_sub(aside);
+            let wanted = if is(file, libc::S_IFDIR) { 1 } else { u64::from(file.attributes.links) };
+            if aside > 0 && placed < wanted {
+                bail!("file {number} had {wanted} names, and no directory that has changed holds them");
+            }
+        }
+        for name in self.moved.values().flatten() {
+            remove(&self.aside, OsStr::new(name)).with_context(|| format!("cannot remove {name}"))?;
+        }
+        rustix::fs::unlinkat(&self.mounted.top, ASIDE, AtFlags::REMOVEDIR).context("cannot clear the disk")
+    }
+
+    fn fill(&mut self, kernel: &Kernel, number: u64, file: &Planned<'_>) -> Result<()> {
+        if !is(file, libc::S_IFREG) {
+            return Ok(());
+        }
+        let out = handle::open(self.file(number)?, OFlags::RDWR)?;
+        let size = file.attributes.size;
+        out.set_len(size).context("its size")?;
+        let Contents { holes, kept, pages, .. } = &file.contents;
+        for &(offset, length) in holes {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&out, flags, offset, length)?;
+        }
+        for (offset, bytes) in kept {
+            self.written.bytes += put(&out, *offset, bytes, size)?;
+        }
+        let mut rest = pages.as_slice();
+        while let Some(first) = rest.first() {
+            let mut count = 1;
+            while count < rest.len().min(BATCH) && rest[count].index == first.index + count as u64 {
+                count += 1;
+            }
+            let (run, after) = rest.split_at(count);
+            self.written.bytes += put_pages(kernel, &out, run, size)?;
+            rest = after;
+        }
+        Ok(())
+    }
+}
+
+fn is(file: &Planned<'_>, kind: u32) -> bool {
+    file.attributes.mode & libc::S_IFMT == kind
+}
+
+/// Writes pages that follow each other; of one that is valid in parts, these.
+fn put_pages(kernel: &Kernel, out: &File, run: &[CachedPage<'_>], size: u64) -> Result<u64> {
+    let mut written = 0;
+    let mut bytes = Vec::new();
+    let mut start = None;
+    for page in run {
+        let offset = page.index * PAGE;
+        if page.is_valid()? {
+            let at = bytes.len();
+            bytes.resize(at + usize::try_from(PAGE)?, 0);
+            kernel.memory().read(page.physical, &mut bytes[at..])?;
+            start.get_or_insert(offset);
+            continue;
+        }
+        if let Some(start) = start.take() {
+            written += put(out, start, &bytes, size)?;
+            bytes.clear();
+        }
+        let mut at = offset;
+        for buffer in page.buffers()? {
+            if buffer.valid {
+                let mut part = vec![0; usize::try_from(buffer.size)?];
+                kernel.read(buffer.data, &mut part)?;
+                written += put(out, at, &part, size)?;
+            }
+            at += buffer.size;
+        }
+    }
+    if let Some(start) = start {
+        written += put(out, start, &bytes, size)?;
+    }
+    Ok(written)
+}
+
+/// Writes what lies below `size`.
+fn put(out: &File, offset: u64, bytes: &[u8], size: u64) -> Result<u64> {
+    let length = size.saturating_sub(offset).min(bytes.len() as u64);
+    out.write_all_at(&bytes[..usize::try_from(length)?], offset).context("cannot write")?;
+    Ok(length)
+}
+
+/// Makes an empty file of the right kind.
+fn make(folder: &OwnedFd, name: &str, file: &Planned<'_>) -> Result<()> {
+    let attributes = &file.attributes;
+    let mode = Mode::from_raw_mode(attributes.mode & 0o7777);
+    match attributes.mode & libc::S_IFMT {
+        libc::S_IFDIR => rustix::fs::mkdirat(folder, name, Mode::RWXU)?,
+        libc::S_IFLNK => {
+            let text = file.contents.link.as_ref().context("it is a symbolic link without a text")?;
+            rustix::fs::symlinkat(OsStr::from_bytes(text), folder, name)?;
+        }
+        kind => {
+            // The kernel's own packing of a device's number is not the one that programs know.
+            let device = rustix::fs::makedev(attributes.device >> 20, attributes.device & 0xf_ffff);
+            rustix::fs::mknodat(folder, name, FileType::from_raw_mode(kind), mode, device)?;
+        }
+    }
+    Ok(())
+}
+
+/// The names in a directory, with the numbers of their files.
+fn list(folder: &OwnedFd) -> Result<Vec<(Vec<u8>, u64)>> {
+    let mut found = Vec::new();
+    for entry in rustix::fs::Dir::read_from(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            found.push((name.to_vec(), entry.ino()));
+        }
+    }
+    Ok(found)
+}
+
+fn inode_number(file: &OwnedFd) -> Result<u64> {
+    Ok(rustix::fs::statat(file, "", AtFlags::EMPTY_PATH)?.st_ino)
+}
+
+fn link_count(file: &OwnedFd) -> Result<u64> {
+    Ok(rustix::fs::statat(file, "", AtFlags::EMPTY_PATH)?.st_nlink)
+}
+
+/// Removes a file, or a directory with everything in it; nothing where there is none.
+fn remove(folder: &OwnedFd, name: &OsStr) -> Result<()> {
+    match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
+        Ok(()) | Err(rustix::io::Errno::NOENT) => return Ok(()),
+        Err(rustix::io::Errno::ISDIR) => {}
+        Err(error) => return Err(io::Error::from(error).into()),
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let within = rustix::fs::openat(folder.as_fd(), name, flags, Mode::empty())?;
+    for (name, _) in list(&within)? {
+        remove(&within, OsStr::from_bytes(&name))?;
+    }
+    Ok(rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)?)
+}

@@ -1,0 +1,260 @@
+//! Which files the disk lacks something of, and what.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use orrery_kimage::{Attributes, CachedPage, Ext4, Ext4File, Extent, Kernel, Name, Pages};
+use rustix::fs::OFlags;
+
+use super::extents::{self, Run};
+use super::handle::{self, Mounted};
+
+/// The directory at the top of every ext4.
+pub(super) const TOP: u64 = 2;
+const PAGE: u64 = 4096;
+/// Contents that are neither in the dead memory nor in place are kept in this one's until they are written.
+const MOST_KEPT: usize = 64 << 20;
+
+/// All that is to be done.
+pub(super) struct Plan<'k> {
+    /// By the number that the dead kernel gave them.
+    pub(super) files: BTreeMap<u64, Planned<'k>>,
+    /// What was in these directories.
+    pub(super) names: BTreeMap<u64, Vec<Name>>,
+}
+
+/// A file that the disk lacks something of, or that something has to be put beside or beneath.
+pub(super) struct Planned<'k> {
+    pub(super) attributes: Attributes,
+    /// The same file on the disk, if that has it.
+    pub(super) found: Option<OwnedFd>,
+    /// Whether contents and attributes are to be written.
+    pub(super) changed: bool,
+    /// What it holds, in the order in which it is to be written.
+    pub(super) contents: Contents<'k>,
+}
+
+#[derive(Default)]
+pub(super) struct Contents<'k> {
+    /// Bytes to make zero: where they begin, and how many.
+    pub(super) holes: Vec<(u64, u64)>,
+    /// Bytes that were on the disk, where nothing leads to them any more.
+    pub(super) kept: Vec<(u64, Vec<u8>)>,
+    /// Pages in the dead memory.
+    pub(super) pages: Vec<CachedPage<'k>>,
+    /// Where a symbolic link leads.
+    pub(super) link: Option<Vec<u8>>,
+}
+
+impl<'k> Plan<'k> {
+    pub(super) fn make(kernel: &'k Kernel, device: &Path, mounted: &Mounted) -> Result<Self> {
+        let disk = File::open(device).with_context(|| format!("cannot open {}", device.display()))?;
+        let name = device.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let volume = kernel
+            .volumes()
+            .found
+            .into_iter()
+            .find(|volume| {
+                volume.kind().is_ok_and(|kind| kind == "ext4") && volume.disk().is_ok_and(|disk| disk == name)
+            })
+            .with_context(|| format!("the dead kernel had no ext4 on {name}"))?;
+        let block_size = volume.object().u64("s_blocksize")?;
+        let read = |block: u64, into: &mut [u8]| disk.read_exact_at(into, block * block_size);
+        let ext4 = Ext4::open(volume, &read)?;
+        Maker {
+            ext4,
+            disk: &disk,
+            mounted,
+            plan: Self { files: BTreeMap::new(), names: BTreeMap::new() },
+            kept: 0,
+        }
+        .make()
+    }
+}
+
+struct Maker<'k, 'm, 'r> {
+    ext4: Ext4<'k, 'r>,
+    disk: &'m File,
+    mounted: &'m Mounted,
+    plan: Plan<'k>,
+    kept: usize,
+}
+
+impl<'k> Maker<'k, '_, '_> {
+    fn make(mut self) -> Result<Plan<'k>> {
+        let files = self.ext4.files();
+        if let Some(problem) = files.problems.first() {
+            bail!("{problem}");
+        }
+        let first = self.ext4.first_number()?;
+        let files: BTreeMap<u64, Ext4File<'k>> =
+            files.found.into_iter().map(|file| (file.attributes.number, file)).collect();
+        let mut named = BTreeSet::new();
+        for (&number, file) in &files {
+            // What has no name lives as long as who has it open; what is below the first number is the file system's own.
+            if file.attributes.links == 0 || (number < first && number != TOP) {
+                continue;
+            }
+            self.add(file, &mut named).with_context(|| format!("file {number}"))?;
+        }
+        // Files that were made, closed and dropped from memory before they were committed: a name leads to them, and the
+        // block that their inode lies in is kept. They may be directories of such.
+        while let Some(number) = named.pop_first() {
+            if files.contains_key(&number) || self.plan.files.contains_key(&number) {
+                continue;
+            }
+            let file = self.ext4.file_on_disk(number)?;
+            self.add(&file, &mut named).with_context(|| format!("file {number}"))?;
+        }
+        // A file that a directory names must be known, whether it has changed or not.
+        for number in self.plan.names.values().flatten().map(|name| name.number).collect::<BTreeSet<_>>() {
+            if let (false, Some(file)) = (self.plan.files.contains_key(&number), files.get(&number)) {
+                let found = self.mounted.find(&file.attributes)?;
+                ensure!(found.is_some(), "file {number} is older than the last commit, and not on the disk");
+                let (attributes, contents) = (file.attributes.clone(), Contents::default());
+                self.plan.files.insert(number, Planned { attributes, found, changed: false, contents });
+            }
+        }
+        Ok(self.plan)
+    }
+
+    fn add(&mut self, file: &Ext4File<'k>, named: &mut BTreeSet<u64>) -> Result<()> {
+        let attributes = &file.attributes;
+        let kind = attributes.mode & libc::S_IFMT;
+        let unwritten = if kind == libc::S_IFREG { file.pages(Pages::Unwritten)? } else { Vec::new() };
+        if !file.uncommitted && unwritten.is_empty() && attributes.number != TOP {
+            return Ok(());
+        }
+        let found = self.mounted.find(attributes)?;
+        // Known from its block only, which does not tell whether it is newer: if the disk has it, it is as it should be.
+        let changed = file.is_in_memory() || found.is_none();
+        let mut contents = Contents::default();
+        match kind {
+            libc::S_IFDIR if file.uncommitted && changed => {
+                let names = self.ext4.names(file)?;
+                named.extend(names.iter().map(|name| name.number));
+                self.plan.names.insert(attributes.number, names);
+            }
+            libc::S_IFREG if file.uncommitted && changed => {
+                contents = self.contents(file, found.as_ref())?;
+            }
+            libc::S_IFREG if changed => contents.pages = unwritten,
+            libc::S_IFLNK if found.is_none() => contents.link = Some(self.link(file)?),
+            _ => {}
+        }
+        let attributes = attributes.clone();
+        self.plan.files.insert(attributes.number, Planned { attributes, found, changed, contents });
+        Ok(())
+    }
+
+    /// Everything that a file holds and that the disk may not have: pages in memory; what is on the disk where the disk's
+    /// own inode does not look for it; and zeros where that still sees something.
+    fn contents(&mut self, file: &Ext4File<'k>, found: Option<&OwnedFd>) -> Result<Contents<'k>> {
+        let size = file.attributes.size;
+        let pages = file.pages(Pages::All)?;
+        let cached = cached_blocks(&pages, self.ext4.block_size())?;
+        let there = match found {
+            Some(found) => extents::of(&handle::open(found, OFlags::RDONLY)?)?,
+            None => Vec::new(),
+        };
+        let block = self.ext4.block_size();
+        let extents = self.ext4.extents(file)?;
+        let in_place = |page: &CachedPage<'_>| {
+            let mut blocks =
+                (page.index * PAGE..(page.index + 1) * PAGE).step_by(usize::try_from(block).unwrap_or(4096));
+            !page.unwritten
+                && blocks.all(|offset| {
+                    place_of(&extents, offset, block).is_some_and(|p| leads_to(&there, offset, p))
+                })
+        };
+        let pages = pages.into_iter().filter(|page| !in_place(page)).collect();
+        let mut contents = Contents { pages, ..Contents::default() };
+        for extent in extents.iter().filter(|extent| extent.written) {
+            for step in 0..extent.count {
+                let (offset, place) = ((extent.logical + step) * block, (extent.physical + step) * block);
+                if offset >= size || cached.contains(&(offset / block)) || leads_to(&there, offset, place) {
+                    continue;
+                }
+                let mut bytes = vec![0; usize::try_from(block)?];
+                self.disk.read_exact_at(&mut bytes, place).context("cannot read the disk")?;
+                self.kept += bytes.len();
+                if self.kept > MOST_KEPT {
+                    bail!(
+                        "more than {} MiB of it were dropped from memory before they were committed",
+                        MOST_KEPT >> 20
+                    );
+                }
+                contents.kept.push((offset, bytes));
+            }
+        }
+        for run in there.iter().filter(|run| run.written) {
+            for offset in (run.logical..(run.logical + run.length).min(size)).step_by(usize::try_from(block)?)
+            {
+                if !cached.contains(&(offset / block)) && place_of(&extents, offset, block).is_none() {
+                    contents.holes.push((offset, block));
+                }
+            }
+        }
+        Ok(contents)
+    }
+
+    /// Where a symbolic link leads.
+    fn link(&self, file: &Ext4File<'k>) -> Result<Vec<u8>> {
+        if let Some(short) = self.ext4.short_link(file) {
+            return Ok(short);
+        }
+        let extents = self.ext4.extents(file)?;
+        let first = extents.iter().find(|extent| extent.logical == 0);
+        let length = usize::try_from(file.attributes.size)?;
+        // A link's text is written with its name, in one block.
+        let mut text = match (file.pages(Pages::All)?.first(), first) {
+            (Some(page), _) if page.is_valid()? => {
+                let mut bytes = vec![0; usize::try_from(PAGE)?];
+                self.ext4.kernel().memory().read(page.physical, &mut bytes)?;
+                bytes
+            }
+            (_, Some(extent)) => self.ext4.block(extent.physical)?,
+            _ => bail!("it is a symbolic link without a text"),
+        };
+        text.truncate(length);
+        Ok(text)
+    }
+}
+
+/// The blocks of a file whose bytes memory has.
+fn cached_blocks(pages: &[CachedPage<'_>], block_size: u64) -> Result<BTreeSet<u64>> {
+    let per_page = PAGE / block_size;
+    let mut found = BTreeSet::new();
+    for page in pages {
+        let first = page.index * per_page;
+        if page.is_valid()? {
+            found.extend(first..first + per_page);
+        } else {
+            // A page may be there of which only some blocks were ever read or written.
+            let buffers = page.buffers()?;
+            found.extend((first..).zip(&buffers).filter(|(_, buffer)| buffer.valid).map(|(block, _)| block));
+        }
+    }
+    Ok(found)
+}
+
+/// Where the dead kernel had put a byte of a file on the disk, if it had.
+fn place_of(extents: &[Extent], offset: u64, block_size: u64) -> Option<u64> {
+    let block = offset / block_size;
+    let before = extents.partition_point(|extent| extent.logical <= block).checked_sub(1)?;
+    let extent =
+        extents.get(before).filter(|extent| extent.written && block < extent.logical + extent.count)?;
+    Some((extent.physical + (block - extent.logical)) * block_size + offset % block_size)
+}
+
+/// Whether the file on the disk has these bytes, and at that place.
+fn leads_to(runs: &[Run], offset: u64, place: u64) -> bool {
+    let run = runs.partition_point(|run| run.logical <= offset).checked_sub(1).map(|index| runs[index]);
+    run.is_some_and(|run| {
+        run.written && offset < run.logical + run.length && run.physical + (offset - run.logical) == place
+    })
+}

@@ -1,0 +1,204 @@
+//! The service's disk: an image with an ext4 on it, which the machine that has the service has plugged in.
+//!
+//! Both machines have a place for it, a port of PCI Express that devices can be plugged into while the machine runs. The
+//! first active has it from the start. When a kernel dies its QEMU is ended, which closes the image, and the image is
+//! plugged into the backup. No two machines ever have it open: QEMU locks images, and the first one is gone.
+
+use std::fs;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use crate::command::{require, run};
+use crate::error::{Error, Result, file};
+use crate::qmp::Qmp;
+
+const PORT: &str = "disk-port";
+const NODE: &str = "disk";
+/// Where an ext4 has its magic number: in its superblock, which begins after 1 KiB.
+const MAGIC_AT: u64 = 1024 + 0x38;
+const MAGIC: [u8; 2] = [0x53, 0xef];
+const SMALLEST: u64 = 8 << 20;
+const LARGEST: u64 = 16 << 40;
+
+/// What a disk is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskSource {
+    /// A new one of so many bytes, which goes with the pair.
+    New(u64),
+    /// An image of the user's, which is changed.
+    Image(PathBuf),
+}
+
+/// A disk that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskConfig {
+    /// Where it comes from.
+    pub source: DiskSource,
+    /// Where the service expects it.
+    pub mount: String,
+    /// A folder of this host whose files a new one has.
+    pub content: Option<PathBuf>,
+}
+
+impl DiskSource {
+    /// `64M`, `2G`: a new disk; anything else: an image's path.
+    ///
+    /// # Errors
+    ///
+    /// Why a size is none that a disk can have.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (digits, unit) = text.split_at(text.len() - text.chars().last().map_or(0, char::len_utf8));
+        let shift = match unit {
+            "M" | "m" => 20,
+            "G" | "g" => 30,
+            _ => return Ok(Self::Image(PathBuf::from(text))),
+        };
+        let Ok(number) = digits.parse::<u64>() else { return Ok(Self::Image(PathBuf::from(text))) };
+        match number.checked_mul(1 << shift) {
+            Some(bytes) if (SMALLEST..=LARGEST).contains(&bytes) => Ok(Self::New(bytes)),
+            _ => Err(format!("a disk of {text}: it has from {}M to {}G", SMALLEST >> 20, LARGEST >> 30)),
+        }
+    }
+}
+
+/// An image that is there.
+#[derive(Clone, Debug)]
+pub(crate) struct Disk {
+    image: PathBuf,
+    pub(crate) mount: String,
+}
+
+impl Disk {
+    /// Makes the image in `folder`, or looks at the one that is there.
+    pub(crate) fn obtain(config: &DiskConfig, folder: &Path) -> Result<Self> {
+        let mount = config.mount.clone();
+        if !Path::new(&mount).is_absolute() || mount == "/" || mount.contains([' ', ',', '"']) {
+            return Err(Error::Disk {
+                path: mount.into(),
+                why: "a disk is mounted on an absolute path".to_owned(),
+            });
+        }
+        let image = match &config.source {
+            DiskSource::Image(image) => {
+                if config.content.is_some() {
+                    let why = "only a new disk can be given contents".to_owned();
+                    return Err(Error::Disk { path: image.clone(), why });
+                }
+                examine(image)?;
+                fs::canonicalize(image).map_err(file("find", image))?
+            }
+            DiskSource::New(bytes) => {
+                let image = folder.join("disk");
+                create(&image, *bytes, config.content.as_deref())?;
+                image
+            }
+        };
+        Ok(Self { image, mount })
+    }
+
+    /// What a machine needs to have it plugged in later.
+    pub(crate) fn port() -> [String; 2] {
+        ["-device".to_owned(), format!("pcie-root-port,id={PORT},chassis=1,slot=1")]
+    }
+
+    fn node(&self) -> serde_json::Value {
+        json!({"driver": "raw", "node-name": NODE, "file": {"driver": "file", "filename": self.image}})
+    }
+
+    /// What a machine needs to have it from the start.
+    pub(crate) fn arguments(&self) -> [String; 4] {
+        let device = format!("virtio-blk-pci,bus={PORT},drive={NODE}");
+        ["-blockdev".to_owned(), self.node().to_string(), "-device".to_owned(), device]
+    }
+
+    /// Plugs it into a machine that runs.
+    pub(crate) fn plug(&self, qmp: &mut Qmp) -> Result<()> {
+        qmp.execute("blockdev-add", &self.node())?;
+        qmp.execute(
+            "device_add",
+            &json!({"driver": "virtio-blk-pci", "bus": PORT, "drive": NODE, "id": "disk-device"}),
+        )
+        .map(drop)
+    }
+}
+
+fn create(image: &Path, bytes: u64, content: Option<&Path>) -> Result<()> {
+    let mkfs = require("mkfs.ext4", "e2fsprogs")?;
+    fs::File::create(image).and_then(|image| image.set_len(bytes)).map_err(file("create", image))?;
+    let mut arguments: Vec<&Path> = ["-q", "-F", "-b", "4096"].map(Path::new).to_vec();
+    if let Some(content) = content {
+        arguments.extend([Path::new("-d"), content]);
+    }
+    arguments.push(image);
+    run(&mkfs, &arguments, None).map(drop)
+}
+
+/// Makes sure that an image is an ext4, and nothing around it.
+fn examine(image: &Path) -> Result<()> {
+    let mut opened =
+        fs::OpenOptions::new().read(true).write(true).open(image).map_err(file("open", image))?;
+    let mut magic = [0; 2];
+    let read = opened.seek(SeekFrom::Start(MAGIC_AT)).and_then(|_| opened.read_exact(&mut magic));
+    if read.is_err() || magic != MAGIC {
+        let why = "it is no ext4 (make one with mkfs.ext4; partitions are not looked into)".to_owned();
+        return Err(Error::Disk { path: image.to_owned(), why });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_paths_are_told_apart() {
+        assert_eq!(DiskSource::parse("64M"), Ok(DiskSource::New(64 << 20)));
+        assert_eq!(DiskSource::parse("2G"), Ok(DiskSource::New(2 << 30)));
+        for path in ["disk.img", "./64M/disk", "M", "", "ж", "64MM"] {
+            assert_eq!(DiskSource::parse(path), Ok(DiskSource::Image(path.into())));
+        }
+        assert!(DiskSource::parse("1M").unwrap_err().contains("8M"));
+        assert!(DiskSource::parse("99999999999999999G").is_err());
+    }
+
+    #[test]
+    fn what_is_no_ext4_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        let config = |mount: &str| DiskConfig {
+            source: DiskSource::Image(image.clone()),
+            mount: mount.to_owned(),
+            content: None,
+        };
+        let refused = |mount| Disk::obtain(&config(mount), folder.path()).unwrap_err().to_string();
+        assert!(refused("/data").contains("cannot open"));
+        fs::write(&image, "too short").unwrap();
+        assert!(refused("/data").contains("no ext4"));
+        fs::write(&image, vec![0; 1 << 16]).unwrap();
+        assert!(refused("/data").contains("no ext4"));
+        assert!(refused("data").contains("absolute"));
+    }
+
+    #[test]
+    fn a_new_disk_has_what_it_is_given() {
+        let folder = tempfile::tempdir().unwrap();
+        let content = folder.path().join("content");
+        fs::create_dir(&content).unwrap();
+        fs::write(content.join("hello"), "world").unwrap();
+        let config = DiskConfig {
+            source: DiskSource::New(16 << 20),
+            mount: "/data".to_owned(),
+            content: Some(content),
+        };
+        if let Err(error) = require("mkfs.ext4", "e2fsprogs") {
+            orrery_testing::skipped!("{error}");
+            return;
+        }
+        let disk = Disk::obtain(&config, folder.path()).unwrap();
+        examine(&disk.image).unwrap();
+        let bytes = fs::read(&disk.image).unwrap();
+        assert!(bytes.windows(5).any(|window| window == b"world"));
+    }
+}
