@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
+#[path = "vault/engine.rs"]
+mod engine;
 #[path = "vault/house.rs"]
 mod house;
 

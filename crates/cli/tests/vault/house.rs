@@ -144,7 +144,7 @@ fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 /// Where provider and vault were built, once for all tests.
-fn tools() -> &'static Path {
+pub(crate) fn tools() -> &'static Path {
     static TOOLS: OnceLock<PathBuf> = OnceLock::new();
     TOOLS.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vault-provider");
