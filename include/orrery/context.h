@@ -121,7 +121,8 @@ struct lwc_spec {
 /* Calls that it may not make arrive in its creator; without any LWC_SYSCALL, those that name files, processes
  * and sockets: about what FreeBSD's capability mode takes away. */
 #define LWC_SYSTRAP 0x4
-#define LWC_ALONE 0x8 /* no thread but the calling one may ever switch there, and the others are not held still */
+/* No thread but the calling one may ever switch there, and the others are not held still. */
+#define LWC_ALONE 0x8
 /* It can neither signal nor trace processes that are not its own or started by it, its creator and the root included. It
  * takes Landlock's scopes (Linux 6.12): without them lwCreate fails with EOPNOTSUPP. */
 #define LWC_ISOLATED 0x10

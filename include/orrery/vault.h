@@ -85,6 +85,15 @@ struct orrery_vault *orrery_vault_start(const char *program, const char *const *
  */
 int orrery_vault_main(orrery_vault_function load, orrery_vault_function serve, void *context);
 
+/*
+ * The same with a function that drops what is not wanted any more, or NULL. It is called whenever the vault is about to
+ * sleep, and then after so many milliseconds as it returned, unless that is less than 0. Returning 0 says that something was
+ * dropped: the vault makes its spare anew, which has it, too, and calls again. Twins keep what they have.
+ */
+typedef long (*orrery_vault_tidy)(void *context);
+int orrery_vault_main_tidy(orrery_vault_function load, orrery_vault_function serve, orrery_vault_tidy tidy,
+                           void *context);
+
 /* Runs `load` in the vault. Returns the length of its answer. */
 ssize_t orrery_vault_load(const struct orrery_vault *vault, const void *request, size_t length, void *answer,
                           size_t room);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <orrery/vault.h>
 
@@ -14,7 +15,7 @@ static struct orrery_vault *vault_of(struct provider *provider, const struct orr
     CRYPTO_THREAD_write_lock(provider->lock);
     struct orrery_vault *vault = provider->vault;
     if (vault == broken) {
-        const char *arguments[] = {"orrery-vault", NULL};
+        const char *arguments[] = {"orrery-vault", provider->grace, NULL};
         vault = orrery_vault_start(provider->program, arguments);
         /* A broken one is left alone: other threads may be about to notice. */
         if (vault)
@@ -26,11 +27,15 @@ static struct orrery_vault *vault_of(struct provider *provider, const struct orr
     return vault;
 }
 
-/* Loads the key into this vault; 1 if it is there, 0 if it cannot be, -1 if the vault is gone. */
-static int load_into(const struct orrery_vault *vault, const struct key *key) {
+/*
+ * Loads the key into this vault; 1 if it is there, 0 if it cannot be, -1 if the vault is gone. `*for_us` tells whether it
+ * was loaded now, and not before for somebody else.
+ */
+static int load_into(const struct orrery_vault *vault, const struct key *key, bool *for_us) {
     struct load_request header = {strlen(key->path), key->encoded_length};
     size_t length = sizeof header + header.path_length + header.public_length;
     char *request = malloc(length), answer[1024];
+    *for_us = false;
     if (!request)
         return 0;
     memcpy(request, &header, sizeof header);
@@ -39,6 +44,7 @@ static int load_into(const struct orrery_vault *vault, const struct key *key) {
     ssize_t said = orrery_vault_load(vault, request, length, answer, sizeof answer);
     int error = errno;
     free(request);
+    *for_us = said == 0;
     if (said == 0)
         return 1;
     if (said > 0) {
@@ -61,14 +67,39 @@ static int load_into(const struct orrery_vault *vault, const struct key *key) {
     return 0;
 }
 
-bool vault_load(const struct key *key) {
+void vault_give_up(const struct key *key) {
+    struct provider *provider = key->provider;
+    if (atomic_load(&provider->owner) != getpid())
+        return;
+    CRYPTO_THREAD_write_lock(provider->lock);
+    struct orrery_vault *vault = provider->vault;
+    CRYPTO_THREAD_unlock(provider->lock);
+    /* One that was started since never loaded it for this key. */
+    if (vault != key->vault)
+        return;
+    struct {
+        struct load_request header;
+        unsigned char fingerprint[FINGERPRINT];
+    } request = {.header = {0, FINGERPRINT}};
+    memcpy(request.fingerprint, key->fingerprint, FINGERPRINT);
+    char answer[1];
+    /* Should it fail, the key stays until the vault ends. */
+    (void)!orrery_vault_load(vault, &request, sizeof request, answer, sizeof answer);
+}
+
+bool vault_load(struct key *key) {
     struct orrery_vault *vault = NULL;
     for (int attempt = 0; attempt < 2; attempt++) {
         struct orrery_vault *next = vault_of(key->provider, vault);
         if (!next)
             return false;
         vault = next;
-        int loaded = load_into(vault, key);
+        bool may_give_up;
+        int loaded = load_into(vault, key, &may_give_up);
+        if (loaded == 1 && may_give_up) {
+            key->vault = vault;
+            atomic_store(&key->provider->owner, getpid());
+        }
         if (loaded >= 0)
             return loaded;
     }
@@ -105,7 +136,8 @@ ssize_t vault_call(const struct key *key, struct call_request *call, const void 
     if (vault && result < 0 && (error == EOWNERDEAD || error == ENOKEY)) {
         /* Keeper and spare were killed. Who may read the key file can do without them. */
         struct orrery_vault *next = error == EOWNERDEAD ? vault_of(provider, vault) : vault;
-        if (next && load_into(next, key) == 1) {
+        bool for_us;
+        if (next && load_into(next, key, &for_us) == 1) {
             result = orrery_vault_call(next, request, total, answer, room);
             error = errno;
         }

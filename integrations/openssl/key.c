@@ -72,6 +72,8 @@ void key_up(struct key *key) { atomic_fetch_add(&key->references, 1); }
 void key_free(struct key *key) {
     if (!key || atomic_fetch_sub(&key->references, 1) != 1)
         return;
+    if (key->vault)
+        vault_give_up(key);
     EVP_PKEY_free(key->public);
     OPENSSL_free(key->encoded);
     OPENSSL_free(key->path);

@@ -6,6 +6,7 @@
  *     [orrery]
  *     module = /usr/lib/orrery/orrery.so
  *     vault = /usr/lib/orrery/orrery-vault     # the default: beside the module
+ *     grace = 60                               # seconds for which keys stay that were replaced
  *     activate = 1
  */
 #include "provider.h"
@@ -88,6 +89,7 @@ static void teardown(void *context) {
     OSSL_LIB_CTX_free(provider->plain);
     CRYPTO_THREAD_lock_free(provider->lock);
     OPENSSL_free(provider->program);
+    OPENSSL_free(provider->grace);
     OPENSSL_free(provider);
 }
 
@@ -107,10 +109,10 @@ static char *beside(void) {
     return path;
 }
 
-static char *configured(const OSSL_CORE_HANDLE *core, OSSL_FUNC_core_get_params_fn *get) {
-    char *vault = NULL;
-    OSSL_PARAM params[] = {OSSL_PARAM_construct_utf8_ptr("vault", &vault, 0), OSSL_PARAM_END};
-    return get && get(core, params) && vault && *vault ? OPENSSL_strdup(vault) : NULL;
+static char *configured(const OSSL_CORE_HANDLE *core, OSSL_FUNC_core_get_params_fn *get, const char *name) {
+    char *value = NULL;
+    OSSL_PARAM params[] = {OSSL_PARAM_construct_utf8_ptr(name, &value, 0), OSSL_PARAM_END};
+    return get && get(core, params) && value && *value ? OPENSSL_strdup(value) : NULL;
 }
 
 __attribute__((visibility("default"))) int OSSL_provider_init(const OSSL_CORE_HANDLE *core,
@@ -145,8 +147,9 @@ __attribute__((visibility("default"))) int OSSL_provider_init(const OSSL_CORE_HA
             break;
         }
     }
-    if (!(provider->program = configured(core, get)))
+    if (!(provider->program = configured(core, get, "vault")))
         provider->program = beside();
+    provider->grace = configured(core, get, "grace");
     provider->lock = CRYPTO_THREAD_lock_new();
     provider->plain = OSSL_LIB_CTX_new_from_dispatch(core, in);
     provider->plain_default = provider->plain ? OSSL_PROVIDER_load(provider->plain, "default") : NULL;

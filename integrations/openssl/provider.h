@@ -39,8 +39,14 @@ struct provider {
     OSSL_LIB_CTX *plain;
     OSSL_PROVIDER *plain_default;
     char *program; /* what to start as the vault */
+    char *grace; /* for how many seconds it keeps keys that nobody wants any more; NULL for its own choice */
     CRYPTO_RWLOCK *lock;
     struct orrery_vault *vault; /* under the lock */
+    /*
+     * The process that had a key loaded last. It alone gives keys up: what workers free, which were forked from it, others
+     * still use; and a server that became a daemon is the one that loads them again.
+     */
+    atomic_int owner;
 };
 
 /* Why something failed, for the error queue. */
@@ -65,6 +71,7 @@ struct key {
     unsigned char *encoded; /* SubjectPublicKeyInfo */
     size_t encoded_length;
     unsigned char fingerprint[FINGERPRINT];
+    const struct orrery_vault *vault; /* that has loaded it for this key; NULL for none */
     atomic_uint references;
 };
 
@@ -74,7 +81,9 @@ void key_up(struct key *key);
 void key_free(struct key *key);
 
 /* Has the vault load the private key, starting the vault if there is none. */
-bool vault_load(const struct key *key);
+bool vault_load(struct key *key);
+/* Tells the vault that this key is not wanted any more. */
+void vault_give_up(const struct key *key);
 /* Asks for an operation; the result's length, or -1 with an error raised. `call` needs no key named. */
 ssize_t vault_call(const struct key *key, struct call_request *call, const void *label, const void *data,
                    size_t length, void *answer, size_t room);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <openssl/core_names.h>
 #include <openssl/err.h>
@@ -23,6 +24,8 @@
 struct key {
     unsigned char fingerprint[FINGERPRINT];
     EVP_PKEY *pkey;
+    unsigned wanted; /* how many times it was loaded and not given up since */
+    long long until; /* when it is dropped, in milliseconds; 0 while it is wanted */
 };
 
 /* What was set up for an earlier call like this one: setting up costs as much as a small signature. */
@@ -38,7 +41,14 @@ struct keys {
     size_t count;
     struct prepared prepared[PREPARED];
     size_t next;
+    long long grace; /* for how long a key stays that nobody wants, in milliseconds */
 };
+
+static long long now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000LL + time.tv_nsec / 1000000;
+}
 
 static struct key *find(const struct keys *keys, const unsigned char *fingerprint) {
     for (size_t i = 0; i < keys->count; i++)
@@ -77,6 +87,40 @@ static EVP_PKEY *read_key(const char *path, char *why, size_t room) {
     return pkey;
 }
 
+/* One who had a key loaded wants it no more. */
+static ssize_t give_up(struct keys *keys, const void *fingerprint) {
+    struct key *key = find(keys, fingerprint);
+    if (key && key->wanted && --key->wanted == 0)
+        key->until = now() + keys->grace;
+    return 0;
+}
+
+static void drop(struct keys *keys, struct key *key) {
+    for (size_t i = 0; i < PREPARED; i++)
+        if (keys->prepared[i].context && !memcmp(keys->prepared[i].like.key, key->fingerprint, FINGERPRINT)) {
+            EVP_PKEY_CTX_free(keys->prepared[i].context);
+            keys->prepared[i].context = NULL;
+        }
+    EVP_PKEY_free(key->pkey);
+    *key = keys->all[--keys->count];
+}
+
+/* Drops the keys whose time is up, one at a call; tells when the next one's is. */
+static long tidy(void *context) {
+    struct keys *keys = context;
+    long long next = -1, present = now();
+    for (size_t i = 0; i < keys->count; i++) {
+        struct key *key = &keys->all[i];
+        if (key->until && key->until <= present) {
+            drop(keys, key);
+            return 0;
+        }
+        if (key->until && (next < 0 || key->until - present < next))
+            next = key->until - present;
+    }
+    return next;
+}
+
 static ssize_t load(void *context, const void *request, size_t length, void *answer, size_t room) {
     struct keys *keys = context;
     struct load_request header;
@@ -87,6 +131,8 @@ static ssize_t load(void *context, const void *request, size_t length, void *ans
     length -= sizeof header;
     if (header.path_length > length || header.public_length != length - header.path_length)
         return -EINVAL;
+    if (!header.path_length)
+        return header.public_length == FINGERPRINT ? give_up(keys, rest) : -EINVAL;
 
     char *path = strndup(rest, header.path_length);
     if (!path)
@@ -100,14 +146,17 @@ static ssize_t load(void *context, const void *request, size_t length, void *ans
     if (pkey && encoded_length < 0)
         snprintf(why, room, "the private key %s has no public one", path);
     if (pkey && encoded_length >= 0) {
-        struct key new = {.pkey = pkey};
+        struct key new = {.pkey = pkey, .wanted = 1}, *known;
         SHA256(encoded, encoded_length, new.fingerprint);
         if ((size_t)encoded_length != header.public_length ||
             memcmp(encoded, rest + header.path_length, header.public_length)) {
             snprintf(why, room,
                      "the private key %s is not the one that was wrapped: wrap it again (orrery vault wrap)",
                      path);
-        } else if (!find(keys, new.fingerprint)) {
+        } else if ((known = find(keys, new.fingerprint))) {
+            known->wanted++;
+            known->until = 0;
+        } else {
             struct key *all = realloc(keys->all, (keys->count + 1) * sizeof *all);
             if (all) {
                 all[keys->count++] = new;
@@ -237,11 +286,13 @@ static ssize_t serve(void *context, const void *request, size_t length, void *an
     return good > 0 ? (ssize_t)room : -EBADMSG;
 }
 
-int main(void) {
-    static struct keys keys;
+int main(int count, char **arguments) {
+    static struct keys keys = {.grace = 60 * 1000};
+    if (count > 1)
+        keys.grace = atoll(arguments[1]) * 1000;
     /* Its own configuration could name our provider, and so start a vault of the vault. */
     OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_LOAD_CRYPTO_STRINGS, NULL);
-    orrery_vault_main(load, serve, &keys);
+    orrery_vault_main_tidy(load, serve, tidy, &keys);
     fprintf(stderr, "orrery-vault: %s\n", orrery_vault_error());
     return 2;
 }

@@ -14,6 +14,9 @@
 /*
  * orrery_vault_load: this, then the path, then the SubjectPublicKeyInfo that the key must have. The answer is empty, or a
  * text that says why the key cannot be used.
+ *
+ * Without a path, and with a fingerprint in the place of the SubjectPublicKeyInfo: one who had the key loaded wants it no
+ * more. When nobody does, it is dropped, a while later, for there may be connections that were accepted with it.
  */
 struct load_request {
     uint32_t path_length;

@@ -1,7 +1,8 @@
 //! `orrery/vault.h`: vaults that the processes of a program share.
 
 use core::cell::RefCell;
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_void};
+use core::time::Duration;
 use std::ffi::CString;
 
 use orrery_lwc::vault::Keeper;
@@ -14,9 +15,13 @@ thread_local! {
     static TEXT: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
+/// A function of a vault that tidies up.
+pub type Tidy = unsafe extern "C" fn(*mut c_void) -> c_long;
+
 struct Functions {
     load: Function,
     serve: Function,
+    tidy: Option<Tidy>,
     context: *mut c_void,
 }
 
@@ -49,6 +54,12 @@ impl Keeper for Functions {
     fn serve(&mut self, request: &[u8], answer: &mut [u8]) -> Result<usize, Errno> {
         Self::run(self.serve, self.context, request, answer)
     }
+
+    fn tidy(&mut self) -> Option<Duration> {
+        // SAFETY: whoever made the vault promised a function that may be called with the context.
+        let milliseconds = unsafe { self.tidy?(self.context) };
+        u64::try_from(milliseconds).ok().map(Duration::from_millis)
+    }
 }
 
 /// Makes a vault from a copy of the calling process.
@@ -62,7 +73,7 @@ pub unsafe extern "C" fn orrery_vault_new(
     context: *mut c_void,
 ) -> *mut SharedVault {
     let (Some(load), Some(serve)) = (load, serve) else { return no_vault(&Error::Errno(Errno::INVAL)) };
-    handle(SharedVault::fork(Functions { load, serve, context }))
+    handle(SharedVault::fork(Functions { load, serve, tidy: None, context }))
 }
 
 /// Starts a program as a vault.
@@ -100,8 +111,23 @@ pub unsafe extern "C" fn orrery_vault_main(
     serve: Option<Function>,
     context: *mut c_void,
 ) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { orrery_vault_main_tidy(load, serve, None, context) }
+}
+
+/// The same with a function that drops what is not wanted any more.
+///
+/// # Safety
+/// As for [`orrery_vault_main`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orrery_vault_main_tidy(
+    load: Option<Function>,
+    serve: Option<Function>,
+    tidy: Option<Tidy>,
+    context: *mut c_void,
+) -> c_int {
     let (Some(load), Some(serve)) = (load, serve) else { return fail(&Error::Errno(Errno::INVAL)) };
-    fail(&become_vault(Functions { load, serve, context }))
+    fail(&become_vault(Functions { load, serve, tidy, context }))
 }
 
 /// Has the vault load something.

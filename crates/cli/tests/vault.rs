@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
+#[path = "vault/engine.rs"]
+mod engine;
 #[path = "vault/house.rs"]
 mod house;
 
@@ -336,6 +338,32 @@ fn a_reload_replaces_a_vault_that_was_killed_as_a_whole() {
     await_that("the old worker is gone", || nginx.workers().iter().all(|pid| !before.contains(pid)));
     nginx.handshake(Kind::P256).unwrap();
     assert!(nginx.vault().iter().all(|pid| !vault[..2].contains(pid)));
+}
+
+#[test]
+fn a_reload_with_another_key_drops_the_old_one() {
+    let Some(house) = House::new_as_root() else { return };
+    house.configure("grace = 1");
+    let kinds = [Kind::Rsa, Kind::P256];
+    let Some(nginx) = Nginx::start(&house, &kinds, true, "") else { return };
+    let old = secrets_of(&house.key(Kind::Rsa));
+    let kept = secrets_of(&house.key(Kind::P256));
+    let in_vault = |secrets: &[_]| {
+        let has = |pid: &&i32| house::look(**pid, secrets).is_ok_and(|(found, _)| !found.is_empty());
+        nginx.vault().iter().filter(has).count()
+    };
+    // The first reload is that of a server that became a daemon since it loaded its keys.
+    for kinds in [&kinds[..], &kinds[1..]] {
+        kinds.iter().for_each(|kind| nginx.handshake(*kind).unwrap());
+        assert!(in_vault(&old) >= 2 && in_vault(&kept) >= 2, "keeper and spare have them");
+        let before = nginx.workers();
+        nginx.serve_only(&house, kinds);
+        kill(nginx.master(), libc::SIGHUP);
+        await_that("the old worker is gone", || nginx.workers().iter().all(|pid| !before.contains(pid)));
+    }
+    await_that("the old key is gone", || in_vault(&old) == 0);
+    nginx.handshake(Kind::P256).unwrap();
+    assert!(in_vault(&kept) >= 2, "the one that is still in use stays");
 }
 
 #[test]

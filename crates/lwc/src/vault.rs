@@ -82,6 +82,13 @@ pub trait Keeper {
     /// # Errors
     /// Whatever the caller is to be told.
     fn serve(&mut self, request: &[u8], answer: &mut [u8]) -> core::result::Result<usize, rustix::io::Errno>;
+
+    /// Drops what is not wanted any more. The keeper calls it whenever it is about to sleep, and then after the time that
+    /// it returned, if any. Zero says that something was dropped: the spare, which has it, too, is made anew, and this is
+    /// called again. Twins keep what they have.
+    fn tidy(&mut self) -> Option<core::time::Duration> {
+        None
+    }
 }
 
 /// What the vault says when it has tried to load.

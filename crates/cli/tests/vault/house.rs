@@ -71,6 +71,14 @@ impl House {
         Self::new()
     }
 
+    /// Adds a line to the provider's section.
+    pub(crate) fn configure(&self, line: &str) {
+        let mut text = fs::read_to_string(self.configuration()).unwrap();
+        text += line;
+        text += "\n";
+        fs::write(self.configuration(), text).unwrap();
+    }
+
     pub(crate) fn path(&self, name: &str) -> String {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
@@ -136,7 +144,7 @@ fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 /// Where provider and vault were built, once for all tests.
-fn tools() -> &'static Path {
+pub(crate) fn tools() -> &'static Path {
     static TOOLS: OnceLock<PathBuf> = OnceLock::new();
     TOOLS.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vault-provider");
@@ -248,6 +256,15 @@ impl Nginx {
         let command = house.command(program.to_str().unwrap(), true);
         let output = nginx.arguments(command, &configuration).arg("-t").output().unwrap();
         Some(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// Writes a configuration for the next reload, with servers for these kinds of keys in a vault.
+    pub(crate) fn serve_only(&self, house: &House, kinds: &[Kind]) {
+        let servers = kinds.iter().map(|kind| {
+            let key = house.key(*kind);
+            server(self.port(*kind), &key.certificate, &key.reference)
+        });
+        write_configuration(self.folder.path(), "", &servers.collect::<String>());
     }
 
     fn arguments(&self, mut command: Command, configuration: &Path) -> Command {
@@ -523,10 +540,17 @@ pub(crate) fn find(memory: &[u8], secrets: &[(String, Vec<u8>)]) -> Vec<String> 
 
 /// Looks through all of another process' memory, whatever its protection.
 pub(crate) fn find_in_memory(pid: i32, secrets: &[(String, Vec<u8>)]) -> Vec<String> {
+    let (found, seen) = look(pid, secrets).unwrap();
+    assert!(seen > 1 << 20, "only {seen} bytes of process {pid} could be read");
+    found
+}
+
+/// The same of one that may end meanwhile; with how many bytes were seen.
+pub(crate) fn look(pid: i32, secrets: &[(String, Vec<u8>)]) -> std::io::Result<(Vec<String>, usize)> {
     const CHUNK: usize = 1 << 22;
     const OVERLAP: usize = 256;
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let memory = fs::File::open(format!("/proc/{pid}/mem")).unwrap();
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let memory = fs::File::open(format!("/proc/{pid}/mem"))?;
     let (mut found, mut seen) = (Vec::new(), 0);
     let mut buffer = vec![0; CHUNK];
     for line in maps.lines().filter(|line| !line.contains("[v")) {
@@ -542,6 +566,5 @@ pub(crate) fn find_in_memory(pid: i32, secrets: &[(String, Vec<u8>)]) -> Vec<Str
                     .unwrap();
         }
     }
-    assert!(seen > 1 << 20, "only {seen} bytes of process {pid} could be read");
-    found
+    Ok((found, seen))
 }

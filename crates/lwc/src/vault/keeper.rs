@@ -113,11 +113,17 @@ impl State {
             if self.spare.is_none() && self.make_spare() == Role::Superfluous {
                 return Ok(());
             }
+            let due = keeper.tidy();
+            if due.is_some_and(|due| due.is_zero()) {
+                self.end_spare();
+                continue;
+            }
+            let due = due.and_then(|due| rustix::time::Timespec::try_from(due).ok());
             let mut all = vec![PollFd::new(&self.socket, PollFlags::IN)];
             all.extend(self.spare.iter().map(|spare| PollFd::new(&spare.pidfd, PollFlags::IN)));
             let spares = all.len() - 1;
             all.extend(self.twins.iter().map(|twin| PollFd::new(&twin.pidfd, PollFlags::IN)));
-            rustix::io::retry_on_intr(|| rustix::event::poll(&mut all, None))?;
+            rustix::io::retry_on_intr(|| rustix::event::poll(&mut all, due.as_ref()))?;
             let asked = !all[0].revents().is_empty();
             let spare_died = spares == 1 && !all[1].revents().is_empty();
             let died: Vec<bool> = all[1 + spares..].iter().map(|one| !one.revents().is_empty()).collect();

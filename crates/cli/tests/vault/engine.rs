@@ -1,0 +1,92 @@
+//! OpenSSL's older interface, the ENGINE: its programs, and curl, with references to keys in a vault.
+
+use std::fs;
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+
+use super::house::{House, Kind, await_that, free_port, tools};
+
+/// A program that finds the engine, and no provider.
+fn command(house: &House, program: &str) -> Command {
+    let mut command = house.command(program, false);
+    command.env("OPENSSL_ENGINES", tools().join("engines"));
+    command
+}
+
+/// `openssl` with the engine; what it prints, and whether it succeeded.
+fn openssl(house: &House, arguments: &[&str]) -> (bool, String) {
+    let mut command = command(house, "openssl");
+    let [first, rest @ ..] = arguments else { panic!("no command") };
+    let output =
+        command.arg(first).args(["-engine", "orrery"]).args(rest).stdin(Stdio::null()).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn older_programs_sign_and_decrypt_through_the_engine() {
+    let Some(house) = House::new() else { return };
+    let (data, signature, cipher) = (house.path("data"), house.path("signature"), house.path("cipher"));
+    fs::write(&data, "some data").unwrap();
+    let pss = ["-sigopt", "rsa_padding_mode:pss"];
+    for (kind, options) in [(Kind::Rsa, &[][..]), (Kind::Rsa, &pss), (Kind::P256, &[]), (Kind::P384, &[])] {
+        let key = house.key(kind);
+        let sign = ["-keyform", "engine", "-sign", &key.reference, "-out", &signature, &data];
+        let (good, text) = openssl(&house, &[&["dgst", "-sha256"], options, &sign].concat());
+        assert!(good, "{kind:?}: {text}");
+        let verify = ["-prverify", &key.private, "-signature", &signature, &data];
+        house.plain_openssl(&[&["dgst", "-sha256"], options, &verify].concat());
+    }
+    let key = house.key(Kind::Rsa);
+    for mode in ["rsa_padding_mode:pkcs1", "rsa_padding_mode:oaep"] {
+        let encrypt = ["pkeyutl", "-encrypt", "-inkey", &key.private, "-in", &data, "-out", &cipher];
+        house.plain_openssl(&[&encrypt[..], &["-pkeyopt", mode]].concat());
+        let decrypt = ["pkeyutl", "-keyform", "engine", "-decrypt", "-inkey", &key.reference, "-in", &cipher];
+        let (good, text) = openssl(&house, &[&decrypt[..], &["-pkeyopt", mode]].concat());
+        assert!(good && text.contains("some data"), "{mode}: {text}");
+    }
+    // What it cannot do it says.
+    let read = |file: &str| openssl(&house, &["pkey", "-inform", "engine", "-in", file, "-pubout"]);
+    for (file, reason) in [
+        (&house.key(Kind::Ed25519).reference, "keys of type RSA and EC only"),
+        (&key.private, "is not a reference to a key in a vault"),
+        (&house.path("nothing"), "cannot open"),
+    ] {
+        let (good, text) = read(file);
+        assert!(!good && text.contains(reason), "{file}: {text}");
+    }
+}
+
+#[test]
+fn both_sides_of_a_connection_use_the_engine() {
+    let Some(house) = House::new() else { return };
+    for kind in [Kind::Rsa, Kind::P256] {
+        let (key, port) = (house.key(kind), free_port().to_string());
+        let address = format!("127.0.0.1:{port}");
+        let mut server = command(&house, "openssl");
+        server.args(["s_server", "-engine", "orrery", "-keyform", "engine", "-key", &key.reference]);
+        server.args(["-cert", &key.certificate, "-accept", &address, "-www", "-quiet"]);
+        server.args(["-Verify", "1", "-verify_return_error", "-CAfile", &key.certificate]);
+        let output = (Stdio::null(), Stdio::null(), Stdio::null());
+        let server = server.stdin(output.0).stdout(output.1).stderr(output.2).spawn().unwrap();
+        let _server = Server(server);
+        await_that("s_server listens", || TcpStream::connect(&address).is_ok());
+        let mut curl = command(&house, "curl");
+        curl.args(["-sS", "--max-time", "20", "--cacert", &key.certificate, "--engine", "orrery"]);
+        curl.args(["--key-type", "ENG", "--key", &key.reference, "--cert", &key.certificate]);
+        curl.args(["--connect-to", &format!("localhost:{port}:{address}")]);
+        let output = curl.arg(format!("https://localhost:{port}/")).output().unwrap();
+        let page = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && page.contains("Cipher"), "{kind:?}: {output:?}");
+        assert!(page.contains("Client certificate"), "{page}");
+    }
+}
