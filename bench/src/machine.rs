@@ -59,6 +59,19 @@ pub fn last_cpu() -> Result<usize> {
     (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).context("this process may run on no CPU")
 }
 
+/// The last two CPUs that this process may run on, the last one first.
+///
+/// # Errors
+/// [`Skipped`](crate::contender::Skipped) where there is but one; where the kernel does not tell.
+pub fn two_cpus() -> Result<(usize, usize)> {
+    let allowed = sched_getaffinity(None).context("asking for the CPUs of this process")?;
+    let mut cpus = (0..CpuSet::MAX_CPU).rev().filter(|&cpu| allowed.is_set(cpu));
+    match (cpus.next(), cpus.next()) {
+        (Some(last), Some(other)) => Ok((last, other)),
+        _ => Err(crate::contender::Skipped("this takes two CPUs".to_owned()).into()),
+    }
+}
+
 /// How many bytes can be allocated without swapping, as `MemAvailable` of /proc/meminfo estimates it
 /// ([proc_meminfo(5)](https://man7.org/linux/man-pages/man5/proc_meminfo.5.html)).
 ///

@@ -3,6 +3,7 @@
 mod call;
 mod cold_python;
 mod copy_on_write;
+mod coroutine;
 mod dontneed;
 mod fork;
 mod fork_server;
@@ -16,6 +17,7 @@ mod session;
 pub use call::{ForkPerCall, WholeCopy};
 pub use cold_python::{ColdPython, PYTHON};
 pub use copy_on_write::CopyOnWrite;
+pub use coroutine::Coroutine;
 pub use dontneed::DontNeed;
 pub use fork::{ForkExitWait, fork_exit_wait};
 pub use fork_server::ForkServer;

@@ -122,6 +122,9 @@ struct lwc_spec {
  * and sockets: about what FreeBSD's capability mode takes away. */
 #define LWC_SYSTRAP 0x4
 #define LWC_ALONE 0x8 /* no thread but the calling one may ever switch there, and the others are not held still */
+/* It can neither signal nor trace processes that are not its own or started by it, its creator and the root included. It
+ * takes Landlock's scopes (Linux 6.12): without them lwCreate fails with EOPNOTSUPP. */
+#define LWC_ISOLATED 0x10
 
 /* How many bytes a switch carries. */
 #define LWC_ROOM 65536

@@ -2,13 +2,17 @@
 //!
 //! Contexts beside what a user would hand control over with. Each contender is a process of its own, bound to the same
 //! CPU as the others, so that a switch never waits for another CPU to wake up.
+//!
+//! Where two CPUs are free, contexts that switch all the time go apart and spin. That is measured beside the rivals on one
+//! CPU, which is the best that they can do, and beside the same with each side on a CPU of its own, as a scheduler likes to
+//! put them.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use orrery_bench::ours::{ContextSwitch, VaultCall};
-use orrery_bench::rival::{Between, By, HandOff};
+use orrery_bench::rival::{Between, By, Coroutine, HandOff};
 use orrery_bench::{
     Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Unit, Worker, machine, serve,
 };
@@ -40,14 +44,22 @@ const RIVALS: [(&str, Between, By); 6] = [
     ("process + Unix socket", Between::Processes, By::Socket),
 ];
 
+const COROUTINE: &str = "swapcontext";
+/// What is added to a rival's name where its sides are on two CPUs.
+const ACROSS: &str = ", two CPUs";
+
 fn start(mechanism: &str) -> Result<Box<dyn Contender>> {
     Ok(match mechanism {
         CONTEXT => Box::new(ContextSwitch::new()?),
         VAULT => Box::new(VaultCall::new()?),
-        other => match RIVALS.iter().find(|(name, ..)| *name == other) {
-            Some((_, between, by)) => Box::new(HandOff::new(*between, *by)?),
-            None => anyhow::bail!("there is no contender {other:?}"),
-        },
+        COROUTINE => Box::new(Coroutine::new()?),
+        other => {
+            let (name, across) = other.strip_suffix(ACROSS).map_or((other, false), |name| (name, true));
+            let Some((_, between, by)) = RIVALS.iter().find(|(rival, ..)| *rival == name) else {
+                anyhow::bail!("there is no contender {other:?}")
+            };
+            Box::new(if across { HandOff::across(*between, *by)? } else { HandOff::new(*between, *by)? })
+        }
     })
 }
 
@@ -67,7 +79,13 @@ fn main() -> Result<ExitCode> {
     for (rival, ..) in RIVALS {
         switches = switches.against(entry(rival, pin));
     }
-    bench.group(switches);
+    bench.group(switches.against(entry(COROUTINE, pin)));
+    let mut spinning = Group::new("spinning", entry(CONTEXT, Pin::None)).case(case("spinning/switch"));
+    spinning = spinning.against(entry("thread + futex", pin));
+    for rival in ["thread + futex", "process + semaphore", "process + Unix socket"] {
+        spinning = spinning.against(entry(format!("{rival}{ACROSS}"), Pin::None));
+    }
+    bench.group(spinning);
     let socket = "process + Unix socket";
     bench.group(
         Group::new("vault", entry(VAULT, pin))
@@ -81,11 +99,12 @@ fn case(name: &str) -> Case {
     Case::new("switch").quantity(name, Quantity::Mean(Unit::Nanoseconds)).quick(true)
 }
 
-fn entry(mechanism: &'static str, pin: Pin) -> Entry {
+fn entry(mechanism: impl Into<String>, pin: Pin) -> Entry {
+    let mechanism = mechanism.into();
     let pin = match pin {
         Pin::None => "none".to_owned(),
         Pin::Cpu(cpu) => cpu.to_string(),
     };
-    let arguments = ["contender".to_owned(), mechanism.to_owned(), pin];
+    let arguments = ["contender".to_owned(), mechanism.clone(), pin];
     Entry::new(mechanism, move || Worker::start(&arguments))
 }

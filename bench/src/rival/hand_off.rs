@@ -10,6 +10,7 @@ use anyhow::{Result, ensure};
 use rustix::thread::futex;
 
 use crate::contender::{Contender, Sample};
+use crate::machine;
 
 /// Who is at the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,10 +113,29 @@ impl HandOff {
     /// # Errors
     /// Where there is no memory, thread or process for it.
     pub fn new(between: Between, by: By) -> Result<Self> {
+        Self::start(between, by, None)
+    }
+
+    /// Starts it on a CPU of its own: the second last that the process may use, where this side is bound to the last.
+    ///
+    /// # Errors
+    /// [`Skipped`](crate::contender::Skipped) where there is but one; those of [`HandOff::new`].
+    pub fn across(between: Between, by: By) -> Result<Self> {
+        let (here, there) = machine::two_cpus()?;
+        machine::pin(here)?;
+        Self::start(between, by, Some(there))
+    }
+
+    fn start(between: Between, by: By, there: Option<usize>) -> Result<Self> {
         let (side, other) = sides(by)?;
+        let answer = move || {
+            if there.is_none_or(|cpu| machine::pin(cpu).is_ok()) {
+                other.answer();
+            }
+        };
         let process = match between {
             Between::Threads => {
-                std::thread::Builder::new().spawn(move || other.answer())?;
+                std::thread::Builder::new().spawn(answer)?;
                 None
             }
             Between::Processes => {
@@ -126,7 +146,7 @@ impl HandOff {
                         drop(side);
                         // SAFETY: ends with the contender, whose thread this is.
                         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-                        other.answer();
+                        answer();
                         // SAFETY: ends the process at once.
                         unsafe { libc::_exit(0) }
                     }
@@ -223,6 +243,10 @@ mod tests {
                 let mut way = HandOff::new(between, by).unwrap();
                 let sample = way.measure("switch", 20).unwrap();
                 assert_eq!(sample.iterations, 40, "{between:?} {by:?}");
+                match HandOff::across(between, by) {
+                    Ok(mut way) => assert_eq!(way.measure("switch", 20).unwrap().iterations, 40),
+                    Err(error) => println!("SKIPPED: {error:#}"),
+                }
             }
         }
     }

@@ -25,6 +25,7 @@ const SHARED_SIGNALS: c_uint = 0x1;
 const DUMPABLE: c_uint = 0x2;
 const SYSTRAP: c_uint = 0x4;
 const ALONE: c_uint = 0x8;
+const ISOLATED: c_uint = 0x10;
 
 /// How many descriptors one specification of lwOverlay names at most.
 const MOST_DESCRIPTORS: u32 = 4096;
@@ -399,11 +400,13 @@ unsafe fn list<'a>(specs: *const LwcSpec, count: usize) -> Result<&'a [LwcSpec]>
 /// # Safety
 /// What the specifications share or unmap is the caller's to share or unmap.
 unsafe fn specification(specs: &[LwcSpec], options: c_uint) -> Result<Spec> {
-    if options & !(SHARED_SIGNALS | DUMPABLE | SYSTRAP | ALONE) != 0 {
+    if options & !(SHARED_SIGNALS | DUMPABLE | SYSTRAP | ALONE | ISOLATED) != 0 {
         return Err(invalid("the options of lwCreate", options as usize));
     }
-    let mut spec =
-        Spec::new().shared_signals(options & SHARED_SIGNALS != 0).dumpable(options & DUMPABLE != 0);
+    let mut spec = Spec::new()
+        .shared_signals(options & SHARED_SIGNALS != 0)
+        .dumpable(options & DUMPABLE != 0)
+        .isolate(options & ISOLATED != 0);
     spec = spec.trap(options & SYSTRAP != 0).alone(options & ALONE != 0);
     for one in specs {
         let odd = || invalid("a specification of lwCreate", one.how as usize);

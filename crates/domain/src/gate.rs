@@ -9,12 +9,20 @@
 //!    hand over in 0.58 us that way.
 //! 3. It sleeps on the partner's bell (futex(2)). Ringing costs a system call only where somebody sleeps.
 //!
+//! Which of the first two rooms a wait goes through depends on where the two run; [`Pace`] says where they should.
+//!
 //! A wait also ends when the partner dies. A domain's watcher thread keeps a *mark* in the domain's face on its robust
 //! list (get_robust_list(2)), so the kernel itself changes the mark and wakes a sleeper when the domain dies of whatever
 //! cause; sleepers wait on bell and mark at once (futex_waitv(2), Linux 5.16). The mark is a hint that a
 //! corrupted domain can spoil, so sleeps are also cut short regularly to ask the pidfd, which cannot lie.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+mod pace;
+mod protocol;
+
+#[cfg(test)]
+mod model;
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
@@ -23,7 +31,10 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 use rustix::time::ClockId;
 
+pub use pace::{Machine, Pace, Place, Surroundings};
+
 use crate::time::Moment;
+use protocol::{Night, Word};
 
 /// How long a cross-CPU wait spins: about what waking a sleeper over there costs.
 const SPIN: Duration = Duration::from_micros(20);
@@ -53,6 +64,10 @@ pub struct Face {
     pub(crate) sent: AtomicU32,
     /// Messages that the owner has taken.
     pub(crate) taken: AtomicU32,
+    /// How often the owner has lain down to sleep.
+    naps: AtomicU32,
+    /// What the last caller left beside the bell.
+    note: AtomicU32,
 }
 
 impl Face {
@@ -71,12 +86,24 @@ impl Face {
         Some(self.cpu.load(Ordering::Relaxed)).filter(|cpu| *cpu != NOWHERE)
     }
 
+    /// How often the owner has slept at the gate, around the end: what spinning and yielding did not spare it.
+    pub fn naps(&self) -> u32 {
+        self.naps.load(Ordering::Relaxed)
+    }
+
+    /// Leaves a word for the owner, who reads it when called. It shares a cache line with the bell, so it travels with it.
+    pub fn leave(&self, note: u32) {
+        self.note.store(note, Ordering::Relaxed);
+    }
+
+    /// The word that was left last.
+    pub fn note(&self) -> u32 {
+        self.note.load(Ordering::Relaxed)
+    }
+
     /// Calls the owner, who waits at [`Gate::home`]: whatever was written before is seen by it.
     pub fn call(&self) {
-        self.bell.fetch_add(1, Ordering::SeqCst);
-        if self.sleepers.load(Ordering::SeqCst) != 0 {
-            let _ = futex::wake(&self.bell, futex::Flags::empty(), u32::MAX >> 1);
-        }
+        protocol::ring(&self.bell, &self.sleepers);
     }
 
     /// Starts over for a new owner, whatever the last one left.
@@ -132,10 +159,7 @@ impl<'a> Gate<'a> {
 
     /// Rings: whatever was written before is seen by whoever waits.
     pub fn ring(&self) {
-        self.mine.bell.fetch_add(1, Ordering::SeqCst);
-        if self.theirs.sleepers.load(Ordering::SeqCst) != 0 {
-            let _ = futex::wake(&self.mine.bell, futex::Flags::empty(), u32::MAX >> 1);
-        }
+        protocol::ring(&self.mine.bell, &self.theirs.sleepers);
     }
 
     /// How often the partner has rung. Read it *before* looking whether there is anything to do, and hand it to
@@ -147,7 +171,10 @@ impl<'a> Gate<'a> {
     /// Says on which CPU this side runs; [`Gate::wait`] does it too.
     pub fn show_cpu(&self) -> u32 {
         let cpu = current_cpu();
-        self.mine.cpu.store(cpu, Ordering::Relaxed);
+        // A store would take the line from a partner who spins on it.
+        if self.mine.cpu.load(Ordering::Relaxed) != cpu {
+            self.mine.cpu.store(cpu, Ordering::Relaxed);
+        }
         cpu
     }
 
@@ -190,44 +217,11 @@ impl<'a> Gate<'a> {
     #[cold]
     fn sleep(&self, heard: u32, until: Option<Moment>, partner: Partner<'_>) -> Woken {
         let bell = self.bell;
+        let naps = &self.mine.naps;
+        naps.store(naps.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.mine.cpu.store(NOWHERE, Ordering::Relaxed);
-        self.mine.sleepers.fetch_add(1, Ordering::SeqCst);
-        // The ringer adds to the bell, then reads the sleepers; we did the reverse. One of the two sees the other.
-        fence(Ordering::SeqCst);
-        let woken = loop {
-            if bell.load(Ordering::SeqCst) != heard {
-                break Woken::Rung;
-            }
-            let mark = match partner {
-                Partner::Pidfd(_) if !WITHOUT_WAITV.load(Ordering::Relaxed) => {
-                    self.theirs.mark.load(Ordering::SeqCst)
-                }
-                _ => 0,
-            };
-            if let Partner::Pidfd(pidfd) = partner
-                && is_dead(pidfd)
-            {
-                // Its last words count: it may have rung between our look at the bell and its death.
-                break if bell.load(Ordering::SeqCst) == heard { Woken::PartnerGone } else { Woken::Rung };
-            }
-            let now = Moment::now();
-            if until.is_some_and(|until| now >= until) {
-                break Woken::TimedOut;
-            }
-            let nap = match partner {
-                Partner::Watched => None,
-                // The kernel has marked its death, which takes a moment to complete.
-                Partner::Pidfd(_) if mark & OWNER_DIED != 0 => Some(now.after(Duration::from_micros(100))),
-                Partner::Pidfd(_) if mark != 0 => Some(now.after(NAP_MARKED)),
-                Partner::Pidfd(_) => Some(now.after(NAP)),
-            };
-            let end = match (nap, until) {
-                (Some(nap), Some(until)) => Some(nap.min(until)),
-                (nap, until) => nap.or(until),
-            };
-            doze(bell, heard, (mark != 0).then_some((&self.theirs.mark, mark)), end);
-        };
-        self.mine.sleepers.fetch_sub(1, Ordering::SeqCst);
+        let mut rest = Rest { bell, heard, until, partner, mark: &self.theirs.mark, seen: 0, now: Moment(0) };
+        let woken = protocol::sleep(bell, &self.mine.sleepers, heard, &mut rest);
         self.show_cpu();
         woken
     }
@@ -253,6 +247,63 @@ impl<'a> Gate<'a> {
     /// Wakes this side's own sleepers, so that they look again.
     pub fn stir(&self) {
         let _ = futex::wake(self.bell, futex::Flags::empty(), u32::MAX >> 1);
+    }
+}
+
+impl Word for AtomicU32 {
+    fn read(&self) -> u32 {
+        self.load(Ordering::SeqCst)
+    }
+
+    fn add(&self, change: u32) {
+        self.fetch_add(change, Ordering::SeqCst);
+    }
+
+    fn wake(&self) {
+        let _ = futex::wake(self, futex::Flags::empty(), u32::MAX >> 1);
+    }
+}
+
+/// A sleep on bell and mark, cut short to ask the pidfd.
+struct Rest<'a> {
+    bell: &'a AtomicU32,
+    heard: u32,
+    until: Option<Moment>,
+    partner: Partner<'a>,
+    mark: &'a AtomicU32,
+    /// The mark, before the pidfd was asked: whatever happens to it since ends the nap.
+    seen: u32,
+    now: Moment,
+}
+
+impl Night for Rest<'_> {
+    fn is_over(&mut self) -> Option<Woken> {
+        self.seen = match self.partner {
+            Partner::Pidfd(_) if !WITHOUT_WAITV.load(Ordering::Relaxed) => self.mark.load(Ordering::SeqCst),
+            _ => 0,
+        };
+        if let Partner::Pidfd(pidfd) = self.partner
+            && is_dead(pidfd)
+        {
+            return Some(Woken::PartnerGone);
+        }
+        self.now = Moment::now();
+        self.until.is_some_and(|until| self.now >= until).then_some(Woken::TimedOut)
+    }
+
+    fn doze(&mut self) {
+        let nap = match self.partner {
+            Partner::Watched => None,
+            // The kernel has marked its death, which takes a moment to complete.
+            Partner::Pidfd(_) if self.seen & OWNER_DIED != 0 => Some(Duration::from_micros(100)),
+            Partner::Pidfd(_) if self.seen != 0 => Some(NAP_MARKED),
+            Partner::Pidfd(_) => Some(NAP),
+        };
+        let end = match (nap.map(|nap| self.now.after(nap)), self.until) {
+            (Some(nap), Some(until)) => Some(nap.min(until)),
+            (nap, until) => nap.or(until),
+        };
+        doze(self.bell, self.heard, (self.seen != 0).then_some((self.mark, self.seen)), end);
     }
 }
 

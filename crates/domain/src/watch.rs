@@ -9,6 +9,9 @@
 //! creator's thread-local storage and hence **must not touch any**: no errno, no allocation, no panic, no std; only
 //! system calls made directly. It blocks all signals, so that no handler ever runs on it.
 //!
+//! It needs no privileges, and gives up its own at once: the kernel keeps credentials per thread, so those of a domain that
+//! turns into an ordinary user's would stay behind on the watcher, a memory write away.
+//!
 //! For the other direction it holds a robust futex (get_robust_list(2)): when its thread dies, as all threads do when a
 //! process dies, the kernel flags the word and wakes a waiter.
 
@@ -49,6 +52,8 @@ pub struct Watcher {
     main: RawFd,
     mark: *const AtomicU32,
     ear: Option<Ear>,
+    /// 1 when it has no privileges any more.
+    humble: AtomicU32,
 }
 
 /// Something else that a watcher listens to.
@@ -82,7 +87,7 @@ impl Watcher {
         }
         .map_err(|e| Error::system("mmap(a stack)", STACK, e))?;
         let stack = NonNull::new(stack.cast()).ok_or(Error::system("mmap(a stack)", STACK, Errno::NOMEM))?;
-        Ok(Self { stack, main, mark, ear: None })
+        Ok(Self { stack, main, mark, ear: None, humble: AtomicU32::new(0) })
     }
 
     /// Lets it listen to something else, too.
@@ -119,7 +124,14 @@ impl Watcher {
         // lives (it belongs to a leaked plan), and touches nothing else.
         let result = unsafe { libc::clone(watch, top.cast(), flags, argument) };
         // clone(3) sets errno on failure, which we read at once on our own thread.
-        if result < 0 { Err(last_errno()) } else { Ok(result) }
+        if result < 0 {
+            return Err(last_errno());
+        }
+        // The domain goes on only when nothing of its privileges is left there.
+        while is_privileged() && self.humble.load(Ordering::SeqCst) == 0 {
+            rustix::thread::sched_yield();
+        }
+        Ok(result)
     }
 }
 
@@ -136,10 +148,54 @@ impl Drop for Watcher {
     }
 }
 
+/// Who the watcher is instead of a privileged user: one that no system gives out, for whoever has the same may signal it.
+/// The second one is for user namespaces (user_namespaces(7)) that have no such high numbers.
+const NOBODY: [u32; 2] = [0xffff_fff0, 65533];
+
+const VERSION: u32 = 0x2008_0522;
+
+/// Whether the calling thread may do more than an ordinary user's.
+fn is_privileged() -> bool {
+    let header = [VERSION, 0];
+    let mut sets = [[0_u32; 3]; 2];
+    // SAFETY: the kernel reads the header and writes two sets of effective, permitted and inheritable capabilities.
+    let known = unsafe { syscall!(Sysno::capget, header.as_ptr(), sets.as_mut_ptr()) };
+    known.is_err()
+        || sets != [[0; 3]; 2]
+        || rustix::process::geteuid().is_root()
+        || rustix::process::getuid().is_root()
+}
+
+/// Makes the calling thread nobody's, without any capability, where it is privileged.
+fn give_up_privileges() {
+    if !is_privileged() {
+        return;
+    }
+    let header = [VERSION, 0];
+    // A change of users closes the whole process to debuggers; that is not for us to decide.
+    let dumpable = rustix::process::dumpable_behavior();
+    // SAFETY: these change who the calling thread is; an empty list is read, and two empty sets.
+    unsafe {
+        let _ = syscall!(Sysno::setgroups, 0, 0);
+        let _ = NOBODY.iter().any(|id| syscall!(Sysno::setresgid, *id, *id, *id).is_ok());
+        let _ = NOBODY.iter().any(|id| syscall!(Sysno::setresuid, *id, *id, *id).is_ok());
+        let _ = syscall!(Sysno::capset, header.as_ptr(), [[0_u32; 3]; 2].as_ptr());
+    }
+    if let Ok(dumpable) = dumpable
+        && rustix::process::dumpable_behavior() != Ok(dumpable)
+    {
+        let _ = rustix::process::set_dumpable_behavior(dumpable);
+    }
+}
+
 /// The thread. It shares our thread-local storage: see the top of this file.
 extern "C" fn watch(argument: *mut c_void) -> c_int {
     // SAFETY: `start` passes itself, which outlives the thread.
     let watcher = unsafe { &*argument.cast::<Watcher>() };
+    // Asked now, not when the descriptor is found closed: that may be found at main's death, by who was orphaned before.
+    let parent = rustix::process::getppid();
+    give_up_privileges();
+    watcher.humble.store(1, Ordering::SeqCst);
     let mut list = RobustList { first: core::ptr::null(), offset: 0, pending: core::ptr::null() };
     let mut entry = Entry { next: core::ptr::null() };
     if !watcher.mark.is_null() {
@@ -183,7 +239,6 @@ extern "C" fn watch(argument: *mut c_void) -> c_int {
         }
     }
     let mut nap = rustix::time::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    let parent = rustix::process::getppid();
     while rustix::process::getppid() == parent {
         // SAFETY: sleeps; the kernel reads one timespec.
         let _ = unsafe { syscall!(Sysno::nanosleep, &raw mut nap, 0) };

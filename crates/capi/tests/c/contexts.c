@@ -104,6 +104,24 @@ static void ends(void) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 9);
 }
 
+static void is_isolated(void) {
+    int caller;
+    uint64_t args;
+    pid_t root = getpid();
+    int new = lwCreate(NULL, 0, LWC_ISOLATED, &caller, &args);
+    if (new < 0 && errno == EOPNOTSUPP) {
+        fprintf(stderr, "SKIPPED: isolation: %s\n", strerror(errno));
+        return;
+    }
+    CHECK(new >= 0);
+    if (caller != -1)
+        lwSwitch(caller, kill(root, 0) == -1 ? errno : 0, NULL);
+    uint64_t refused;
+    CHECK(lwSwitch(new, 0, &refused) == new);
+    CHECK(refused == EPERM);
+    CHECK(lwClose(new) == 0);
+}
+
 static void bad_input(void) {
     char *memory = map(2);
     int caller;
@@ -125,7 +143,7 @@ static void bad_input(void) {
                                {LWC_VM, LWC_UNMAP, (uintptr_t)memory + PAGE, PAGE}};
     CHECK_ERROR(lwCreate(twice, 2, 0, &caller, &args), EINVAL);
     CHECK_ERROR(lwCreate(NULL, 1, 0, &caller, &args), EINVAL);
-    CHECK_ERROR(lwCreate(NULL, 0, 16, &caller, &args), EINVAL);
+    CHECK_ERROR(lwCreate(NULL, 0, 32, &caller, &args), EINVAL);
     CHECK_ERROR(lwCreate(NULL, 0, 0, NULL, &args), EINVAL);
     CHECK_ERROR(lwCreate(NULL, 0, 0, &caller, NULL), EINVAL);
     CHECK_ERROR(lwSwitch(0, 0, NULL), EBADF);
@@ -136,6 +154,7 @@ static void bad_input(void) {
 }
 
 int main(void) {
+    is_isolated();
     bad_input();
     control_and_memory();
     ends();

@@ -29,7 +29,7 @@ use super::rights::Rights;
 use super::spec::{Checked, Spec};
 use super::state::{Held, State};
 use super::trap::{self, Listener};
-use super::{Arrival, Context, handover, introduce, perform, reaper, still, strands};
+use super::{Arrival, Context, handover, introduce, isolate, perform, reaper, still, strands};
 
 /// Signals that the kernel raises because of what a context did itself (signal(7)); all others are not its business.
 const OWN_DOING: [i32; 10] = [
@@ -46,7 +46,7 @@ const OWN_DOING: [i32; 10] = [
 ];
 
 /// What a new context does before it waits.
-const STEPS: [&str; 11] = [
+const STEPS: [&str; 12] = [
     "be set up",
     "be set up within its memory",
     "unmap memory",
@@ -58,6 +58,7 @@ const STEPS: [&str; 11] = [
     "put on the filter of its system calls (a filtered context cannot have its own traps)",
     "get hold of what another thread held when it was created (malloc's lock, for instance): have that thread wait",
     "have the program's other threads",
+    "be isolated from other processes (it takes Landlock's scopes, Linux 6.12: leave `isolate` out)",
 ];
 
 /// The step that fails where another thread held a lock of the C library.
@@ -263,8 +264,13 @@ fn live(
         still::try_locks();
         settled.store(0, SeqCst);
     }
-    let outcome = still::make_counterparts(others, state.program, number, deaf)
-        .map_err(|errno| (10, errno))
+    // It binds this thread and those that come of it: all that the context will have.
+    let isolated = if spec.isolated { isolate::enter() } else { Ok(()) };
+    let outcome = isolated
+        .map_err(|errno| (11, errno))
+        .and_then(|()| {
+            still::make_counterparts(others, state.program, number, deaf).map_err(|errno| (10, errno))
+        })
         .and_then(|()| settle(state, ends, spec, checked, others.is_some()));
     match outcome {
         Ok(slot) => {

@@ -3,27 +3,24 @@
 //! Of each strand exactly one context has control; in all others it is parked, here. The word that says who has it changes
 //! by compare-and-swap only, so that of those who notice a death or the end of a time limit one takes over.
 //!
-//! A switch crosses between processes, and is cheap where both are on one CPU (see [`orrery_domain::gate`]). So a context
-//! is bound to the CPU of whoever switches to it, until it keeps control for longer than a moment; then it may roam.
+//! A switch crosses between processes; where the two should run for it to be cheap is [`super::placing`]'s business.
 
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use orrery_domain::gate::{current_cpu, is_dead};
+use orrery_domain::gate::is_dead;
 use orrery_domain::{Gate, Moment, Partner, Woken};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::Pid;
-use rustix::thread::CpuSet;
 
 use super::error::{Error, Result};
 use super::link::{Kind, Message, ROOM};
-use super::program::{DOUBLE, Place, ROOT, STRANGER};
+use super::program::{DOUBLE, ROOT, STRANGER};
 use super::state::{Held, State, is_hung_up};
 use super::trap::{self, Answer};
-use super::{Arrival, double, introduce, overlay, perform, reaper, spare};
+use super::{Arrival, double, introduce, overlay, perform, placing, reaper, spare};
 
 /// After how long a context that keeps control may roam the CPUs.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -62,11 +59,13 @@ pub(crate) fn switch(
     }
     let hint = prepare(state, slot)?;
     let until = limit.map(|limit| Moment::now().after(limit));
-    follow(state, slot);
+    placing::place(state, slot);
     let program = state.program;
     let (me, strand) = (state.me, state.strand);
     let link = state.peer_mut(slot)?.link.as_mut().ok_or(Error::NoContext { descriptor: -1 })?;
+    // All that the other side is going to read is written before anything waits for a cache line of its own.
     link.stage(strand, Kind::Switch, word, 0, bytes);
+    program.place(strand, target).face.leave(hint);
     if program.control(strand).compare_exchange(me, target, SeqCst, SeqCst).is_err() {
         await_end();
     }
@@ -98,7 +97,7 @@ pub(crate) fn answer(
         return Err(Error::NoCall { descriptor });
     }
     let until = limit.map(|limit| Moment::now().after(limit));
-    follow(state, slot);
+    placing::place(state, slot);
     if state.control().compare_exchange(state.me, target, SeqCst, SeqCst).is_err() {
         await_end();
     }
@@ -175,7 +174,7 @@ pub(crate) fn reply(state: &mut State, slot: usize, errno: u32) {
 pub(crate) fn call(state: &State, slot: usize, hint: u32) {
     let Ok(peer) = state.peer(slot) else { return };
     let place = state.program.place(state.strand, peer.seat);
-    place.hint.store(hint, SeqCst);
+    place.face.leave(hint);
     place.face.call();
     // It sets its flag before it looks at its bell, and we did the reverse: one of the two sees the other.
     if place.by_descriptor.load(SeqCst) != 0 && peer.is_intact() {
@@ -412,6 +411,12 @@ impl Vigil {
     fn mourn(&mut self, state: &mut Held) -> Result<()> {
         let Some(peer) = self.watched.take().and_then(|slot| state.peer(slot).ok()) else { return Ok(()) };
         let (descriptor, seat) = (peer.fd.as_raw_fd(), peer.seat);
+        // Its seat may be another one's by now, to which this strand has gone on: then control is where it belongs.
+        if state.program.seat(seat).generation.load(SeqCst) != peer.generation
+            && state.program.exists(state.strand, seat)
+        {
+            return Ok(());
+        }
         if let Err(holder) = state.control().compare_exchange(seat, state.me, SeqCst, SeqCst) {
             // It died after it had handed control on, or in the midst of handing it to us.
             if holder == state.me {
@@ -456,7 +461,7 @@ impl Vigil {
                 return Ok(());
             }
             self.thread_gone = 0;
-            roam(state, seat);
+            placing::roam(state, seat);
         }
         let holder = state.control().load(SeqCst);
         if holder == state.me {
@@ -569,7 +574,7 @@ fn look(state: &mut Held) -> Option<Arrival> {
     {
         return Some(arrival);
     }
-    let hint = place.hint.load(SeqCst);
+    let hint = place.face.note();
     if let Some(arrival) = take(state, hint as usize) {
         return Some(arrival);
     }
@@ -608,45 +613,4 @@ fn take(state: &mut Held, slot: usize) -> Option<Arrival> {
         }
     }
     None
-}
-
-/// Binds a peer to our CPU.
-fn follow(state: &State, slot: usize) {
-    let Ok(peer) = state.peer(slot) else { return };
-    let place = state.program.place(state.strand, peer.seat);
-    let here = current_cpu();
-    // A filtered context keeps to calls that it is sure to be allowed.
-    if state.filtered {
-        return;
-    }
-    // The root is the program's own process, whose CPUs are its user's business.
-    if peer.seat == ROOT || place.pinned.load(SeqCst) == here.wrapping_add(1) {
-        return;
-    }
-    let mut one = CpuSet::new();
-    if here as usize >= CpuSet::MAX_CPU {
-        return;
-    }
-    one.set(here as usize);
-    // Without a thread it would be ourselves who are bound.
-    let Some(thread) = thread_of(place) else { return };
-    if rustix::thread::sched_setaffinity(Some(thread), &one).is_ok() {
-        place.pinned.store(here.wrapping_add(1), SeqCst);
-        Gate::home(&state.place().face, &place.face).moved_partner(here);
-    }
-}
-
-/// Lets a context run wherever the program may.
-fn roam(state: &State, seat: u32) {
-    let place = state.program.place(state.strand, seat);
-    if place.pinned.swap(0, SeqCst) != 0
-        && let Some(cpus) = &state.cpus
-        && let Some(thread) = thread_of(place)
-    {
-        let _ = rustix::thread::sched_setaffinity(Some(thread), cpus);
-    }
-}
-
-fn thread_of(place: &Place) -> Option<Pid> {
-    Pid::from_raw(i32::try_from(place.thread.load(SeqCst)).ok()?)
 }

@@ -52,11 +52,10 @@ impl Seat {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Place {
+    /// Its note says which of its peers the owner should look at first.
     pub(crate) face: Face,
     /// The kernel's number of the thread that is the strand in this context; 0 where it does not exist there.
     pub(crate) thread: AtomicU32,
-    /// Which of its peers the owner should look at first.
-    pub(crate) hint: AtomicU32,
     /// The CPU that the owner is bound to, and 1; 0 while it is not bound.
     pub(crate) pinned: AtomicU32,
     /// 1 while the owner waits for descriptors as well as for its bell, so that callers must ring both.
@@ -76,7 +75,7 @@ impl Place {
     fn reset(&self) {
         self.face.reset(0, 0);
         self.thread.store(0, SeqCst);
-        self.hint.store(STRANGER, SeqCst);
+        self.face.leave(STRANGER);
         self.pinned.store(0, SeqCst);
         self.by_descriptor.store(0, SeqCst);
         self.stopped.store(0, SeqCst);

@@ -22,6 +22,7 @@ pub struct Spec {
     pub(crate) trap: bool,
     pub(crate) callable: Calls,
     pub(crate) fetchable: Vec<(u32, u32)>,
+    pub(crate) isolated: bool,
     pub(crate) alone: bool,
 }
 
@@ -81,6 +82,18 @@ impl Spec {
     #[must_use]
     pub fn dumpable(mut self, yes: bool) -> Self {
         self.dumpable = yes;
+        self
+    }
+
+    /// Whether the new context is kept from all processes that are not its own or started by it, even from those of the
+    /// same user: it can neither signal nor trace them, its creator and the root included, be they open to debuggers or not,
+    /// nor reach them by abstract Unix sockets. No program that it executes gains privileges (`no_new_privs` in prctl(2)).
+    ///
+    /// It takes Landlock's scopes (Linux 6.12): without them [`create`](super::create) fails with
+    /// [`Error::Birth`]. What an isolated context creates shares its domain, unless that is isolated itself.
+    #[must_use]
+    pub fn isolate(mut self, yes: bool) -> Self {
+        self.isolated = yes;
         self
     }
 

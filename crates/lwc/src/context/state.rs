@@ -15,6 +15,7 @@ use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use orrery_domain::forked::Creator;
+use orrery_domain::gate::Pace;
 use orrery_sys::{PageRange, descriptors};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, PidfdFlags};
@@ -70,6 +71,8 @@ pub(crate) struct Peer {
     pub(crate) silent: Vec<u32>,
     /// Where its system calls arrive, if it is ours to answer them.
     pub(crate) listener: Option<Listener>,
+    /// How often we two switch, for each strand.
+    pub(crate) paces: Vec<Option<Pace>>,
 }
 
 /// Our end of a descriptor that others hold of us.
@@ -405,6 +408,7 @@ impl State {
             through,
             silent: Vec::new(),
             listener: None,
+            paces: Vec::new(),
         });
         Ok(slot)
     }
@@ -533,7 +537,7 @@ impl Peer {
 }
 
 /// What a list has for a strand.
-fn entry<T>(list: &mut Vec<Option<T>>, strand: u32) -> &mut Option<T> {
+pub(crate) fn entry<T>(list: &mut Vec<Option<T>>, strand: u32) -> &mut Option<T> {
     let strand = strand as usize;
     if list.len() <= strand {
         list.resize_with(strand + 1, || None);

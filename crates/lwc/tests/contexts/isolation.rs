@@ -82,3 +82,37 @@ pub(crate) fn rights_do_not_come_by_other_ways() {
     .unwrap();
     assert_eq!(String::from_utf8(poor.switch(0, &[]).unwrap().bytes).unwrap(), "");
 }
+
+/// Threads of the calling process that may do more than an ordinary user's.
+fn privileged_threads() -> String {
+    let mut found = String::new();
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let line = |name: &str| status.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+        let users = line("Uid:") + &line("Gid:") + &line("Groups:");
+        let is_root = users.split_whitespace().any(|word| word == "0");
+        if is_root || !line("CapPrm:").ends_with("\t0000000000000000") {
+            found += &format!("{users} {}\n", line("CapPrm:"));
+        }
+    }
+    found
+}
+
+pub(crate) fn privileges_that_were_given_up_stay_nowhere() {
+    if unsafe { libc::geteuid() } != 0 {
+        orrery_testing::skipped!("it takes root to give that up");
+        return;
+    }
+    for dumpable in [false, true] {
+        let other = create(&Spec::new().dumpable(dumpable), move |start| {
+            let before = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };
+            assert_eq!(before, i32::from(dumpable), "the watcher changed it");
+            assert!(become_ordinary());
+            start.creator.switch(0, privileged_threads().as_bytes()).unwrap();
+            unreachable!();
+        })
+        .unwrap();
+        let arrival = other.switch(0, &[]).unwrap();
+        assert_eq!(String::from_utf8(arrival.bytes).unwrap(), "");
+    }
+}

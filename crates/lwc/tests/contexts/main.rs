@@ -7,6 +7,8 @@
 
 #![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
 
+mod adversary;
+mod bad_input;
 mod calls;
 mod control;
 mod deaths;
@@ -16,11 +18,14 @@ mod isolation;
 mod lifetimes;
 mod memory;
 mod overlays;
+mod placing;
 mod signals;
 mod support;
 mod threads;
 mod vaults;
 
+use adversary::*;
+use bad_input::*;
 use calls::*;
 use control::*;
 use deaths::*;
@@ -30,6 +35,7 @@ use isolation::*;
 use lifetimes::*;
 use memory::*;
 use overlays::*;
+use placing::*;
 use signals::*;
 use threads::*;
 use vaults::*;
@@ -44,6 +50,9 @@ orrery_testing::cases![
     many_come_and_go,
     time_limits_hold,
     a_handler_may_not_switch_from_within,
+    switches_go_on_among_hogs,
+    switches_go_on_when_they_are_moved,
+    switches_go_on_in_a_set_of_cpus_that_shrinks,
     memory_is_a_copy,
     shared_memory_is_one,
     unmapped_memory_is_gone,
@@ -92,6 +101,24 @@ orrery_testing::cases![
     rights_only_narrow,
     a_context_is_closed_to_its_like,
     rights_do_not_come_by_other_ways,
+    privileges_that_were_given_up_stay_nowhere,
+    attack_by_pointer,
+    attack_by_process_vm,
+    attack_by_ptrace,
+    attack_by_proc,
+    attack_by_descriptors_of_others,
+    attack_by_descriptors_of_its_own,
+    attack_by_signals,
+    attack_by_stopping,
+    attack_by_signals_to_a_group,
+    attack_by_io_uring,
+    attack_by_advice_and_events,
+    attack_by_another_program,
+    what_names_no_context_is_refused,
+    a_context_of_another_program_is_refused,
+    a_context_gets_no_name_of_itself,
+    contexts_end_when_the_root_becomes_another_program,
+    a_context_that_closes_everything_holds_nobody_up,
     a_vault_serves,
     a_vault_keeps_its_secret,
     a_vault_that_panics_is_dead,

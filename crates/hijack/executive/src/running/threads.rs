@@ -17,7 +17,7 @@ use super::gates::{
 };
 use super::kernel::{EAGAIN, EINVAL, address, block_signals, call};
 use super::slots::{self, Slot};
-use super::{actions, decide, own, ranges, user};
+use super::{actions, decide, own, ranges, services, user};
 use crate::numbers;
 
 const CLONE_VM: u64 = 0x100;
@@ -89,6 +89,7 @@ pub(crate) fn give_birth(context: &mut Context, number: u64) -> i64 {
         Ok(birth) => birth,
         Err(error) => return error,
     };
+    services::about_to_hand_on();
     if birth.flags & CLONE_VM == 0 {
         fork(context, number, arguments, &birth)
     } else if birth.flags & CLONE_VFORK != 0 {
@@ -134,6 +135,7 @@ fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], birth: &Bir
     core::hint::black_box(&words);
     if result == 0 {
         ranges::unlock_in_child();
+        services::forked(birth.flags);
         own::start_anew();
         actions::install();
         arm();
@@ -152,6 +154,7 @@ fn with_stack(context: &Context, birth: &Birth) -> i64 {
         return error;
     }
     let extended = context.extended();
+    services::about_to_share(birth.flags);
     own::thread(birth.thread_pointer);
     block_signals();
     // SAFETY: the registers are those of the call; the child's stack holds what is needed.
@@ -173,6 +176,7 @@ fn vfork(context: &mut Context, number: u64, mut arguments: [u64; 6], birth: &Bi
         (*call).call = [number, a, b, c, d, e, f];
         (*call).stack = birth.stack;
         (*call).own = context.registers.rsp;
+        services::about_to_vfork();
         block_signals();
         orrery_vfork(slot, &raw const (*call).call, slots::stack(slot))
     }
@@ -196,6 +200,7 @@ pub(crate) extern "C" fn vfork_child(slot: *mut Slot) -> ! {
 
 /// Its parent, when the child has executed a program or ended.
 pub(crate) extern "C" fn vfork_parent(slot: *mut Slot, result: u64) -> ! {
+    services::vforked();
     // SAFETY: the child is gone, so the stack below the program's pointer is free again.
     unsafe {
         let context = slots::context(slot);

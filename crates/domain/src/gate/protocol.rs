@@ -1,0 +1,57 @@
+//! What ringer and waiter do with the words of a gate, whatever those words are made of.
+//!
+//! The danger is a lost ring: the waiter sees no ring and lies down, the ringer sees no sleeper and does not wake. Each of
+//! the two *writes before it reads*: the ringer adds to the bell, then looks for sleepers; the waiter counts itself among
+//! the sleepers, then looks at the bell. All accesses are sequentially consistent, so one of the two sees the other. What
+//! is left is the moment between the waiter's look and its lying down, and that is futex(2)'s own business: the kernel
+//! compares again.
+//!
+//! The words are behind a trait so that the model check (`model.rs`) runs this very code on words whose accesses a
+//! scheduler interleaves in every possible way.
+
+use super::Woken;
+
+/// A word of shared memory. All accesses are sequentially consistent.
+pub(super) trait Word {
+    /// What it holds.
+    fn read(&self) -> u32;
+    /// Adds to it, around the end.
+    fn add(&self, change: u32);
+    /// Wakes all who sleep on it.
+    fn wake(&self);
+}
+
+/// The night of a sleeper: how long it lasts, and what it is slept on.
+pub(super) trait Night {
+    /// Whether there is no use in sleeping on: the partner is dead, or it is too late. Asked before each nap.
+    fn is_over(&mut self) -> Option<Woken>;
+    /// Sleeps until the bell is no longer what was heard, something happens that [`Night::is_over`] should look at, or for
+    /// no reason at all.
+    fn doze(&mut self);
+}
+
+/// Rings: whatever was written before is seen by whoever waits.
+pub(super) fn ring(bell: &impl Word, sleepers: &impl Word) {
+    bell.add(1);
+    if sleepers.read() != 0 {
+        bell.wake();
+    }
+}
+
+/// Sleeps until `bell` is no longer `heard`, or the night is over.
+pub(super) fn sleep(bell: &impl Word, sleepers: &impl Word, heard: u32, night: &mut impl Night) -> Woken {
+    sleepers.add(1);
+    let woken = loop {
+        if bell.read() != heard {
+            break Woken::Rung;
+        }
+        match night.is_over() {
+            None => night.doze(),
+            // Its last words count: it may have rung between our look at the bell and its death.
+            Some(Woken::PartnerGone) if bell.read() != heard => break Woken::Rung,
+            Some(woken) => break woken,
+        }
+    };
+    sleepers.add(u32::MAX);
+    woken
+}

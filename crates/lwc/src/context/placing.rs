@@ -1,0 +1,84 @@
+//! Where a context runs: on the CPU of whoever switches to it, or beside it, spinning.
+//!
+//! A switch is dear where it has to wake another CPU. So the two are put on one, or, where both hand over so often that
+//! a second CPU would never wait long, on two ([`orrery_domain::gate::Pace`]). A context that keeps control for longer
+//! than a moment may roam.
+//!
+//! Of two who switch to each other only one places the other: whoever was put apart leaves the one that did it alone.
+
+use core::sync::atomic::Ordering::SeqCst;
+
+use orrery_domain::Gate;
+use orrery_domain::gate::{Machine, Place as Side, current_cpu};
+use rustix::process::Pid;
+use rustix::thread::CpuSet;
+
+use super::program::{Place, ROOT};
+use super::state::{State, entry};
+
+/// In a place's `pinned`: its owner is to be anywhere *but* on the CPU that the rest of the word, less 1, is.
+const APART: u32 = 1 << 31;
+
+/// Puts a peer, that control is about to go to, where it should be.
+pub(crate) fn place(state: &mut State, slot: usize) {
+    // A filtered context keeps to calls that it is sure to be allowed.
+    if state.filtered || state.place().pinned.load(SeqCst) & APART != 0 {
+        return;
+    }
+    let (program, own, strand) = (state.program, state.place(), state.strand);
+    let cpus = state.cpus;
+    let Ok(peer) = state.peer_mut(slot) else { return };
+    // The root is the program's own process, whose CPUs are its user's business.
+    if peer.seat == ROOT {
+        return;
+    }
+    let place = program.place(strand, peer.seat);
+    let (mine, theirs) = (&own.face, &place.face);
+    let here = current_cpu();
+    let naps = mine.naps().wrapping_add(theirs.naps());
+    let machine = Machine { cpus: cpus.as_ref().map_or(1, |cpus| cpus.count() as usize) };
+    let pace = entry(&mut peer.paces, strand).get_or_insert_default();
+    let (side, astray) = pace.count(naps, &machine);
+    let wanted = match side {
+        Side::Together => here.wrapping_add(1),
+        Side::Apart => APART | here.wrapping_add(1),
+    };
+    // Somebody else may have bound it elsewhere meanwhile (taskset(1)), as shows when both keep falling asleep.
+    if place.pinned.load(SeqCst) == wanted && !astray {
+        return;
+    }
+    let mut set = match (side, cpus) {
+        (Side::Apart, Some(cpus)) => cpus,
+        _ => CpuSet::new(),
+    };
+    if here as usize >= CpuSet::MAX_CPU {
+        return;
+    }
+    match side {
+        Side::Together => set.set(here as usize),
+        Side::Apart => set.unset(here as usize),
+    }
+    // Without a thread it would be ourselves who are bound.
+    let Some(thread) = thread_of(place) else { return };
+    if rustix::thread::sched_setaffinity(Some(thread), &set).is_ok() {
+        place.pinned.store(wanted, SeqCst);
+        if side == Side::Together {
+            Gate::home(mine, theirs).moved_partner(here);
+        }
+    }
+}
+
+/// Lets a context run wherever the program may.
+pub(crate) fn roam(state: &State, seat: u32) {
+    let place = state.program.place(state.strand, seat);
+    if place.pinned.swap(0, SeqCst) != 0
+        && let Some(cpus) = &state.cpus
+        && let Some(thread) = thread_of(place)
+    {
+        let _ = rustix::thread::sched_setaffinity(Some(thread), cpus);
+    }
+}
+
+fn thread_of(place: &Place) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(place.thread.load(SeqCst)).ok()?)
+}

@@ -1,0 +1,139 @@
+//! Descriptors and orders that make no sense: an error says so, and all goes on as before.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use orrery_lwc::context::{Context, Error, Spec, create};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+use crate::support::{await_end_of, in_child, own_pid, server, shared_words};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+fn send(over: &OwnedFd, fds: &[std::os::fd::BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(fds));
+    sendmsg(over, &[IoSlice::new(b"01234567")], &mut ancillary, SendFlags::empty()).unwrap();
+}
+
+fn receive(over: &OwnedFd) -> OwnedFd {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    recvmsg(over, &mut [IoSliceMut::new(&mut [0; 8])], &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
+    let message = ancillary.drain().next().unwrap();
+    let RecvAncillaryMessage::ScmRights(mut fds) = message else { panic!("no descriptor came") };
+    fds.next().unwrap()
+}
+
+fn is_no_name(number: RawFd) {
+    let refused = Context::of_descriptor(number).unwrap_err();
+    assert_eq!(refused, Error::NoContext { descriptor: number });
+    assert!(refused.to_string().contains(&number.to_string()), "{refused}");
+}
+
+pub(crate) fn what_names_no_context_is_refused() {
+    is_no_name(7);
+    let other = create(&Spec::new(), server(|word| word + 1)).unwrap();
+    let (a, b) = pair();
+    let file = tempfile::tempfile().unwrap();
+    for number in [-1, i32::MAX, 0, a.as_raw_fd(), b.as_raw_fd(), file.as_raw_fd()] {
+        is_no_name(number);
+    }
+    // The same context, by a number that the library does not know.
+    let copy = rustix::io::dup(unsafe { std::os::fd::BorrowedFd::borrow_raw(other.descriptor()) }).unwrap();
+    is_no_name(copy.as_raw_fd());
+    assert_eq!(Context::of_descriptor(other.descriptor()).unwrap(), other);
+    assert_eq!(other.switch(4, &[]).unwrap().word, 5);
+}
+
+pub(crate) fn a_context_of_another_program_is_refused() {
+    let (here, there) = pair();
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let own = create(&Spec::new(), server(|word| word + 1)).unwrap();
+        send(&there, &[unsafe { std::os::fd::BorrowedFd::borrow_raw(own.descriptor()) }]);
+        // Until the other program has had its way with it.
+        receive(&there);
+        for word in 0..100 {
+            assert_eq!(own.switch_within(word, &[], LIMIT).unwrap().word, word + 1);
+        }
+        unsafe { libc::_exit(0) };
+    }
+    let own = create(&Spec::new(), server(|word| word + 2)).unwrap();
+    let foreign = receive(&here);
+    is_no_name(foreign.as_raw_fd());
+    // It is a socket, whose other end hears what is sent. It must not believe it.
+    let nothing = tempfile::tempfile().unwrap();
+    for count in 1..=3 {
+        let junk = [nothing.as_fd(), here.as_fd(), foreign.as_fd()];
+        send(&foreign, &junk[..count]);
+    }
+    send(&here, &[nothing.as_fd()]);
+    let mut status = 0;
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0, "the other program was harmed");
+    assert_eq!(own.switch(1, &[]).unwrap().word, 3);
+}
+
+pub(crate) fn a_context_gets_no_name_of_itself() {
+    let number = shared_words();
+    let other = create(&Spec::new().may_fetch(0, u32::MAX), move |start| {
+        // Its creator's name of it is not the creator's to give, whatever the rights are.
+        let own = u32::try_from(number[0].load(Ordering::SeqCst)).unwrap();
+        let refused = unsafe { start.creator.overlay_descriptor(own) }.is_err();
+        let is_no_name = Context::of_descriptor(i32::try_from(own).unwrap()).is_err();
+        start.creator.switch((refused && is_no_name).into(), &[]).unwrap();
+        unreachable!();
+    })
+    .unwrap();
+    number[0].store(other.descriptor().unsigned_abs().into(), Ordering::SeqCst);
+    assert_eq!(other.switch_within(0, &[], LIMIT).unwrap().word, 1);
+}
+
+pub(crate) fn contexts_end_when_the_root_becomes_another_program() {
+    let words = shared_words();
+    let status = in_child(|| {
+        let other = create(&Spec::new(), server(|_| own_pid())).unwrap();
+        words[0].store(other.switch(0, &[]).unwrap().word, Ordering::SeqCst);
+        // What it is told of descriptors: none of a context is left.
+        let script = "for fd in /proc/self/fd/*; do readlink $fd; done | grep -c -e orrery -e socket: -e pidfd; exit 7";
+        let arguments = [c"/bin/sh".as_ptr(), c"-c".as_ptr()];
+        let script = std::ffi::CString::new(script).unwrap();
+        let arguments = [arguments[0], arguments[1], script.as_ptr(), std::ptr::null()];
+        unsafe { libc::execv(arguments[0], arguments.as_ptr()) };
+    });
+    assert_eq!(libc::WEXITSTATUS(status), 7);
+    await_end_of(words[0].load(Ordering::SeqCst));
+}
+
+pub(crate) fn a_context_that_closes_everything_holds_nobody_up() {
+    let words = shared_words();
+    in_child(|| {
+        let other = create(&Spec::new(), |start| {
+            words[0].store(own_pid(), Ordering::SeqCst);
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+            let _ = start.creator.switch(1, &[]);
+            let _ = start.arrival.caller.switch(2, &[]);
+            std::process::abort()
+        })
+        .unwrap();
+        // Whether control comes back with a word or as an error, it comes.
+        let _ = other.switch_within(0, &[], LIMIT);
+        let fresh = create(&Spec::new(), server(|word| word + 1)).unwrap();
+        words[1].store(fresh.switch_within(1, &[], LIMIT).unwrap().word, Ordering::SeqCst);
+    });
+    assert_eq!(words[1].load(Ordering::SeqCst), 2);
+    // It cannot see by a descriptor that the root is gone, and must not outlive it.
+    await_end_of(words[0].load(Ordering::SeqCst));
+}

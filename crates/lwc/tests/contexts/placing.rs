@@ -1,0 +1,113 @@
+//! Contexts where the CPUs under them change, and are wanted by others.
+
+use std::time::{Duration, Instant};
+
+use orrery_lwc::context::{Context, Spec, create};
+
+use crate::support::{own_pid, reap, server};
+
+/// How long each of these goes on, and a switch there and back may take at most.
+const FOR: Duration = Duration::from_secs(2);
+const AT_MOST: Duration = Duration::from_secs(10);
+
+/// Processes that compute as long as this lives.
+struct Hogs(Vec<i32>);
+
+impl Hogs {
+    fn new(count: usize) -> Self {
+        let one = || match unsafe { libc::fork() } {
+            0 => {
+                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                let mut sum = 0_u64;
+                loop {
+                    sum = std::hint::black_box(sum.wrapping_add(1));
+                }
+            }
+            pid => pid,
+        };
+        Self((0..count).map(|_| one()).collect())
+    }
+}
+
+impl Drop for Hogs {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            unsafe { libc::kill(*pid, libc::SIGKILL) };
+            reap(*pid);
+        }
+    }
+}
+
+/// Switches for a while; gives how often.
+fn switch_on(other: Context, mut between: impl FnMut(u64)) -> u64 {
+    let (start, mut rounds) = (Instant::now(), 0);
+    while start.elapsed() < FOR {
+        let began = Instant::now();
+        assert_eq!(other.switch(rounds, &[]).unwrap().word, rounds + 1);
+        assert!(began.elapsed() < AT_MOST, "a switch took {:?}", began.elapsed());
+        between(rounds);
+        rounds += 1;
+    }
+    rounds
+}
+
+fn cpus() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None).unwrap();
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+fn bind(pid: i32, cpus: impl IntoIterator<Item = usize>) {
+    let mut set = rustix::thread::CpuSet::new();
+    cpus.into_iter().for_each(|cpu| set.set(cpu));
+    // A context may be dead or elsewhere: what counts is that switches go on.
+    let _ = rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(pid), &set);
+}
+
+pub(crate) fn switches_go_on_among_hogs() {
+    let other = create(&Spec::new(), server(|word| word + 1)).unwrap();
+    let hogs = Hogs::new(2 * cpus().len());
+    assert!(switch_on(other, |_| ()) > 0);
+    // ... and the hogs get on, too.
+    for pid in &hogs.0 {
+        let time = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let ticks: u64 =
+            time.rsplit(')').next().unwrap().split_whitespace().nth(11).unwrap().parse().unwrap();
+        assert!(ticks > 0, "a hog was starved");
+    }
+}
+
+pub(crate) fn switches_go_on_when_they_are_moved() {
+    let asks =
+        create(&Spec::new(), server(|word| if word == u64::MAX { own_pid() } else { word + 1 })).unwrap();
+    let there = i32::try_from(asks.switch(u64::MAX, &[]).unwrap().word).unwrap();
+    let all = cpus();
+    let here = i32::try_from(std::process::id()).unwrap();
+    let mut seed = 7_u64;
+    let mut moves = 0;
+    switch_on(asks, |_| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        if seed >> 58 == 0 {
+            let cpu = all[usize::try_from(seed >> 33).unwrap() % all.len()];
+            bind(if seed & 1 << 20 == 0 { here } else { there }, [cpu]);
+            moves += 1;
+        }
+    });
+    assert!(moves > 0);
+    bind(here, all);
+}
+
+pub(crate) fn switches_go_on_in_a_set_of_cpus_that_shrinks() {
+    let all = cpus();
+    let (other, hogs) = (create(&Spec::new(), server(|word| word + 1)).unwrap(), Hogs::new(1));
+    // As a cpuset does to everybody in it: all are moved to one CPU, and let out again.
+    let mut rounds = 0_usize;
+    let here = i32::try_from(std::process::id()).unwrap();
+    switch_on(other, |_| {
+        rounds += 1;
+        if rounds.is_multiple_of(500) {
+            let cpu = all[rounds / 500 % all.len()];
+            let set = if rounds.is_multiple_of(1000) { all.clone() } else { vec![cpu] };
+            hogs.0.iter().copied().chain([here]).for_each(|pid| bind(pid, set.clone()));
+        }
+    });
+}
