@@ -26,13 +26,13 @@ use crate::net::{MAC, Network};
 use crate::qmp::Qmp;
 
 /// How long a guest may take to boot on a machine with other things to do.
-const BOOT: Duration = Duration::from_secs(120);
+const BOOT: Duration = Duration::from_secs(300);
 /// How long a processor may be silent.
 const SILENCE: Duration = Duration::from_secs(1);
 /// How long a service may take to be ended.
 const END: Duration = Duration::from_secs(20);
 /// How long a rescue may take.
-const RESCUE: Duration = Duration::from_secs(60);
+const RESCUE: Duration = Duration::from_secs(180);
 
 /// What a pair is made of.
 #[derive(Clone, Debug)]
