@@ -13,12 +13,14 @@
 //!   table. Others leave theirs behind: those blocks are not used again.
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 use super::count::{board, counted};
 use super::gates::ORRERY_CONFIG;
 use super::kernel::address;
-use crate::board::{Block, CLAIMED_BLOCK, FRESH_BLOCK, USED_BLOCK};
+use crate::board::{Block, CALLS, CLAIMED_BLOCK, Calls, FRESH_BLOCK, USED_BLOCK};
 
 /// How many there are; the hash's last byte.
 const OWNERS: usize = 256;
@@ -69,6 +71,35 @@ fn owner(base: u64) -> Option<&'static Owner> {
         );
     }
     TABLE.get(hash as usize % OWNERS)
+}
+
+/// This thread's own counters, if it has some. Only to be used before the thread does anything else: the child of a fork
+/// has none of these.
+fn rows() -> Option<&'static [Calls; CALLS + 1]> {
+    let base = if possible() { current() } else { return None };
+    let owner = owner(base)?;
+    if owner.complement.load(Acquire) != base.wrapping_neg() {
+        return None;
+    }
+    let rows = owner.rows.load(Relaxed) as usize;
+    // SAFETY: rows of a block of the board, which stays attached.
+    Some(unsafe { &*core::ptr::with_exposed_provenance(rows) })
+}
+
+/// Adds to a call's counters: to this thread's own, or to those of all.
+pub(crate) fn count(number: u64, counts: impl Fn(&Calls, &dyn Fn(&AtomicU64, u64))) {
+    let index = (number as usize).min(CALLS);
+    match rows().and_then(|rows| rows.get(index)) {
+        Some(row) => counts(row, &|counter, more| {
+            // SAFETY: one instruction, before or after which a signal may fall, on a counter that no other thread adds to.
+            unsafe {
+                asm!("add qword ptr [{0}], {1}", in(reg) counter.as_ptr(), in(reg) more, options(nostack))
+            }
+        }),
+        None => counts(board().row(number), &|counter, more| {
+            counter.fetch_add(more, Relaxed);
+        }),
+    }
 }
 
 /// Claims a block for this thread, if it has none.

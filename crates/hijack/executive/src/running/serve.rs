@@ -66,15 +66,15 @@ fn dispatched(context: &mut Context, compatible: bool) -> bool {
     // What a system call instruction leaves there.
     context.registers.rcx = from;
     context.registers.r11 = context.registers.eflags;
-    let row = board().row(number);
     if counted() {
-        row.dispatched.fetch_add(1, Relaxed);
+        own::count(number, |row, add| add(&row.dispatched, 1));
     }
     let start = if timed() { ticks() } else { 0 };
     let (arguments, stack) = (context.arguments(), context.registers.rsp);
     let result = decide(number, arguments, from, stack, |arguments| perform(context, number, arguments));
     if start != 0 {
-        row.time(ticks().wrapping_sub(start), result);
+        let taken = ticks().wrapping_sub(start);
+        own::count(number, |row, add| row.time(taken, result, add));
     }
     context.registers.rax = result.cast_unsigned();
     sites::note(from, number);
@@ -83,9 +83,8 @@ fn dispatched(context: &mut Context, compatible: bool) -> bool {
 
 /// A call from a rewritten site that is more than passed on: the policy has something to say about it, or the executive.
 pub(crate) extern "C" fn patched(call: &Patched) -> i64 {
-    let row = board().row(call.number);
     if counted() {
-        row.patched.fetch_add(1, Relaxed);
+        own::count(call.number, |row, add| add(&row.patched, 1));
     }
     let start = if timed() { ticks() } else { 0 };
     let [r9, r8, r10, rdx, rsi, rdi] = call.arguments;
@@ -94,7 +93,8 @@ pub(crate) extern "C" fn patched(call: &Patched) -> i64 {
         perform_anywhere(call.number, arguments, stack)
     });
     if start != 0 {
-        row.time(ticks().wrapping_sub(start), result);
+        let taken = ticks().wrapping_sub(start);
+        own::count(call.number, |row, add| row.time(taken, result, add));
     }
     result
 }
