@@ -85,6 +85,12 @@ struct orc_object *orc_register(const void *bytes, size_t length, unsigned flags
 /* The same of the first `length` bytes of a memory file (memfd_create). */
 struct orc_object *orc_register_file(int memory, size_t length, unsigned flags);
 
+/*
+ * Has the object of the bytes that a file has now, so that equal files, wherever they lie, are in memory once: for models,
+ * dictionaries, tables, which are mapped instead of being read.
+ */
+struct orc_object *orc_open(const char *path);
+
 /* Has the object of a name. */
 struct orc_object *orc_request(const struct orc_id *id);
 

@@ -1,30 +1,54 @@
-//! `make bench B=orc-density`: memory that the code and read-only data of N copies of a program take, each copy from a file tree of
-//! its own, as containers would have.
+//! `make bench B=orc-density`: memory of N copies of a program, each from a file tree of its own, as containers would have.
 //!
-//! The program is Python with its cryptography and database libraries: some 15 MiB of code. Counted is what is there: the
-//! cached pages of the trees' files (mincore(2), each file once, mapped or not), and the store's objects. Hard links are the
-//! ideal, as then there is one tree; KSM does not appear, as it never merges pages of files.
+//! First what the code and read-only data take, of Python with its cryptography and database libraries: the cached pages
+//! of the trees' files (mincore(2), each file once, mapped or not), the store's objects, and what each process has relocated.
+//! Hard links are the ideal, as then there is one tree, and what a content store as composefs comes to; KSM never merges pages
+//! of files.
+//!
+//! Then ffmpeg, if it is there, which encodes all the time: memory and throughput, second by second, into
+//! `target/bench/orc-density.series.json`, under KSM, too, as it is set on most machines and as fast as it goes.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use clap::Parser;
 use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
-use orrery_bench::{Options, machine};
-use orrery_orc::Client;
-use orrery_orc::measure::{areas, measure};
+use orrery_bench::copies::{
+    Ksm, Running, Store, anonymous, cached, files_of, forget, plant, planted, relocated,
+};
+use orrery_bench::record::{self, Record};
+use orrery_bench::{Options, Skipped, machine};
+use serde::Serialize;
 
 const PYTHON: &str = "/usr/bin/python3";
-/// What the program loads, and then waits.
+const FFMPEG: &str = "/usr/bin/ffmpeg";
+/// What Python loads, and then waits.
 const WORK: &str = "import ssl, sqlite3, json, ctypes, decimal, hashlib, lzma, bz2\n\
                     print('ready', flush=True)\nimport sys; sys.stdin.read()";
+/// What ffmpeg encodes, for ever.
+const FILM: [&str; 14] = [
+    "-nostdin",
+    "-loglevel",
+    "error",
+    "-progress",
+    "pipe:1",
+    "-f",
+    "lavfi",
+    "-i",
+    "testsrc2=size=320x180:rate=30",
+    "-threads",
+    "1",
+    "-c:v",
+    "mpeg4",
+    "-f",
+];
 
 /// Memory of N copies from N trees
 #[derive(Parser)]
@@ -34,193 +58,324 @@ struct Arguments {
 }
 
 /// How the trees and the programs are made.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     Plain,
+    KsmOn,
+    KsmTuned,
     HardLinks,
     Orc,
+    OrcDisk,
 }
 
-/// A child that ends with this object.
-struct Running(Child);
+impl Way {
+    const ALL: [Self; 6] =
+        [Self::Plain, Self::KsmOn, Self::KsmTuned, Self::HardLinks, Self::Orc, Self::OrcDisk];
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Ok(pid) = i32::try_from(self.0.id()) {
-            // SAFETY: a signal to a child of ours that was not waited for.
-            unsafe { libc::kill(pid, libc::SIGTERM) };
+    fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::KsmOn => "KSM",
+            Self::KsmTuned => "KSM, fast",
+            Self::HardLinks => "hard links",
+            Self::Orc => "ours, in memory",
+            Self::OrcDisk => "ours",
         }
-        let _ = self.0.wait();
     }
+
+    /// What the kernel is told: its own defaults, or a scan of all that there is every second or so.
+    fn ksm(self) -> Result<Option<Ksm>> {
+        match self {
+            Self::KsmOn => Ksm::at_work(100, 20).map(Some),
+            Self::KsmTuned => Ksm::at_work(5000, 10).map(Some),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Trees with copies of a program.
+struct Trees {
+    // Removed at the end.
+    _folder: tempfile::TempDir,
+    files: Vec<PathBuf>,
+    program: PathBuf,
+    own: Vec<PathBuf>,
+    linked: Vec<PathBuf>,
+}
+
+impl Trees {
+    fn new(program: &str, count: usize, start: impl Fn(&mut Command) -> Result<Running>) -> Result<Self> {
+        let files = files_of(start(&mut Command::new(program))?.pid())?;
+        // Not in /tmp, which may be memory itself.
+        let folder = tempfile::tempdir_in(machine::program_folder()?)?;
+        let trees =
+            |kind: &str| (0..count).map(|n| folder.path().join(format!("{kind}{n}"))).collect::<Vec<_>>();
+        let (own, linked) = (trees("own"), trees("linked"));
+        for (tree, link) in own.iter().zip(&linked) {
+            plant(tree, &files, None)?;
+            plant(link, &files, own.first().map(PathBuf::as_path))?;
+        }
+        let program = fs::canonicalize(program)?;
+        Ok(Self { _folder: folder, files, program, own, linked })
+    }
+
+    fn of(&self, way: Way) -> &[PathBuf] {
+        if way == Way::HardLinks { &self.linked } else { &self.own }
+    }
+}
+
+/// Copies of a program that run.
+struct Copies<'a> {
+    trees: &'a [PathBuf],
+    store: Option<Store>,
+    running: Vec<Running>,
+    _ksm: Option<Ksm>,
+}
+
+impl<'a> Copies<'a> {
+    fn start(
+        trees: &'a Trees,
+        way: Way,
+        count: usize,
+        start: impl Fn(&mut Command) -> Result<Running>,
+    ) -> Result<Self> {
+        forget(&trees.own)?;
+        let store = match way {
+            Way::Orc | Way::OrcDisk => Some(Store::start(way == Way::OrcDisk)?),
+            _ => None,
+        };
+        let mut copies =
+            Self { trees: &trees.of(way)[..count], store, running: Vec::new(), _ksm: way.ksm()? };
+        for tree in copies.trees {
+            let program = planted(tree, &trees.program);
+            debug_assert!(trees.files.contains(&trees.program));
+            let mut command = Command::new(program);
+            command.env("LD_LIBRARY_PATH", tree).env("PYTHONPATH", tree).env("PYTHONHOME", "/usr");
+            if let Some(store) = &copies.store {
+                store.share(&mut command)?;
+            }
+            if copies._ksm.is_some() {
+                Ksm::merge(&mut command);
+            }
+            copies.running.push(start(&mut command)?);
+        }
+        Ok(copies)
+    }
+
+    /// Bytes of code and read-only data, when the store has given back what nobody needs.
+    fn read_only(&self) -> Result<u64> {
+        if self.store.is_some() {
+            std::thread::sleep(Duration::from_secs(5));
+        }
+        let own: u64 = self.running.iter().map(|copy| relocated(copy.pid())).sum::<Result<_>>()?;
+        Ok(self.files()? + own)
+    }
+
+    /// Bytes of everything.
+    fn everything(&self) -> Result<u64> {
+        let own: u64 = self.running.iter().map(|copy| anonymous(copy.pid())).sum::<Result<_>>()?;
+        Ok(self.files()? + own)
+    }
+
+    fn files(&self) -> Result<u64> {
+        Ok(cached(self.trees)? + self.store.as_ref().map_or(Ok(0), Store::bytes)?)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes for people")]
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / 1_048_576.0
+}
+
+fn row<const N: usize>(cells: [String; N]) -> Vec<Cell> {
+    cells.into_iter().map(|cell| Cell::new(cell).set_alignment(CellAlignment::Right)).collect()
+}
+
+fn record(case: String, unit: &str, ours: f64, rival: (&str, f64), ratio: f64) -> Record {
+    Record {
+        bench: "orc-density".to_owned(),
+        case,
+        unit: unit.to_owned(),
+        ours,
+        rival_name: rival.0.to_owned(),
+        rival: rival.1,
+        ratio,
+        spread: 0.0,
+        runs: 1,
+    }
+}
+
+/// Code and read-only data of idle copies.
+fn density(counts: &[usize], records: &mut Vec<Record>) -> Result<()> {
+    let start = |command: &mut Command| Running::start(command.args(["-c", WORK]), "ready");
+    let trees = Trees::new(PYTHON, counts.iter().copied().max().unwrap_or(1), start)?;
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table.set_header(["COPIES", "PLAIN", "HARD LINKS", "OURS, IN MEMORY", "OURS", "DUPLICATES GONE"]);
+    for &count in counts {
+        let memory = |way| -> Result<f64> { Ok(mib(Copies::start(&trees, way, count, start)?.read_only()?)) };
+        let (plain, ideal) = (memory(Way::Plain)?, memory(Way::HardLinks)?);
+        let (whole, ours) = (memory(Way::Orc)?, memory(Way::OrcDisk)?);
+        let case = format!("python/{count} copies");
+        records.push(record(format!("{case}/memory"), "MiB", ours, ("plain", plain), plain / ours));
+        records.push(record(format!("{case}/memory"), "MiB", ours, ("hard links", ideal), ideal / ours));
+        // Of a single copy's bytes all others are duplicates.
+        #[expect(clippy::cast_precision_loss, reason = "a few copies")]
+        let duplicates = plain - plain / count as f64;
+        let gone = (plain - ours) / duplicates;
+        let said = if count > 1 { format!("{:.1}%", 100.0 * gone) } else { "-".to_owned() };
+        if count > 1 {
+            records.push(record(format!("{case}/duplicates gone"), "1", gone, ("all of them", 1.0), gone));
+        }
+        let size = |value: f64| format!("{value:.1} MiB");
+        table.add_row(row([count.to_string(), size(plain), size(ideal), size(whole), size(ours), said]));
+    }
+    println!("code and read-only data of N copies of Python from N file trees:");
+    println!("{}\n", table.trim_fmt());
+    Ok(())
+}
+
+/// What was seen at one time.
+#[derive(Serialize)]
+struct Point {
+    second: f64,
+    memory_mib: f64,
+    frames_per_second: f64,
+}
+
+#[derive(Serialize)]
+struct Series {
+    contender: &'static str,
+    copies: usize,
+    points: Vec<Point>,
+}
+
+/// Starts ffmpeg, whose frames are counted.
+fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
+    command.args(FILM).args(["null", "-"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = Running(command.spawn().with_context(|| format!("start {command:?}"))?);
+    let mut lines = BufReader::new(child.0.stdout.take().context("no output")?).lines();
+    let frames = Arc::clone(frames);
+    let (ready, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut before = 0;
+        while let Some(Ok(line)) = lines.next() {
+            let Some(now) = line.strip_prefix("frame=").and_then(|text| text.trim().parse::<u64>().ok())
+            else {
+                continue;
+            };
+            frames.fetch_add(now.saturating_sub(before), Ordering::Relaxed);
+            before = now;
+            let _ = ready.send(());
+        }
+    });
+    wait.recv_timeout(Duration::from_secs(120)).context("ffmpeg encodes nothing")?;
+    Ok(child)
+}
+
+fn watch(trees: &Trees, way: Way, count: usize, seconds: u64) -> Result<Series> {
+    let frames = Arc::new(AtomicU64::new(0));
+    let copies = Copies::start(trees, way, count, |command| film(command, &frames))?;
+    let mut points = Vec::new();
+    let begin = Instant::now();
+    let (mut last, mut counted) = (begin, frames.load(Ordering::Relaxed));
+    while begin.elapsed() < Duration::from_secs(seconds) {
+        std::thread::sleep(Duration::from_secs(1));
+        let now = frames.load(Ordering::Relaxed);
+        #[expect(clippy::cast_precision_loss, reason = "frames of some seconds")]
+        let rate = (now - counted) as f64 / last.elapsed().as_secs_f64();
+        (last, counted) = (Instant::now(), now);
+        let memory = mib(copies.everything()?);
+        points.push(Point {
+            second: begin.elapsed().as_secs_f64(),
+            memory_mib: memory,
+            frames_per_second: rate,
+        });
+    }
+    Ok(Series { contender: way.name(), copies: count, points })
+}
+
+/// Memory and throughput over time.
+fn over_time(counts: &[usize], seconds: u64, records: &mut Vec<Record>) -> Result<()> {
+    let most = counts.iter().copied().max().unwrap_or(1);
+    let trees = Trees::new(FFMPEG, most, |command| film(command, &Arc::default()))?;
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table.set_header(["COPIES", "WAY", "MEMORY AT FIRST", "AT LAST", "FRAMES/S"]);
+    let mut all = Vec::new();
+    for &count in counts {
+        for way in Way::ALL {
+            match watch(&trees, way, count, seconds) {
+                Ok(series) => all.push(series),
+                Err(error) if error.is::<Skipped>() => println!("SKIPPED {}: {error}", way.name()),
+                Err(error) => return Err(error.context(way.name())),
+            }
+        }
+        let of_count: Vec<_> = all.iter().filter(|series| series.copies == count).collect();
+        #[expect(clippy::cast_precision_loss, reason = "some seconds")]
+        let summary = |series: &Series| {
+            let last = series.points.last().map_or(0.0, |point| point.memory_mib);
+            let rate = series.points.iter().map(|point| point.frames_per_second).sum::<f64>();
+            (last, rate / series.points.len().max(1) as f64)
+        };
+        let Some(ours) = of_count.iter().find(|series| series.contender == Way::OrcDisk.name()) else {
+            continue;
+        };
+        let (our_memory, our_rate) = summary(ours);
+        for series in &of_count {
+            let (memory, rate) = summary(series);
+            let first = series.points.first().map_or(0.0, |point| point.memory_mib);
+            let size = |value: f64| format!("{value:.0} MiB");
+            let name = series.contender.to_owned();
+            table.add_row(row([count.to_string(), name, size(first), size(memory), format!("{rate:.0}")]));
+            if series.contender != Way::OrcDisk.name() {
+                let (case, rival) = (format!("ffmpeg/{count} copies"), series.contender);
+                let memory = (rival, memory);
+                records.push(record(
+                    format!("{case}/memory"),
+                    "MiB",
+                    our_memory,
+                    memory,
+                    memory.1 / our_memory,
+                ));
+                records.push(record(
+                    format!("{case}/frames"),
+                    "1/s",
+                    our_rate,
+                    (rival, rate),
+                    our_rate / rate,
+                ));
+            }
+        }
+    }
+    println!("everything that copies of ffmpeg take while they encode, and how much they do:");
+    println!("{}\n", table.trim_fmt());
+    let path = machine::record_file("orc-density.series")?;
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::write(&path, serde_json::to_string(&all)?).with_context(|| format!("write {}", path.display()))?;
+    println!("over time: {}", path.display());
+    Ok(())
 }
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
-    let _ = &arguments.options;
-    let quick = std::env::var_os("QUICK").is_some_and(|quick| !quick.is_empty());
-    let counts: &[usize] = if quick { &[1, 4] } else { &[1, 2, 4, 8, 16, 32] };
-    if !Path::new(PYTHON).exists() {
+    let quick = arguments.options.quick();
+    let mut records = Vec::new();
+    if Path::new(PYTHON).exists() {
+        density(if quick { &[1, 4] } else { &[1, 2, 4, 8, 16, 32] }, &mut records)?;
+    } else {
         println!("SKIPPED: there is no {PYTHON}");
-        return Ok(ExitCode::SUCCESS);
     }
-    let files = files_of_program()?;
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    table.set_header(["COPIES", "PLAIN", "HARD LINKS", "ORC", "DUPLICATES GONE"]);
-    for &count in counts {
-        let plain = memory_of(Way::Plain, count, &files)?;
-        let ideal = memory_of(Way::HardLinks, count, &files)?;
-        let ours = memory_of(Way::Orc, count, &files)?;
-        #[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
-        let gone = if count == 1 || plain <= ideal {
-            "-".to_owned()
-        } else {
-            format!("{:.1}%", 100.0 * (plain as f64 - ours as f64) / (plain as f64 - ideal as f64))
-        };
-        #[expect(clippy::cast_precision_loss, reason = "sizes for people")]
-        let mib = |bytes: u64| right(format!("{:.1} MiB", bytes as f64 / 1_048_576.0));
-        table.add_row([right(count.to_string()), mib(plain), mib(ideal), mib(ours), right(gone)]);
+    if Path::new(FFMPEG).exists() {
+        let (counts, seconds): (&[usize], _) = if quick { (&[2], 5) } else { (&[4, 16], 60) };
+        over_time(counts, seconds, &mut records)?;
+    } else {
+        println!("SKIPPED: there is no {FFMPEG}");
     }
-    println!("code and read-only data of N copies of a program from N file trees:");
-    println!("{}", table.trim_fmt());
+    let path = machine::record_file("orc-density")?;
+    record::write(&path, &records)?;
+    println!("records: {}", path.display());
     Ok(ExitCode::SUCCESS)
-}
-
-fn right(text: String) -> Cell {
-    Cell::new(text).set_alignment(CellAlignment::Right)
-}
-
-fn start(command: &mut Command) -> Result<Running> {
-    let mut child = Running(
-        command
-            .args(["-c", WORK])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("start the program")?,
-    );
-    let mut line = String::new();
-    BufReader::new(child.0.stdout.take().context("no output")?).read_line(&mut line)?;
-    ensure!(line.trim() == "ready", "the program said {line:?}");
-    Ok(child)
-}
-
-/// Every file whose code the program maps.
-fn files_of_program() -> Result<Vec<PathBuf>> {
-    let child = start(&mut Command::new(PYTHON))?;
-    let mut files: Vec<PathBuf> = areas(i32::try_from(child.0.id())?)?
-        .into_iter()
-        .filter(|area| area.access == "r-xp" && area.name.starts_with('/'))
-        .map(|area| area.name.into())
-        .collect();
-    files.sort();
-    files.dedup();
-    // The kernel takes the loader from where the program says.
-    files.retain(|file| !file.to_string_lossy().contains("ld-linux"));
-    ensure!(files.len() > 5, "the program maps {} files only", files.len());
-    Ok(files)
-}
-
-fn name(file: &Path) -> PathBuf {
-    file.file_name().map_or_else(|| file.to_owned(), PathBuf::from)
-}
-
-/// A tree with its own files, or with links to those of the first.
-fn plant(tree: &Path, files: &[PathBuf], first: Option<&Path>) -> Result<()> {
-    fs::create_dir_all(tree)?;
-    for file in files {
-        let to = tree.join(name(file));
-        match first {
-            Some(first) => fs::hard_link(first.join(name(file)), &to),
-            None => fs::copy(file, &to).map(|_| ()),
-        }
-        .with_context(|| format!("plant {}", to.display()))?;
-        let copy = File::open(&to)?;
-        copy.sync_all()?;
-        // SAFETY: advice about a file of ours.
-        unsafe { libc::posix_fadvise(copy.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-    }
-    Ok(())
-}
-
-/// Cached bytes of the trees' files, each file once.
-fn cached(trees: &[PathBuf]) -> Result<u64> {
-    let mut seen = Vec::new();
-    let mut pages = 0_u64;
-    for entry in trees.iter().flat_map(fs::read_dir).flatten().flatten() {
-        let file = File::open(entry.path())?;
-        let found = file.metadata()?;
-        if seen.contains(&found.ino()) || found.len() == 0 {
-            continue;
-        }
-        seen.push(found.ino());
-        let length = usize::try_from(found.len())?;
-        let mut present = vec![0_u8; length.div_ceil(4096)];
-        // SAFETY: a mapping of its own, asked about and unmapped again, never read.
-        let asked = unsafe {
-            let place = libc::mmap(
-                core::ptr::null_mut(),
-                length,
-                libc::PROT_READ,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            );
-            ensure!(place != libc::MAP_FAILED, "map {}", entry.path().display());
-            let asked = libc::mincore(place, length, present.as_mut_ptr());
-            libc::munmap(place, length);
-            asked
-        };
-        ensure!(asked == 0, "mincore: {}", std::io::Error::last_os_error());
-        pages += present.iter().map(|page| u64::from(page & 1)).sum::<u64>();
-    }
-    Ok(pages * 4096)
-}
-
-fn memory_of(way: Way, count: usize, files: &[PathBuf]) -> Result<u64> {
-    // Not in /tmp, which may be memory itself.
-    let folder = tempfile::tempdir_in(machine::program_folder()?)?;
-    let trees: Vec<PathBuf> = (0..count).map(|tree| folder.path().join(tree.to_string())).collect();
-    for (number, tree) in trees.iter().enumerate() {
-        let first = trees.first().filter(|_| way == Way::HardLinks && number > 0);
-        plant(tree, files, first.map(PathBuf::as_path))?;
-    }
-    let orrery = machine::program_folder()?.join("orrery");
-    let socket = tempfile::tempdir()?;
-    let mut store = None;
-    if way == Way::Orc {
-        let mut serve = Command::new(&orrery);
-        serve.args(["orc", "serve", "--directory"]).arg(socket.path());
-        store = Some(Running(serve.stdin(Stdio::null()).spawn().context("start the store")?));
-        let begin = Instant::now();
-        while Client::connect_to(socket.path()).is_err() {
-            if begin.elapsed() > Duration::from_secs(30) {
-                bail!("the store does not answer");
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-    let program = files.iter().find(|file| file.starts_with("/usr/bin")).context("no program")?;
-    let mut running = Vec::new();
-    for tree in &trees {
-        let program = tree.join(name(program));
-        let mut command = match way {
-            Way::Orc => {
-                let mut command = Command::new(&orrery);
-                command.args(["orc", "run", "--directory"]).arg(socket.path()).arg("--").arg(program);
-                command
-            }
-            _ => Command::new(program),
-        };
-        command.env("LD_LIBRARY_PATH", tree).env("PYTHONPATH", tree).env("PYTHONHOME", "/usr");
-        running.push(start(&mut command)?);
-    }
-    let mut memory = cached(&trees)?;
-    if way == Way::Orc {
-        let measured = measure(&Client::connect_to(socket.path())?.report()?)?;
-        memory += measured.realms.values().map(|saving| saving.stored).sum::<u64>();
-    }
-    drop(running);
-    drop(store);
-    Ok(memory)
 }

@@ -1,16 +1,17 @@
-//! `make bench B=orc-load`: what it costs to start a program that shares its code.
+//! `make bench B=orc-load`: what it costs to start a program that shares its code, and to load a library.
 //!
-//! The store knows the files from the first start on: what is measured is warm. A program that does nothing shows the fixed
-//! cost, one that loads libraries what users notice.
+//! Warm: the store knows the files, and the kernel has them cached where they are not shared. A program that does nothing
+//! shows the fixed cost, one that loads libraries what users notice, a dlopen(3) what a library costs. Cold: the program
+//! comes from a tree that nobody has seen, whose files are on disk; the store has the same bytes from another tree.
 
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use orrery_bench::{Bench, Case, Contender, Entry, Group, Options, Quantity, Unit, machine, single};
-use orrery_orc::Client;
-use tempfile::TempDir;
+use orrery_bench::copies::{Running, Store, files_of, plant, planted};
+use orrery_bench::{Bench, Case, Contender, Entry, Group, Options, Quantity, Sample, Skipped, Unit, machine};
 
 /// Starts of programs that share beside plain ones
 #[derive(Parser)]
@@ -19,74 +20,84 @@ struct Arguments {
     options: Options,
 }
 
-const PROGRAMS: [(&str, &[&str]); 2] = [
-    ("true", &["/bin/true"]),
-    ("python with libraries", &["/usr/bin/python3", "-c", "import ssl, sqlite3, json, ctypes, decimal"]),
-];
+const PYTHON: &str = "/usr/bin/python3";
+const LIBRARIES: &str = "import ssl, sqlite3, json, ctypes, decimal";
+/// Loads a library and tells how many nanoseconds that took.
+const DLOPEN: &str = "import ctypes, time; begin = time.perf_counter_ns(); \
+                      ctypes.CDLL('libcrypto.so.3'); print(time.perf_counter_ns() - begin)";
 
-/// A store that ends with this object.
-struct Store {
-    keeper: Child,
-    folder: TempDir,
+/// Starts programs, with a store or without.
+struct Starts {
+    store: Option<Store>,
+    /// What Python with its libraries is made of.
+    files: Vec<PathBuf>,
 }
 
-impl Store {
-    fn start() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let mut command = Command::new(machine::program_folder()?.join("orrery"));
-        command.args(["orc", "serve", "--directory"]).arg(folder.path()).stdin(Stdio::null());
-        let store = Self { keeper: command.spawn().context("start the store")?, folder };
+impl Starts {
+    fn new(sharing: bool) -> Result<Self> {
+        let mut command = Command::new(PYTHON);
+        command.args(["-c", &format!("{LIBRARIES}; print('ready', flush=True); input()")]);
+        let running = Running::start(&mut command, "ready")
+            .map_err(|error| Skipped(format!("{PYTHON} cannot load what it should: {error:#}")))?;
+        let files = files_of(running.pid())?;
+        let store = if sharing { Some(Store::start(false)?) } else { None };
+        Ok(Self { store, files })
+    }
+
+    /// Runs the command; how long that took, or how long it says.
+    fn run(&self, command: &mut Command) -> Result<Duration> {
+        if let Some(store) = &self.store {
+            store.share(command)?;
+        }
         let begin = Instant::now();
-        while Client::connect_to(store.folder.path()).is_err() {
-            if begin.elapsed() > Duration::from_secs(30) {
-                bail!("the store does not answer");
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+        let elapsed = begin.elapsed();
+        ensure!(output.status.success(), "{command:?} failed");
+        match std::str::from_utf8(&output.stdout)?.trim() {
+            "" => Ok(elapsed),
+            said => Ok(Duration::from_nanos(said.parse().context("a number of nanoseconds")?)),
         }
-        Ok(store)
+    }
+
+    fn cold(&self) -> Result<Duration> {
+        // Not in /tmp, which may be memory itself.
+        let folder = tempfile::tempdir_in(machine::program_folder()?)?;
+        plant(folder.path(), &self.files, None)?;
+        let program = std::fs::canonicalize(PYTHON)?;
+        let mut command = Command::new(planted(folder.path(), &program));
+        command.args(["-c", LIBRARIES]).env("LD_LIBRARY_PATH", folder.path());
+        self.run(command.env("PYTHONPATH", folder.path()).env("PYTHONHOME", "/usr"))
     }
 }
 
-impl Drop for Store {
-    fn drop(&mut self) {
-        if let Ok(pid) = i32::try_from(self.keeper.id()) {
-            // SAFETY: a signal to a child of ours that was not waited for.
-            unsafe { libc::kill(pid, libc::SIGTERM) };
+impl Contender for Starts {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        let mut latencies = Vec::new();
+        for _ in 0..iterations {
+            latencies.push(match work {
+                "true" => self.run(&mut Command::new("/bin/true"))?,
+                "dlopen" => self.run(Command::new(PYTHON).args(["-c", DLOPEN]))?,
+                "cold" => self.cold()?,
+                _ => self.run(Command::new(PYTHON).args(["-c", LIBRARIES]))?,
+            });
         }
-        let _ = self.keeper.wait();
+        Ok(Sample { iterations, elapsed: latencies.iter().sum(), latencies })
     }
-}
-
-fn start(work: &str, variables: &[(&str, std::ffi::OsString)]) -> Result<()> {
-    let program = PROGRAMS.iter().find(|(name, _)| *name == work).context("no such program")?.1;
-    let mut command = Command::new(program[0]);
-    command.args(&program[1..]).stdin(Stdio::null()).stdout(Stdio::null());
-    command.envs(variables.iter().map(|(name, value)| (name, value)));
-    ensure!(command.status()?.success(), "{work} failed");
-    Ok(())
-}
-
-fn ours() -> Result<impl Contender> {
-    let store = Store::start()?;
-    let auditor = orrery_orc::auditor::find(store.folder.path()).context("find the auditor")?;
-    let variables =
-        [("ORRERY_ORC", store.folder.path().as_os_str().to_owned()), ("LD_AUDIT", auditor.into_os_string())];
-    Ok(single(move |work: &str| {
-        let _ = &store;
-        start(work, &variables)
-    }))
 }
 
 fn main() -> Result<ExitCode> {
     let mut bench = Bench::new("orc-load", Arguments::parse().options);
-    let plain = Entry::new("plain", || Ok(single(|work: &str| start(work, &[]))));
-    let mut group = Group::new("orc-load", Entry::new("orrery orc run", ours)).against(plain);
-    for (name, _) in PROGRAMS {
-        group = group.case(
-            Case::new(name)
-                .quantity(format!("{name}/p50"), Quantity::Percentile(50, Unit::Milliseconds))
-                .quick(true),
-        );
+    let plain = Entry::new("plain", || Starts::new(false));
+    let mut group = Group::new("orc-load", Entry::new("orrery orc run", || Starts::new(true))).against(plain);
+    let cases = [
+        ("true", "true"),
+        ("python", "python with libraries"),
+        ("dlopen", "dlopen of libcrypto"),
+        ("cold", "python from a new tree, cold"),
+    ];
+    for (work, name) in cases {
+        let p50 = Quantity::Percentile(50, Unit::Milliseconds);
+        group = group.case(Case::new(work).quantity(format!("{name}/p50"), p50).quick(true));
     }
     bench.group(group);
     bench.run()

@@ -136,6 +136,21 @@ pub unsafe extern "C" fn orc_connect(directory: *const c_char) -> c_int {
     }
 }
 
+/// See the header.
+///
+/// # Safety
+/// `path` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn orc_open(path: *const c_char) -> *mut OrcObject {
+    if path.is_null() {
+        invalid("no file was named");
+        return core::ptr::null_mut();
+    }
+    // SAFETY: the caller's promise.
+    let path = unsafe { CStr::from_ptr(path) };
+    give(client().and_then(|client| client.open(Path::new(OsStr::from_bytes(path.to_bytes())))))
+}
+
 /// The caller's bytes; none where the pointer is null.
 ///
 /// # Safety

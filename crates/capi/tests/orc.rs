@@ -21,6 +21,39 @@ fn beside_this_test() -> PathBuf {
 }
 
 #[test]
+fn equal_files_are_one_object_in_python() {
+    const PYTHON: &str = "/usr/bin/python3";
+    let libraries = beside_this_test();
+    let orrery = libraries.parent().unwrap().join("orrery");
+    if !orrery.exists() || !Path::new(PYTHON).exists() {
+        orrery_testing::skipped!("{} was not built, or there is no {PYTHON}", orrery.display());
+        return;
+    }
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("store");
+    let _store =
+        Store(Command::new(&orrery).args(["orc", "serve", "--directory"]).arg(&directory).spawn().unwrap());
+    for wait in 0.. {
+        if directory.join("socket").exists() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        assert!(wait < 3000, "the store does not start");
+    }
+    let run = Command::new("timeout")
+        .args(["60", PYTHON])
+        .arg(package.join("tests/orc/models.py"))
+        .arg(folder.path())
+        .env("ORRERY_ORC", &directory)
+        .env("ORRERY_LIBRARY", libraries.join("liborrery.so"))
+        .env("PYTHONPATH", package.join("../../integrations/python"))
+        .output()
+        .unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+}
+
+#[test]
 fn a_c_program_shares() {
     let libraries = beside_this_test();
     let orrery = libraries.parent().unwrap().join("orrery");

@@ -64,7 +64,11 @@ pub(crate) fn end_as(command: &str, end: Result<End>) -> ! {
         Ok(End::Exited(status)) => exit(status),
         Ok(End::Killed(signal)) => die_of(signal),
         Err(error) => {
-            eprintln!("orrery {command}: {error:#}");
+            match error.downcast_ref::<Error>() {
+                // These tell their causes themselves.
+                Some(error) => eprintln!("orrery {command}: {error}"),
+                None => eprintln!("orrery {command}: {error:#}"),
+            }
             exit(match error.downcast_ref() {
                 Some(Error::Execute { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                     NOT_FOUND

@@ -1,6 +1,7 @@
 //! `orrery orc`: one copy of identical code and data.
 
 mod explain;
+mod oci;
 mod run;
 mod serve;
 mod stat;
@@ -21,6 +22,7 @@ enum Command {
     Stat(stat::Arguments),
     Explain(explain::Arguments),
     Run(run::Arguments),
+    Oci(oci::Arguments),
     #[command(hide = true)]
     Part(serve::PartArguments),
 }
@@ -35,6 +37,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Command::Stat(arguments) => stat::run(arguments),
         Command::Explain(arguments) => explain::run(arguments),
         Command::Run(arguments) => run::run(arguments),
+        Command::Oci(arguments) => oci::run(arguments),
         Command::Part(arguments) => serve::run_part(arguments),
     }
 }

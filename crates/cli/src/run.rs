@@ -1,6 +1,7 @@
 //! `orrery run`: a program with an executive under it, and nothing else changed but what a policy says.
 
 mod enforce;
+mod services;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use orrery_hijack::{Hijack, Options, Policy};
+use orrery_hijack::{Hijack, Options, Policy, Services};
 
 use crate::trace::{self, Style};
 
@@ -40,6 +41,9 @@ pub(crate) struct Arguments {
     #[arg(long)]
     no_patch: bool,
 
+    #[command(flatten)]
+    services: services::Options,
+
     /// The program, and its arguments
     #[arg(
         required_unless_present = "check",
@@ -56,6 +60,17 @@ pub(crate) struct Arguments {
 /// Why that cannot be.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let policy = arguments.policy.as_deref().map(read).transpose()?;
+    let given = policy.as_ref().map(Policy::services).cloned().unwrap_or_default();
+    let services = arguments.services.services().or(given);
+    if let Some((inner, outer)) = services.nested() {
+        let (inner, outer) = (inner.prefix().display(), outer.prefix().display());
+        anyhow::bail!("{inner} is within {outer}, which is mounted, too: mount one archive");
+    }
+    if arguments.enforce && services != Services::default() {
+        anyhow::bail!(
+            "--enforce goes without services (--sleep, --remember, --mount, and their sections of a policy): leave one of them out"
+        );
+    }
     if arguments.enforce {
         return enforce::run(arguments, policy.unwrap_or_default());
     }
@@ -67,8 +82,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let tells = policy.as_ref().is_some_and(Policy::tells);
     let log = open_log(arguments)?;
-    let options =
-        Options::default().counted(false).patch(!arguments.no_patch).policy(policy.unwrap_or_default());
+    let policy = policy.unwrap_or_default().with_services(services);
+    let options = Options::default().counted(false).patch(!arguments.no_patch).policy(policy);
     let hijack = Hijack::start(options)?;
     crate::pipes::restore();
     if !tells {

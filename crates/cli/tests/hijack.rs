@@ -234,37 +234,6 @@ fn other_programs_are_the_same() {
     }
 }
 
-#[test]
-fn go_is_the_same() {
-    if facility::is_missing() {
-        return;
-    }
-    let Some(go) = ["go", "/usr/local/go/bin/go"]
-        .into_iter()
-        .find(|go| Command::new(go).arg("version").output().is_ok())
-    else {
-        orrery_testing::skipped!("no Go tool chain");
-        return;
-    };
-    let directory = tempfile::tempdir().unwrap();
-    let program = directory.path().join("program");
-    let source = directory.path().join("main.go");
-    fs::write(&source, include_str!("hijack/guest.go")).unwrap();
-    let mut build = Command::new(go);
-    build.args(["build", "-o"]).arg(&program).arg(&source).current_dir(&directory);
-    build
-        .env("GOCACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/go"))
-        .env("GOFLAGS", "-mod=mod")
-        .env("CGO_ENABLED", "0")
-        .env("GOTOOLCHAIN", "local");
-    let built = build.output().unwrap();
-    if !built.status.success() {
-        orrery_testing::skipped!("the Go tool chain does not work here: {}", text(&built.stderr));
-        return;
-    }
-    assert_same(&[program.to_str().unwrap()]);
-}
-
 fn trace(words: &[&str]) -> serde_json::Value {
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("report");
@@ -333,6 +302,20 @@ for i in range(500): os.getppid(); os.close(os.open('/dev/null', 0))";
         assert_eq!(report["unfollowed"], serde_json::json!([]), "{words:?}");
         assert_eq!(report["unarmed_threads"], 0, "{words:?}");
     }
+}
+
+/// Nobody is there any more who could be told of as not followed.
+#[test]
+fn programs_killed_while_they_start_are_not_missed() {
+    if facility::is_missing() {
+        return;
+    }
+    // After a little longer each time.
+    let script =
+        "i=0; while [ $i -lt 200 ]; do sleep 9 & j=0; while [ $j -lt $((i * 20)) ]; do j=$((j + 1)); done
+        kill -9 $!; i=$((i + 1)); done; wait";
+    let report = trace(&["sh", "-c", script]);
+    assert_eq!(report["unfollowed"], serde_json::json!([]));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
@@ -182,6 +183,65 @@ fn files_survive_as_they_were_left_and_so_does_who_writes_them() {
     assert!(up.child.wait().unwrap().success());
     let (status, said) = tool("e2fsck", &["-fn"]);
     assert_eq!(status, Some(0), "{said}");
+}
+
+/// Types into a terminal that is served over the network, and waits until it shows `until`.
+fn type_into(terminal: &mut TcpStream, keys: &[u8], until: &str) {
+    terminal.write_all(keys).unwrap();
+    let mut shown = Vec::new();
+    let mut bytes = [0; 4096];
+    while !String::from_utf8_lossy(&shown).contains(until) {
+        let count = terminal.read(&mut bytes).unwrap();
+        assert!(count > 0, "the terminal hung up: {}", String::from_utf8_lossy(&shown));
+        shown.extend_from_slice(&bytes[..count]);
+    }
+}
+
+/// nano in a terminal, its user over the network, and beside it a program that holds one of everything.
+#[test]
+fn an_editor_in_its_terminal_and_one_of_everything_survive() {
+    const TERMINFO: &str = "/lib/terminfo/v/vt100";
+    if let Some(why) = missing(&[("nano", "nano"), ("ip", "iproute2")]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    if !Path::new(TERMINFO).is_file() {
+        orrery_testing::skipped!("{TERMINFO} is not there");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let network = format!("orrery-nano-{}", std::process::id());
+    let file = format!("{TERMINFO}:{TERMINFO}");
+    let script = "orrery-guest objects & exec orrery-guest terminal 23 nano -I /run/text";
+    let mut up = Up::start(
+        &["--network", &network, "--program", "nano", "--file", &file],
+        &["busybox", "sh", "-c", script],
+    );
+    up.expect("help");
+    let space = std::fs::File::open(Path::new("/run/netns").join(&network)).unwrap();
+    // A socket stays in the network that its thread was in.
+    let connected = std::thread::spawn(move || {
+        let kind = rustix::thread::LinkNameSpaceType::Network;
+        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), Some(kind)).unwrap();
+        TcpStream::connect(("10.77.0.2", 23)).unwrap()
+    });
+    let mut terminal = connected.join().unwrap();
+    terminal.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+    type_into(&mut terminal, b"", "Exit");
+    type_into(&mut terminal, b"typed before\r", "before");
+    up.say("crash");
+    let summary = &up.expect("survived")["failover"]["summary"];
+    assert_eq!((&summary["connections"], &summary["processes"]), (&Value::from(1), &Value::from(4)));
+    type_into(&mut terminal, b"typed after", "after");
+    // Write it out, under the name that it has.
+    type_into(&mut terminal, b"\x0f", "Write");
+    type_into(&mut terminal, b"\r", "Wrote");
+    up.say("run cat /run/text");
+    assert_eq!(up.expect("ran")["text"], "typed before\ntyped after");
+    up.expect("renewed");
+    assert_eq!(up.verdict(), "right");
+    up.say("quit");
+    up.expect("end");
 }
 
 #[test]

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
+use crate::asked::rules;
 use crate::guard::Guard;
 use crate::listener::{Listener, errno, filter_this_thread};
 use crate::log::Writer;
-use crate::monitor::{Monitor, rules};
+use crate::monitor::Monitor;
 use crate::plan::Plan;
 use crate::wall::Wall;
 use crate::{Error, blocking};

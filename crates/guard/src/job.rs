@@ -12,8 +12,9 @@ use crate::listener::Call;
 use crate::log::Event;
 use crate::memory;
 use crate::monitor::Monitor;
+use crate::own::process_in;
 use crate::policy::{Refusal, Rights};
-use crate::resolve::{Found, Name, Place, is_directory, process_in};
+use crate::resolve::{Found, Name, Place, is_directory};
 
 /// How a call ends.
 pub(crate) enum Answer {
@@ -181,7 +182,9 @@ impl Job<'_> {
         if self.monitor.policy.learning && !name.is_empty() {
             self.monitor.learnt.file(name, needed);
         }
-        self.ask_rules(name)?;
+        if !name.is_empty() {
+            self.ask_rules(name)?;
+        }
         if rights.contains(needed) {
             return Ok(());
         }

@@ -20,6 +20,7 @@
 //!
 //! [seccomp(2)]: https://man7.org/linux/man-pages/man2/seccomp.2.html
 
+mod asked;
 mod assume;
 mod birth;
 mod blocking;
@@ -36,6 +37,7 @@ mod log;
 mod mediate;
 mod memory;
 mod monitor;
+mod own;
 mod perform;
 mod plan;
 mod policy;

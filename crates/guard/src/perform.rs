@@ -6,6 +6,7 @@ mod execute;
 mod look;
 mod network;
 mod open;
+mod shared;
 
 pub(crate) use network::described;
 use rustix::io::Errno;
@@ -29,6 +30,8 @@ pub(crate) enum About {
     Network,
     /// What is known of the caller.
     Caller,
+    /// Memory that is shared by number.
+    Shared,
 }
 
 /// All calls that are performed, by name: not every architecture has all of them.
@@ -101,6 +104,9 @@ pub(crate) const HANDLERS: &[(&str, About, Handler)] = &[
     ("sendto", About::Network, network::sendto),
     ("sendmsg", About::Network, network::sendmsg),
     ("sendmmsg", About::Network, network::sendmmsg),
+    ("shmget", About::Shared, shared::shmget),
+    ("shmat", About::Shared, shared::by_number),
+    ("shmctl", About::Shared, shared::by_number),
     ("setuid", About::Caller, identity),
     ("setgid", About::Caller, identity),
     ("setreuid", About::Caller, identity),

@@ -3,18 +3,17 @@
 //! The answer is a descriptor (`O_PATH`), so that what is decided about and what is then opened are one file, whatever
 //! is renamed meanwhile; and the file's own path, as the kernel spells it, which is what policies speak of. Usually the
 //! kernel walks (openat2(2)). It walks as the monitor, though, for whom `/proc/self` is the monitor; so where a path leads
-//! there, or through one of procfs' magic links, it is walked again here, step by step, as the program would.
+//! there, or through one of procfs' magic links, it is walked again step by step, as the program would (`walk`).
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+mod walk;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::job::Job;
 use crate::policy::Rights;
-
-/// As many symbolic links as the kernel follows (path_resolution(7)).
-const MOST_LINKS: usize = 40;
 
 /// A file, held fast.
 #[derive(Debug)]
@@ -62,16 +61,6 @@ impl AsFd for Base {
             Self::Directory(directory) => directory.as_fd(),
         }
     }
-}
-
-/// How far a walk came.
-struct Walked {
-    directory: OwnedFd,
-    /// The last name in the directory; empty where the path ended with the directory itself.
-    name: Vec<u8>,
-    /// What is there.
-    file: Result<OwnedFd, Errno>,
-    held: Option<Rights>,
 }
 
 /// Whether a path means the same however it is read: absolute, without `.`, `..`, empty names or a slash at the end, and
@@ -267,171 +256,6 @@ impl Job<'_> {
         };
         Ok(Found { file, stat, name, granted: held.unwrap_or(Rights::empty()) })
     }
-
-    /// Walks as the program would, one name at a time.
-    fn walk(&self, base: &Base, path: &[u8], follow: bool) -> Result<Walked, Errno> {
-        let root = || rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-        let step = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let mut here = match base {
-            Base::Root => root()?,
-            Base::Directory(directory) => directory.try_clone().map_err(|_| Errno::MFILE)?,
-        };
-        let mut links = 0;
-        let mut held = None;
-        // Names still to walk, the next one last; an empty one stands for a slash at the end.
-        let mut names = reversed(path);
-        loop {
-            let Some(name) = names.pop() else {
-                let file = here.try_clone().map_err(|_| Errno::MFILE);
-                return Ok(Walked { directory: here, name: Vec::new(), file, held });
-            };
-            let last = names.iter().all(Vec::is_empty);
-            let must_be_directory = !names.is_empty();
-            if name.is_empty() || name == b"." {
-                if !is_directory(&rustix::fs::fstat(&here)?) {
-                    return Err(Errno::NOTDIR);
-                }
-                continue;
-            }
-            let name = self.as_seen_by_caller(&here, name, &mut names)?;
-            let file = match rustix::fs::openat(&here, name.as_slice(), step, Mode::empty()) {
-                Ok(file) => file,
-                Err(errno) if last => {
-                    return Ok(Walked { directory: here, name, file: Err(errno), held });
-                }
-                Err(errno) => return Err(errno),
-            };
-            let stat = rustix::fs::fstat(&file)?;
-            if is_link(&stat) && (!last || follow || must_be_directory) {
-                links += 1;
-                if links > MOST_LINKS {
-                    return Err(Errno::LOOP);
-                }
-                if let Some(granted) = self.magic(&here, &name, &stat)? {
-                    here = rustix::fs::openat(
-                        &here,
-                        name.as_slice(),
-                        OFlags::PATH | OFlags::CLOEXEC,
-                        Mode::empty(),
-                    )?;
-                    held = Some(granted);
-                    continue;
-                }
-                let target = rustix::fs::readlinkat(&file, "", Vec::new())?.into_bytes();
-                if target.is_empty() {
-                    return Err(Errno::NOENT);
-                }
-                if target.first() == Some(&b'/') {
-                    here = root()?;
-                    held = None;
-                }
-                names.extend(reversed(&target));
-                continue;
-            }
-            held = None;
-            if names.is_empty() {
-                return Ok(Walked { directory: here, name, file: Ok(file), held });
-            }
-            here = file;
-        }
-    }
-
-    /// `self` and `thread-self` at the top of procfs are the caller's.
-    fn as_seen_by_caller(
-        &self,
-        here: &OwnedFd,
-        name: Vec<u8>,
-        names: &mut Vec<Vec<u8>>,
-    ) -> Result<Vec<u8>, Errno> {
-        if !matches!(name.as_slice(), b"self" | b"thread-self")
-            || !self.monitor.own.is_proc_root(&rustix::fs::fstat(here)?)
-        {
-            return Ok(name);
-        }
-        if name == b"thread-self" {
-            names.push(self.call.thread.to_string().into_bytes());
-            names.push(b"task".to_vec());
-        }
-        Ok(self.caller()?.process.to_string().into_bytes())
-    }
-
-    /// Whether a symbolic link leads to a file and not to a path, as those do that procfs has for each process, and what
-    /// the program may do to that file anyway. Only those of guarded processes may be followed.
-    fn magic(&self, directory: &OwnedFd, name: &[u8], link: &Stat) -> Result<Option<Rights>, Errno> {
-        if !self.monitor.own.is_proc(link) {
-            return Ok(None);
-        }
-        let path = self.monitor.own.path_of(directory)?;
-        match process_in(&path) {
-            // `/proc/mounts` and `/proc/net` are paths.
-            None => Ok(None),
-            Some((process, b"fd")) if process == self.process() => {
-                let number = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
-                Ok(Some(
-                    self.caller()?
-                        .descriptor(number.ok_or(Errno::NOENT)?)
-                        .map_or(Rights::empty(), |file| usable(&file)),
-                ))
-            }
-            Some((process, _)) if self.is_guarded(process) => Ok(Some(Rights::empty())),
-            Some(_) => Err(Errno::ACCESS),
-        }
-    }
-
-    /// Whether a process is one that this monitor guards: all of them descend from it.
-    pub(crate) fn is_guarded(&self, process: i32) -> bool {
-        if process == self.process() {
-            return true;
-        }
-        let mut process = process;
-        for _ in 0..4096 {
-            if process <= 1 || self.monitor.own.is_own_thread(process) {
-                return false;
-            }
-            match crate::caller::Status::of(process) {
-                Ok(status) if status.parent == self.monitor.own.process => {
-                    return true;
-                }
-                Ok(status) => process = status.parent,
-                Err(_) => return false,
-            }
-        }
-        false
-    }
-}
-
-/// What can be done with a descriptor.
-fn usable(file: &OwnedFd) -> Rights {
-    let Ok(flags) = rustix::fs::fcntl_getfl(file) else { return Rights::empty() };
-    if flags.contains(OFlags::PATH) {
-        return Rights::empty();
-    }
-    match flags.bits() & OFlags::ACCMODE.bits() {
-        0 => Rights::READ | Rights::LIST | Rights::STAT,
-        1 => Rights::WRITE | Rights::STAT,
-        _ => Rights::READ | Rights::WRITE | Rights::STAT,
-    }
-}
-
-/// The number in `/proc/NUMBER/rest`, and the rest.
-pub(crate) fn process_in(path: &[u8]) -> Option<(i32, &[u8])> {
-    let rest = path.strip_prefix(b"/proc/")?;
-    let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
-    let number = std::str::from_utf8(&rest[..end]).ok()?.parse().ok()?;
-    Some((number, rest.get(end + 1..).unwrap_or_default()))
-}
-
-fn reversed(path: &[u8]) -> Vec<Vec<u8>> {
-    let mut names: Vec<Vec<u8>> = Vec::new();
-    let mut parts = path.split(|&byte| byte == b'/').map(<[u8]>::to_vec).peekable();
-    while let Some(name) = parts.next() {
-        // A slash at the end asks for a directory; others say nothing.
-        if !name.is_empty() || parts.peek().is_none() && !path.is_empty() {
-            names.push(name);
-        }
-    }
-    names.reverse();
-    names
 }
 
 fn joined(directory: &[u8], name: &[u8]) -> Vec<u8> {
@@ -450,79 +274,6 @@ fn again<T>(mut open: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     open()
 }
 
-/// What the monitor knows of itself.
-#[derive(Debug)]
-pub(crate) struct Own {
-    /// Its process.
-    pub(crate) process: i32,
-    descriptors: OwnedFd,
-    proc: Stat,
-}
-
-impl Own {
-    /// The calling process is the monitor.
-    ///
-    /// # Errors
-    /// Where `/proc` is not there.
-    pub(crate) fn new() -> Result<Self, Errno> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self {
-            process: rustix::process::getpid().as_raw_pid(),
-            descriptors: rustix::fs::open("/proc/self/fd", flags, Mode::empty())?,
-            proc: rustix::fs::stat("/proc")?,
-        })
-    }
-
-    /// `/proc/self/fd`.
-    pub(crate) fn descriptors(&self) -> BorrowedFd<'_> {
-        self.descriptors.as_fd()
-    }
-
-    /// Where the kernel says a file is.
-    ///
-    /// # Errors
-    /// Those of readlink(2).
-    pub(crate) fn path_of(&self, file: &impl AsRawFd) -> Result<Vec<u8>, Errno> {
-        let mut number = [0; 16];
-        let number = decimal(file.as_raw_fd(), &mut number);
-        rustix::fs::readlinkat(&self.descriptors, number, Vec::with_capacity(128))
-            .map(|path| path.into_bytes())
-    }
-
-    pub(crate) fn is_proc(&self, stat: &Stat) -> bool {
-        stat.st_dev == self.proc.st_dev
-    }
-
-    fn is_proc_root(&self, stat: &Stat) -> bool {
-        self.is_proc(stat) && stat.st_ino == self.proc.st_ino
-    }
-
-    fn is_own_path(&self, path: &[u8]) -> bool {
-        process_in(path).is_some_and(|(process, _)| process == self.process)
-    }
-
-    /// Whether a number is one of the monitor's threads.
-    pub(crate) fn is_own_thread(&self, number: i32) -> bool {
-        number == self.process
-            || rustix::fs::statat(CWD, format!("/proc/{}/task/{number}", self.process), AtFlags::empty())
-                .is_ok()
-    }
-}
-
-/// A descriptor's number as text.
-pub(crate) fn decimal(number: i32, text: &mut [u8; 16]) -> &[u8] {
-    let mut rest = number.unsigned_abs();
-    let mut at = text.len();
-    loop {
-        at -= 1;
-        text[at] = b'0' + u8::try_from(rest % 10).unwrap_or(0);
-        rest /= 10;
-        if rest == 0 {
-            return &text[at..];
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -538,13 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_names() {
-        assert_eq!(decimal(0, &mut [0; 16]), b"0");
-        assert_eq!(decimal(1234, &mut [0; 16]), b"1234");
-        assert_eq!(process_in(b"/proc/12/fd/3"), Some((12, b"fd/3".as_slice())));
-        assert_eq!(process_in(b"/proc/12"), Some((12, b"".as_slice())));
-        assert_eq!(process_in(b"/proc/sys/x"), None);
-        assert_eq!(reversed(b"/a//b/"), [b"".to_vec(), b"b".to_vec(), b"a".to_vec()]);
+    fn names_are_joined_with_one_slash() {
         assert_eq!(joined(b"/", b"x/"), b"/x");
         assert_eq!(joined(b"/a", b"x"), b"/a/x");
     }

@@ -85,7 +85,8 @@ impl core::fmt::Debug for Given {
 /// Whether the monitor can hold a rule about this call's paths or addresses: those of the calls that it performs.
 #[must_use]
 pub fn holds(call: &str) -> bool {
-    HANDLERS.iter().any(|(name, about, _)| *name == call && *about != About::Caller)
+    let held = |about: About| !matches!(about, About::Caller | About::Shared);
+    HANDLERS.iter().any(|(name, about, _)| *name == call && held(*about))
 }
 
 /// The path without `.`, `..` and doubled slashes, by the letter.
@@ -242,6 +243,6 @@ mod tests {
     #[test]
     fn what_is_performed_is_held() {
         assert!(holds("openat") && holds("connect") && holds("fchmod") && holds("execve"));
-        assert!(!holds("read") && !holds("chdir") && !holds("setuid"));
+        assert!(!holds("read") && !holds("chdir") && !holds("setuid") && !holds("shmat"));
     }
 }

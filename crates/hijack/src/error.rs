@@ -51,6 +51,14 @@ pub enum Error {
     /// The image in this program is not what it should be.
     #[error("the executive's image is broken: {0}")]
     Image(String),
+    /// A file system could not be made of an archive.
+    #[error("mount {archive}: {message}", archive = .archive.display())]
+    Archive {
+        /// The archive.
+        archive: PathBuf,
+        /// Why not.
+        message: String,
+    },
     /// A system call failed.
     #[error("{operation}: {source}")]
     System {

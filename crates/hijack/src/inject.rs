@@ -8,25 +8,29 @@ use std::fs;
 use std::io;
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use libc::c_long;
 use orrery_executive::board::Unfollowed;
-use orrery_executive::config::{ACTION_FLAGS, Action, Config, RANGES, Range};
+use orrery_executive::config::{ACTION_FLAGS, Action, Config, RANGES, Range, service};
 
+use crate::archive::Mounted;
 use crate::image::Image;
 use crate::policy::Policy;
 use crate::segment::Segment;
 use crate::tracee::{Stop, Tracee, read_memory, write_memory};
 
 /// How the executive is to behave.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) counted: bool,
     pub(crate) timed: bool,
     pub(crate) patch: bool,
     pub(crate) threshold: u32,
     pub(crate) policy: Policy,
+    /// What the policy's mounts lead to.
+    pub(crate) mounted: Arc<[Mounted]>,
 }
 
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
@@ -34,6 +38,8 @@ const ON: u64 = 1;
 /// In no C library's headers yet; from Linux 6.10 on.
 const SYS_MSEAL: c_long = 462;
 const PAGE: u64 = 4096;
+/// Nanoseconds by which timers may be late on purpose.
+const SHORTEST_SLACK: u64 = 1;
 /// How often a thread may stop on its way to a call.
 const MOST_STOPS: usize = 1000;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -61,7 +67,7 @@ impl Puppet<'_> {
             self.tracee.to_call()?;
             match self.tracee.wait() {
                 Stop::Call => return Ok(()),
-                Stop::Gone => return Err(io::ErrorKind::NotFound.into()),
+                Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
                 // All others are blocked.
                 Stop::Signal(libc::SIGSTOP) => self.stopped = true,
                 _ => {}
@@ -99,6 +105,7 @@ pub(crate) fn inject(
     settings: &Settings,
 ) -> Result<(), Unfollowed> {
     let result = prepare(&mut tracee, image, segment, settings);
+    let gone = result.is_err() && tracee.registers().is_err();
     let _gone = tracee.set_mask(mask & !SIGSYS_BIT);
     let pid = tracee.pid();
     tracee.detach();
@@ -106,7 +113,8 @@ pub(crate) fn inject(
         // SAFETY: stops a process that was to be stopped.
         unsafe { libc::kill(pid, libc::SIGSTOP) };
     }
-    result.map(drop)
+    // Where the program was killed meanwhile, there is nobody to tell of.
+    if gone { Ok(()) } else { result.map(drop) }
 }
 
 /// Whether the process was to be stopped meanwhile.
@@ -195,7 +203,7 @@ impl Load<'_> {
 
 fn arrange(puppet: &mut Puppet<'_>, image: &Image, segment: &Segment, settings: &Settings) -> io::Result<()> {
     let program = fs::read_link(format!("/proc/{}/exe", puppet.tracee.pid()))?.into_os_string().into_vec();
-    let table = settings.policy.table(&program);
+    let table = settings.policy.table(&program, &settings.mounted);
     let load = Load { image, program, table };
     let protection = u64::try_from(libc::PROT_READ | libc::PROT_WRITE).unwrap_or(0);
     let flags = u64::try_from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unwrap_or(0);
@@ -234,6 +242,7 @@ fn furnish(
             (offset_of!(Config, image), base),
             (offset_of!(Config, image_length), load.length()),
             (offset_of!(Config, policy), if load.table.is_empty() { 0 } else { base + image.length }),
+            (offset_of!(Config, services), services(pid, settings)),
             (offset_of!(Config, code), code),
             (offset_of!(Config, code_length), code_length),
             (action + offset_of!(Action, handler), handler),
@@ -267,6 +276,10 @@ fn furnish(
                 puppet.call(libc::SYS_mprotect, [start, length, read_only, 0, 0, 0])?;
             }
         }
+        if settings.policy.services().sleep.is_some() {
+            let option = u64::try_from(libc::PR_SET_TIMERSLACK).unwrap_or(0);
+            puppet.call(libc::SYS_prctl, [option, SHORTEST_SLACK, 0, 0, 0, 0])?;
+        }
         let signal = u64::try_from(libc::SIGSYS).unwrap_or(0);
         let action = config + action as u64;
         puppet.call(libc::SYS_rt_sigaction, [signal, action, 0, 8, 0, 0])?;
@@ -282,6 +295,13 @@ fn furnish(
         puppet.call(libc::SYS_shmdt, [board, 0, 0, 0, 0, 0])?;
     }
     result
+}
+
+/// Which services are on in a process: numbers of users may change where nobody has said yet what they are in its namespace.
+fn services(pid: libc::pid_t, settings: &Settings) -> u64 {
+    let mapped = |name: &str| fs::read(format!("/proc/{pid}/{name}")).is_ok_and(|map| !map.is_empty());
+    let bits = settings.policy.services().bits();
+    if mapped("uid_map") && mapped("gid_map") { bits } else { bits & !service::USER }
 }
 
 /// What the kernel mapped to be executed: the program, and its loader.

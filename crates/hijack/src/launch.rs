@@ -1,16 +1,18 @@
 //! Starting a program with an executive under it.
 
+use std::env;
 use std::ffi::{CString, OsStr, OsString, c_char};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::{Arc, OnceLock};
 
 use orrery_executive::board::{ANSWERED, ASKED, CLAIMED, EXEC, EXEC_FAILED, FREE, Request, Unfollowed, YES};
 
+use crate::archive::Mounted;
 use crate::counts::Counts;
 use crate::error::{Error, Result};
 use crate::events::Events;
@@ -18,7 +20,7 @@ use crate::image::Image;
 use crate::inject::Settings;
 use crate::policy::Policy;
 use crate::segment::Segment;
-use crate::{program, steward};
+use crate::{archive, program, steward};
 
 /// A site is rewritten when so many of its calls were dispatched: about as many as rewriting costs.
 const THRESHOLD: u32 = 24;
@@ -84,6 +86,8 @@ impl Options {
 #[derive(Debug)]
 pub struct Hijack {
     segment: Arc<Segment>,
+    /// What programs see where the kernel has nothing: from when a steward attends.
+    mounted: OnceLock<Arc<[Mounted]>>,
 }
 
 impl Hijack {
@@ -105,7 +109,7 @@ impl Hijack {
     /// As of [`Hijack::start`].
     pub fn prepare() -> Result<Self> {
         check_this_process()?;
-        Ok(Self { segment: Arc::new(Segment::new()?) })
+        Ok(Self { segment: Arc::new(Segment::new()?), mounted: OnceLock::new() })
     }
 
     /// Starts the steward, as a child of this process which it leaves at once. What confines this process (a filter, a
@@ -118,7 +122,9 @@ impl Hijack {
         let segment = &self.segment;
         let Options { mut counted, timed, patch, threshold, policy } = options;
         counted |= timed;
-        let settings = Settings { counted, timed, patch, threshold, policy };
+        let mounted: Arc<[Mounted]> = archive::make_all(&policy.services().mounts)?.into();
+        let mounted = Arc::clone(self.mounted.get_or_init(|| mounted));
+        let settings = Settings { counted, timed, patch, threshold, policy, mounted };
         steward::start(segment, image, settings)
     }
 
@@ -131,7 +137,7 @@ impl Hijack {
     ///
     /// Returns only where that failed.
     pub fn execute(&self, name: &OsStr, arguments: &[OsString]) -> Error {
-        match program::find(name) {
+        match program::find(name, &|path| self.seen(path, std::process::id())) {
             Ok(found) => self.become_program(&found, name, arguments),
             Err(error) => error,
         }
@@ -143,7 +149,7 @@ impl Hijack {
     /// Where it cannot be executed. What the kernel refuses only when the child tries is told by the child on standard
     /// error, and by its status 127.
     pub fn spawn(&self, name: &OsStr, arguments: &[OsString]) -> Result<Guest> {
-        let found = program::find(name)?;
+        let found = program::find(name, &|path| self.seen(path, std::process::id()))?;
         // SAFETY: the child does nothing but execute the program.
         let pid = unsafe { libc::fork() };
         match pid {
@@ -174,14 +180,37 @@ impl Hijack {
         rules.iter().map(|rule| (rule.hits.load(Relaxed), rule.acts.load(Relaxed))).collect()
     }
 
+    /// Where the kernel has what a program sees at a path, by the descriptors of a process that holds the mounts.
+    fn seen(&self, path: &Path, holder: u32) -> PathBuf {
+        let whole = archive::joined(&env::current_dir().unwrap_or_default(), path);
+        let mounted = self.mounted.get().map(|mounted| &**mounted).unwrap_or_default();
+        let within = mounted.iter().find_map(|mounted| Some((mounted, mounted.rest(&whole)?)));
+        match within {
+            Some((mounted, rest)) => mounted.path(holder).join(rest),
+            None => path.to_owned(),
+        }
+    }
+
     fn become_program(&self, found: &Path, name: &OsStr, arguments: &[OsString]) -> Error {
         let refused = |source| Error::NotExecutable { program: found.to_owned(), source };
         let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(|error| refused(error.into()));
         let prepared = (|| {
-            let path = text(found.as_os_str())?;
-            let all: Result<Vec<CString>> =
-                std::iter::once(name).chain(arguments.iter().map(OsString::as_os_str)).map(text).collect();
-            Ok((path, all?))
+            let steward = self.await_steward();
+            let seen = |path: &Path| self.seen(path, steward);
+            // The kernel would look for the interpreter where there is none, and tell it a path that it does not know.
+            let script = program::script(&seen(found));
+            let script = script
+                .filter(|(interpreter, _)| [found, interpreter].iter().any(|path| seen(path) != **path));
+            let (path, first) = match &script {
+                Some((interpreter, argument)) => {
+                    let own = [Some(interpreter.as_os_str()), argument.as_deref(), Some(found.as_os_str())];
+                    (seen(interpreter), own.into_iter().flatten().collect())
+                }
+                None => (seen(found), vec![name]),
+            };
+            let all = first.into_iter().chain(arguments.iter().map(OsString::as_os_str));
+            let all: Result<Vec<CString>> = all.map(text).collect();
+            Ok((text(path.as_os_str())?, all?))
         })();
         let (path, all) = match prepared {
             Ok(prepared) => prepared,
@@ -212,18 +241,25 @@ impl Hijack {
         error
     }
 
-    /// Has the steward trace this thread, as an executive would.
-    fn announce(&self, mask: u64) -> Option<u32> {
+    /// The steward's process number, when it has begun.
+    fn await_steward(&self) -> u32 {
         let board = self.segment.board();
-        let free =
-            |request: &&Request| request.state.compare_exchange(FREE, CLAIMED, AcqRel, Relaxed).is_ok();
-        let request = board.requests.iter().find(free)?;
         for _ in 0..WAITS * 100 {
             if board.steward.load(Acquire) != 0 {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
+        board.steward.load(Acquire)
+    }
+
+    /// Has the steward trace this thread, as an executive would.
+    fn announce(&self, mask: u64) -> Option<u32> {
+        let board = self.segment.board();
+        let free =
+            |request: &&Request| request.state.compare_exchange(FREE, CLAIMED, AcqRel, Relaxed).is_ok();
+        let request = board.requests.iter().find(free)?;
+        self.await_steward();
         // SAFETY: says who may trace this process, where only parents may; asks for a number; futex calls on a word that
         // stays.
         unsafe {

@@ -42,6 +42,7 @@
 //! The executive shares the program's address space. It sees every call of a program that does not fight it; a program
 //! that does can find and unmake it. A policy that must hold against hostile code belongs into a filter of the kernel.
 
+mod archive;
 pub mod calls;
 mod counts;
 pub mod decode;
@@ -62,4 +63,4 @@ pub use counts::{Call, Counts, bucket_end};
 pub use error::{Error, Result};
 pub use events::{Event, Events, State};
 pub use launch::{Guest, Hijack, Options};
-pub use policy::{Policy, PolicyError};
+pub use policy::{Policy, PolicyError, Services};

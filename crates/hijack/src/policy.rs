@@ -29,8 +29,21 @@
 //!
 //! `log` and `delay` go with each other and with any one of the others. `every = 3` acts on each third call that fits
 //! only, `after = 10` not on the first ten, `times = 1` once at most: counted over all processes of a run.
+//!
+//! Beside rules, a policy can turn services on: calls that executives answer themselves ([`Services`]).
+//!
+//! ```toml
+//! [services]
+//! sleep = "precise"              # or "realtime"
+//! remember = ["process", "user"]
+//!
+//! [[mount]]                      # an archive, seen as a directory that cannot be written to
+//! prefix = "/opt/app"
+//! archive = "app.tar"
+//! ```
 
 mod compile;
+mod services;
 mod table;
 mod text;
 mod values;
@@ -39,6 +52,7 @@ mod view;
 use orrery_executive::policy::{Rule, action, log};
 
 use compile::Compiled;
+pub use services::{Mount, Remembered, Services, Sleep};
 pub(crate) use values::errno;
 pub use view::{Destination, Effect, RuleView};
 
@@ -61,6 +75,7 @@ pub struct PolicyError {
 pub struct Policy {
     rules: Vec<Compiled>,
     lines: Vec<usize>,
+    services: Services,
 }
 
 impl Policy {
@@ -75,7 +90,11 @@ impl Policy {
     /// A policy that changes nothing, and tells of these calls; with `places`, from where they come, too.
     pub fn telling(calls: Vec<u32>, places: bool) -> Self {
         let rule = Rule { log: if places { log::PLACES } else { log::CALLS }, ..Rule::default() };
-        Self { rules: vec![Compiled { rule, calls, ..Compiled::default() }], lines: vec![0] }
+        Self {
+            rules: vec![Compiled { rule, calls, ..Compiled::default() }],
+            lines: vec![0],
+            ..Self::default()
+        }
     }
 
     /// The same, but only where a path of the call matches one of these patterns.
@@ -91,7 +110,11 @@ impl Policy {
     pub fn failing(call: u32, site: u64, errno: i32, times: u32) -> Self {
         let value = -i64::from(errno);
         let rule = Rule { action: action::ANSWER, value, site, times, ..Rule::default() };
-        Self { rules: vec![Compiled { rule, calls: vec![call], ..Compiled::default() }], lines: vec![0] }
+        Self {
+            rules: vec![Compiled { rule, calls: vec![call], ..Compiled::default() }],
+            lines: vec![0],
+            ..Self::default()
+        }
     }
 
     /// This policy, then that of `other`: where this one decides, the other one is not asked.
@@ -103,7 +126,20 @@ impl Policy {
             compiled
         }));
         self.lines.extend(other.lines);
+        self.services = self.services.or(other.services);
         self
+    }
+
+    /// The same rules, with these services.
+    #[must_use]
+    pub fn with_services(mut self, services: Services) -> Self {
+        self.services = services;
+        self
+    }
+
+    /// Which calls are answered by executives themselves.
+    pub fn services(&self) -> &Services {
+        &self.services
     }
 
     /// Whether some rule tells of calls.

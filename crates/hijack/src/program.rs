@@ -1,7 +1,7 @@
 //! Looking at a program before it is started, for errors that can be told before anything happened.
 
 use std::env;
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -18,15 +18,16 @@ const SET_GROUP_ID: u32 = 0o2010;
 /// A script's interpreter may be a script: so often.
 const INTERPRETERS: usize = 5;
 
-/// Finds the program that a shell would start, and checks that an executive can be put under it.
+/// Finds the program that a shell would start, and checks that an executive can be put under it. `seen` says where the kernel
+/// has what the program sees at a path.
 ///
 /// # Errors
 /// Why it cannot be executed, or not with an executive.
-pub(crate) fn find(name: &OsStr) -> Result<PathBuf> {
-    let program = in_path(name)?;
+pub(crate) fn find(name: &OsStr, seen: &dyn Fn(&Path) -> PathBuf) -> Result<PathBuf> {
+    let program = in_path(name, seen)?;
     let mut file = program.clone();
     for _ in 0..=INTERPRETERS {
-        match interpreter(&file)? {
+        match interpreter(&file, &seen(&file))? {
             Some(next) => file = next,
             None => return Ok(program),
         }
@@ -34,13 +35,16 @@ pub(crate) fn find(name: &OsStr) -> Result<PathBuf> {
     Err(Error::NotExecutable { program, source: io::Error::from_raw_os_error(libc::ELOOP) })
 }
 
-fn in_path(name: &OsStr) -> Result<PathBuf> {
+fn in_path(name: &OsStr, seen: &dyn Fn(&Path) -> PathBuf) -> Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Ok(PathBuf::from(name));
     }
     let path = env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
     let mut candidates = env::split_paths(&path).map(|directory| directory.join(name));
-    let found = candidates.find(|candidate| candidate.is_file() && executable(candidate).is_ok());
+    let found = candidates.find(|candidate| {
+        let candidate = seen(candidate);
+        candidate.is_file() && executable(&candidate).is_ok()
+    });
     found.filter(|_| !name.is_empty()).ok_or_else(|| Error::NotFound(PathBuf::from(name)))
 }
 
@@ -53,16 +57,16 @@ fn executable(program: &Path) -> io::Result<()> {
     }
 }
 
-/// Checks one file; the interpreter, if it is a script.
-fn interpreter(program: &Path) -> Result<Option<PathBuf>> {
+/// Checks one file, which the kernel has at `place`; the interpreter, if it is a script.
+fn interpreter(program: &Path, place: &Path) -> Result<Option<PathBuf>> {
     let refused = |source| Error::NotExecutable { program: program.to_owned(), source };
-    let status = fs::metadata(program).map_err(refused)?;
+    let status = fs::metadata(place).map_err(refused)?;
     if status.is_dir() {
         return Err(refused(io::Error::from_raw_os_error(libc::EISDIR)));
     }
-    executable(program).map_err(refused)?;
+    executable(place).map_err(refused)?;
     let mut head = Vec::new();
-    match File::open(program) {
+    match File::open(place) {
         Ok(file) => {
             file.take(HEAD as u64).read_to_end(&mut head).map_err(refused)?;
         }
@@ -82,10 +86,22 @@ fn interpreter(program: &Path) -> Result<Option<PathBuf>> {
         return Err(Error::Foreign { program: program.to_owned(), machine: name_of(machine) });
     }
     let gains = status.mode() & SET_USER_ID != 0 || status.mode() & SET_GROUP_ID == SET_GROUP_ID;
-    if (gains || has_capabilities(program)) && !is_root() {
+    if (gains || has_capabilities(place)) && !is_root() {
         return Err(Error::Privileged(program.to_owned()));
     }
     Ok(None)
+}
+
+/// Interpreter and its argument, of the script that the kernel has at `place`.
+pub(crate) fn script(place: &Path) -> Option<(PathBuf, Option<OsString>)> {
+    let mut head = Vec::new();
+    File::open(place).ok()?.take(HEAD as u64).read_to_end(&mut head).ok()?;
+    let line = head.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?.trim_ascii();
+    let end = line.iter().position(|byte| b" \t".contains(byte)).unwrap_or(line.len());
+    let (interpreter, argument) = line.split_at_checked(end)?;
+    let argument = argument.trim_ascii();
+    let argument = (!argument.is_empty()).then(|| OsStr::from_bytes(argument).to_owned());
+    Some((PathBuf::from(OsStr::from_bytes(interpreter)), argument))
 }
 
 /// Class and machine of an ELF file.
@@ -125,6 +141,10 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    fn find(name: &OsStr) -> Result<PathBuf> {
+        super::find(name, &Path::to_owned)
+    }
 
     fn file(directory: &Path, bytes: &[u8], mode: u32) -> PathBuf {
         let path = directory.join("program");

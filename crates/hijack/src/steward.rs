@@ -5,7 +5,8 @@
 //! path of a call). It belongs to no guest: it is nobody's child but init's, has a session of its own and no descriptor
 //! of the program's open. It ends when no guest is left, which it knows from the number of those attached to the board.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -44,7 +45,7 @@ pub(crate) fn start(segment: &Arc<Segment>, image: Image, settings: Settings) ->
             if steward != 0 {
                 libc::_exit(c_int::from(steward < 0));
             }
-            leave();
+            leave(&settings);
             Steward { segment: Arc::clone(segment), image, settings }.serve();
             libc::_exit(0);
         }
@@ -61,13 +62,23 @@ pub(crate) fn start(segment: &Arc<Segment>, image: Image, settings: Settings) ->
     Ok(())
 }
 
-/// Leaves everything behind that the program could notice us by.
-fn leave() {
+/// Leaves everything behind that the program could notice us by, but what its mounts lead to.
+fn leave(settings: &Settings) {
+    let mut kept: Vec<c_uint> =
+        settings.mounted.iter().filter_map(|mounted| mounted.root.as_raw_fd().try_into().ok()).collect();
+    kept.sort_unstable();
+    let mut first = 0;
     // SAFETY: closes what this process inherited and does not use; the standard descriptors lead nowhere from here on.
     unsafe {
+        for descriptor in kept {
+            if descriptor > first {
+                libc::syscall(libc::SYS_close_range, first, descriptor - 1, 0);
+            }
+            first = descriptor + 1;
+        }
+        libc::syscall(libc::SYS_close_range, first, c_uint::MAX, 0);
         libc::setsid();
         libc::prctl(libc::PR_SET_NAME, c"orrery-steward".as_ptr());
-        libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0);
         for _ in 0..3 {
             libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         }

@@ -398,3 +398,59 @@ impl<'k> Ext4File<'k> {
         kernel.cached_pages(inode.mapping()?, which)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A directory's entry, as the disk has it.
+    fn entry(number: u32, length: u16, name: &[u8]) -> Vec<u8> {
+        let mut bytes = number.to_le_bytes().to_vec();
+        bytes.extend_from_slice(&length.to_le_bytes());
+        bytes.extend_from_slice(&[u8::try_from(name.len()).unwrap(), 1]);
+        bytes.extend_from_slice(name);
+        bytes.resize(usize::from(length), 0);
+        bytes
+    }
+
+    #[test]
+    fn names_are_read_and_removed_ones_passed_over() {
+        let block = [
+            entry(2, 12, b"."),
+            entry(2, 12, b".."),
+            entry(17, 16, b"file"),
+            entry(0, 16, b"gone"),
+            entry(18, 956, b"last"),
+            // The checksum at the end looks like an entry of no file.
+            entry(0, 12, b""),
+        ]
+        .concat();
+        assert_eq!(block.len(), 1024);
+        let mut names = Vec::new();
+        read_names(&block, &mut names).unwrap();
+        let found: Vec<(&[u8], u64)> = names.iter().map(|name| (name.name.as_slice(), name.number)).collect();
+        assert_eq!(found, [(&b"file"[..], 17), (&b"last"[..], 18)]);
+    }
+
+    #[test]
+    fn entries_that_cannot_be_are_told() {
+        for broken in [entry(17, 8, b"toolong"), entry(17, 2000, b"x"), vec![1, 0, 0, 0, 0, 0, 0, 0]] {
+            let mut block = broken;
+            block[4] &= 0xfc;
+            block.resize(1024, 0);
+            assert!(read_names(&block, &mut Vec::new()).is_err());
+        }
+    }
+
+    proptest! {
+        /// Whatever a block holds: no panic, and an end.
+        #[test]
+        fn any_block_ends_well(block in prop::collection::vec(any::<u8>(), 0..1024)) {
+            let mut names = Vec::new();
+            let _ = read_names(&block, &mut names);
+            prop_assert!(names.len() <= block.len() / 8);
+        }
+    }
+}

@@ -286,8 +286,10 @@ pub(crate) fn resolve(path: Object<'_>) -> Result<Path> {
     let mut dentry = path.required("dentry", "dentry")?;
     let mut mount = path.required("mnt", "vfsmount")?.container("mount", "mnt")?;
     let is_root = |dentry: Object<'_>| -> Result<bool> { Ok(dentry.u64("d_parent")? == dentry.address()) };
-    // A name that is in no hash table was removed; a root is in none either.
-    let deleted = !is_root(dentry)? && dentry.u64("d_hash.pprev")? == 0;
+    // A name that is in no hash table was removed; a root is in none either, and is called "/": what is its own root by
+    // another name (a memfd, shared memory) never had a place.
+    let is_top = is_root(dentry)? && name(dentry)? == b"/";
+    let deleted = !is_top && dentry.u64("d_hash.pprev")? == 0;
     let mut names = Vec::new();
     for _ in 0..MOST_STEPS {
         let mount_root = mount.u64("mnt.mnt_root")?;

@@ -58,11 +58,13 @@ mod page;
 mod paging;
 mod rbtree;
 mod registers;
+mod signal;
 mod socket;
 mod special;
 #[cfg(test)]
 mod synthetic;
 mod task;
+mod terminal;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -83,9 +85,11 @@ pub use object::Object;
 pub use page::PageOwner;
 pub use paging::{Entry, Leaf, PageTables};
 pub use registers::{FloatState, Registers};
+pub use signal::PosixTimer;
 pub use socket::{InetSocket, TcpConnection};
 pub use special::{EpollTarget, Special};
 pub use task::{Credentials, IdKind, State, Task};
+pub use terminal::{Modes, Terminal};
 pub use types::{Field, TableEntry, Types};
 pub use vmcore::open_memory;
 pub use vmcoreinfo::Vmcoreinfo;

@@ -38,6 +38,24 @@ pub enum Special {
     },
     /// An epoll.
     Epoll(Vec<EpollTarget>),
+    /// A timerfd.
+    Timer {
+        /// The clock that it goes by.
+        clock: u32,
+        /// How often it has gone off since it was read.
+        ticks: u64,
+        /// `TFD_TIMER_ABSTIME` and its like, as it was set.
+        flags: u32,
+        /// Nanoseconds between two times; 0 for once.
+        interval: u64,
+        /// When it goes off next, in nanoseconds of its clock; nothing where it is not set.
+        expires: Option<u64>,
+    },
+    /// A signalfd, and the signals that it reads.
+    Signal {
+        /// One bit for each, from signal 1 on.
+        mask: u64,
+    },
     /// Something else, by its name in `/proc/PID/fd`.
     Other(String),
 }
@@ -72,6 +90,26 @@ impl OpenFile<'_> {
                     });
                 }
                 Special::Epoll(targets)
+            }
+            "anon_inode:[timerfd]" => {
+                let context = file.required("private_data", "timerfd_ctx")?;
+                let clock = context.u32("clockid")?;
+                if clock > 7 {
+                    // Those that wake the machine lie elsewhere in the structure.
+                    return Ok(Special::Other(format!("{name} of clock {clock}")));
+                }
+                let set = context.u32("t.tmr.state")? & 1 != 0;
+                Special::Timer {
+                    clock,
+                    ticks: context.u64("ticks")?,
+                    flags: context.u32("settime_flags")?,
+                    interval: context.u64("tintv")?,
+                    expires: if set { Some(context.u64("t.tmr.node.expires")?) } else { None },
+                }
+            }
+            // The kernel keeps those that are not to be read.
+            "anon_inode:[signalfd]" => {
+                Special::Signal { mask: !file.required("private_data", "signalfd_ctx")?.u64("sigmask")? }
             }
             _ => Special::Other(name),
         })

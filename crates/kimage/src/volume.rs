@@ -1,6 +1,8 @@
 //! Mounted file systems and the inodes that the kernel had in memory.
 
+use crate::cache::Pages;
 use crate::error::{Result, Walk};
+use crate::file::OpenFile;
 use crate::kernel::Kernel;
 use crate::list;
 use crate::object::Object;
@@ -41,6 +43,48 @@ pub struct Attributes {
     pub device: u32,
     pub accessed: Time,
     pub modified: Time,
+}
+
+impl OpenFile<'_> {
+    /// What `fstat` would have told.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn attributes(&self) -> Result<Attributes> {
+        Inode { object: self.inode()? }.attributes()
+    }
+
+    /// What a file holds, if memory has all of it: always so for one of a file system in memory, whose holes are
+    /// zeros. Nothing where parts are only on a disk.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading; [`Error::Corrupt`](crate::Error::Corrupt) where it would hold more than `most` bytes.
+    pub fn cached_content(&self, most: u64) -> Result<Option<Vec<u8>>> {
+        let inode = Inode { object: self.inode()? };
+        let size = inode.attributes()?.size;
+        let length = usize::try_from(size).ok().filter(|_| size <= most);
+        let length = length.ok_or_else(|| inode.object.corrupt(format!("its {size} bytes are too many")))?;
+        let kernel = inode.object.kernel();
+        let pages = kernel.cached_pages(inode.mapping()?, Pages::All)?;
+        let in_memory = ["tmpfs", "ramfs", "rootfs"].contains(&self.file_system()?.as_str());
+        if !in_memory && (pages.len() as u64) < size.div_ceil(4096) {
+            return Ok(None);
+        }
+        let mut content = vec![0; length];
+        for page in pages {
+            if !page.is_valid()? && !in_memory {
+                return Ok(None);
+            }
+            let start = usize::try_from(page.index * 4096).unwrap_or(usize::MAX);
+            if let Some(rest) = content.get_mut(start..) {
+                let count = rest.len().min(4096);
+                kernel.memory().read(page.physical, &mut rest[..count])?;
+            }
+        }
+        Ok(Some(content))
+    }
 }
 
 impl Kernel {

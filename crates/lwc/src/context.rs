@@ -39,7 +39,7 @@
 //!   follows its caller's CPU.
 //! - A context in which a strand is parked can give out parts of its memory when asked, or turn them into shared memory.
 //! - Whoever waits for the one that has control notices its death, and gets control back together with an error. Where
-//!   that one is dead, too, the root does.
+//!   that one is dead, too, the one that waits for it does, and so on; the root in the end.
 //!
 //! The **root** is the program's own process. It is the kernel's parent of all contexts, whoever created them, but gives
 //! them no exit signal, so that no wait(2) of the program sees them (`__WCLONE` in waitpid(2)). It ends when any context
@@ -57,7 +57,7 @@
 //! waits for it ([`Error::ThreadEnded`]); other contexts keep their counterparts. A time limit kills the context, and so
 //! concerns all threads in it: each is told.
 //!
-//! The threads of a context take turns at what the library knows there (`state.rs`), and let go of it while they wait for
+//! The threads of a context take turns at what the library knows there (`turn.rs`), and let go of it while they wait for
 //! another context: no wait for another context ever holds up a context's other threads.
 //!
 //! # Names and rights
@@ -95,6 +95,8 @@ mod isolate;
 mod leash;
 mod link;
 mod lock;
+mod new_root;
+mod note;
 mod overlay;
 mod perform;
 mod placing;
@@ -109,6 +111,8 @@ mod state;
 mod still;
 mod strands;
 mod trap;
+mod turn;
+mod vigil;
 
 use core::convert::Infallible;
 use core::time::Duration;
@@ -127,7 +131,7 @@ pub use trap::Call;
 use birth::Born;
 pub(crate) use birth::die;
 use ranges::pages;
-pub(crate) use state::after_rollback;
+pub(crate) use turn::after_rollback;
 
 /// The name of another context; its descriptor stays open until [`Context::close`].
 ///
@@ -206,7 +210,7 @@ pub fn create(spec: &Spec, entry: impl FnOnce(Start) -> Infallible) -> Result<Co
 /// # Errors
 /// Those of [`create`].
 pub fn create_here(spec: &Spec) -> Result<Created> {
-    let mut state = state::hold_or_become_root()?;
+    let mut state = turn::hold_or_become_root()?;
     birth::create(&mut state, spec).map(|born| match born {
         Born::Creator(context) => Created::Creator(context),
         Born::Context(creator, arrival) => Created::Context(Start { creator, arrival }),
@@ -220,7 +224,7 @@ pub fn create_here(spec: &Spec) -> Result<Created> {
 ///
 /// After a plain fork(2) the first call about contexts in the child does the same, as the contexts are then. Each context
 /// must be parked, and gets ten seconds: those that run or are stopped are [`Error::Gone`] in the child, and so are those
-/// whose system calls are filtered.
+/// that are isolated, or whose system calls are filtered.
 ///
 /// # Errors
 /// [`Error::NotTheRoot`]; [`Error::System`] where there is no room for a process, or the copies cannot be made. There is no
@@ -230,7 +234,7 @@ pub fn create_here(spec: &Spec) -> Result<Created> {
 /// In a program with other threads, the child must not need what one of them may have held.
 pub unsafe fn fork() -> Result<Forked> {
     // SAFETY: the caller's promise.
-    unsafe { double::fork() }
+    unsafe { new_root::fork() }
 }
 
 impl Context {
@@ -471,11 +475,11 @@ pub unsafe fn remove_overlay(start: *const u8, length: usize) -> Result<()> {
 }
 
 /// The state of a process that knows contexts.
-fn held(descriptor: RawFd) -> Result<state::Held> {
-    state::hold()?.ok_or(Error::NoContext { descriptor })
+fn held(descriptor: RawFd) -> Result<turn::Held> {
+    turn::hold()?.ok_or(Error::NoContext { descriptor })
 }
 
 /// The same, for asking another context.
-fn held_to_ask(descriptor: RawFd) -> Result<state::Held> {
-    state::hold_to_ask()?.ok_or(Error::NoContext { descriptor })
+fn held_to_ask(descriptor: RawFd) -> Result<turn::Held> {
+    turn::hold_to_ask()?.ok_or(Error::NoContext { descriptor })
 }

@@ -140,8 +140,14 @@ int ask_store(struct exchange *exchange, enum request request, enum reply reply)
 
 int is_sealed(int fd, uint64_t end) {
     struct stat found;
+    struct statx more;
     long seals = CALL3(SYS_fcntl, fd, F_GET_SEALS, 0);
     long needed = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
-    return seals >= 0 && (seals & needed) == needed && CALL3(SYS_fstat, fd, &found, 0) == 0 &&
+    /* An object on disk is a file that nobody may change any more. */
+    if (seals < 0)
+        return CALL6(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &more, 0) == 0 &&
+               (more.stx_attributes & more.stx_attributes_mask & STATX_ATTR_IMMUTABLE) &&
+               more.stx_size >= end;
+    return (seals & needed) == needed && CALL3(SYS_fstat, fd, &found, 0) == 0 &&
            (uint64_t)found.st_size >= end;
 }

@@ -1,6 +1,7 @@
 //! A program's connection to the store.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Seek as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -178,6 +179,37 @@ impl Client {
         let request = Request::Register { flags: flags.0, expected: None, content };
         let answer = self.ask(operation, &request, &[memory])?;
         self.take(operation, answer)
+    }
+
+    /// Has the object of the bytes that a file has now: one copy for all files that have the same ones. For models, dictionaries,
+    /// tables, which programs map instead of reading them. What was cached of the file is given back to the kernel.
+    ///
+    /// # Errors
+    /// [`Error::System`] where the file cannot be read; those of [`Client::register`].
+    pub fn open(&self, path: &Path) -> Result<Object> {
+        fn failed(operation: &'static str) -> impl Fn(io::Error) -> Error {
+            move |error| Error::System {
+                operation,
+                errno: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO),
+            }
+        }
+        let mut file = File::open(path).map_err(failed("open a file to be shared"))?;
+        let mut hash = blake3::Hasher::new();
+        hash.update_reader(&file).map_err(failed("read a file to be shared"))?;
+        let id = ObjectId(*hash.finalize().as_bytes());
+        let object = match self.request(id) {
+            Err(Error::Refused { refusal: Refusal::NotFound, .. }) => {
+                let memory = rustix::fs::memfd_create("orc:draft", MemfdFlags::CLOEXEC)
+                    .map_err(Error::system("make a memory file"))?;
+                let mut memory = File::from(memory);
+                file.rewind().map_err(failed("read a file to be shared"))?;
+                let length = io::copy(&mut file, &mut memory).map_err(failed("copy a file to be shared"))?;
+                self.register_file(memory.as_fd(), length, Flags::ALONE)
+            }
+            other => other,
+        }?;
+        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        Ok(object)
     }
 
     /// Has the object of this name, if this trust domain or the public has it.

@@ -11,6 +11,8 @@ use crate::store::Report;
 
 /// What the kernel puts before the name of a memory file.
 const OBJECTS: &str = "/memfd:orc:";
+/// How the names of objects on disk begin.
+const ON_DISK: &str = "/orc:";
 
 /// One mapping of a process, with its pages counted. Sizes are in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -42,7 +44,7 @@ pub struct Area {
 impl Area {
     /// Whether it shows an object of a store.
     pub fn is_object(&self) -> bool {
-        self.name.starts_with(OBJECTS)
+        self.name.starts_with(OBJECTS) || self.name.contains(ON_DISK) && self.name.ends_with(" (deleted)")
     }
 }
 
@@ -137,7 +139,7 @@ pub fn measure(report: &Report) -> io::Result<Measured> {
         };
         match fs::read_to_string(format!("/proc/{pid}/maps")) {
             // The quick look first: counting pages takes longer.
-            Ok(maps) if !maps.contains(OBJECTS) => continue,
+            Ok(maps) if !maps.contains(OBJECTS) && !maps.contains(ON_DISK) => continue,
             Ok(_) => {}
             Err(error) => {
                 measured.unseen += usize::from(error.kind() == io::ErrorKind::PermissionDenied);

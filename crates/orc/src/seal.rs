@@ -5,11 +5,17 @@
 //! `F_SEAL_WRITE` no mapping, no write and no hole can change them, with `F_SEAL_SHRINK` no access ever runs into an end
 //! that was not there before, and `F_SEAL_SEAL` says that this is all. `MFD_NOEXEC_SEAL` (Linux 6.3) adds that the
 //! file can never be run as a program. Where that is absent, the file is made without.
+//!
+//! Memory files are in memory whole. A file on disk with `FS_IMMUTABLE_FL` (ioctl_iflags(2)), which has no name any more, shows the
+//! same bytes as long as nobody with `CAP_LINUX_IMMUTABLE` interferes, and only those pages of it are in memory that
+//! somebody needs.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use core::ptr::NonNull;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{AtFlags, IFlags, MemfdFlags, Mode, OFlags, SealFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -25,6 +31,7 @@ const FILLING: SealFlags = SealFlags::FUTURE_WRITE.union(SealFlags::SHRINK).unio
 pub(crate) struct Draft {
     fd: OwnedFd,
     window: Window,
+    is_on_disk: bool,
 }
 
 impl Draft {
@@ -37,7 +44,21 @@ impl Draft {
         }?;
         rustix::fs::ftruncate(&fd, length as u64)?;
         let window = Window::new(fd.as_fd(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
-        Ok(Self { fd, window })
+        Ok(Self { fd, window, is_on_disk: false })
+    }
+
+    /// The same in a file of `folder`, which has a name for a moment only.
+    pub(crate) fn on_disk(folder: &Path, name: &str, length: usize) -> rustix::io::Result<Self> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!("{name}.{}-{number}", std::process::id()));
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o444))?;
+        rustix::fs::unlink(&path)?;
+        // Room for all of it before it is written: a mapping has no way of saying that the disk is full.
+        rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, length as u64)?;
+        let window = Window::new(fd.as_fd(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
+        Ok(Self { fd, window, is_on_disk: true })
     }
 
     /// Its bytes, to be filled.
@@ -48,16 +69,22 @@ impl Draft {
 
     /// Makes it what it is for good.
     pub(crate) fn seal(self) -> rustix::io::Result<OwnedFd> {
-        let Self { fd, window } = self;
+        let Self { fd, window, is_on_disk } = self;
         // A writable mapping is in the way of the seal.
         drop(window);
+        if is_on_disk {
+            rustix::fs::ioctl_setflags(&fd, rustix::fs::ioctl_getflags(&fd)? | IFlags::IMMUTABLE)?;
+            // The descriptor at hand may still write.
+            let again = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            return rustix::fs::open(again, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        }
         rustix::fs::fcntl_add_seals(&fd, FOR_GOOD | SealFlags::SEAL)?;
         Ok(fd)
     }
 
     /// Takes the right to write from everybody but the holder of what this returns.
     pub(crate) fn seal_for_others(self) -> rustix::io::Result<(OwnedFd, Window)> {
-        let Self { fd, window } = self;
+        let Self { fd, window, .. } = self;
         rustix::fs::fcntl_add_seals(&fd, FILLING)?;
         Ok((fd, window))
     }
@@ -141,7 +168,11 @@ pub(crate) enum Strength {
 
 /// Whether the first `end` bytes of `fd` are there to stay, and how sure that is; `None` where they are not.
 pub(crate) fn strength(fd: BorrowedFd<'_>, end: u64) -> Option<Strength> {
-    let seals = rustix::fs::fcntl_get_seals(fd).ok()?;
+    let seals = match rustix::fs::fcntl_get_seals(fd) {
+        Ok(seals) => seals,
+        Err(_) if is_immutable(fd) => FOR_GOOD,
+        Err(_) => return None,
+    };
     let size = u64::try_from(rustix::fs::fstat(fd).ok()?.st_size).ok()?;
     // A mapping shows the last page whole.
     if end > size.next_multiple_of(PAGE as u64) {
@@ -152,6 +183,13 @@ pub(crate) fn strength(fd: BorrowedFd<'_>, end: u64) -> Option<Strength> {
     } else {
         seals.contains(FILLING).then_some(Strength::ByItsMaker)
     }
+}
+
+fn is_immutable(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).is_ok_and(|found| {
+        found.stx_attributes_mask & found.stx_attributes & StatxAttributes::IMMUTABLE
+            != StatxAttributes::empty()
+    })
 }
 
 #[cfg(test)]
@@ -176,6 +214,31 @@ mod tests {
         let mut byte = [0];
         assert_eq!(rustix::io::pread(&fd, &mut byte, 4999), Ok(1));
         assert_eq!(byte, [7]);
+    }
+
+    #[test]
+    fn what_is_immutable_stays() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let mut draft = Draft::on_disk(folder.path(), "test", 8192).unwrap();
+        draft.bytes()[8191] = 7;
+        assert_eq!(strength(draft.fd.as_fd(), 1), None, "not yet");
+        let fd = match draft.seal() {
+            Ok(fd) => fd,
+            Err(errno) => {
+                eprintln!("SKIPPED: no file can be made immutable in /var/tmp: {errno}");
+                return;
+            }
+        };
+        assert_eq!(strength(fd.as_fd(), 8192), Some(Strength::ForGood));
+        assert_eq!(strength(fd.as_fd(), 8193), None, "too short");
+        assert_eq!(rustix::io::pwrite(&fd, b"x", 0), Err(Errno::BADF));
+        let again = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let opened = rustix::fs::open(again, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        assert_eq!(opened.unwrap_err(), Errno::PERM, "not even by the superuser");
+        let mut byte = [0];
+        assert_eq!(rustix::io::pread(&fd, &mut byte, 8191), Ok(1));
+        assert_eq!(byte, [7]);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it has no name");
     }
 
     #[test]

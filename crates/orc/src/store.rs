@@ -23,6 +23,7 @@ mod server;
 mod socket;
 mod state;
 mod table;
+mod trimmer;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -32,7 +33,7 @@ pub use config::{Config, Executables, Tenant};
 pub use keeper::{Launcher, Part};
 pub use report::{Report, ReportedObject};
 
-/// Makes the sockets, puts the [auditor](crate::auditor) beside the first, and runs a store until `stop` becomes readable or is closed. The calling process becomes the keeper.
+/// Makes the sockets, puts the [auditor](crate::auditor) beside each, and runs a store until `stop` becomes readable or is closed. The calling process becomes the keeper.
 ///
 /// # Errors
 /// Where a socket cannot be made, or another store has it; where the server cannot be started, or dies again and again.
@@ -50,7 +51,8 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
         records.insert(encode(&records::Key::Lock(number))?, (Vec::new(), Some(lock)));
         names.push(guard);
     }
-    if let Some(folder) = config.socket.parent() {
+    let tenants = config.tenants.iter().map(|tenant| &tenant.socket);
+    for folder in std::iter::once(&config.socket).chain(tenants).filter_map(|socket| socket.parent()) {
         crate::auditor::install(folder)?;
     }
     let result = keeper::keep(launcher, None, records, Some(stop));

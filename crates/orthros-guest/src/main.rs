@@ -12,8 +12,10 @@ mod crash;
 mod criu;
 mod disk;
 mod nest;
+mod objects;
 mod scribble;
 mod setup;
+mod terminal;
 mod writeback;
 
 use std::process::ExitCode;
@@ -56,6 +58,8 @@ fn init() -> Result<()> {
 fn command(words: &[&str]) -> Result<()> {
     match words {
         ["count", path] => count(path),
+        ["objects"] => objects::run(),
+        ["terminal", port, argv @ ..] => terminal::run(port.parse()?, argv),
         ["scribble", folder, seed] => scribble::run(folder.as_ref(), seed.parse()?),
         ["images", memory, pid, folder] => {
             let memory = orrery_kimage::open_memory(memory.as_ref(), orrery_kimage::Layout::Q35)?;
@@ -64,7 +68,9 @@ fn command(words: &[&str]) -> Result<()> {
             println!("{}", serde_json::to_string_pretty(&summary)?);
             Ok(())
         }
-        _ => bail!("usage: orrery-guest count FILE | scribble FOLDER SEED | images MEMORY PID FOLDER"),
+        _ => bail!(
+            "usage: orrery-guest count FILE | objects | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | images MEMORY PID FOLDER"
+        ),
     }
 }
 

@@ -35,6 +35,8 @@ const NOTHING: &str = "#!/bin/busybox sh\ncat > /dev/null 2>&1 < /dev/stdin\nexi
 pub struct Service {
     /// The program and its arguments; the program by its path on this host, or by a name to look for.
     pub argv: Vec<String>,
+    /// More programs of this host that it runs.
+    pub programs: Vec<String>,
     /// Files of this host that it needs, and the names under which it expects them.
     pub files: Vec<(PathBuf, String)>,
 }
@@ -83,6 +85,10 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
             image.program(&program, &name)?;
             *first = name;
         }
+    }
+    for program in &service.programs {
+        let program = require(program, "the service's own package")?;
+        image.program(&program, &program.to_string_lossy())?;
     }
     for (from, to) in &service.files {
         image.copy(from, to);

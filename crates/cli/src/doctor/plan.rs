@@ -68,6 +68,8 @@ const LIMITING: &[Mechanism] = &[
     otherwise("rlimits and nice"),
 ];
 
+const SLICE: &str = "a slice of 0.1 ms";
+
 const ROLES: &[Choices] = &[
     choices(System::LwcRollback, TRACKER, TRACKING),
     choices(
@@ -141,6 +143,26 @@ const ROLES: &[Choices] = &[
             with(&["ptrace"], "ptrace"),
             otherwise("none: refuses to start"),
         ],
+    ),
+    choices(
+        System::Hijack,
+        "wake-up, --sleep precise",
+        &[with(&["sched_slice"], SLICE), otherwise("timers without slack, read clock")],
+    ),
+    choices(
+        System::Hijack,
+        "wake-up, --sleep realtime",
+        &[
+            with(&["sched_fifo"], "SCHED_FIFO"),
+            with(&["nice_below_zero"], "nice -20"),
+            with(&["sched_slice"], SLICE),
+            otherwise("timers without slack, read clock"),
+        ],
+    ),
+    choices(
+        System::Hijack,
+        "archives as directories",
+        &[with(&["detached_mount"], "a tmpfs attached nowhere"), otherwise("none: refuses to start")],
     ),
     choices(System::Hijack, "boundary (--enforce)", MEDIATING),
     choices(

@@ -51,6 +51,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         audit.push(others);
     }
     variables.push(("LD_AUDIT", audit));
+    variables.push(("GLIBC_TUNABLES", tunables(std::env::var_os("GLIBC_TUNABLES").as_deref())));
     if arguments.verbose {
         variables.push(("ORRERY_ORC_VERBOSE", "1".into()));
     }
@@ -72,6 +73,22 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     }
     let error = Command::new(program).args(rest).envs(variables).exec();
     bail!("run {}: {error}", program.display())
+}
+
+/// The C library's settings under an auditor. The loader has then to set room for thread-local variables aside before it knows the
+/// libraries, and some (jemalloc in Redis) want more than it does by itself: 16 KiB in each thread, of which only what is
+/// used is memory.
+pub(super) fn tunables(before: Option<&OsStr>) -> OsString {
+    const NAME: &str = "glibc.rtld.optional_static_tls";
+    let mut all = before.unwrap_or_default().to_owned();
+    if all.to_string_lossy().contains(NAME) {
+        return all;
+    }
+    if !all.is_empty() {
+        all.push(":");
+    }
+    all.push(format!("{NAME}=16384"));
+    all
 }
 
 /// Where the program is.
@@ -108,6 +125,15 @@ fn is_static(path: &Path) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_are_kept() {
+        let ours = "glibc.rtld.optional_static_tls=16384";
+        assert_eq!(tunables(None), ours);
+        assert_eq!(tunables(Some(OsStr::new("glibc.a.b=1"))), *format!("glibc.a.b=1:{ours}"));
+        let theirs = OsStr::new("glibc.rtld.optional_static_tls=70000");
+        assert_eq!(tunables(Some(theirs)), theirs);
+    }
 
     #[test]
     fn programs_are_found_and_told_apart() {

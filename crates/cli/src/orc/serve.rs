@@ -43,6 +43,10 @@ pub(super) struct Arguments {
     /// A user, by number, who may make objects public, beside root and the store's own user
     #[arg(long, value_name = "UID")]
     publisher: Vec<u32>,
+    /// A folder, on a disk of ext4, XFS or Btrfs, for objects that large files become: their pages come into memory as they
+    /// are needed, not all at once
+    #[arg(long, value_name = "FOLDER")]
+    disk: Option<PathBuf>,
     /// A file to write down in what happens, one JSON object per line
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -134,6 +138,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             .open(log)
             .with_context(|| format!("open the log {}", log.display()))?;
     }
+    let disk =
+        arguments.disk.as_ref().map(std::path::absolute).transpose().context("find the disk's folder")?;
     let config = Config {
         socket: folder.join(SOCKET),
         tenants,
@@ -145,6 +151,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         executables: arguments.executables,
         publishers: arguments.publisher.clone(),
         log,
+        disk,
         ..Config::default()
     };
     let stop = stop()?;

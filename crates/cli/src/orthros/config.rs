@@ -20,6 +20,9 @@ pub(super) struct PairFile {
     /// Where consoles, sockets and a new disk lie.
     folder: Option<PathBuf>,
     disk: Option<DiskTable>,
+    /// More programs of this host that the service runs.
+    #[serde(default)]
+    programs: Vec<String>,
     /// Files of this host that the service needs, and where it expects them.
     #[serde(default)]
     files: Vec<FileTable>,
@@ -77,7 +80,7 @@ impl PairFile {
             .map_err(|why| anyhow::anyhow!("memory = {}: {why}", file.memory))?;
         let disk = file.disk.map(DiskTable::check).transpose().context("disk")?;
         let files = file.files.into_iter().map(|file| (file.here, file.there)).collect();
-        let service = Service { argv: file.service, files };
+        let service = Service { argv: file.service, programs: file.programs, files };
         Ok(Wanted { service, memory_mib, network: file.network, folder: file.folder, disk })
     }
 }

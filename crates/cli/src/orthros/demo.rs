@@ -89,7 +89,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let config = PairConfig {
         folder,
         cache: cache(),
-        service: Service { argv: words.map(str::to_owned).to_vec(), files: Vec::new() },
+        service: Service { argv: words.map(str::to_owned).to_vec(), programs: Vec::new(), files: Vec::new() },
         memory_mib: common.memory,
         cpus: 1,
         network: Some(format!("orrery-{}", std::process::id())),

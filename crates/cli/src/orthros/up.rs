@@ -16,7 +16,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     common: Common,
     /// A file that describes the pair, instead of what follows
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["network", "files", "disk", "service"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["network", "programs", "files", "disk", "service"])]
     config: Option<PathBuf>,
     /// Take commands only from `orrery orthros status`, `crash`, `failover` and `down`, not from standard input
     #[arg(long)]
@@ -27,6 +27,9 @@ pub(crate) struct Arguments {
     /// Make a network namespace of this name with the service in it, at 10.77.0.2; enter it with `ip netns exec NAME`
     #[arg(long, value_name = "NAME")]
     network: Option<String>,
+    /// Another program of this host that the service runs, with its libraries; may be given several times
+    #[arg(long = "program", value_name = "NAME")]
+    programs: Vec<String>,
     /// A file that the service needs, and where it expects it; may be given several times
     #[arg(long = "file", value_name = "HERE:THERE")]
     files: Vec<String>,
@@ -62,7 +65,7 @@ fn wanted(arguments: &Arguments) -> Result<Wanted> {
         content: arguments.content.clone(),
     });
     Ok(Wanted {
-        service: Service { argv: arguments.service.clone(), files },
+        service: Service { argv: arguments.service.clone(), programs: arguments.programs.clone(), files },
         memory_mib: arguments.common.memory,
         network: arguments.network.clone(),
         folder: None,

@@ -119,9 +119,15 @@ fn supervised(arguments: &Arguments, translation: Translation) -> anyhow::Result
             Ok(()) => hijack.execute(program, rest),
             Err(error) => error,
         };
-        eprintln!("orrery run: {error}");
-        // That program is not to be found again below.
-        io::Error::from_raw_os_error(libc::EACCES)
+        match error {
+            orrery_hijack::Error::NotFound(_) => io::Error::from_raw_os_error(libc::ENOENT),
+            orrery_hijack::Error::NotExecutable { source, .. } => source,
+            // What is said here says more than an error's number, which is all that goes to the monitor.
+            error => {
+                eprintln!("orrery run: {error}");
+                io::Error::from_raw_os_error(libc::ENOEXEC)
+            }
+        }
     };
     let guard = Guard::new(orrery_guard::Policy::of_rules(held)).log(Log::Words);
     let guarded = guard.start_by(program, execute)?;

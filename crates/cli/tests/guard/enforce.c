@@ -452,6 +452,10 @@ static void addresses(int port) {
     struct msghdr message = {.msg_name = &to, .msg_namelen = sizeof(to), .msg_iov = &part, .msg_iovlen = 1};
     if (sendmsg(fd, &message, 0) >= 0)
         broken("it sent a message");
+    if (socket(AF_INET, SOCK_RAW, IPPROTO_RAW) >= 0 || socket(AF_PACKET, SOCK_RAW, 0) >= 0)
+        broken("it has a raw socket");
+    if (socket(AF_INET, SOCK_STREAM, 132) >= 0)
+        broken("it has a socket that connects by options");
     struct mmsghdr several = {.msg_hdr = message};
     if (sendmmsg(fd, &several, 1, 0) >= 0)
         broken("it sent several messages");

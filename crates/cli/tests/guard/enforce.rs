@@ -1,13 +1,14 @@
 //! `orrery run --enforce`: rules that hold against code which fights the executive (`enforce.c`).
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use crate::scene::{build, text};
+use crate::scene::{build, exists, text};
 
 fn attacker() -> &'static Path {
     static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
@@ -188,4 +189,73 @@ fn what_is_held_and_what_not_is_told() {
         text(&refused.stderr).contains("line 1: this rule exempts calls from the one in line 5"),
         "{refused:?}"
     );
+}
+
+#[test]
+fn ordinary_programs_see_no_difference() {
+    let stage = Stage::new("");
+    if !possible(&stage) {
+        return;
+    }
+    let same = |script: &str| {
+        let work = stage.base.join("work");
+        let run = |command: &mut Command| {
+            fs::remove_dir_all(&work).unwrap();
+            fs::create_dir(&work).unwrap();
+            let output = command.args(["sh", "-ec", script]).stdin(Stdio::null()).output().unwrap();
+            (output.status, text(&output.stdout), text(&output.stderr))
+        };
+        let plain = run(Command::new("env").current_dir(&work));
+        let enforced = run(stage.command(&["--enforce"]).arg("--"));
+        assert!(plain.0.success(), "{script}: {plain:?}");
+        assert_eq!(enforced, plain, "{script}");
+    };
+    same(
+        "mkfifo p; (echo through > p) & cat p; seq 1 3 | xargs -n1 -P3 echo | sort; echo a > f; mv f g; ln g h; ls; rm g",
+    );
+    same(
+        "/usr/bin/python3 -c 'import subprocess, multiprocessing, os
+print(subprocess.run([\"sh\", \"-c\", \"exit 7\"]).returncode, os.path.realpath(\"/proc/self\") == f\"/proc/{os.getpid()}\")
+print(multiprocessing.get_context(\"fork\").Pool(3).map(abs, [-1, -2]))'",
+    );
+    if exists("gcc") {
+        same(
+            "echo 'int main(void) { return 42; }' > m.c; gcc -O2 -static -o m m.c; ./m || echo $?; gcc -o m m.c; ./m || echo $?",
+        );
+    }
+    if exists("git") {
+        same(
+            "export HOME=$PWD GIT_AUTHOR_DATE='2020-01-01 00:00 +0' GIT_COMMITTER_DATE='2020-01-01 00:00 +0'
+             git init -q r; cd r; git config user.email a@b; git config user.name n
+             for i in 1 2 3; do echo $i > f; git add f; git commit -qm $i; done; git log --format=%H; git gc -q; git clone -q . ../c; cat ../c/f",
+        );
+    }
+    if exists("sqlite3") {
+        same(
+            "sqlite3 d 'pragma journal_mode=wal; create table t(x); insert into t values (1), (2); select sum(x) from t;'",
+        );
+    }
+}
+
+#[test]
+fn programs_end_as_they_would() {
+    let stage = Stage::new("");
+    if !possible(&stage) {
+        return;
+    }
+    assert_eq!(stage.run(&["sh", "-c", "exit 42"]).status.code(), Some(42));
+    assert_eq!(stage.run(&["sh", "-c", "kill -SEGV $$"]).status.signal(), Some(11));
+    let missing = stage.run(&["no-such-program"]);
+    assert_eq!(missing.status.code(), Some(127), "{missing:?}");
+    assert_eq!(
+        text(&missing.stderr),
+        "orrery run: running no-such-program: No such file or directory (os error 2)\n"
+    );
+    assert_eq!(stage.run(&["/etc/hostname"]).status.code(), Some(126));
+    // What stays behind stays under the same rules until it ends.
+    let left = "(sleep 0.3; cat ../hidden/secret 2>&1; echo done) & exit 3";
+    let output = stage.run(&["sh", "-c", left]);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let said = text(&output.stdout);
+    assert!(said.contains("No such file") && said.contains("done"), "{output:?}");
 }

@@ -259,6 +259,34 @@ print(socket.recv_fds(b, 1, 1)[0], os.path.exists('own'))
 }
 
 #[test]
+fn memory_of_others_is_not_attached() {
+    if !exists("ipcmk") || !exists("ipcrm") {
+        return;
+    }
+    let scene = Scene::ordinary();
+    let made = text(&Command::new("ipcmk").args(["-M", "4096"]).output().unwrap().stdout);
+    let number = made.rsplit(' ').next().unwrap().trim();
+    let script = format!(
+        "import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_ssize_t
+print(libc.shmat({number}, None, 0), ctypes.get_errno(), libc.shmctl({number}, 0, None), ctypes.get_errno())
+own = libc.shmget(0, 4096, 0o1600)
+at = libc.shmat(own, None, 0)
+ctypes.memset(at, 65, 2)
+if os.fork() == 0:
+    there = libc.shmat(own, None, 0)
+    print(ctypes.string_at(there, 2)); os._exit(0)
+os.wait()
+print(libc.shmdt(ctypes.c_void_p(at)), libc.shmctl(own, 0, None))"
+    );
+    let output = scene.run(&["/usr/bin/python3", "-S", "-u", "-c", &script]);
+    let removed = Command::new("ipcrm").args(["-m", number]).status().unwrap();
+    assert_eq!(text(&output.stdout), "-1 13 -1 13\nb'AA'\n0 0\n", "{output:?}");
+    assert!(removed.success(), "it was removed");
+}
+
+#[test]
 fn calls_are_performed_as_whoever_made_them() {
     if !is_superuser() {
         return orrery_testing::skipped!("only the superuser becomes others");

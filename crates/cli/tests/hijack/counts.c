@@ -54,7 +54,8 @@ static int twin(void *times) {
 }
 
 int main(int argc, char **argv) {
-    made = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, argc > 1 ? atoi(argv[1]) : memfd_create("made", 0), 0);
+    made = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
+                argc > 1 ? atoi(argv[1]) : memfd_create("made", 0), 0);
     if (argc > 1) {
         call_often(1000);
         return 0;

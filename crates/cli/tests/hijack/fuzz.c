@@ -4,7 +4,11 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sched.h>
+#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -84,12 +88,192 @@ static void handler(int signal) {
     errno = saved;
 }
 
+// What a child does that must not return from here.
+static int child_work(void *status) {
+    for (int i = 0; i < 5; i++)
+        note(SYS_getuid), own_getuid();
+    _exit((int)(intptr_t)status);
+}
+
+static void await(pid_t pid, int expected, const char *what) {
+    int status = 0;
+    while (waitpid(pid, &status, __WALL) < 0)
+        if (errno != EINTR)
+            wrong(what, errno);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != expected)
+        wrong(what, status);
+}
+
+// Children by clone and clone3, with memory of their own or not, with a stack or not.
+static void clones(int way) {
+    static __thread char stack[16384] __attribute__((aligned(16)));
+    pid_t pid;
+    if (way == 0) {
+        pid = clone(child_work, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, (void *)50);
+    } else if (way == 1) {
+        pid = clone(child_work, stack + sizeof stack, CLONE_FS | CLONE_FILES | SIGCHLD, (void *)50);
+    } else if (way == 2) {
+        struct clone_args wanted = {.flags = CLONE_CLEAR_SIGHAND, .exit_signal = SIGCHLD};
+        pid = (pid_t)syscall(SYS_clone3, &wanted, sizeof wanted);
+        if (pid == 0)
+            child_work((void *)50);
+    } else {
+        // Memory is shared, the parent goes on: the child has a stack that is waited for here.
+        pid = clone(child_work, stack + sizeof stack, CLONE_VM | SIGCHLD, (void *)50);
+    }
+    if (pid < 0)
+        wrong("clone", errno);
+    await(pid, 50, "a cloned child");
+}
+
+static void executes(void) {
+    pid_t pid = fork();
+    if (pid == 0) {
+        execl("/proc/self/exe", "fuzz", "probe", (char *)NULL);
+        _exit(1);
+    }
+    await(pid, 44, "an executed program");
+}
+
+static __thread sigjmp_buf back;
+
+static void fault(int signal) {
+    (void)signal;
+    siglongjmp(back, 1);
+}
+
+// A NULL pointer faults, and the handler leaves.
+static void faults(void) {
+    if (sigsetjmp(back, 1) == 0) {
+        note(SYS_getuid), own_getuid();
+        int *volatile nothing = NULL;
+        *nothing = 1;
+        wrong("NULL", 0);
+    }
+    sigset_t now;
+    pthread_sigmask(SIG_SETMASK, NULL, &now);
+    if (sigismember(&now, SIGSEGV))
+        wrong("siglongjmp", 0);
+}
+
+static __thread char *alternate;
+static __thread volatile sig_atomic_t on_alternate;
+enum { ALTERNATE = 64 << 10 };
+
+static void on_own_stack(int signal) {
+    char here;
+    (void)signal;
+    note(SYS_getpgrp), own_getpgrp();
+    if (alternate)
+        on_alternate = &here > alternate && &here < alternate + ALTERNATE;
+}
+
+// A handler on a stack of its own, which is taken away again.
+static void alternates(void) {
+    char *stack = malloc(ALTERNATE);
+    stack_t own = {.ss_sp = stack, .ss_size = ALTERNATE}, none = {.ss_flags = SS_DISABLE};
+    alternate = stack;
+    on_alternate = 0;
+    if (sigaltstack(&own, NULL))
+        wrong("sigaltstack", errno);
+    note(SYS_tgkill);
+    syscall(SYS_tgkill, getpid(), gettid(), SIGWINCH);
+    if (!on_alternate)
+        wrong("a handler's stack", 0);
+    alternate = NULL;
+    if (sigaltstack(&none, NULL))
+        wrong("sigaltstack away", errno);
+    free(stack);
+}
+
+// A signal that is blocked, and fetched.
+static void fetches(void) {
+    sigset_t set, before;
+    siginfo_t info;
+    struct timespec long_enough = {20, 0};
+    sigemptyset(&set);
+    sigaddset(&set, SIGRTMIN + 1);
+    pthread_sigmask(SIG_BLOCK, &set, &before);
+    note(SYS_tgkill);
+    syscall(SYS_tgkill, getpid(), gettid(), SIGRTMIN + 1);
+    int got;
+    while ((got = sigtimedwait(&set, &info, &long_enough)) < 0)
+        if (errno != EINTR)
+            wrong("sigtimedwait", errno);
+    if (got != SIGRTMIN + 1 || info.si_pid != getpid())
+        wrong("a fetched signal", got);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void undo(void *count) { ++*(volatile int *)count; }
+
+static void *waits(void *count) {
+    pthread_cleanup_push(undo, count);
+    for (;;)
+        pause();
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+
+static void cancels(void) {
+    volatile int undone = 0;
+    pthread_t thread;
+    void *result;
+    if (pthread_create(&thread, NULL, waits, (void *)&undone))
+        wrong("pthread_create", 0);
+    pthread_cancel(thread);
+    pthread_join(thread, &result);
+    // It may have been cancelled before it began to wait.
+    if (result != PTHREAD_CANCELED || undone > 1)
+        wrong("a cancelled thread", undone);
+}
+
+// What the processor keeps over a call: a wide register, flags, and the red zone.
+static void keeps(void) {
+    uint64_t before = 0x123456789abcdef, after = 0, zone = 0, result;
+    unsigned char carry;
+    note(SYS_getppid);
+    __asm__ volatile(
+        "movq %4, %%xmm13\n\tmovq %4, -120(%%rsp)\n\tstc\n\tmov $110, %%eax\n\tsyscall\n\tsetc %1\n\t"
+        "movq %%xmm13, %2\n\tmovq -120(%%rsp), %3"
+        : "=&a"(result), "=&q"(carry), "=&r"(after), "=&r"(zone)
+        : "r"(before)
+        : "rcx", "r11", "xmm13", "memory", "cc");
+    if ((pid_t)result != parent || !carry || after != before || zone != before)
+        wrong("what a call keeps", (long)after);
+}
+
+// A wait that signals interrupt, and the kernel begins anew where it may.
+static void restarts(void) {
+    int ends[2];
+    char byte = 0;
+    if (pipe(ends))
+        wrong("pipe", errno);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct timespec soon = {0, 2000000};
+        nanosleep(&soon, NULL);
+        (void)!write(ends[1], "x", 1);
+        _exit(45);
+    }
+    struct pollfd poll_for = {.fd = ends[0], .events = POLLIN};
+    // A handler interrupts poll, whatever its flags.
+    if (poll(&poll_for, 1, 0) < 0 && errno != EINTR)
+        wrong("poll", errno);
+    note(SYS_read);
+    // All handlers ask for restarts.
+    if (read(ends[0], &byte, 1) != 1 || byte != 'x')
+        wrong("a read that is restarted", errno);
+    close(ends[0]), close(ends[1]);
+    await(pid, 45, "a child that writes");
+}
+
 static void step(uint64_t *state, int null, int zero) {
     *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
     struct rusage usage;
     char bytes[64];
     long got;
-    switch (*state % 17) {
+    switch (*state % 26) {
     case 0:
         note(SYS_getppid);
         if ((got = own_getppid()) != parent)
@@ -200,6 +384,36 @@ static void step(uint64_t *state, int null, int zero) {
         note(SYS_tgkill);
         syscall(SYS_tgkill, getpid(), gettid(), SIGUSR2);
         break;
+    case 16:
+        if (!(*state >> 32 & 15))
+            clones((int)(*state >> 40 & 3));
+        break;
+    case 17:
+        if (!(*state >> 32 & 63))
+            executes();
+        break;
+    case 18:
+        faults();
+        break;
+    case 19:
+        if (!(*state >> 32 & 3))
+            alternates();
+        break;
+    case 20:
+        fetches();
+        break;
+    case 21:
+        if (!(*state >> 32 & 7))
+            cancels();
+        break;
+    case 22:
+    case 23:
+        keeps();
+        break;
+    case 24:
+        if (!(*state >> 32 & 15))
+            restarts();
+        break;
     default: {
         struct timespec soon = {0, 20000};
         note(SYS_nanosleep);
@@ -225,6 +439,12 @@ static void *run(void *argument) {
 }
 
 int main(int count, char **words) {
+    if (count == 2 && !strcmp(words[1], "probe")) {
+        // Executed by one of its like; what it calls is not among what is counted exactly.
+        for (int i = 0; i < 40; i++)
+            getsid(0);
+        return 44;
+    }
     if (count != 3)
         return 2;
     parent = getppid();
@@ -235,6 +455,12 @@ int main(int count, char **words) {
     sigaction(SIGUSR1, &action, NULL);
     action.sa_flags = SA_RESTART | SA_NODEFER;
     sigaction(SIGUSR2, &action, NULL);
+    action.sa_flags = SA_RESTART | SA_ONSTACK;
+    action.sa_handler = on_own_stack;
+    sigaction(SIGWINCH, &action, NULL);
+    action.sa_flags = 0;
+    action.sa_handler = fault;
+    sigaction(SIGSEGV, &action, NULL);
     timer_t timer;
     timer_create(CLOCK_MONOTONIC, NULL, &timer);
     struct itimerspec often = {{0, 700000}, {0, 700000}};

@@ -118,10 +118,11 @@ static struct registers call_with(void *from, uint64_t flags) {
 }
 
 static void print(const char *what, int shape, int boundary, struct registers r) {
-    printf("%s %d+%d: rax %ld rbx %ld rdx %ld rsi %ld rdi %d rbp %d r8 %ld r9 %d r10 %ld r12 %ld r13 %ld r14 %ld r15 %ld "
+    printf("%s %d+%d: rax %ld rbx %ld rdx %ld rsi %ld rdi %d rbp %d r8 %ld r9 %d r10 %ld r12 %ld r13 %ld r14 "
+           "%ld r15 %ld "
            "flags %lx\n",
-           what, shape, boundary, r.rax, r.rbx, r.rdx, r.rsi, r.rdi == (uint64_t)file, r.rbp == (uint64_t)file, r.r8,
-           r.r9 == (uint64_t)file, r.r10, r.r12, r.r13, r.r14, r.r15, r.flags);
+           what, shape, boundary, r.rax, r.rbx, r.rdx, r.rsi, r.rdi == (uint64_t)file,
+           r.rbp == (uint64_t)file, r.r8, r.r9 == (uint64_t)file, r.r10, r.r12, r.r13, r.r14, r.r15, r.flags);
 }
 
 static int shapes(void) { return (sites_end - sites) / COPIES; }

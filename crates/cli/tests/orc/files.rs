@@ -102,3 +102,53 @@ fn descriptors_must_show_what_is_asked_for() {
     assert_eq!(memories.len(), 1);
     assert_eq!(refusal(client.files(&vec![pair[0]; 65])), Refusal::Malformed);
 }
+
+#[test]
+fn large_files_become_objects_on_disk() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let store = Store::new(&["--disk", disk.path().to_str().unwrap()]);
+    let client = store.client();
+    let content = bytes(3 << 20, 7);
+    let trees = tempfile::tempdir().unwrap();
+    let mut seen = Vec::new();
+    for tree in 0..3 {
+        let path = trees.path().join(format!("lib{tree}.so"));
+        fs::write(&path, &content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let piece = Piece { flags: EXECUTABLE, offset: 0, length: 3 << 20 };
+        let (answers, memories) = client.files(&[(piece, File::open(&path).unwrap().as_fd())]).unwrap();
+        assert!(answers[0].refusal.is_none() && answers[0].duplicate);
+        seen.push(memories.into_iter().next().unwrap());
+    }
+    let inodes: Vec<_> = seen.iter().map(|fd| rustix::fs::fstat(fd).unwrap().st_ino).collect();
+    assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{inodes:?}");
+    if rustix::fs::fcntl_get_seals(&seen[0]).is_ok() {
+        orrery_testing::skipped!("no file can be made immutable here: the store took memory");
+        return;
+    }
+    // Nobody can write to it, not even the superuser, and nobody finds it.
+    let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&seen[0]));
+    assert!(File::options().write(true).open(again).is_err());
+    assert_eq!(fs::read_dir(disk.path()).unwrap().count(), 0);
+    let mut there = vec![0; content.len()];
+    rustix::io::pread(&seen[0], &mut there, 0).unwrap();
+    assert!(there == content);
+    // What nobody maps leaves memory after a while.
+    let resident = || client.report().unwrap().objects[0].resident;
+    assert!(resident() > 0);
+    crate::eventually("its pages go", || resident() == 0);
+    // A store that was killed has it still.
+    let server = store.server();
+    crate::signal(server, libc::SIGKILL);
+    crate::eventually("a new store", || store.server() != server);
+    let piece = Piece { flags: EXECUTABLE, offset: 0, length: 3 << 20 };
+    let file = File::open(trees.path().join("lib0.so")).unwrap();
+    let (_, memories) = client.files(&[(piece, file.as_fd())]).unwrap();
+    assert_eq!(rustix::fs::fstat(&memories[0]).unwrap().st_ino, inodes[0]);
+    // Programs take it for what it is.
+    if std::path::Path::new(crate::unmodified::PYTHON).exists() {
+        let python = crate::unmodified::Python::start(&store);
+        let maps = fs::read_to_string(format!("/proc/{}/maps", python.pid())).unwrap();
+        assert!(maps.lines().any(|line| line.contains(" r-xp ") && line.contains("/orc:python3")), "{maps}");
+    }
+}

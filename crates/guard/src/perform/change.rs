@@ -6,8 +6,9 @@ use rustix::fs::{AtFlags, FileType, Mode, RenameFlags};
 use rustix::io::Errno;
 
 use crate::job::{Answer, Job, Outcome};
+use crate::own::decimal;
 use crate::policy::Rights;
-use crate::resolve::{Place, decimal};
+use crate::resolve::Place;
 
 const HERE: i32 = libc::AT_FDCWD;
 

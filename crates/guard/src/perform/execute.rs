@@ -13,8 +13,9 @@ use rustix::io::Errno;
 
 use crate::job::{Answer, Job, Outcome};
 use crate::log::Event;
+use crate::own::decimal;
 use crate::policy::Rights;
-use crate::resolve::{Found, decimal};
+use crate::resolve::Found;
 
 /// As many scripts may be each other's interpreters (execve(2)).
 const MOST_INTERPRETERS: usize = 5;

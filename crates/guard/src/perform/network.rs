@@ -367,9 +367,15 @@ fn adopt(job: &Job<'_>, control: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
 }
 
 /// What kind of socket may be made: numbers, so that the call goes on by itself.
+/// Protocols whose sockets go where connect(2) and messages say, and nowhere else: SCTP, for one, takes addresses by
+/// setsockopt(2).
+const PLAIN: [i32; 6] =
+    [0, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6, libc::IPPROTO_MPTCP];
+
 pub(super) fn socket(job: &Job<'_>) -> Outcome {
     let kind = job.int(1) & 0xf;
     let known = match job.int(0) {
+        libc::AF_INET | libc::AF_INET6 if !PLAIN.contains(&job.int(2)) => false,
         libc::AF_UNIX | libc::AF_INET | libc::AF_INET6 => match kind {
             libc::SOCK_STREAM | libc::SOCK_SEQPACKET => true,
             libc::SOCK_DGRAM => job.monitor.policy.network.has_datagrams(),

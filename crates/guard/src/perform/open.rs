@@ -7,8 +7,9 @@ use rustix::io::Errno;
 
 use crate::job::{Answer, Job, Outcome};
 use crate::log::Event;
+use crate::own::decimal;
 use crate::policy::Rights;
-use crate::resolve::{Found, Place, decimal, is_directory, is_link, is_plain};
+use crate::resolve::{Found, Place, is_directory, is_link, is_plain};
 
 /// What was asked for.
 struct Wanted {

@@ -47,6 +47,8 @@ pub struct Config {
     pub code_length: AtomicU64,
     /// Where the policy's table is; zero: there is none.
     pub policy: AtomicU64,
+    /// Which services answer calls: a set of [`service`].
+    pub services: AtomicU64,
     /// Whether calls are counted.
     pub counted: AtomicU8,
     /// Whether threads may have counters of their own: programs can read `fs`, and hash it.
@@ -63,6 +65,20 @@ pub struct Config {
     pub action: Action,
     /// Private, read-only mappings of code from files.
     pub ranges: [Range; RANGES],
+}
+
+/// Services, one bit each.
+pub mod service {
+    /// Sleeps end on time.
+    pub const SLEEP: u64 = 1;
+    /// Threads that sleep get the highest priority that they may have.
+    pub const REALTIME: u64 = 2;
+    /// Who the process is, is remembered: its number, and those of its threads.
+    pub const PROCESS: u64 = 4;
+    /// As whom it acts is remembered: its user and group numbers.
+    pub const USER: u64 = 8;
+    /// File systems are seen where the kernel has none.
+    pub const MOUNT: u64 = 16;
 }
 
 /// `SA_SIGINFO`.

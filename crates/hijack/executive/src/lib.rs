@@ -37,7 +37,7 @@
 //! - Dispatch is a property of a thread and not inherited: `threads` arms every new thread and process before it runs
 //!   an instruction of the program, `exec` has the steward put an executive under a new program.
 //!
-//! A handler that does more than count plugs in at `serve::perform`.
+//! A handler that answers calls itself plugs in at `services`.
 
 #![cfg_attr(not(test), no_std)]
 
@@ -73,6 +73,7 @@ mod running {
     pub(crate) mod kernel;
     pub(crate) mod landings;
     pub(crate) mod masks;
+    pub(crate) mod originals;
     pub(crate) mod own;
     pub(crate) mod patch;
     pub(crate) mod paths;
@@ -80,6 +81,7 @@ mod running {
     pub(crate) mod ranges;
     pub(crate) mod requests;
     pub(crate) mod serve;
+    pub(crate) mod services;
     pub(crate) mod sites;
     pub(crate) mod slots;
     pub(crate) mod stubs;

@@ -86,10 +86,24 @@ pub struct Table {
     pub references: Text,
     /// Where the patterns for callers are: a [`Text`] each.
     pub callers: Text,
+    /// Where the mounts are, and how many: a [`Mount`] each.
+    pub mounts: Text,
     /// For each call, its references.
     pub calls: [Span; CALLS + 1],
     /// What is known of the calls.
     pub shapes: [Shape; CALLS + 1],
+}
+
+/// A file system that is seen at a path where the kernel has none.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Mount {
+    /// The path where programs see it, without slash at its end.
+    pub prefix: Text,
+    /// The path where it can be reached.
+    pub backing: Text,
+    /// Its device number, by which its files are told from others.
+    pub device: u64,
 }
 
 /// One rule: conditions, all of which must hold, and what is done then.

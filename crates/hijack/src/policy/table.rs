@@ -1,13 +1,15 @@
 //! Lays a policy out as executives read it.
 
 use std::mem::offset_of;
+use std::os::unix::ffi::OsStringExt;
 
 use orrery_executive::board::CALLS;
 use orrery_executive::glob;
-use orrery_executive::policy::{Address, MAGIC, Rule, Shape, Span, Table, Text, action};
+use orrery_executive::policy::{Address, MAGIC, Mount, Rule, Shape, Span, Table, Text, action};
 
 use super::Policy;
 use super::compile::Compiled;
+use crate::archive::Mounted;
 use crate::calls;
 
 /// Bytes that grow, and remember where things are.
@@ -47,11 +49,12 @@ fn bytes_of<T: Copy>(value: &T) -> &[u8] {
 }
 
 impl Policy {
-    /// The table for one program: without rules that are about others. Empty where no rules are left.
-    pub(crate) fn table(&self, program: &[u8]) -> Vec<u8> {
+    /// The table for one program: without rules that are about others, with the mounts that this process holds. Empty where
+    /// there are neither.
+    pub(crate) fn table(&self, program: &[u8], mounted: &[Mounted]) -> Vec<u8> {
         let concerns = |programs: &[u8]| programs.is_empty() || glob::any_matches(programs, program);
         let rules: Vec<_> = self.rules.iter().filter(|compiled| concerns(&compiled.programs)).collect();
-        if rules.is_empty() {
+        if rules.is_empty() && mounted.is_empty() {
             return Vec::new();
         }
         let mut layout = Layout { bytes: vec![0; size_of::<Table>()] };
@@ -97,6 +100,18 @@ impl Policy {
             layout.put(place(rule_texts.start, index, size_of::<Rule>()), bytes_of(&rule));
         }
         layout.align();
+        let mounts_text = Text { start: layout.end(), length: count(mounted.len()) };
+        layout.bytes.resize(layout.bytes.len() + mounted.len() * size_of::<Mount>(), 0);
+        for (index, mounted) in mounted.iter().enumerate() {
+            let backing = mounted.path(std::process::id()).into_os_string().into_vec();
+            let mount = Mount {
+                prefix: layout.text(&mounted.prefix),
+                backing: layout.text(&backing),
+                device: mounted.device,
+            };
+            layout.put(place(mounts_text.start, index, size_of::<Mount>()), bytes_of(&mount));
+        }
+        layout.align();
         let length = layout.bytes.len() as u64;
         let tells_only =
             |compiled: &&Compiled| compiled.rule.action == action::NONE && compiled.rule.delay == 0;
@@ -109,6 +124,7 @@ impl Policy {
             (offset_of!(Table, rules), bytes_of(&rule_texts)),
             (offset_of!(Table, references), bytes_of(&references_text)),
             (offset_of!(Table, callers), bytes_of(&callers_text)),
+            (offset_of!(Table, mounts), bytes_of(&mounts_text)),
             (offset_of!(Table, calls), bytes_of(&spans)),
             (offset_of!(Table, shapes), bytes_of(&shapes)),
         ] {

@@ -1,13 +1,14 @@
 //! A policy's text: its grammar, by `serde`, and where in it something is wrong.
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use toml::Spanned;
 
 use super::compile::compile;
-use super::{Policy, PolicyError};
+use super::{Mount, Policy, PolicyError, Services};
 
 /// The whole.
 #[derive(Deserialize)]
@@ -15,6 +16,18 @@ use super::{Policy, PolicyError};
 struct Document {
     #[serde(default, rename = "rule")]
     rules: Vec<Spanned<RuleText>>,
+    #[serde(default)]
+    services: Services,
+    #[serde(default, rename = "mount")]
+    mounts: Vec<MountText>,
+}
+
+/// A mount as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MountText {
+    prefix: Spanned<String>,
+    archive: PathBuf,
 }
 
 /// A rule as it is written.
@@ -88,7 +101,20 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Policy, PolicyError> {
     })?;
     let starts: Vec<usize> = document.rules.iter().map(|rule| place(text, rule.span().start).0).collect();
     let rules = compile(&document.rules).map_err(|wrong| error(wrong.at.start, wrong.message))?;
-    Ok(Policy { rules, lines: starts })
+    let mut services = document.services;
+    for text in document.mounts {
+        let at = text.prefix.span().start;
+        let mount = Mount::new(text.prefix.get_ref(), text.archive).map_err(|message| error(at, message))?;
+        services.mounts.push(mount);
+        if let Some((inner, outer)) = services.nested() {
+            let (inner, outer) = (inner.prefix().display(), outer.prefix().display());
+            return Err(error(
+                at,
+                format!("{inner} is within {outer}, which is mounted, too: mount one archive"),
+            ));
+        }
+    }
+    Ok(Policy { rules, lines: starts, services })
 }
 
 /// Line and column of a byte, from one.

@@ -27,8 +27,9 @@ use super::program::{ROOT, own_thread};
 use super::ranges::{contains, privatise, share, unmap, without};
 use super::rights::Rights;
 use super::spec::{Checked, Spec};
-use super::state::{Held, State};
+use super::state::State;
 use super::trap::{self, Listener};
+use super::turn::Held;
 use super::{Arrival, Context, handover, introduce, isolate, perform, reaper, still, strands};
 
 /// Signals that the kernel raises because of what a context did itself (signal(7)); all others are not its business.
@@ -131,7 +132,8 @@ fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> 
         copied.and_then(|copied| deliver(state, ends, copied, spec, checked.access.clone(), threaded));
     if delivered.is_err() {
         // Whatever there is of it goes; a seat without a process is given up by ourselves.
-        reaper::bury(state, seat, true);
+        let pid = state.program.seat(seat).pid.load(SeqCst);
+        reaper::bury(state, seat, pid);
         if state.program.pid(seat).is_none() {
             state.program.vacate(seat);
         }

@@ -17,8 +17,9 @@ use super::introduce::{receive_on, send_file};
 use super::link::{Kind, Message};
 use super::ranges::{SharedRange, contains, copy_out, map, pages, share, unmap};
 use super::rights::Rights;
-use super::state::{Held, State};
+use super::state::State;
 use super::still::Still;
+use super::turn::Held;
 use super::{handover, perform};
 
 /// How a range is overlaid.

@@ -18,8 +18,9 @@ use super::handover;
 use super::identity::Identity;
 use super::link::Kind;
 use super::shapes::{self, Argument, Parcel, Part, Shape};
-use super::state::{Held, Peer};
+use super::state::Peer;
 use super::trap;
+use super::turn::Held;
 
 /// What of the caller's takes the place of the target's in [`Context::syscall`](super::Context::syscall).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

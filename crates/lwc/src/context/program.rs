@@ -62,6 +62,8 @@ pub(crate) struct Place {
     pub(crate) by_descriptor: AtomicU32,
     /// 1 while the owner is stopped in a system call that its parent has not answered.
     pub(crate) stopped: AtomicU32,
+    /// 1 where control had been left here by somebody else, who died, when the owner came.
+    pub(crate) left: AtomicU32,
     /// [`DOUBLE`] while the owner is asked to make a copy of itself for a forked program, [`DECLINED`] where it will not.
     pub(crate) asked_to_double: AtomicU32,
 }
@@ -91,6 +93,8 @@ pub(crate) struct Strand {
     pub(crate) control: AtomicU32,
     /// What its thread in the root is asked to do: see [`super::reaper`].
     pub(crate) request: AtomicU32,
+    /// The process whom that is about.
+    pub(crate) victim: AtomicU32,
     /// What the root answered.
     pub(crate) answer: AtomicU32,
     /// The seat of the context in which the thread began, and 1; 0 for no thread.
@@ -277,7 +281,10 @@ impl Program {
 
     /// Makes a place ready for a thread that begins to exist there.
     pub(crate) fn clear_place(&self, strand: u32, seat: u32) {
-        self.place(strand, seat).reset();
+        let place = self.place(strand, seat);
+        place.reset();
+        let left = self.control(strand).load(SeqCst) == seat;
+        place.left.store(u32::from(left), SeqCst);
     }
 
     /// Reserves a free seat, in whose context `strand` will be the first to exist.

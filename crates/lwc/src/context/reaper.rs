@@ -20,9 +20,8 @@ use super::perform::pid_of;
 use super::program::{Program, ROOT};
 use super::state::State;
 
-/// A request is a seat's number with these; the root's own number asks for a look at all seats.
+/// A request is a seat's number with this; the root's own number asks for a look at all seats.
 const ASKED: u32 = 1 << 31;
-const KILL: u32 = 1 << 30;
 
 /// In the root, for its threads: who waits for a process. What a dead process was is said once.
 static BURYING: Lock = Lock::new();
@@ -82,16 +81,19 @@ fn listed_end(pidfd: BorrowedFd<'_>) -> Option<End> {
     })
 }
 
-/// How the process on `seat` ended, which is dead or about to be, or is killed first.
-pub(crate) fn bury(state: &State, seat: u32, kill: bool) -> End {
+/// How process `pid` ended, which is or was on `seat`. It is killed first, should it live.
+pub(crate) fn bury(state: &State, seat: u32, pid: u32) -> End {
+    let program = state.program;
     if state.me == ROOT {
-        return reap(state.program, seat, kill);
+        return reap(program, seat, pid);
     }
-    if !state.program.exists(state.strand, ROOT) {
-        return kill_alone(state.program, seat, kill);
+    if !program.exists(state.strand, ROOT) {
+        return kill_alone(program, seat, pid);
     }
-    ask(state.program, state.strand, seat | ASKED | if kill { KILL } else { 0 });
-    unpack(state.program.strand(state.strand).answer.load(Ordering::SeqCst))
+    let strand = program.strand(state.strand);
+    strand.victim.store(pid, Ordering::SeqCst);
+    ask(program, state.strand, seat | ASKED);
+    unpack(strand.answer.load(Ordering::SeqCst))
 }
 
 /// Buries whoever is dead.
@@ -122,12 +124,12 @@ pub(crate) fn serve(program: &Program, me: u32, strand: u32) {
     if me != ROOT || what & ASKED == 0 {
         return;
     }
-    let seat = what & !(ASKED | KILL);
+    let seat = what & !ASKED;
     let end = if seat == ROOT {
         sweep_here(program);
         End::Unknown
     } else {
-        reap(program, seat, what & KILL != 0)
+        reap(program, seat, asked.victim.load(Ordering::SeqCst))
     };
     asked.answer.store(pack(end), Ordering::SeqCst);
     asked.request.store(0, Ordering::SeqCst);
@@ -135,8 +137,8 @@ pub(crate) fn serve(program: &Program, me: u32, strand: u32) {
 }
 
 /// Without the root, whose child it is.
-fn kill_alone(program: &Program, seat: u32, kill: bool) -> End {
-    if kill && let Some(pid) = program.pid(seat) {
+fn kill_alone(program: &Program, seat: u32, victim: u32) -> End {
+    if let Some(pid) = program.pid(seat).filter(|pid| pid.as_raw_pid().unsigned_abs() == victim) {
         let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
     End::Unknown
@@ -160,15 +162,14 @@ fn sweep_here(program: &Program) {
     BURYING.give_back();
 }
 
-fn reap(program: &Program, seat: u32, kill: bool) -> End {
+fn reap(program: &Program, seat: u32, victim: u32) -> End {
     BURYING.take();
-    let end = match program.pid(seat) {
-        // Another thread was faster.
+    let there = program.pid(seat).filter(|pid| pid.as_raw_pid().unsigned_abs() == victim);
+    let end = match there {
+        // Another thread was faster, and somebody else may have the seat by now.
         None => unpack(program.seat(seat).end.load(Ordering::SeqCst)),
         Some(_) if let Some(pidfd) = foreign(seat) => {
-            if kill {
-                let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
-            }
+            let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
             let mut one = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
             let _ = rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, None));
             conclude(program, seat, end_of_foreign(pidfd))
@@ -176,7 +177,7 @@ fn reap(program: &Program, seat: u32, kill: bool) -> End {
         Some(pid) => {
             // The number is read from memory that every context can write: only a hidden child of ours is killed.
             let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT | hidden();
-            if kill && rustix::process::waitid(WaitId::Pid(pid), look).is_ok() {
+            if rustix::process::waitid(WaitId::Pid(pid), look).is_ok() {
                 let _ = rustix::process::kill_process(pid, Signal::KILL);
             }
             let end = wait(pid, WaitIdOptions::empty()).unwrap_or(End::Unknown);

@@ -25,8 +25,9 @@ use super::double::end_at_once;
 use super::error::Result;
 use super::leash::Leash;
 use super::program::own_thread;
-use super::state::{Held, own_pidfd};
+use super::state::own_pidfd;
 use super::still::Still;
+use super::turn::Held;
 use super::{Arrival, birth, handover, strands};
 
 /// How long a spare may take to set itself up.

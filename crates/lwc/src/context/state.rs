@@ -4,13 +4,9 @@
 //! A descriptor of a context is one end of a socket pair (unix(7)), so the kernel counts its holders: when the last one
 //! closes it, the other end, which the context itself keeps as a *grant*, is hung up. Each grant has rights of its own.
 //!
-//! The state is the process': its threads take turns. A thread lets go of it while it waits for whatever another context
-//! does ([`Held::away`]), so a turn is short, and no context waits for another one's.
-//!
-//! Process-wide state, because fork(2) and signal handlers are: this file is where it lives.
+//! The process has one, at which its threads take turns ([`super::turn`]).
 
-use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -27,25 +23,10 @@ use super::error::{Error, Result};
 use super::id::Id;
 use super::leash::Leash;
 use super::link::Link;
-use super::lock::Lock;
 use super::program::{Place, Program, ROOT, Seat};
 use super::ranges::SharedRange;
 use super::rights::Rights;
 use super::trap::Listener;
-use super::{double, strands};
-
-struct Shelf(UnsafeCell<Option<State>>);
-
-// SAFETY: what lies there is touched under `TURN` only.
-unsafe impl Sync for Shelf {}
-
-static STATE: Shelf = Shelf(UnsafeCell::new(None));
-/// Whether anything lies there: a program without contexts, or a rollback in it, is to notice nothing of this file.
-static ANY: AtomicBool = AtomicBool::new(false);
-static TURN: Lock = Lock::new();
-/// Has one thread at a time ask other contexts for what comes over sockets: answers would be mixed up there. Taken before
-/// `TURN`, and kept while the asker waits.
-static ASKING: Lock = Lock::new();
 
 /// Another context, of which this one holds a descriptor.
 #[derive(Debug)]
@@ -121,162 +102,6 @@ pub(crate) struct State {
     serials: u32,
 }
 
-/// The calling context's state, from now to the end of the call.
-#[derive(Debug)]
-pub(crate) struct Held {
-    asking: bool,
-}
-
-impl core::ops::Deref for Held {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        // SAFETY: it is our turn.
-        match unsafe { &*STATE.0.get() } {
-            Some(state) => state,
-            None => unreachable!("`hold` saw to it"),
-        }
-    }
-}
-
-impl core::ops::DerefMut for Held {
-    fn deref_mut(&mut self) -> &mut State {
-        // SAFETY: as above.
-        match unsafe { &mut *STATE.0.get() } {
-            Some(state) => state,
-            None => unreachable!("`hold` saw to it"),
-        }
-    }
-}
-
-impl Held {
-    /// Lets other threads have their turns during `wait`. `None` in a counterpart of this thread, in a new context, where the
-    /// state is that of the new context, and `wait` is nobody's business.
-    ///
-    /// What `wait` owns is lost there: it must not matter.
-    pub(crate) fn away<T>(&mut self, wait: impl FnOnce() -> T) -> Option<T> {
-        let strand = self.strand;
-        TURN.give_back();
-        let waited = strands::away(wait);
-        TURN.take();
-        self.strand = strand;
-        waited
-    }
-
-    /// In a new context: the calling thread, which made it, has the turn there, too.
-    pub(crate) fn keep(&self) {
-        TURN.keep();
-        ASKING.adopt();
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        TURN.give_back();
-        if self.asking {
-            ASKING.give_back();
-        }
-        strands::leave();
-    }
-}
-
-/// The calling context's state, if it has any yet.
-pub(crate) fn hold() -> Result<Option<Held>> {
-    take_turn(false)
-}
-
-/// The same, for asking another context for something that comes over a socket.
-pub(crate) fn hold_to_ask() -> Result<Option<Held>> {
-    take_turn(true)
-}
-
-fn take_turn(asking: bool) -> Result<Option<Held>> {
-    if !ANY.load(SeqCst) {
-        return Ok(None);
-    }
-    if !strands::enter() {
-        return Err(Error::Busy);
-    }
-    if asking {
-        ASKING.take();
-    }
-    let half_changed = TURN.take();
-    let mut held = Held { asking };
-    // SAFETY: it is our turn.
-    let state = unsafe { &mut *STATE.0.get() };
-    if half_changed {
-        // What another thread was changing when this process was forked is of no use to anybody.
-        core::mem::forget(state.take());
-    }
-    match state {
-        None => Ok(None),
-        Some(state) if !state.creator.is_here() => {
-            if state.me != ROOT || state.door.is_none() {
-                return Err(Error::OtherProcess);
-            }
-            // A copy of the root: it has copies of the contexts, from now on.
-            double::adopt(state)?;
-            Ok(Some(held))
-        }
-        Some(state) => {
-            let strand = strands::own(state.program, state.me)?;
-            held.strand = strand;
-            Ok(Some(held))
-        }
-    }
-}
-
-/// In a counterpart, whose strand is known.
-pub(crate) fn hold_as_counterpart() -> Option<Held> {
-    TURN.take();
-    let mut held = Held { asking: false };
-    // SAFETY: it is our turn.
-    unsafe { &*STATE.0.get() }.as_ref()?;
-    let strand = strands::own(held.program, held.me).ok()?;
-    held.strand = strand;
-    Some(held)
-}
-
-/// The same as [`hold`]; makes the process the root of a new program where it is no context yet.
-pub(crate) fn hold_or_become_root() -> Result<Held> {
-    match hold() {
-        Ok(Some(held)) => return Ok(held),
-        // A forked process may have contexts of its own; what it inherited is its parent's.
-        Ok(None) | Err(Error::OtherProcess) => {}
-        Err(error) => return Err(error),
-    }
-    let root = State::root()?;
-    if !strands::enter() {
-        return Err(Error::Busy);
-    }
-    TURN.take();
-    let held = Held { asking: false };
-    // SAFETY: it is our turn.
-    let state = unsafe { &mut *STATE.0.get() };
-    if state.as_ref().is_some_and(|state| state.creator.is_here()) {
-        // Another thread was faster.
-        drop(held);
-        return hold()?.ok_or(Error::Busy);
-    }
-    // Dropping the parent's closes our copies of its descriptors.
-    *state = Some(root);
-    ANY.store(true, SeqCst);
-    strands::know(0);
-    Ok(held)
-}
-
-/// After the context's memory was put back to what it was: what it was told since, it has been told. It has control, so
-/// nothing is under way to it; but the links, which are shared, are further on than its own books.
-pub(crate) fn after_rollback() {
-    if let Ok(Some(mut state)) = hold() {
-        state.set_looked(None);
-        let strand = state.strand;
-        for link in state.peers.iter_mut().flatten().filter_map(|peer| peer.link.as_mut()) {
-            link.catch_up(strand);
-        }
-    }
-}
-
 pub(crate) fn own_pidfd() -> Result<OwnedFd> {
     rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
         .map(descriptors::raise)
@@ -284,7 +109,8 @@ pub(crate) fn own_pidfd() -> Result<OwnedFd> {
 }
 
 impl State {
-    fn root() -> Result<Self> {
+    /// Of a process that becomes the root of a new program.
+    pub(crate) fn root() -> Result<Self> {
         let pidfd = own_pidfd()?;
         let (door, door_name) = Door::open().unzip();
         Ok(Self {
@@ -324,12 +150,6 @@ impl State {
     /// Which seat has the calling strand's control.
     pub(crate) fn control(&self) -> &'static AtomicU32 {
         self.program.control(self.strand)
-    }
-
-    /// Lets other threads have their turns: the calling one ends.
-    #[expect(clippy::unused_self, reason = "only who holds the state can let go of it")]
-    pub(crate) fn let_go(&self) {
-        TURN.give_back();
     }
 
     /// The state of the calling strand's bell when it last looked around.

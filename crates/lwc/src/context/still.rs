@@ -35,7 +35,7 @@ use syscalls::{Sysno, syscall};
 
 use super::error::Result;
 use super::program::{Program, STRANDS, own_thread};
-use super::{handover, state, strands};
+use super::{handover, strands, turn};
 use crate::{arch, companion, control, rseq};
 
 /// `SIGSETXID` of the GNU C library.
@@ -405,7 +405,7 @@ fn begin(stop: &Stop, frame: &mut Frame) {
     let inside = strands::set_inside(true);
     // So that this one can be held still as well.
     signals::set_mask(Mask::MAX & !NEVER_BLOCKED);
-    if let Some(mut held) = state::hold_as_counterpart() {
+    if let Some(mut held) = turn::hold_as_counterpart() {
         let _ = handover::park(&mut held, None, None);
     }
     strands::set_inside(inside);

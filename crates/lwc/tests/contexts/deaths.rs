@@ -182,6 +182,43 @@ pub(crate) fn orphans_are_told_of() {
     assert_eq!(other.switch(3, &[]).unwrap().word, 3);
 }
 
+pub(crate) fn orphans_are_told_to_the_next_in_the_row() {
+    for (round, middle_first) in [(0, true), (1, true), (2, false)] {
+        let words = shared_words();
+        // Root, outer, middle, last: outer lives, and is told.
+        let outer = create(&Spec::new(), move |start| {
+            let middle = create(&Spec::new(), move |_| {
+                let own = unsafe { libc::getpid() };
+                let last = create(&Spec::new(), move |_| {
+                    if middle_first {
+                        unsafe { libc::kill(own, libc::SIGKILL) };
+                        await_end_of(own.unsigned_abs().into());
+                    }
+                    std::thread::sleep(Duration::from_millis(round * 30));
+                    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                    unreachable!();
+                })
+                .unwrap();
+                let told = last.switch(0, &[]).unwrap_err();
+                assert!(matches!(told, Error::Died { .. }), "{told}");
+                words[0].store(1, Ordering::SeqCst);
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                unreachable!();
+            })
+            .unwrap();
+            let told = middle.switch(0, &[]).unwrap_err();
+            let right =
+                if middle_first { told == Error::Orphaned } else { matches!(told, Error::Died { .. }) };
+            let _ = start.arrival.caller.switch(u64::from(right), &[]);
+            unreachable!()
+        })
+        .unwrap();
+        assert_eq!(outer.switch(0, &[]).unwrap().word, 1);
+        assert_eq!(words[0].load(Ordering::SeqCst), u64::from(!middle_first));
+        outer.close().unwrap();
+    }
+}
+
 /// Adds up what it is told; dies of 13. Says the sum, and its process.
 fn mortal() -> Context {
     create(&Spec::new(), |start| {

@@ -207,7 +207,10 @@ pub(crate) fn each_program_ends_for_itself() {
 pub(crate) fn filtered_contexts_stay_behind() {
     let filtered = create(&Spec::new().withhold(&Calls::global()), server(|word| word)).unwrap();
     let plain = create(&Spec::new(), server(|word| word)).unwrap();
+    // Landlock's scopes are Linux 6.12's.
+    let isolated = create(&Spec::new().isolate(true), server(|word| word)).ok();
     let pid = forked(|| {
+        assert!(isolated.is_none_or(|isolated| matches!(isolated.switch(1, &[]), Err(Error::Gone { .. }))));
         assert!(matches!(filtered.switch(1, &[]), Err(Error::Gone { .. })));
         assert_eq!(plain.switch(2, &[]).unwrap().word, 2);
     });

@@ -264,6 +264,36 @@ pub(crate) fn a_death_is_told_to_each_thread_inside() {
     assert_eq!(other.switch(9, &[]).unwrap().word, 9);
 }
 
+pub(crate) fn a_good_state_outlives_all_who_mourn() {
+    let words = shared_words();
+    let target: &'static OnceLock<Context> = Box::leak(Box::new(OnceLock::new()));
+    let there = move || {
+        if is_root() {
+            let told = target.get().unwrap().switch(0, &[]).unwrap_err();
+            assert!(matches!(told, Error::Died { end: End::Killed { signal: 9 }, .. }), "{told}");
+            // The thread that had the state kept is the only one in it.
+            let told = target.get().unwrap().switch(0, &[]).unwrap_err();
+            assert!(matches!(told, Error::NoThread { .. }), "{told}");
+        } else {
+            words[2].store(own_pid(), SeqCst);
+            words[3].fetch_add(1, SeqCst);
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        }
+    };
+    let threads: Vec<_> = (0..3).map(|_| waiting(&words[1], there)).collect();
+    let context = noting(&Spec::new());
+    context.keep_good().unwrap();
+    target.set(context).unwrap();
+    words[1].store(1, SeqCst);
+    await_word(&words[3], 3);
+    reap(kill_after(words[2].load(SeqCst), 0));
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(context.switch(9, &[]).unwrap().word, 9);
+    assert_eq!(context.switch(8, &[]).unwrap().word, 8);
+}
+
 pub(crate) fn a_thread_that_ends_inside_is_told_of() {
     let words = shared_words();
     let target: &'static OnceLock<Context> = Box::leak(Box::new(OnceLock::new()));

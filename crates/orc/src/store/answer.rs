@@ -282,10 +282,28 @@ impl Asking<'_> {
         }
         let realm = &self.peer.realm;
         let turn = self.turn(piece.length)?;
+        let readers = &self.server.readers;
+        if self.state().table.has_length(realm, piece.length) {
+            // Perhaps the same bytes from another file, of which no copy is needed.
+            let again = fd.try_clone().map_err(|_| Refusal::Exhausted)?;
+            let id = readers.name(realm, again, *piece, shown)?;
+            let mut state = self.state();
+            if state.table.of(realm, id).is_some() {
+                if executable {
+                    self.allow_execution(&mut state, realm, id)?;
+                }
+                state.remember(realm, shown.key, id);
+                let object = self.known(&mut state, &shown, executable).ok_or(Refusal::NotFound)?;
+                return Ok((object, true));
+            }
+        }
         self.room(realm, piece.length)?;
-        let (id, draft) = self.server.readers.read(realm, fd, *piece, shown)?;
+        let (id, draft) = readers.read(realm, fd, *piece, shown, self.server.config.disk.clone())?;
         let memory = draft.seal().map_err(exhausted)?;
         drop(turn);
+        if self.server.config.disk.is_some() {
+            self.server.trimmer.trim(memory.as_fd());
+        }
         let mut state = self.state();
         // What is public need not be there twice.
         let public = state.table.of(&Realm::Public, id).is_some_and(|entry| entry.executable || !executable);

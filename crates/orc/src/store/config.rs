@@ -50,6 +50,8 @@ pub struct Config {
     pub publishers: Vec<u32>,
     /// Where to write what happens, one JSON object per line.
     pub log: Option<PathBuf>,
+    /// A folder for objects that large files become: there their pages come into memory as they are needed.
+    pub disk: Option<PathBuf>,
     /// Threads that answer.
     pub workers: usize,
 }
@@ -67,6 +69,7 @@ impl Default for Config {
             executables: Executables::Owned,
             publishers: Vec::new(),
             log: None,
+            disk: None,
             workers: 4,
         }
     }

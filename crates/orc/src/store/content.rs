@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ use crate::protocol::{Piece, Refusal};
 use crate::seal::Draft;
 use crate::{ObjectId, PAGE};
 
+/// The shortest piece that is worth a file of its own.
+const ON_DISK: usize = 256 << 10;
 /// Bytes read and hashed at a time.
 const CHUNK: usize = 256 << 10;
 /// How long a file may take to be read.
@@ -127,21 +130,14 @@ pub(super) fn from_memory(
     if u64::try_from(size).unwrap_or(0) < length {
         return Err(Refusal::Changed);
     }
-    read(fd, label, 0, length, length)
+    let draft = Draft::new(label, usize::try_from(length).map_err(|_| Refusal::Size)?).map_err(exhausted)?;
+    read(fd, draft, 0, length)
 }
 
-/// Reads `there` bytes from `offset` into a draft of `length`, which shows as `label`, and hashes all of it.
-fn read(
-    fd: BorrowedFd<'_>,
-    label: &str,
-    offset: u64,
-    there: u64,
-    length: u64,
-) -> Result<(ObjectId, Draft), Refusal> {
-    let length = usize::try_from(length).map_err(|_| Refusal::Size)?;
-    let there = usize::try_from(there).map_err(|_| Refusal::Size)?.min(length);
-    let mut draft = Draft::new(label, length).map_err(exhausted)?;
+/// Reads `there` bytes from `offset` into a draft, and hashes all of it.
+fn read(fd: BorrowedFd<'_>, mut draft: Draft, offset: u64, there: u64) -> Result<(ObjectId, Draft), Refusal> {
     let bytes = draft.bytes();
+    let there = usize::try_from(there).map_err(|_| Refusal::Size)?.min(bytes.len());
     let mut hash = blake3::Hasher::new();
     let mut filled = 0;
     while filled < there {
@@ -175,8 +171,20 @@ impl Readers {
         fd: OwnedFd,
         piece: Piece,
         shown: Shown,
+        disk: Option<PathBuf>,
     ) -> Result<(ObjectId, Draft), Refusal> {
-        self.within(realm, PATIENCE, move || piece_of(&fd, &piece, &shown))
+        self.within(realm, PATIENCE, move || piece_of(&fd, &piece, &shown, disk.as_deref()))
+    }
+
+    /// The name of a piece that was examined, without a copy: enough where there is one already.
+    pub(super) fn name(
+        &self,
+        realm: &Realm,
+        fd: OwnedFd,
+        piece: Piece,
+        shown: Shown,
+    ) -> Result<ObjectId, Refusal> {
+        self.within(realm, PATIENCE, move || name_of(&fd, &piece, &shown))
     }
 
     fn within<T: Send + 'static>(
@@ -230,12 +238,55 @@ fn file_label(fd: &OwnedFd) -> String {
     format!("orc:{}", plain.collect::<String>())
 }
 
-fn piece_of(fd: &OwnedFd, piece: &Piece, shown: &Shown) -> Result<(ObjectId, Draft), Refusal> {
+/// How much of a piece lies within the file.
+fn there(piece: &Piece, shown: &Shown) -> u64 {
     let size = u64::try_from(shown.key.size).unwrap_or(0);
-    let there = size.saturating_sub(piece.offset).min(piece.length);
-    let read = read(fd.as_fd(), &file_label(fd), piece.offset, there, piece.length)?;
+    size.saturating_sub(piece.offset).min(piece.length)
+}
+
+fn is_unchanged(fd: &OwnedFd, piece: &Piece, shown: &Shown) -> Result<(), Refusal> {
     let after = rustix::fs::fstat(fd).map_err(|_| Refusal::Descriptor)?;
-    if FileKey::of(&after, piece) == shown.key { Ok(read) } else { Err(Refusal::Changed) }
+    if FileKey::of(&after, piece) == shown.key { Ok(()) } else { Err(Refusal::Changed) }
+}
+
+fn piece_of(
+    fd: &OwnedFd,
+    piece: &Piece,
+    shown: &Shown,
+    disk: Option<&Path>,
+) -> Result<(ObjectId, Draft), Refusal> {
+    let length = usize::try_from(piece.length).map_err(|_| Refusal::Size)?;
+    let label = file_label(fd);
+    let on_disk = disk.filter(|_| length >= ON_DISK).map(|folder| Draft::on_disk(folder, &label, length));
+    let draft = match on_disk {
+        Some(Ok(draft)) => draft,
+        // A full disk, say: memory is as good.
+        Some(Err(_)) | None => Draft::new(&label, length).map_err(exhausted)?,
+    };
+    let read = read(fd.as_fd(), draft, piece.offset, there(piece, shown))?;
+    is_unchanged(fd, piece, shown)?;
+    Ok(read)
+}
+
+fn name_of(fd: &OwnedFd, piece: &Piece, shown: &Shown) -> Result<ObjectId, Refusal> {
+    let (mut hash, mut buffer) = (blake3::Hasher::new(), vec![0; CHUNK]);
+    let (mut done, end) = (0, there(piece, shown));
+    while done < end {
+        let most = usize::try_from(end - done).unwrap_or(CHUNK).min(CHUNK);
+        let count =
+            rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut buffer[..most], piece.offset + done))
+                .map_err(|_| Refusal::Descriptor)?;
+        if count == 0 {
+            return Err(Refusal::Changed);
+        }
+        hash.update(&buffer[..count]);
+        done += count as u64;
+    }
+    // Behind the end there are zeros, less than a page.
+    let zeros = usize::try_from(piece.length - done).unwrap_or(0).min(PAGE);
+    hash.update(&[0; PAGE][..zeros]);
+    is_unchanged(fd, piece, shown)?;
+    Ok(ObjectId(*hash.finalize().as_bytes()))
 }
 
 #[cfg(test)]
@@ -251,12 +302,15 @@ mod tests {
         let piece = Piece { flags: 0, offset: 4096, length: 4096 };
         let shown = examine(file.as_fd(), &piece, 1 << 20).unwrap();
         let readers = Readers::default();
-        let (id, _) = readers.read(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown).unwrap();
+        let (id, _) =
+            readers.read(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown, None).unwrap();
+        let name = readers.name(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown);
+        assert_eq!(name, Ok(id));
         let mut page = vec![7; 904];
         page.resize(4096, 0);
         assert_eq!(id, ObjectId::of(&page));
         file.write_all(b"more").unwrap();
-        let changed = readers.read(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown);
+        let changed = readers.read(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown, None);
         assert_eq!(changed.unwrap_err(), Refusal::Changed);
         let refused =
             |offset, length| examine(file.as_fd(), &Piece { flags: 0, offset, length }, 1 << 20).unwrap_err();

@@ -2,9 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use std::os::fd::AsFd as _;
+
 use rustix::fs::{fstat, major, minor};
 use serde::{Deserialize, Serialize};
 
+use super::object::resident;
 use super::realm::Realm;
 use super::state::State;
 use crate::ObjectId;
@@ -78,7 +81,7 @@ pub(super) fn write(state: &State, realm: &Realm, everything: bool) -> Vec<u8> {
                 offset: entry.object.offset,
                 device: format!("{:02x}:{:02x}", major(stat.st_dev), minor(stat.st_dev)),
                 inode: stat.st_ino,
-                resident: u64::try_from(stat.st_blocks).unwrap_or(0) * 512,
+                resident: resident(entry.object.memory.fd.as_fd(), stat.st_blocks),
                 // How often others asked for what is public is nobody's business.
                 served: if *place == *realm || everything { entry.served } else { 0 },
                 holders: holders.remove(&(place.clone(), *id)).unwrap_or_default(),

@@ -23,6 +23,7 @@ use super::realm::Realm;
 use super::records::ConnectionRecord;
 use super::state::{Connection, Listener, State};
 use super::table::Holder;
+use super::trimmer::Trimmer;
 use crate::protocol::{LONGEST, Refusal, Reply, decode_request};
 use crate::wire;
 
@@ -41,6 +42,7 @@ pub(super) struct Server {
     pub(super) state: Mutex<State>,
     pub(super) audit: Arc<Audit>,
     pub(super) readers: Readers,
+    pub(super) trimmer: Trimmer,
     /// How many large objects are being copied.
     pub(super) large: AtomicUsize,
     listeners: Arc<Vec<Listener>>,
@@ -64,6 +66,7 @@ pub(super) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
         state: Mutex::new(state),
         audit,
         readers: Readers::default(),
+        trimmer: Trimmer::start()?,
         large: AtomicUsize::new(0),
         events,
         started: Instant::now(),

@@ -103,6 +103,11 @@ impl<P> Table<P> {
         self.realms.get(realm)?.entries.get(&id)
     }
 
+    /// Whether the realm has an object that takes so many bytes.
+    pub(super) fn has_length(&self, realm: &Realm, bytes: u64) -> bool {
+        self.realms.get(realm).is_some_and(|of| of.entries.values().any(|entry| entry.bytes == bytes))
+    }
+
     /// All realms.
     pub(super) fn realms(&self) -> impl Iterator<Item = (&Realm, &Objects<P>)> {
         self.realms.iter()

@@ -1,4 +1,5 @@
-//! A process' descriptors: files, pipes, eventfds, epolls, TCP and UDP sockets. What is none of these is refused.
+//! A process' descriptors: files, pipes, eventfds, epolls, timerfds, signalfds, pseudo-terminals, TCP and UDP sockets. What
+//! is none of these is refused.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,9 +10,10 @@ use orrery_kimage::{FileKind, InetSocket, OpenFile, Special, Task};
 use super::Context;
 use super::files::{REGULAR, nobody};
 use super::messages::{
-    EpollFile, EpollTarget, EventFile, Fdinfo, File, InetSocket as InetImage, PipeData, PipeFile,
-    SocketOptions, TcpStream,
+    EpollFile, EpollTarget, EventFile, Fdinfo, File, InetSocket as InetImage, PipeData, PipeFile, SignalFile,
+    SocketOptions, TcpStream, TimerFile,
 };
+use super::terminals;
 use super::writer::{ImageFile, Kind};
 
 /// `enum fd_types` of CRIU's `fdinfo.proto`.
@@ -19,6 +21,9 @@ const PIPE: u32 = 2;
 const INET: u32 = 4;
 const EVENT: u32 = 6;
 const EPOLL: u32 = 7;
+const SIGNAL: u32 = 9;
+const TIMER: u32 = 17;
+const SECOND: u64 = 1_000_000_000;
 
 const TCP: u32 = 6;
 const ESTABLISHED: u32 = 1;
@@ -85,6 +90,9 @@ fn add(context: &mut Context<'_>, file: &OpenFile<'_>) -> Result<(u32, u32)> {
     let entry = match file.kind()? {
         FileKind::Regular | FileKind::Directory => return Ok((context.files.regular(file)?, REGULAR)),
         FileKind::CharacterDevice => {
+            if let Some(terminal) = file.terminal()? {
+                return terminals::add(context, file, &terminal);
+            }
             let path = file.path()?.display();
             if !["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"].contains(&&*path) {
                 bail!("devices are not carried over");
@@ -111,6 +119,26 @@ fn add(context: &mut Context<'_>, file: &OpenFile<'_>) -> Result<(u32, u32)> {
                     .collect();
                 let epoll = EpollFile { id, flags, fown: nobody(), tfd };
                 File { kind: EPOLL, id, epfd: Some(epoll), ..File::default() }
+            }
+            Special::Signal { mask } => {
+                let signal = SignalFile { id, flags, fown: nobody(), sigmask: mask };
+                File { kind: SIGNAL, id, sgfd: Some(signal), ..File::default() }
+            }
+            Special::Timer { clock, ticks, flags: settime_flags, interval, expires } => {
+                let left = expires.map_or(0, |expires| context.left(clock, expires));
+                let timer = TimerFile {
+                    id,
+                    flags,
+                    fown: nobody(),
+                    clockid: clock,
+                    ticks,
+                    settime_flags,
+                    vsec: left / SECOND,
+                    vnsec: left % SECOND,
+                    isec: interval / SECOND,
+                    insec: interval % SECOND,
+                };
+                File { kind: TIMER, id, tfd: Some(timer), ..File::default() }
             }
             Special::Other(name) => bail!("{name} is not carried over yet"),
         },

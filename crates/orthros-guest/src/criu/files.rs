@@ -3,13 +3,16 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use anyhow::{Result, bail};
-use orrery_kimage::{OpenFile, Task};
+use anyhow::{Context as _, Result, bail};
+use orrery_kimage::{Attributes, FileKind, OpenFile, Task};
 
-use super::messages::{File, Fown, Fs, RegFile};
+use super::messages::{File, Fown, Fs, GhostFile, RegFile, RemapFilePath};
 use super::writer::{ImageFile, Kind};
 
 pub(super) const REGULAR: u32 = 1;
+const GHOST: u32 = 1;
+/// A file without a name may hold so much.
+const MOST_CONTENT: u64 = 64 << 20;
 /// What `open` is told, and not kept.
 const ONCE: u32 =
     (libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC).cast_unsigned();
@@ -20,6 +23,16 @@ pub(super) struct Files {
     /// By the address of the kernel's `struct file`.
     known: HashMap<u64, u32>,
     directories: HashMap<String, u32>,
+    ghosts: Vec<Ghost>,
+}
+
+/// A file without a name.
+struct Ghost {
+    inode: u64,
+    attributes: Attributes,
+    content: Vec<u8>,
+    /// The numbers under which it is open.
+    files: Vec<u32>,
 }
 
 impl Files {
@@ -45,13 +58,45 @@ impl Files {
         }
         let path = file.path()?;
         if path.deleted {
-            bail!("{} has no name any more, which is not carried over yet", path.display());
+            self.ghost(file, &path)?;
         }
         let id = self.next();
         let flags = file.flags()? & !ONCE;
         let name = String::from_utf8(path.bytes).map_err(|_| anyhow::anyhow!("its path is no UTF-8"))?;
         self.add(file, entry(id, flags, file.position()?, name));
         Ok(id)
+    }
+
+    /// A file that has no name any more: what it holds goes into the images, once for all who have it open.
+    fn ghost(&mut self, file: &OpenFile<'_>, path: &orrery_kimage::Path) -> Result<()> {
+        let id = self.next();
+        let inode = file.inode()?.address();
+        let ghost = match self.ghosts.iter().position(|ghost| ghost.inode == inode) {
+            Some(known) => known,
+            None => {
+                if path.bytes.starts_with(b"/memfd:") || path.bytes.starts_with(b"/SYSV") {
+                    bail!("memfds and System V memory are not carried over yet");
+                }
+                if file.kind()? != FileKind::Regular {
+                    bail!("it has no name any more, and is no regular file");
+                }
+                let attributes = file.attributes()?;
+                let content = file.cached_content(MOST_CONTENT)?;
+                let content =
+                    content.context("it has no name any more, and parts of it are only on the disk")?;
+                self.ghosts.push(Ghost { inode, attributes, content, files: Vec::new() });
+                self.ghosts.len() - 1
+            }
+        };
+        self.ghosts[ghost].files.push(id);
+        Ok(())
+    }
+
+    /// A file that stands beside the descriptions, by its path.
+    pub(super) fn beside(&mut self, flags: u32, name: String) -> u32 {
+        let id = self.next();
+        self.entries.push(entry(id, flags & !ONCE, 0, name));
+        id
     }
 
     /// A file that is mapped; what it was opened as, and where it stands, is of no matter.
@@ -89,7 +134,19 @@ impl Files {
         for entry in &self.entries {
             file.put(entry)?;
         }
-        file.finish()
+        file.finish()?;
+        let mut remaps = ImageFile::create(folder, "remap-fpath", Kind::RemapFilePath)?;
+        for (number, ghost) in (1..).zip(&self.ghosts) {
+            let Attributes { uid, gid, mode, .. } = ghost.attributes;
+            let mut file = ImageFile::create(folder, &format!("ghost-file-{number:x}"), Kind::GhostFile)?;
+            file.put(&GhostFile { uid, gid, mode })?;
+            file.raw(&ghost.content)?;
+            file.finish()?;
+            for &orig_id in &ghost.files {
+                remaps.put(&RemapFilePath { orig_id, remap_id: number, remap_type: Some(GHOST) })?;
+            }
+        }
+        remaps.finish()
     }
 }
 

@@ -11,23 +11,24 @@ use super::Context;
 use super::messages::{Mm, Pagemap, PagemapHead, Vma};
 use super::writer::{ImageFile, Kind};
 
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 /// CRIU `criu/include/image.h`.
 const REGULAR: u32 = 1;
 const VDSO: u32 = 1 << 3;
 const HEAP: u32 = 1 << 5;
 const FILE_PRIVATE: u32 = 1 << 6;
 const FILE_SHARED: u32 = 1 << 7;
+const ANONYMOUS_SHARED: u32 = 1 << 8;
 const ANONYMOUS_PRIVATE: u32 = 1 << 9;
 const VVAR: u32 = 1 << 12;
 /// `PE_PRESENT`: the pages follow in `pages-*.img`.
-const PRESENT: u32 = 1 << 2;
+pub(super) const PRESENT: u32 = 1 << 2;
 /// `VM_GROWSDOWN` of `include/linux/mm.h`.
 const GROWS_DOWN: u64 = 0x100;
 
-pub(super) fn write(
-    context: &mut Context<'_>,
-    process: &Task<'_>,
+pub(super) fn write<'k>(
+    context: &mut Context<'k>,
+    process: &Task<'k>,
     pid: u32,
     index: u32,
     folder: &Path,
@@ -77,7 +78,7 @@ fn auxiliary(space: &AddressSpace<'_>) -> Result<Vec<u64>> {
     Ok(words[..(pairs + 1) * 2].to_vec())
 }
 
-fn vma(context: &mut Context<'_>, mapping: &Mapping<'_>) -> Result<Vma> {
+fn vma<'k>(context: &mut Context<'k>, mapping: &Mapping<'k>) -> Result<Vma> {
     let shared = mapping.is_shared();
     let label = mapping.label()?;
     let mut flags = (if shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE }).cast_unsigned();
@@ -89,15 +90,33 @@ fn vma(context: &mut Context<'_>, mapping: &Mapping<'_>) -> Result<Vma> {
         (Some(file), _) => {
             let file = OpenFile::check(file)?;
             let path = file.path()?;
+            pgoff = mapping.page_offset * PAGE;
+            if shared && super::shared::is_anonymous(&file)? {
+                flags |= libc::MAP_ANONYMOUS.cast_unsigned();
+                let (start, end, prot) = (mapping.start, mapping.end, u32::try_from(mapping.flags & 7)?);
+                let shmid = context.shared.add(&file)?;
+                let status = REGULAR | ANONYMOUS_SHARED;
+                return Ok(Vma {
+                    start,
+                    end,
+                    pgoff,
+                    shmid,
+                    prot,
+                    flags,
+                    status,
+                    fd: -1,
+                    madv: None,
+                    fdflags: None,
+                });
+            }
             if path.deleted {
                 bail!("it maps {}, which cannot be opened again", path.display());
             }
             shmid = u64::from(context.files.mapped(&file)?);
-            pgoff = mapping.page_offset * PAGE;
             fdflags = Some(file.flags()? & libc::O_ACCMODE.cast_unsigned());
             REGULAR | if shared { FILE_SHARED } else { FILE_PRIVATE }
         }
-        (None, _) if shared => bail!("it is shared anonymous memory, which is not carried over yet"),
+        (None, _) if shared => bail!("it is shared memory of nothing that is known"),
         (None, label) => {
             flags |= libc::MAP_ANONYMOUS.cast_unsigned();
             match label {

@@ -192,6 +192,8 @@ pub(crate) struct TaskTimers {
     pub(crate) virt: Itimer,
     #[prost(message, required, tag = "3")]
     pub(crate) prof: Itimer,
+    #[prost(message, repeated, tag = "4")]
+    pub(crate) posix: Vec<PosixTimer>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -209,7 +211,43 @@ pub(crate) struct Rlimits {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct SignalQueue {}
+pub(crate) struct Siginfo {
+    /// What a handler gets, as the kernel lays it out.
+    #[prost(bytes = "vec", required, tag = "1")]
+    pub(crate) siginfo: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct SignalQueue {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) signals: Vec<Siginfo>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct PosixTimer {
+    #[prost(uint32, required, tag = "1")]
+    pub(crate) it_id: u32,
+    #[prost(uint32, required, tag = "2")]
+    pub(crate) clock_id: u32,
+    #[prost(uint32, required, tag = "3")]
+    pub(crate) si_signo: u32,
+    #[prost(uint32, required, tag = "4")]
+    pub(crate) it_sigev_notify: u32,
+    #[prost(uint64, required, tag = "5")]
+    pub(crate) sival_ptr: u64,
+    #[prost(uint32, required, tag = "6")]
+    pub(crate) overrun: u32,
+    #[prost(uint64, required, tag = "7")]
+    pub(crate) isec: u64,
+    #[prost(uint64, required, tag = "8")]
+    pub(crate) insec: u64,
+    #[prost(uint64, required, tag = "9")]
+    pub(crate) vsec: u64,
+    #[prost(uint64, required, tag = "10")]
+    pub(crate) vnsec: u64,
+    #[prost(int32, optional, tag = "11")]
+    pub(crate) notify_thread_id: Option<i32>,
+}
 
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct Sigaction {
@@ -613,6 +651,159 @@ pub(crate) struct TcpStream {
 }
 
 #[derive(Clone, PartialEq, Message)]
+pub(crate) struct SignalFile {
+    #[prost(uint32, required, tag = "1")]
+    pub(crate) id: u32,
+    #[prost(uint32, required, tag = "2")]
+    pub(crate) flags: u32,
+    #[prost(message, required, tag = "3")]
+    pub(crate) fown: Fown,
+    #[prost(uint64, required, tag = "4")]
+    pub(crate) sigmask: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TimerFile {
+    #[prost(uint32, required, tag = "1")]
+    pub(crate) id: u32,
+    #[prost(uint32, required, tag = "2")]
+    pub(crate) flags: u32,
+    #[prost(message, required, tag = "3")]
+    pub(crate) fown: Fown,
+    #[prost(uint32, required, tag = "4")]
+    pub(crate) clockid: u32,
+    #[prost(uint64, required, tag = "5")]
+    pub(crate) ticks: u64,
+    #[prost(uint32, required, tag = "6")]
+    pub(crate) settime_flags: u32,
+    /// What is left of it.
+    #[prost(uint64, required, tag = "7")]
+    pub(crate) vsec: u64,
+    #[prost(uint64, required, tag = "8")]
+    pub(crate) vnsec: u64,
+    #[prost(uint64, required, tag = "9")]
+    pub(crate) isec: u64,
+    #[prost(uint64, required, tag = "10")]
+    pub(crate) insec: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TtyFile {
+    #[prost(uint32, required, tag = "1")]
+    pub(crate) id: u32,
+    #[prost(uint32, required, tag = "2")]
+    pub(crate) tty_info_id: u32,
+    #[prost(uint32, required, tag = "3")]
+    pub(crate) flags: u32,
+    #[prost(message, required, tag = "4")]
+    pub(crate) fown: Fown,
+    /// The file, by its path, that leads to it.
+    #[prost(uint32, optional, tag = "6")]
+    pub(crate) regf_id: Option<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Termios {
+    #[prost(uint32, required, tag = "1")]
+    pub(crate) c_iflag: u32,
+    #[prost(uint32, required, tag = "2")]
+    pub(crate) c_oflag: u32,
+    #[prost(uint32, required, tag = "3")]
+    pub(crate) c_cflag: u32,
+    #[prost(uint32, required, tag = "4")]
+    pub(crate) c_lflag: u32,
+    #[prost(uint32, required, tag = "5")]
+    pub(crate) c_line: u32,
+    #[prost(uint32, required, tag = "6")]
+    pub(crate) c_ispeed: u32,
+    #[prost(uint32, required, tag = "7")]
+    pub(crate) c_ospeed: u32,
+    #[prost(uint32, repeated, packed = "false", tag = "8")]
+    pub(crate) c_cc: Vec<u32>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct Winsize {
+    #[prost(uint32, required, tag = "1")]
+    pub(crate) ws_row: u32,
+    #[prost(uint32, required, tag = "2")]
+    pub(crate) ws_col: u32,
+    #[prost(uint32, required, tag = "3")]
+    pub(crate) ws_xpixel: u32,
+    #[prost(uint32, required, tag = "4")]
+    pub(crate) ws_ypixel: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct TtyPty {
+    #[prost(uint32, required, tag = "1")]
+    pub(crate) index: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TtyInfo {
+    #[prost(uint32, required, tag = "1")]
+    pub(crate) id: u32,
+    /// 1: a pseudo-terminal.
+    #[prost(uint32, required, tag = "2")]
+    pub(crate) kind: u32,
+    #[prost(bool, required, tag = "3")]
+    pub(crate) locked: bool,
+    #[prost(bool, required, tag = "4")]
+    pub(crate) exclusive: bool,
+    #[prost(bool, required, tag = "5")]
+    pub(crate) packet_mode: bool,
+    #[prost(uint32, required, tag = "6")]
+    pub(crate) sid: u32,
+    #[prost(uint32, required, tag = "7")]
+    pub(crate) pgrp: u32,
+    #[prost(uint32, required, tag = "8")]
+    pub(crate) rdev: u32,
+    #[prost(message, optional, tag = "9")]
+    pub(crate) termios: Option<Termios>,
+    #[prost(message, optional, tag = "10")]
+    pub(crate) termios_locked: Option<Termios>,
+    #[prost(message, optional, tag = "11")]
+    pub(crate) winsize: Option<Winsize>,
+    #[prost(message, optional, tag = "12")]
+    pub(crate) pty: Option<TtyPty>,
+    #[prost(uint32, optional, tag = "14")]
+    pub(crate) uid: Option<u32>,
+    #[prost(uint32, optional, tag = "15")]
+    pub(crate) gid: Option<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct TtyData {
+    #[prost(uint32, required, tag = "1")]
+    pub(crate) tty_id: u32,
+    #[prost(bytes = "vec", required, tag = "2")]
+    pub(crate) data: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct GhostFile {
+    #[prost(uint32, required, tag = "1")]
+    pub(crate) uid: u32,
+    #[prost(uint32, required, tag = "2")]
+    pub(crate) gid: u32,
+    #[prost(uint32, required, tag = "3")]
+    pub(crate) mode: u32,
+}
+
+/// A file whose name leads to something else than it.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct RemapFilePath {
+    #[prost(uint32, required, tag = "1")]
+    pub(crate) orig_id: u32,
+    #[prost(uint32, required, tag = "2")]
+    pub(crate) remap_id: u32,
+    /// 1: to a file that has no name.
+    #[prost(uint32, optional, tag = "3")]
+    pub(crate) remap_type: Option<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct File {
     #[prost(uint32, required, tag = "1")]
     pub(crate) kind: u32,
@@ -626,8 +817,14 @@ pub(crate) struct File {
     pub(crate) efd: Option<EventFile>,
     #[prost(message, optional, tag = "9")]
     pub(crate) epfd: Option<EpollFile>,
+    #[prost(message, optional, tag = "10")]
+    pub(crate) sgfd: Option<SignalFile>,
+    #[prost(message, optional, tag = "12")]
+    pub(crate) tfd: Option<TimerFile>,
     #[prost(message, optional, tag = "18")]
     pub(crate) pipe: Option<PipeFile>,
+    #[prost(message, optional, tag = "19")]
+    pub(crate) tty: Option<TtyFile>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -5,7 +5,9 @@ mod files;
 mod frozen;
 mod memory;
 mod messages;
+mod shared;
 mod task;
+mod terminals;
 mod writer;
 
 use std::fs;
@@ -17,6 +19,9 @@ use orrery_kimage::{IdKind, Kernel, Task};
 use descriptors::Sockets;
 use files::Files;
 pub(crate) use frozen::Frozen;
+use shared::SharedMemory;
+use terminals::Terminals;
+
 use messages::{Inventory, KobjIds, Pstree, Timens, Timespec};
 use writer::{ImageFile, Kind};
 
@@ -46,9 +51,25 @@ struct Context<'k> {
     /// The dead kernel's clock, in nanoseconds since it booted.
     monotonic: u64,
     frozen: &'k Frozen,
+    /// What to add to it for the time of day.
+    realtime: u64,
     files: Files,
     sockets: Sockets,
+    terminals: Terminals,
+    shared: SharedMemory<'k>,
     summary: Summary,
+}
+
+impl Context<'_> {
+    /// What is left until a clock shows `expires`, in nanoseconds; never nothing, which would mean never.
+    fn left(&self, clock: u32, expires: u64) -> u64 {
+        let now = if clock == libc::CLOCK_REALTIME.cast_unsigned() {
+            self.monotonic.wrapping_add(self.realtime)
+        } else {
+            self.monotonic
+        };
+        expires.saturating_sub(now).max(1000)
+    }
 }
 
 /// Writes images of the process `pid` and all its descendants into `folder`, ready for `criu restore`.
@@ -63,8 +84,11 @@ pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -
         kernel,
         monotonic,
         frozen,
+        realtime: kernel.object("timekeeper", keeper(kernel)?)?.u64("offs_real")?,
         files: Files::default(),
         sockets: Sockets::default(),
+        terminals: Terminals::default(),
+        shared: SharedMemory::default(),
         summary: Summary::default(),
     };
     let mut tree = Vec::new();
@@ -86,6 +110,8 @@ pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -
     pstree.finish()?;
     context.files.write(folder)?;
     context.sockets.write(folder)?;
+    context.terminals.write(folder)?;
+    context.summary.pages += context.shared.write(kernel, folder)?;
     let (seconds, nanoseconds) = (monotonic / 1_000_000_000, monotonic % 1_000_000_000);
     let now = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
     let mut clock = ImageFile::create(folder, &format!("timens-{OWN_CLOCK}"), Kind::Timens)?;
@@ -126,9 +152,9 @@ fn ids(number: u32, own_clock: bool) -> KobjIds {
     }
 }
 
-fn write_process(
-    context: &mut Context<'_>,
-    process: &Task<'_>,
+fn write_process<'k>(
+    context: &mut Context<'k>,
+    process: &Task<'k>,
     index: u32,
     folder: &Path,
     pstree: &mut ImageFile,
@@ -181,10 +207,13 @@ fn parent(process: &Task<'_>) -> Result<u32> {
 
 /// The dead kernel's monotonic clock when it last ticked: what its clocks will go on from.
 fn monotonic(kernel: &Kernel) -> Result<u64> {
-    // `tk_core` is a sequence counter and the timekeeper, which is aligned to 8.
-    let core = kernel.symbols().address("tk_core")?;
-    let keeper = kernel.object("timekeeper", core + 8)?;
+    let keeper = kernel.object("timekeeper", keeper(kernel)?)?;
     let base = keeper.u64("tkr_mono.base")?;
     let fraction = keeper.u64("tkr_mono.xtime_nsec")? >> keeper.u32("tkr_mono.shift")?.min(63);
     Ok(base + fraction)
+}
+
+/// Where the kernel keeps its time: `tk_core` is a sequence counter and the timekeeper, which is aligned to 8.
+fn keeper(kernel: &Kernel) -> Result<u64> {
+    Ok(kernel.symbols().address("tk_core")? + 8)
 }

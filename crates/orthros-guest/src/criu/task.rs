@@ -8,8 +8,8 @@ use orrery_kimage::{Object, Registers, Task};
 
 use super::Context;
 use super::messages::{
-    Core, Creds, Itimer, Rlimit, Rlimits, Rseq, Sigaction, SignalQueue, SignalStack, TaskCore, TaskTimers,
-    ThreadCore, ThreadInfoX86, X86Fpregs, X86Regs,
+    Core, Creds, Itimer, PosixTimer, Rlimit, Rlimits, Rseq, Sigaction, Siginfo, SignalQueue, SignalStack,
+    TaskCore, TaskTimers, ThreadCore, ThreadInfoX86, X86Fpregs, X86Regs,
 };
 
 const SYSCALL_LENGTH: u64 = 2;
@@ -17,6 +17,7 @@ const ENOSYS: i64 = 38;
 /// `ERESTARTSYS` to `ERESTART_RESTARTBLOCK`: the kernel had decided to begin the call again.
 const RESTARTS: std::ops::RangeInclusive<i64> = 512..=516;
 const SIGNALS: u64 = 64;
+const SECOND: u64 = 1_000_000_000;
 
 /// The calls that wait, and have done nothing until what they wait for happens; and those that may be made twice.
 const AGAIN: &[i64] = &[
@@ -89,7 +90,7 @@ pub(super) fn core(context: &mut Context<'_>, thread: &Task<'_>, is_leader: bool
             ss_flags: task.u32("sas_ss_flags")?,
         }),
         pdeath_sig: Some(task.u32("pdeath_signal")?).filter(|&signal| signal != 0),
-        signals_p: Some(SignalQueue {}),
+        signals_p: Some(pending(thread, false)?),
         creds: Some(credentials(thread)?),
         seccomp_mode: Some(0),
         comm: Some(name.clone()),
@@ -144,17 +145,6 @@ fn resume(context: &mut Context<'_>, thread: &Task<'_>, registers: &mut Register
 fn process(context: &mut Context<'_>, thread: &Task<'_>, comm: String, blk_sigset: u64) -> Result<TaskCore> {
     let task = thread.object();
     let signal = task.required("signal", "signal_struct")?;
-    for (queue, whose) in [
-        (task.embedded("pending", "sigpending")?, "thread"),
-        (signal.embedded("shared_pending", "sigpending")?, "process"),
-    ] {
-        if queue.u64("signal")? != 0 {
-            context
-                .summary
-                .remarks
-                .push(format!("process {}: signals pending for the {whose} are lost", thread.pid()?));
-        }
-    }
     let limits = signal.bytes("rlim")?;
     let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
     let rlimits = limits.chunks_exact(16).map(|pair| Rlimit { cur: word(&pair[..8]), max: word(&pair[8..]) });
@@ -166,11 +156,51 @@ fn process(context: &mut Context<'_>, thread: &Task<'_>, comm: String, blk_sigse
         flags: task.u32("flags")?,
         blk_sigset,
         comm,
-        timers: Some(TaskTimers { real: real_timer(context, signal)?, virt: nothing, prof: nothing }),
+        timers: Some(TaskTimers {
+            real: real_timer(context, signal)?,
+            virt: nothing,
+            prof: nothing,
+            posix: timers(context, thread)?,
+        }),
         rlimits: Some(Rlimits { rlimits: rlimits.collect() }),
-        signals_s: Some(SignalQueue {}),
+        signals_s: Some(pending(thread, true)?),
         sigactions: actions(task)?,
     })
+}
+
+/// Signals that were sent and not taken yet.
+fn pending(thread: &Task<'_>, of_process: bool) -> Result<SignalQueue> {
+    let signals = thread.pending_signals(of_process)?;
+    Ok(SignalQueue { signals: signals.into_iter().map(|siginfo| Siginfo { siginfo }).collect() })
+}
+
+/// `timer_create`: what was left of each timer when the kernel died.
+fn timers(context: &Context<'_>, thread: &Task<'_>) -> Result<Vec<PosixTimer>> {
+    let mut found = Vec::new();
+    for timer in thread.posix_timers()? {
+        let clock = u32::try_from(timer.clock).unwrap_or(u32::MAX);
+        if clock > libc::CLOCK_BOOTTIME.cast_unsigned() {
+            bail!("its timer {} goes by clock {}, which is not carried over yet", timer.id, timer.clock);
+        }
+        if timer.notify > 1 {
+            bail!("its timer {} sends signals to a thread, which is not carried over yet", timer.id);
+        }
+        let left = timer.expires.map_or(0, |expires| context.left(clock, expires));
+        found.push(PosixTimer {
+            it_id: timer.id,
+            clock_id: clock,
+            si_signo: timer.signal,
+            it_sigev_notify: timer.notify,
+            sival_ptr: timer.value,
+            overrun: timer.overrun,
+            isec: timer.interval / SECOND,
+            insec: timer.interval % SECOND,
+            vsec: left / SECOND,
+            vnsec: left % SECOND,
+            notify_thread_id: None,
+        });
+    }
+    Ok(found)
 }
 
 /// `setitimer(ITIMER_REAL)`: what was left of it when the kernel died.

@@ -25,6 +25,10 @@ pub(crate) enum Kind {
     Seccomp = 0x6441_3049,
     PipesData = 0x5645_3709,
     TcpStream = 0x5146_5506,
+    TtyInfo = 0x5945_3036,
+    TtyData = 0x5941_3026,
+    GhostFile = 0x5258_3605,
+    RemapFilePath = 0x5913_3954,
 }
 
 /// An image file in the making.

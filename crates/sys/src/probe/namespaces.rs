@@ -39,6 +39,13 @@ pub(super) const FAMILY: Family = Family {
             probe: Probe::Child(mount_namespace),
         },
         Row {
+            name: "detached_mount",
+            systems: &[System::Hijack],
+            purpose: "a file system that only those see who were given its descriptor",
+            fallback: "nothing: archives have to be unpacked",
+            probe: Probe::Child(detached_mount),
+        },
+        Row {
             name: "net_namespace",
             systems: &[System::LwcContexts, System::Orthros],
             purpose: "cuts a domain off the network; holds the bridge between the two kernels",
@@ -111,6 +118,25 @@ fn mount_namespace(note: &mut Note) -> Verdict {
     // SAFETY: as above, and nothing mounted here is seen outside.
     unsafe { syscall!(Sysno::mount, none, c"/proc".as_ptr(), tmpfs, 0, 0) }.during("mount of a tmpfs")?;
     expect(stat(c"/proc/self").err() == Some(Errno::NOENT), "the mount is not seen")
+}
+
+fn detached_mount(note: &mut Note) -> Verdict {
+    const FSCONFIG_CMD_CREATE: u32 = 6;
+    // SAFETY: the string ends in NUL.
+    let open = || unsafe { syscall!(Sysno::fsopen, c"tmpfs".as_ptr(), 0) };
+    let context = match open() {
+        Err(error) if error.into_raw() == libc::EPERM => {
+            enter_user_namespace(UnshareFlags::NEWNS).during("fsopen, also after unshare(CLONE_NEWUSER)")?;
+            note.say(format_args!("inside a user namespace"));
+            open()
+        }
+        other => other,
+    };
+    let context = context.during("fsopen")?;
+    // SAFETY: no strings are given.
+    unsafe { syscall!(Sysno::fsconfig, context, FSCONFIG_CMD_CREATE, 0, 0, 0) }.during("fsconfig")?;
+    // SAFETY: only a descriptor is made, which the child leaves behind.
+    unsafe { syscall!(Sysno::fsmount, context, 0, 0) }.during("fsmount").map(drop)
 }
 
 fn net_namespace(note: &mut Note) -> Verdict {

@@ -23,6 +23,20 @@ pub(super) const FAMILY: Family = Family {
             probe: Probe::Child(sched_fifo),
         },
         Row {
+            name: "nice_below_zero",
+            systems: &[System::Hijack],
+            purpose: "a precise sleeper outweighs the others of its group",
+            fallback: "a short slice",
+            probe: Probe::Child(nice_below_zero),
+        },
+        Row {
+            name: "sched_slice",
+            systems: &[System::Hijack],
+            purpose: "a precise sleeper preempts those with longer slices, which takes no privilege",
+            fallback: "it waits for its turn",
+            probe: Probe::Child(sched_slice),
+        },
+        Row {
             name: "sched_deadline",
             systems: &[System::Orbit, System::Hijack],
             purpose: "reserves processor time per period for a task",
@@ -61,6 +75,32 @@ fn sched_fifo(_: &mut Note) -> Verdict {
     // SAFETY: it only asks.
     let now = unsafe { syscall!(Sysno::sched_getscheduler, 0) }.during("sched_getscheduler")?;
     expect(i32::try_from(now) == Ok(libc::SCHED_FIFO), "the class does not stick")
+}
+
+fn nice_below_zero(_: &mut Note) -> Verdict {
+    const HIGHEST: i32 = -20;
+    // SAFETY: changes how this child is scheduled, which ends within microseconds.
+    unsafe { syscall!(Sysno::setpriority, libc::PRIO_PROCESS, 0, HIGHEST) }
+        .during("setpriority(-20)")
+        .map(drop)
+}
+
+fn sched_slice(note: &mut Note) -> Verdict {
+    /// The shortest that Linux 6.12 and later take.
+    const SHORTEST: u64 = 100_000;
+    let size = u32::try_from(size_of::<libc::sched_attr>()).unwrap_or(0);
+    // SAFETY: all-zero is a valid `sched_attr`.
+    let mut attributes: libc::sched_attr = unsafe { zeroed() };
+    (attributes.size, attributes.sched_runtime) = (size, SHORTEST);
+    // SAFETY: the kernel reads the attributes.
+    unsafe { syscall!(Sysno::sched_setattr, 0, &raw const attributes, 0) }
+        .during("sched_setattr(SCHED_OTHER)")?;
+    attributes.sched_runtime = 0;
+    // SAFETY: the kernel writes so many bytes.
+    unsafe { syscall!(Sysno::sched_getattr, 0, &raw mut attributes, size, 0) }.during("sched_getattr")?;
+    expect(attributes.sched_runtime == SHORTEST, "the kernel keeps slices of its own")?;
+    note.say(format_args!("{} us", SHORTEST / 1000));
+    Ok(())
 }
 
 fn sched_deadline(_: &mut Note) -> Verdict {

@@ -11,6 +11,7 @@ use super::frame::Context;
 use super::kernel::{SIGSYS, address, address_mut, block_signals, call, failed, set_mask, ticks};
 use super::own;
 use super::requests::ask;
+use super::services;
 use crate::board::{EXEC, EXEC_FAILED, Unfollowed, YES};
 use crate::numbers;
 
@@ -42,6 +43,7 @@ pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i6
         // What cannot be found cannot be executed, for the same reason.
         return found;
     }
+    services::about_to_hand_on();
     let unfollowed = if gains_privileges(status[MODE_AT], number, path) {
         Some(Unfollowed::Privileged)
     } else {

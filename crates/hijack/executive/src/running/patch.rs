@@ -18,7 +18,7 @@ use super::kernel::{address, block_signals, call, failed, set_mask};
 use super::policy::policy;
 use super::requests::ask;
 use super::stubs::{self, STUB};
-use super::{landings, own, ranges};
+use super::{landings, originals, own, ranges, services};
 use crate::board::{CALLS, CODE, SITE, YES, code_hash};
 use crate::config::SA_ONSTACK;
 use crate::numbers;
@@ -105,6 +105,8 @@ enum Way {
     Gate { number: u16 },
     /// By a function that times it, or asks the policy, or does what the executive does with such calls.
     Function { number: u16, function: unsafe extern "C" fn() },
+    /// By looking at the word at `answer`, where a service remembers what to return; by a function that asks if there is nothing.
+    Answer { number: u16, answer: u64 },
     /// By a gate or a function if it is an ordinary call: only then is its number known. By dispatch if not.
     Any,
 }
@@ -118,11 +120,16 @@ impl Way {
             return None;
         }
         let judged = policy().is_some_and(|policy| policy.concerns(wide));
-        if numbers::is_special(wide) && ORRERY_CONFIG.action.flags.load(Relaxed) & SA_ONSTACK != 0 {
+        // An answer that is remembered is not counted: that would cost more than the answer.
+        if let Some(answer) = services::remembered(wide).filter(|_| !judged && !counted()) {
+            return Some(Self::Answer { number, answer: address(answer) });
+        }
+        let treated = numbers::is_special(wide) || services::concerns(wide);
+        if treated && ORRERY_CONFIG.action.flags.load(Relaxed) & SA_ONSTACK != 0 {
             // A program with small stacks.
             return None;
         }
-        Some(match (judged || numbers::is_special(wide), timed()) {
+        Some(match (judged || treated, timed()) {
             (true, _) => Self::Function { number, function: orrery_judged },
             (false, true) => Self::Function { number, function: orrery_timed },
             (false, false) => Self::Gate { number },
@@ -167,6 +174,7 @@ unsafe fn jump(plan: &Plan, way: Way, code: &[u64; CODE / 8], end: u64, range: (
     match way {
         Way::Gate { number } => stub.gate(number, gate_address),
         Way::Function { number, function } => stub.function(number, end, function),
+        Way::Answer { number, answer } => stub.answer(number, end, answer),
         Way::Any => stub.any(place.at, end, gate_address),
     }
     let Some(code) = stub.bytes.get(..stub.length) else { return Outcome::Refused };
@@ -186,6 +194,10 @@ unsafe fn jump(plan: &Plan, way: Way, code: &[u64; CODE / 8], end: u64, range: (
         place.take(stub.length);
         GATES_USED.store(gate + 1, Relaxed);
         let jump = bytes.get(..changed).unwrap_or(&bytes);
+        let before = old.get(CODE - length..CODE - length + changed).unwrap_or_default();
+        if !originals::remember(window, before) {
+            return Outcome::Refused;
+        }
         if !with_bytes(window & !(PAGE - 1), window, jump) {
             return Outcome::Later;
         }
@@ -197,7 +209,7 @@ unsafe fn jump(plan: &Plan, way: Way, code: &[u64; CODE / 8], end: u64, range: (
 ///
 /// # Safety
 /// The page is readable and executable, nobody changes it, and `at..` lies in it.
-unsafe fn with_bytes(page: u64, at: u64, bytes: &[u8]) -> bool {
+pub(crate) unsafe fn with_bytes(page: u64, at: u64, bytes: &[u8]) -> bool {
     // SAFETY: the scratch page is ours until it is moved; the move replaces a mapping of the same kind. `mremap` looks
     // for its limits before it unmaps anything.
     unsafe {
@@ -230,7 +242,8 @@ static THROUGH_DISPATCH: [AtomicU8; 256] = [const { AtomicU8::new(0) }; 256];
 
 fn through_dispatch() -> u64 {
     for number in 0..CALLS as u64 {
-        if numbers::is_special(number) || policy().is_some_and(|policy| policy.concerns(number)) {
+        let judged = policy().is_some_and(|policy| policy.concerns(number));
+        if judged || numbers::is_special(number) || services::concerns(number) {
             THROUGH_DISPATCH[(number & 0xff) as usize].store(1, Relaxed);
         }
     }
@@ -321,6 +334,24 @@ impl Assembler {
     fn leave_for(&mut self, back: u64, function: unsafe extern "C" fn()) {
         self.push(&[0x48, 0xb9]).word(back); // movabs $back,%rcx
         self.push(&[0x49, 0xbb]).word((function as *const ()).addr() as u64); // movabs $function,%r11
+        self.push(&[0x41, 0xff, 0xe3]); // jmp *%r11
+    }
+
+    /// Returns the answer in the word at `answer`, if the word's highest byte says that there is one; else has the call performed
+    /// as by [`Self::function`].
+    fn answer(&mut self, number: u16, back: u64, answer: u64) {
+        self.push(&[0x49, 0xbb]).word(back); // movabs $back,%r11
+        self.push(&[0x48, 0xb9]).word(answer); // movabs $answer,%rcx
+        self.push(&[0x48, 0x8b, 0x01]); // mov (%rcx),%rax
+        self.push(&[0x48, 0x89, 0xc1]); // mov %rax,%rcx
+        self.push(&[0x48, 0x0f, 0xc9]); // bswap %rcx
+        self.push(&[0x0f, 0xb6, 0xc9]); // movzbl %cl,%ecx
+        self.push(&[0xe3, 0x05]); // jrcxz unknown
+        self.push(&[0x89, 0xc0]); // mov %eax,%eax
+        self.push(&[0x41, 0xff, 0xe3]); // jmp *%r11
+        self.push(&[0x4c, 0x89, 0xd9]); // unknown: mov %r11,%rcx
+        self.push(&[0xb8]).half(u32::from(number)); // mov $number,%eax
+        self.push(&[0x49, 0xbb]).word((orrery_judged as *const ()).addr() as u64); // movabs $orrery_judged,%r11
         self.push(&[0x41, 0xff, 0xe3]); // jmp *%r11
     }
 

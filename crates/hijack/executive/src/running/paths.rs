@@ -94,7 +94,10 @@ pub(crate) fn of_descriptor(descriptor: i32, to: &mut [u8]) -> Result<usize, i64
 }
 
 /// Appends a path to the first bytes of `to`, name by name.
-fn normal(to: &mut [u8], start: usize, path: &[u8]) -> Result<usize, i64> {
+///
+/// # Errors
+/// `-ENAMETOOLONG`.
+pub(crate) fn normal(to: &mut [u8], start: usize, path: &[u8]) -> Result<usize, i64> {
     let mut length = start;
     if to.get(..length) == Some(b"/") {
         length = 0;

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::gates::ORRERY_CONFIG;
 use crate::board::CALLS;
-use crate::policy::{Rule, Shape, Table, Text};
+use crate::policy::{Mount, Rule, Shape, Table, Text};
 
 /// The policy, if there is one.
 #[inline(always)]
@@ -64,6 +64,12 @@ impl Policy {
     pub(crate) fn shape(self, number: u64) -> &'static Shape {
         let shapes = &self.table().shapes;
         shapes.get(number as usize).unwrap_or(&shapes[CALLS])
+    }
+
+    /// The file systems that programs see where the kernel has none.
+    pub(crate) fn mounts(self) -> &'static [Mount] {
+        let mounts = self.table().mounts;
+        self.slice(mounts, mounts.length)
     }
 
     /// The patterns for files whose code may call.

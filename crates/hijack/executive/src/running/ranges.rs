@@ -7,9 +7,9 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 
 use super::gates::{ORRERY_CONFIG, orrery_unmap_and_exit};
-use super::kernel::{EINVAL, address, block_signals, call, failed, set_mask};
+use super::kernel::{EINVAL, ENOMEM, address, block_signals, call, failed, set_mask};
 use super::policy::{Policy, policy};
-use super::{paths, stubs};
+use super::{originals, paths, stubs};
 use crate::config::Range;
 use crate::policy::Text;
 use crate::{glob, numbers};
@@ -202,8 +202,16 @@ pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
     // SAFETY: what the program asked for.
     let perform = || unsafe { call(number, arguments) };
     let result = if touches_code {
+        let replaces = matches!(number, numbers::mmap | numbers::munmap);
         locked(|| {
             for (start, end) in spans {
+                // SAFETY: under the lock; rewritten code leaves the list only as it leaves memory, or is restored.
+                if !replaces && !unsafe { originals::restore(start, end) } {
+                    return -ENOMEM;
+                }
+            }
+            for (start, end) in spans {
+                originals::forget(start, end);
                 forget(start, end);
             }
             perform()

@@ -8,10 +8,11 @@ use super::frame::{AUDIT_ARCH_I386, Context, Info, SYS_USER_DISPATCH};
 use super::gates::{ORRERY_CONFIG, Patched, RED_ZONE, orrery_compat, orrery_resume};
 use super::kernel::{EINVAL, ENOSYS, address, call, failed, ticks};
 use super::policy::{Policy, policy};
-use super::{actions, exec, landings, masks, own, ranges, sites, threads};
+use super::{actions, exec, landings, masks, own, ranges, services, sites, threads};
 use crate::numbers;
 
 const PR_SET_SECCOMP: u64 = 22;
+const PTRACE_TRACEME: u64 = 0;
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 
 /// Handles SIGSYS, on the program's stack or its alternate one, with the program's mask.
@@ -90,7 +91,9 @@ pub(crate) extern "C" fn patched(call: &Patched) -> i64 {
     let [r9, r8, r10, rdx, rsi, rdi] = call.arguments;
     let stack = address(call) + size_of::<Patched>() as u64 + RED_ZONE;
     let result = decide(call.number, [rdi, rsi, rdx, r10, r8, r9], call.site, stack, |arguments| {
-        perform_anywhere(call.number, arguments, stack)
+        services::serve(call.number, arguments, &mut |arguments| {
+            perform_anywhere(call.number, arguments, stack)
+        })
     });
     if start != 0 {
         let taken = ticks().wrapping_sub(start);
@@ -99,8 +102,12 @@ pub(crate) extern "C" fn patched(call: &Patched) -> i64 {
     result
 }
 
-/// Performs a call, if the policy says nothing else.
+/// Performs a call, if the policy says nothing else, by its service if it has one.
 fn perform(context: &mut Context, number: u64, arguments: [u64; 6]) -> i64 {
+    services::serve(number, arguments, &mut |arguments| perform_in_kernel(context, number, arguments))
+}
+
+fn perform_in_kernel(context: &mut Context, number: u64, arguments: [u64; 6]) -> i64 {
     match number {
         numbers::rt_sigreturn => masks::rt_sigreturn(context),
         numbers::rt_sigprocmask => masks::rt_sigprocmask(context),
@@ -139,6 +146,7 @@ fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
         | numbers::remap_file_pages
         | numbers::shmat
         | numbers::shmdt => ranges::change(number, arguments, stack),
+        numbers::ptrace if arguments[0] == PTRACE_TRACEME => threads::let_trace(arguments),
         // There is one dispatch for a thread, and it is taken.
         numbers::prctl if arguments[0] == PR_SET_SYSCALL_USER_DISPATCH => -EINVAL,
         numbers::prctl | numbers::seccomp => {

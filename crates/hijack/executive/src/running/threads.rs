@@ -15,15 +15,17 @@ use super::frame::Context;
 use super::gates::{
     ORRERY_CONFIG, orrery_clone, orrery_sigreturn_at, orrery_sigreturn_releasing, orrery_vfork,
 };
-use super::kernel::{EAGAIN, EINVAL, address, block_signals, call};
+use super::kernel::{EAGAIN, EINVAL, address, block_signals, call, failed};
 use super::slots::{self, Slot};
-use super::{actions, decide, own, ranges, user};
+use super::{actions, decide, own, ranges, services, user};
+use crate::board::Unfollowed;
 use crate::numbers;
 
 const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
 const CLONE_SETTLS: u64 = 0x8_0000;
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
+const OFF: u64 = 0;
 const ON: u64 = 1;
 /// `struct clone_args`: as far as it is defined today, in words.
 pub(crate) const CLONE_ARGUMENTS: usize = 11;
@@ -41,6 +43,20 @@ pub(crate) fn arm() {
     let result = unsafe { call(numbers::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, length, 0, 0]) };
     if result != 0 {
         board().unarmed.fetch_add(1, Relaxed);
+    }
+}
+
+/// `PTRACE_TRACEME`. Each dispatched call would be a signal now that stops this thread for a tracer who may be waiting for
+/// the very call (a debugger that made it by `vfork`). So it goes on without dispatch, and is told of as not followed.
+pub(crate) fn let_trace(arguments: [u64; 6]) -> i64 {
+    // SAFETY: what the program asked for; then calls go to the kernel, but for those from rewritten sites.
+    unsafe {
+        let result = call(numbers::ptrace, arguments);
+        if !failed(result) {
+            call(numbers::prctl, [PR_SET_SYSCALL_USER_DISPATCH, OFF, 0, 0, 0, 0]);
+            board().unfollowed[Unfollowed::Untraceable as usize].fetch_add(1, Relaxed);
+        }
+        result
     }
 }
 
@@ -89,6 +105,7 @@ pub(crate) fn give_birth(context: &mut Context, number: u64) -> i64 {
         Ok(birth) => birth,
         Err(error) => return error,
     };
+    services::about_to_hand_on();
     if birth.flags & CLONE_VM == 0 {
         fork(context, number, arguments, &birth)
     } else if birth.flags & CLONE_VFORK != 0 {
@@ -134,6 +151,7 @@ fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], birth: &Bir
     core::hint::black_box(&words);
     if result == 0 {
         ranges::unlock_in_child();
+        services::forked(birth.flags);
         own::start_anew();
         actions::install();
         arm();
@@ -152,6 +170,7 @@ fn with_stack(context: &Context, birth: &Birth) -> i64 {
         return error;
     }
     let extended = context.extended();
+    services::about_to_share(birth.flags);
     own::thread(birth.thread_pointer);
     block_signals();
     // SAFETY: the registers are those of the call; the child's stack holds what is needed.
@@ -173,6 +192,7 @@ fn vfork(context: &mut Context, number: u64, mut arguments: [u64; 6], birth: &Bi
         (*call).call = [number, a, b, c, d, e, f];
         (*call).stack = birth.stack;
         (*call).own = context.registers.rsp;
+        services::about_to_vfork();
         block_signals();
         orrery_vfork(slot, &raw const (*call).call, slots::stack(slot))
     }
@@ -196,6 +216,7 @@ pub(crate) extern "C" fn vfork_child(slot: *mut Slot) -> ! {
 
 /// Its parent, when the child has executed a program or ended.
 pub(crate) extern "C" fn vfork_parent(slot: *mut Slot, result: u64) -> ! {
+    services::vforked();
     // SAFETY: the child is gone, so the stack below the program's pointer is free again.
     unsafe {
         let context = slots::context(slot);

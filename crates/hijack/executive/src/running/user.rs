@@ -108,6 +108,25 @@ pub(crate) unsafe fn write<T: Copy>(to: u64, value: T) -> Result<(), i64> {
     }
 }
 
+/// Writes bytes.
+///
+/// # Errors
+/// `-EFAULT`.
+///
+/// # Safety
+/// The program must have asked for so many bytes to be written there.
+pub(crate) unsafe fn write_bytes(to: u64, bytes: &[u8]) -> Result<(), i64> {
+    match transfer(numbers::process_vm_writev, bytes.as_ptr().addr() as u64, to, bytes.len() as u64) {
+        Some(result) => result,
+        None => {
+            let to = core::ptr::with_exposed_provenance_mut::<u8>(to as usize);
+            // SAFETY: as above.
+            unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+            Ok(())
+        }
+    }
+}
+
 /// Reads as much as there is, up to the buffer's length.
 ///
 /// # Errors

@@ -1,0 +1,409 @@
+//! `make bench B=hijack-apps`: whole programs under an executive, beside what else sees each of their calls.
+//!
+//! Redis under redis-benchmark and nginx under wrk, each server bound to a CPU that its client leaves alone, with whoever
+//! traces it; `git status` in a tree of many files and a build by make and gcc, from the start of the program to its end.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Parser, Subcommand};
+use orrery_bench::{
+    Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Sample, Skipped, Unit, machine,
+};
+use orrery_hijack::{Hijack, Policy};
+
+/// Whole programs under an executive beside their rivals
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Becomes a program, with somebody who looks at its calls
+    #[command(hide = true)]
+    Become {
+        way: String,
+        pin: Pin,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
+}
+
+const EXECUTIVE: &str = "executive";
+const POLICY: &str = "executive, path policy";
+const NATIVE: &str = "native";
+const STRACE: &str = "strace -c";
+const PTRACE: &str = "ptrace";
+
+/// A rule that is asked about each call that takes a path, or a descriptor that has one, and fits none.
+const RULES: &str = "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EACCES'\n";
+const FILES: usize = 10_000;
+const SOURCES: usize = 6;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    if let Some(Role::Become { way, pin, words }) = arguments.role {
+        return become_program(&way, pin, &words);
+    }
+    let cpu = machine::last_cpu()?;
+    let pin = arguments.options.pin_or(Pin::Cpu(cpu));
+    if let Pin::Cpu(cpu) = pin {
+        // Clients; servers and programs bind themselves.
+        machine::avoid(cpu)?;
+    }
+    let scene = tempfile::tempdir()?;
+    let place = scene.path().to_owned();
+    let mut bench = Bench::new("hijack-apps", arguments.options);
+    let redis = |way| entry(way, move || Redis::start(way, pin));
+    let pages = place.clone();
+    let nginx = |way| {
+        let pages = pages.clone();
+        entry(way, move || Nginx::start(way, pin, &pages))
+    };
+    let tree = place.join("tree");
+    let git = |way| {
+        let tree = tree.clone();
+        entry(way, move || Run::new(way, pin, tree_of(&tree)?, &["git", "status", "--short"]))
+    };
+    let sources = place.join("sources");
+    let gcc = |way| {
+        let sources = sources.clone();
+        entry(way, move || Run::new(way, pin, sources_in(&sources)?, &["make", "-s", "-B"]))
+    };
+    let rate = |work: &'static str, name: String| Case::new(work).quantity(name, Quantity::Rate).quick(true);
+    let time = |work: &'static str, name: String| {
+        Case::new(work).quantity(name, Quantity::Mean(Unit::Milliseconds)).quick(true)
+    };
+    bench.group(
+        beside("redis", &redis).case(rate("get", "redis GET".into())).case(rate("set", "redis SET".into())),
+    );
+    bench.group(
+        ruled("redis", &redis).case(rate("get", named("redis GET"))).case(rate("set", named("redis SET"))),
+    );
+    bench.group(beside("nginx", &nginx).case(rate("page", "nginx".into())));
+    bench.group(ruled("nginx", &nginx).case(rate("page", named("nginx"))));
+    bench.group(beside("git", &git).case(time("status", "git status".into())));
+    bench.group(ruled("git", &git).case(time("status", named("git status"))));
+    bench.group(beside("gcc", &gcc).case(time("build", "gcc build".into())));
+    bench.group(ruled("gcc", &gcc).case(time("build", named("gcc build"))));
+    bench.run()
+}
+
+fn named(case: &str) -> String {
+    format!("{case}, path policy")
+}
+
+fn entry<C: Contender + 'static>(way: &'static str, start: impl Fn() -> Result<C> + 'static) -> Entry {
+    Entry::new(way, start)
+}
+
+/// An executive that allows all, beside its rivals.
+fn beside(name: &str, entry: &dyn Fn(&'static str) -> Entry) -> Group {
+    let group = Group::new(name, entry(EXECUTIVE));
+    [NATIVE, STRACE, PTRACE].into_iter().fold(group, |group, way| group.against(entry(way)))
+}
+
+/// One that has a policy to ask, beside the program alone.
+fn ruled(name: &str, entry: &dyn Fn(&'static str) -> Entry) -> Group {
+    Group::new(format!("{name}, path policy"), entry(POLICY)).against(entry(NATIVE))
+}
+
+/// A command that becomes these words, looked at in a way.
+fn command(way: &str, pin: Pin, words: &[&str]) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["become", way, &pin.to_string()]).args(words);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(command)
+}
+
+fn become_program(way: &str, pin: Pin, words: &[OsString]) -> Result<ExitCode> {
+    pin.bind()?;
+    let (program, rest) = words.split_first().context("a program to become")?;
+    let options = orrery_hijack::Options::default().counted(false);
+    let options = match way {
+        NATIVE => bail!("execute {program:?}: {}", Command::new(program).args(rest).exec()),
+        STRACE => {
+            let mut strace = Command::new("strace");
+            strace.args(["-c", "-f", "-qq", "-o", "/dev/null"]).args(words);
+            bail!("execute strace: {}", strace.exec());
+        }
+        PTRACE => return traced(program, rest),
+        POLICY => options.policy(Policy::parse(RULES, "built in")?),
+        EXECUTIVE => options,
+        other => bail!("there is no contender {other:?}"),
+    };
+    Err(Hijack::start(options)?.execute(program, rest).into())
+}
+
+/// Starts a program, stops all that it starts at each call, twice, and lets it go on.
+fn traced(program: &OsString, rest: &[OsString]) -> Result<ExitCode> {
+    let mut command = Command::new(program);
+    command.args(rest);
+    // SAFETY: two calls, nothing is allocated.
+    unsafe {
+        command.pre_exec(|| {
+            libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+            libc::raise(libc::SIGSTOP);
+            Ok(())
+        });
+    }
+    let first = start_stopped(command)?;
+    let options = libc::PTRACE_O_TRACESYSGOOD
+        | libc::PTRACE_O_TRACEFORK
+        | libc::PTRACE_O_TRACEVFORK
+        | libc::PTRACE_O_TRACECLONE
+        | libc::PTRACE_O_EXITKILL;
+    // SAFETY: what is waited for is traced by this thread.
+    unsafe {
+        libc::ptrace(libc::PTRACE_SETOPTIONS, first, 0, options);
+        libc::ptrace(libc::PTRACE_SYSCALL, first, 0, 0);
+        loop {
+            let mut status = 0;
+            let pid = libc::waitpid(-1, &raw mut status, libc::__WALL);
+            ensure!(pid > 0, "wait: {}", io::Error::last_os_error());
+            if pid == first && libc::WIFEXITED(status) {
+                return Ok(ExitCode::from(u8::try_from(libc::WEXITSTATUS(status))?));
+            }
+            if !libc::WIFSTOPPED(status) {
+                ensure!(pid != first, "the program was killed: status {status:#x}");
+                continue;
+            }
+            let signal = match libc::WSTOPSIG(status) {
+                // A call; an event; a thread's first stop.
+                signal if signal & 0x80 != 0 || signal == libc::SIGTRAP || signal == libc::SIGSTOP => 0,
+                signal => signal,
+            };
+            libc::ptrace(libc::PTRACE_SYSCALL, pid, 0, signal);
+        }
+    }
+}
+
+/// Forks, and has the child stop before it becomes the program.
+fn start_stopped(mut command: Command) -> Result<libc::pid_t> {
+    // SAFETY: this process has one thread.
+    unsafe {
+        let child = libc::fork();
+        ensure!(child >= 0, "fork: {}", io::Error::last_os_error());
+        if child == 0 {
+            let error = command.exec();
+            eprintln!("execute {command:?}: {error}");
+            libc::_exit(127);
+        }
+        let mut status = 0;
+        let waited = libc::waitpid(child, &raw mut status, libc::__WALL);
+        ensure!(waited == child && libc::WIFSTOPPED(status), "the child does not stop: status {status:#x}");
+        Ok(child)
+    }
+}
+
+/// A server, with whoever looks at it, in a process group of its own.
+struct Server {
+    process: Child,
+    port: u16,
+}
+
+impl Server {
+    fn start(way: &str, pin: Pin, words: &[&str], port: u16) -> Result<Self> {
+        let process = command(way, pin, words)?.process_group(0).spawn()?;
+        let mut server = Self { process, port };
+        let start = Instant::now();
+        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+            ensure!(start.elapsed() < PATIENCE, "{words:?} does not answer, {way}");
+            if let Some(status) = server.process.try_wait()? {
+                bail!("{words:?} ended, {way}: {status}");
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Ok(group) = libc::pid_t::try_from(self.process.id()) {
+            // SAFETY: ends the group that was made for it.
+            unsafe { libc::kill(-group, libc::SIGKILL) };
+        }
+        let _ended = self.process.wait();
+    }
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+/// Skips where one of these is not installed.
+fn need(programs: &[&str]) -> Result<()> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let there = |program: &str| {
+        std::env::split_paths(&path).chain(["/usr/sbin".into()]).any(|place| place.join(program).exists())
+    };
+    match programs.iter().find(|program| !there(program)) {
+        Some(program) => Err(Skipped(format!("{program} is not installed")).into()),
+        None => Ok(()),
+    }
+}
+
+/// What a client says.
+fn said(command: &mut Command) -> Result<String> {
+    let output = command.stdin(Stdio::null()).output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    Ok(text)
+}
+
+/// Redis, and redis-benchmark.
+struct Redis {
+    server: Server,
+    least: u32,
+}
+
+impl Redis {
+    fn start(way: &str, pin: Pin) -> Result<Self> {
+        need(&["redis-server", "redis-benchmark"])?;
+        let port = free_port()?;
+        let number = port.to_string();
+        let words =
+            ["redis-server", "--bind", "127.0.0.1", "--port", &number, "--save", "", "--appendonly", "no"];
+        // The client measures in milliseconds.
+        let least = if [STRACE, PTRACE].contains(&way) { 4000 } else { 40_000 };
+        Ok(Self { server: Server::start(way, pin, &words, port)?, least })
+    }
+}
+
+impl Contender for Redis {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        let requests = iterations.max(self.least);
+        let mut client = Command::new("redis-benchmark");
+        client.args(["-p", &self.server.port.to_string(), "-n", &requests.to_string()]);
+        let text = said(client.args(["-c", "20", "-t", work, "--csv"]))?;
+        let rate = text.lines().last().and_then(|line| line.split(',').nth(1));
+        let rate: f64 = rate.and_then(|rate| rate.trim_matches('"').parse().ok()).context("a rate")?;
+        ensure!(rate > 0.0, "redis-benchmark: {text}");
+        let elapsed = Duration::from_secs_f64(f64::from(requests) / rate);
+        Ok(Sample { iterations: requests, elapsed, latencies: Vec::new() })
+    }
+}
+
+/// nginx, and wrk.
+struct Nginx {
+    server: Server,
+}
+
+impl Nginx {
+    fn start(way: &'static str, pin: Pin, place: &Path) -> Result<Self> {
+        need(&["nginx", "wrk"])?;
+        let port = free_port()?;
+        let prefix = place.join(format!("nginx-{port}"));
+        let root = prefix.join("www");
+        fs::create_dir_all(&root)?;
+        fs::write(root.join("page"), [b'p'; 4096])?;
+        // SAFETY: asks for a number.
+        let user = if unsafe { libc::geteuid() } == 0 { "user root;" } else { "" };
+        let text = format!(
+            "daemon off; worker_processes 1; {user} pid pid; error_log errors;
+            events {{ worker_connections 512; }}
+            http {{ access_log off; client_body_temp_path b; proxy_temp_path p; fastcgi_temp_path f;
+              uwsgi_temp_path u; scgi_temp_path s; sendfile on; keepalive_requests 1000000;
+              server {{ listen 127.0.0.1:{port}; root {}; }} }}",
+            root.display()
+        );
+        let file = prefix.join("nginx.conf");
+        fs::write(&file, text)?;
+        let (prefix, file) = (prefix.display().to_string(), file.display().to_string());
+        let words = ["/usr/sbin/nginx", "-e", "errors", "-p", &prefix, "-c", &file];
+        Ok(Self { server: Server::start(way, pin, &words, port)? })
+    }
+}
+
+impl Contender for Nginx {
+    fn measure(&mut self, _: &str, _: u32) -> Result<Sample> {
+        let url = format!("http://127.0.0.1:{}/page", self.server.port);
+        let start = Instant::now();
+        let text = said(Command::new("wrk").args(["-t1", "-c16", "-d1s", &url]))?;
+        ensure!(!text.contains("Non-2xx"), "wrk: {text}");
+        // "  68023 requests in 1.00s, ..."
+        let line =
+            text.lines().find(|line| line.contains(" requests in ")).context("wrk told no requests")?;
+        let mut words = line.split_ascii_whitespace();
+        let iterations = words.next().and_then(|count| count.parse().ok()).context("a count")?;
+        let told = words.nth(2).and_then(|time| time.strip_suffix("s,")).and_then(|time| time.parse().ok());
+        let elapsed = told.map_or_else(|| start.elapsed(), Duration::from_secs_f64);
+        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+    }
+}
+
+/// A program that is run from its start to its end.
+struct Run {
+    way: &'static str,
+    pin: Pin,
+    directory: PathBuf,
+    words: Vec<&'static str>,
+}
+
+impl Run {
+    fn new(way: &'static str, pin: Pin, directory: PathBuf, words: &[&'static str]) -> Result<Self> {
+        need(&words[..1])?;
+        Ok(Self { way, pin, directory, words: words.to_vec() })
+    }
+}
+
+impl Contender for Run {
+    fn measure(&mut self, _: &str, iterations: u32) -> Result<Sample> {
+        let start = Instant::now();
+        for _ in 0..iterations {
+            let status = command(self.way, self.pin, &self.words)?.current_dir(&self.directory).status()?;
+            ensure!(status.success(), "{:?}, {}: {status}", self.words, self.way);
+        }
+        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+    }
+}
+
+/// A repository of many files, made once.
+fn tree_of(place: &Path) -> Result<PathBuf> {
+    need(&["git"])?;
+    if !place.exists() {
+        for index in 0..FILES {
+            let directory = place.join(format!("d{}", index / 100));
+            fs::create_dir_all(&directory)?;
+            fs::write(directory.join(format!("f{index}")), index.to_string())?;
+        }
+        let script = "git init -q . && git add . && git -c user.name=a -c user.email=a@b -c commit.gpgsign=false commit -qm x";
+        said(Command::new("sh").args(["-c", script]).current_dir(place))?;
+    }
+    Ok(place.to_owned())
+}
+
+/// Some C sources and how to make a program of them, made once.
+fn sources_in(place: &Path) -> Result<PathBuf> {
+    need(&["make", "gcc"])?;
+    if !place.exists() {
+        fs::create_dir_all(place)?;
+        let names: Vec<String> = (0..SOURCES).map(|index| format!("f{index}")).collect();
+        for name in &names {
+            let text = format!(
+                "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\nint {name}(int x) {{ char t[64]; \
+                 snprintf(t, sizeof t, \"%d\", x); return atoi(t) + (int)strlen(t); }}\n"
+            );
+            fs::write(place.join(format!("{name}.c")), text)?;
+        }
+        fs::write(place.join("main.c"), "int f0(int);\nint main(void) { return f0(1) == 0; }\n")?;
+        let objects = names.iter().map(|name| format!("{name}.o")).collect::<Vec<_>>().join(" ");
+        let rules = format!("program: main.o {objects} ; gcc -o $@ $^\n%.o: %.c ; gcc -O2 -c $<\n");
+        fs::write(place.join("Makefile"), rules)?;
+    }
+    Ok(place.to_owned())
+}

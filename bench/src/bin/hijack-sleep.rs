@@ -1,0 +1,228 @@
+//! `make bench B=hijack-sleep`: how late sleeps end, with and without others who want the CPUs, and what that costs.
+//!
+//! Each contender sleeps in a process of its own, through the C library's `nanosleep`, beside as many processes that never
+//! sleep as the case says, on all CPUs. What is recorded is how much later than asked for each sleep ended, or how much time
+//! of a CPU it took. The floor is a thread that never sleeps, but reads the clock at real-time priority: nothing on this machine
+//! is earlier.
+
+use std::ffi::OsString;
+use std::io;
+use std::mem::zeroed;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Parser, Subcommand};
+use orrery_bench::{
+    Bench, Case, Contender, Entry, Group, Options, Quantity, Sample, Skipped, Unit, Worker, serve,
+};
+use orrery_hijack::policy::Sleep;
+use orrery_hijack::{Hijack, Policy, Services};
+
+/// How late sleeps end under an executive that sees to it, and without
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// One contender, measured by the process that started this one
+    #[command(hide = true)]
+    Contender { way: String },
+    /// The same, where what is measured lies under this process already
+    #[command(hide = true)]
+    Inside { way: String },
+}
+
+const PRECISE: &str = "executive";
+const REALTIME: &str = "executive, real-time";
+const NATIVE: &str = "native";
+const NO_SLACK: &str = "native, timer slack 1 ns";
+const FIFO: &str = "native, SCHED_FIFO";
+const FLOOR: &str = "floor (SCHED_FIFO, never sleeps)";
+
+/// Lengths of sleeps, and with how many others.
+const CASES: [(&str, u64, usize, bool); 7] = [
+    ("1 ms, alone", 1000, 0, true),
+    ("1 ms, 1 hog", 1000, 1, false),
+    ("1 ms, 2 hogs", 1000, 2, false),
+    ("1 ms, 3 hogs", 1000, 3, false),
+    ("1 ms, 4 hogs", 1000, 4, true),
+    ("100 us, 4 hogs", 100, 4, false),
+    ("10 ms, 4 hogs", 10_000, 4, false),
+];
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    match arguments.role {
+        Some(Role::Contender { way }) => return contender(&way),
+        Some(Role::Inside { way }) => return Ok(inside(&way)),
+        None => {}
+    }
+    let mut bench = Bench::new("hijack-sleep", arguments.options);
+    let mut group = Group::new("late", entry(PRECISE));
+    for way in [NATIVE, NO_SLACK, REALTIME, FIFO, FLOOR] {
+        group = group.against(entry(way));
+    }
+    for (name, _, _, quick) in CASES {
+        let case = Case::new(name)
+            .quantity(format!("{name}, p50"), Quantity::Percentile(50, Unit::Microseconds))
+            .quantity(format!("{name}, p99"), Quantity::Percentile(99, Unit::Microseconds))
+            .quantity(format!("{name}, p99.9"), Quantity::Tail(Unit::Microseconds));
+        group = group.case(case.quick(quick));
+    }
+    bench.group(group);
+    let mut group = Group::new("cost", entry(PRECISE));
+    for way in [NATIVE, REALTIME] {
+        group = group.against(entry(way));
+    }
+    for (name, _, _, quick) in [CASES[0], CASES[4], CASES[5], CASES[6]] {
+        let case = Case::new(format!("cost of {name}"));
+        let quantity = Quantity::Percentile(50, Unit::Microseconds);
+        group = group.case(case.quantity(format!("CPU for {name}"), quantity).quick(quick));
+    }
+    bench.group(group);
+    bench.run()
+}
+
+fn entry(way: &'static str) -> Entry {
+    Entry::new(way, move || Worker::start(["contender", way]))
+}
+
+fn contender(way: &str) -> Result<ExitCode> {
+    let sleep = match way {
+        PRECISE => Sleep::Precise,
+        REALTIME => Sleep::Realtime,
+        _ => return Ok(inside(way)),
+    };
+    let services = Services { sleep: Some(sleep), ..Services::default() };
+    let policy = Policy::default().with_services(services);
+    let own = std::env::current_exe()?;
+    let words = [OsString::from("inside"), way.into()];
+    let hijack = Hijack::start(orrery_hijack::Options::default().policy(policy))?;
+    Err(hijack.execute(own.as_os_str(), &words).into())
+}
+
+fn inside(way: &str) -> ExitCode {
+    serve(|| {
+        if way == NO_SLACK {
+            // SAFETY: changes how late this thread's timers may be.
+            unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+        }
+        if [FIFO, FLOOR].contains(&way) {
+            become_first()?;
+        }
+        Ok(Box::new(Sleeper { spins: way == FLOOR, hogs: Vec::new() }))
+    })
+}
+
+/// Takes real-time priority, which children do not inherit.
+fn become_first() -> Result<()> {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: the parameters are read.
+    if unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } != 0 {
+        return Err(Skipped(format!("SCHED_FIFO: {}", io::Error::last_os_error())).into());
+    }
+    Ok(())
+}
+
+struct Sleeper {
+    spins: bool,
+    hogs: Vec<libc::pid_t>,
+}
+
+impl Sleeper {
+    /// Has so many processes beside this one that never sleep.
+    fn among(&mut self, hogs: usize) -> Result<()> {
+        while self.hogs.len() > hogs {
+            let hog = self.hogs.pop().unwrap_or(0);
+            // SAFETY: a child of this process.
+            unsafe {
+                libc::kill(hog, libc::SIGKILL);
+                libc::waitpid(hog, std::ptr::null_mut(), 0);
+            }
+        }
+        while self.hogs.len() < hogs {
+            // SAFETY: the child does nothing but compute, for as long as its parent lives.
+            let hog = unsafe { libc::fork() };
+            ensure!(hog >= 0, "fork: {}", io::Error::last_os_error());
+            if hog == 0 {
+                // SAFETY: as above.
+                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
+                loop {
+                    std::hint::spin_loop();
+                }
+            }
+            self.hogs.push(hog);
+        }
+        Ok(())
+    }
+
+    fn sleep(&self, length: Duration) -> Result<()> {
+        if self.spins {
+            let start = Instant::now();
+            while start.elapsed() < length {}
+            return Ok(());
+        }
+        let request = libc::timespec { tv_sec: 0, tv_nsec: length.subsec_nanos().into() };
+        // SAFETY: the time is read.
+        let result = unsafe { libc::nanosleep(&raw const request, std::ptr::null_mut()) };
+        ensure!(result == 0, "nanosleep: {}", io::Error::last_os_error());
+        Ok(())
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _gone = self.among(0);
+    }
+}
+
+fn cpu_time() -> Duration {
+    // SAFETY: the structure is integers, and written by the call.
+    unsafe {
+        let mut time: libc::timespec = zeroed();
+        libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time);
+        Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    }
+}
+
+impl Contender for Sleeper {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        let (name, cost) = match work.strip_prefix("cost of ") {
+            Some(name) => (name, true),
+            None => (work, false),
+        };
+        let case = CASES.iter().find(|case| case.0 == name).context("no such case")?;
+        let length = Duration::from_micros(case.1);
+        if case.1 >= 1_000_000 {
+            bail!("sleeps are shorter than a second");
+        }
+        self.among(case.2)?;
+        // What a service learns from sleeps it has learned then.
+        for _ in 0..20 {
+            self.sleep(length)?;
+        }
+        let mut latencies = Vec::new();
+        let start = Instant::now();
+        for _ in 0..iterations {
+            if cost {
+                let used = cpu_time();
+                self.sleep(length)?;
+                latencies.push(cpu_time().saturating_sub(used));
+            } else {
+                let begin = Instant::now();
+                self.sleep(length)?;
+                latencies.push(begin.elapsed().saturating_sub(length));
+            }
+        }
+        let elapsed = start.elapsed();
+        self.among(0)?;
+        Ok(Sample { iterations, elapsed, latencies })
+    }
+}

@@ -1,0 +1,273 @@
+//! Copies of a program from file trees of their own, as containers would have them, and what may keep their memory in check: a
+//! store of `orrery orc`, KSM.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use orrery_orc::measure::{areas, measure};
+use orrery_orc::{Client, auditor};
+use tempfile::TempDir;
+
+use crate::contender::Skipped;
+use crate::machine;
+
+/// `PR_SET_MEMORY_MERGE` in prctl(2), Linux 6.4: all anonymous memory of this process and those it starts is KSM's.
+const SET_MEMORY_MERGE: libc::c_int = 67;
+const KSM: &str = "/sys/kernel/mm/ksm";
+
+/// A child that ends with this object.
+#[derive(Debug)]
+pub struct Running(pub Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(pid) = i32::try_from(self.0.id()) {
+            // SAFETY: a signal to a child of ours that was not waited for.
+            unsafe { libc::kill(pid, libc::SIGTERM) };
+        }
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    /// Starts a program and waits until it writes a line that begins with `ready`.
+    ///
+    /// # Errors
+    /// Where it cannot be started, or ends without having said so.
+    pub fn start(command: &mut Command, ready: &str) -> Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = Self(command.spawn().with_context(|| format!("start {command:?}"))?);
+        let mut lines = BufReader::new(child.0.stdout.take().context("no output")?).lines();
+        while let Some(line) = lines.next().transpose()? {
+            if line.starts_with(ready) {
+                // Whatever else it says is read and forgotten.
+                std::thread::spawn(move || lines.for_each(drop));
+                return Ok(child);
+            }
+        }
+        bail!("{command:?} ended without {ready:?}")
+    }
+
+    /// The process.
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap_or(0)
+    }
+}
+
+/// A store that ends with this object.
+#[derive(Debug)]
+pub struct Store {
+    _keeper: Running,
+    folder: TempDir,
+}
+
+impl Store {
+    /// Starts one, whose objects are in memory, or on disk where they are large.
+    ///
+    /// # Errors
+    /// Where it does not come up.
+    pub fn start(on_disk: bool) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let mut command = Command::new(machine::program_folder()?.join("orrery"));
+        command.args(["orc", "serve", "--directory"]).arg(folder.path()).stdin(Stdio::null());
+        if on_disk {
+            command.arg("--disk").arg(machine::program_folder()?);
+        }
+        let store = Self { _keeper: Running(command.spawn().context("start the store")?), folder };
+        let begin = Instant::now();
+        while Client::connect_to(store.folder.path()).is_err() {
+            ensure!(begin.elapsed() < Duration::from_secs(30), "the store does not answer");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(store)
+    }
+
+    /// Has a command share through this store, as `orrery orc run` does it.
+    ///
+    /// # Errors
+    /// Where there is no auditor.
+    pub fn share(&self, command: &mut Command) -> Result<()> {
+        let auditor = auditor::find(self.folder.path()).context("find the auditor")?;
+        command.env("ORRERY_ORC", self.folder.path()).env("LD_AUDIT", auditor);
+        command.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
+        Ok(())
+    }
+
+    /// Bytes of memory that its objects take.
+    ///
+    /// # Errors
+    /// Where it does not answer.
+    pub fn bytes(&self) -> Result<u64> {
+        let measured = measure(&Client::connect_to(self.folder.path())?.report()?)?;
+        Ok(measured.realms.values().map(|saving| saving.stored).sum())
+    }
+}
+
+/// KSM at work until this object ends: then it does again what it did before.
+#[derive(Debug)]
+pub struct Ksm {
+    before: Vec<(&'static str, String)>,
+}
+
+impl Ksm {
+    /// Has it look at so many pages every so many milliseconds.
+    ///
+    /// # Errors
+    /// [`Skipped`] where the kernel has none, or it is not ours to set.
+    pub fn at_work(pages: u32, pause: u32) -> Result<Self> {
+        let wanted = [("pages_to_scan", pages), ("sleep_millisecs", pause), ("run", 1)];
+        let mut this = Self { before: Vec::new() };
+        for (name, value) in wanted {
+            let path = format!("{KSM}/{name}");
+            let set = fs::read_to_string(&path).and_then(|before| {
+                this.before.push((name, before));
+                fs::write(&path, value.to_string())
+            });
+            set.map_err(|error| Skipped(format!("KSM cannot be set up here: {path}: {error}")))?;
+        }
+        Ok(this)
+    }
+
+    /// Gives it the memory of a command, and of what that starts.
+    pub fn merge(command: &mut Command) {
+        // SAFETY: one system call between fork and exec.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(SET_MEMORY_MERGE, 1, 0, 0, 0) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+    }
+}
+
+impl Drop for Ksm {
+    fn drop(&mut self) {
+        for (name, value) in self.before.iter().rev() {
+            let _ = fs::write(format!("{KSM}/{name}"), value.trim());
+        }
+    }
+}
+
+/// Every file whose code a running program maps, but for the loader, which the kernel takes from where the program says.
+///
+/// # Errors
+/// Where the process cannot be looked into.
+pub fn files_of(pid: i32) -> Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = areas(pid)?
+        .into_iter()
+        .filter(|area| {
+            area.access == "r-xp" && area.name.starts_with('/') && !area.name.contains("/ld-linux")
+        })
+        .map(|area| area.name.into())
+        .collect();
+    files.sort();
+    files.dedup();
+    ensure!(files.len() > 5, "the program maps {} files only", files.len());
+    Ok(files)
+}
+
+/// The file in the tree that was copied from `file`.
+pub fn planted(tree: &Path, file: &Path) -> PathBuf {
+    tree.join(file.file_name().unwrap_or(file.as_os_str()))
+}
+
+/// Plants a tree with files of its own, or with links to those of another.
+///
+/// # Errors
+/// Those of copying and linking.
+pub fn plant(tree: &Path, files: &[PathBuf], link_to: Option<&Path>) -> Result<()> {
+    fs::create_dir_all(tree)?;
+    for file in files {
+        let to = planted(tree, file);
+        match link_to {
+            Some(other) => fs::hard_link(planted(other, file), &to),
+            None => fs::copy(file, &to).map(|_| ()),
+        }
+        .with_context(|| format!("plant {}", to.display()))?;
+    }
+    forget(std::slice::from_ref(&tree.to_owned()))
+}
+
+fn entries(trees: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
+    trees.iter().flat_map(fs::read_dir).flatten().flatten().map(|entry| entry.path())
+}
+
+/// Gives the cached pages of the trees' files back to the kernel.
+///
+/// # Errors
+/// Where a file cannot be opened.
+pub fn forget(trees: &[PathBuf]) -> Result<()> {
+    for path in entries(trees) {
+        let file = File::open(&path).with_context(|| format!("open {}", path.display()))?;
+        file.sync_all()?;
+        // SAFETY: advice about a file of ours.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    }
+    Ok(())
+}
+
+/// Cached bytes of the trees' files, each file once, mapped or not (mincore(2)).
+///
+/// # Errors
+/// Where a file cannot be opened or mapped.
+pub fn cached(trees: &[PathBuf]) -> Result<u64> {
+    let mut seen = HashSet::new();
+    let mut pages = 0_u64;
+    for path in entries(trees) {
+        let file = File::open(&path)?;
+        let found = file.metadata()?;
+        if found.len() == 0 || !seen.insert(found.ino()) {
+            continue;
+        }
+        let length = usize::try_from(found.len())?;
+        let mut present = vec![0_u8; length.div_ceil(4096)];
+        // SAFETY: a mapping of its own, asked about and unmapped again, never read.
+        let asked = unsafe {
+            let place = libc::mmap(
+                core::ptr::null_mut(),
+                length,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            );
+            ensure!(place != libc::MAP_FAILED, "map {}", path.display());
+            let asked = libc::mincore(place, length, present.as_mut_ptr());
+            libc::munmap(place, length);
+            asked
+        };
+        ensure!(asked == 0, "mincore: {}", std::io::Error::last_os_error());
+        pages += present.iter().map(|page| u64::from(page & 1)).sum::<u64>();
+    }
+    Ok(pages * 4096)
+}
+
+/// Bytes of memory without a file that a process has, pages that several share divided among them.
+///
+/// # Errors
+/// Where the process cannot be looked into.
+pub fn anonymous(pid: i32) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).context("no Pss_Anon")?;
+    let kib: u64 = line.split_whitespace().next().context("no number")?.parse()?;
+    Ok(kib << 10)
+}
+
+/// Bytes of relocated read-only data that a process has to itself.
+///
+/// # Errors
+/// Where the process cannot be looked into.
+pub fn relocated(pid: i32) -> Result<u64> {
+    let read_only = |area: &orrery_orc::measure::Area| {
+        area.access.starts_with("r-") && (area.name.starts_with('/') || area.is_object())
+    };
+    Ok(areas(pid)?.iter().filter(|area| read_only(area)).map(|area| area.anonymous).sum())
+}

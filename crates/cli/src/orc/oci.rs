@@ -1,0 +1,190 @@
+//! `orrery orc oci`: containers that share, whatever starts them.
+//!
+//! Engines (containerd, Docker, Podman) start containers by an OCI runtime such as runc, which finds what to do in the
+//! `config.json` of a *bundle* (<https://github.com/opencontainers/runtime-spec>). This stands in for the runtime: when a
+//! container is to be created it adds the store's folder to the mounts and the auditor to the environment, and becomes the
+//! runtime. A hook could not do it, as hooks run when the environment is settled.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use orrery_orc::{auditor, default_directory};
+use serde_json::{Value, json};
+
+/// Where the store is in containers.
+const INSIDE: &str = "/run/orrery/orc";
+/// Options of runc, before its command, that take a value.
+const WITH_VALUE: [&str; 5] = ["--log", "--log-format", "--root", "--criu", "--rootless"];
+
+/// Stand in for an OCI runtime: containers that it creates share code and read-only data.
+///
+/// Name a script that calls this where the engine wants a runtime: `exec orrery orc oci -- "$@"`.
+#[derive(Args)]
+pub(super) struct Arguments {
+    /// The folder, of the store or a tenant, with `socket` and the auditor in it [default: ORRERY_ORC, /run/orrery/orc]
+    #[arg(long, value_name = "FOLDER")]
+    directory: Option<PathBuf>,
+    /// The runtime that does the work
+    #[arg(long, default_value = "runc")]
+    runtime: PathBuf,
+    /// What the engine tells the runtime
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// Does it; returns only where it cannot.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    if let Some(bundle) = bundle(&arguments.arguments) {
+        let folder = arguments.directory.clone().unwrap_or_else(default_directory);
+        // A container without a store is better than none.
+        if let Err(error) = share(&bundle, &folder) {
+            eprintln!("orrery orc oci: {}: the container shares nothing: {error:#}", bundle.display());
+        }
+    }
+    let error = Command::new(&arguments.runtime).args(&arguments.arguments).exec();
+    bail!("run {}: {error}", arguments.runtime.display())
+}
+
+/// The bundle of the container that these arguments of a runtime create, if they do.
+fn bundle(arguments: &[OsString]) -> Option<PathBuf> {
+    let mut rest = arguments.iter().map(OsString::as_os_str);
+    let command = loop {
+        let argument = rest.next()?;
+        if WITH_VALUE.iter().any(|option| argument == *option) {
+            rest.next()?;
+        } else if !argument.as_encoded_bytes().starts_with(b"-") {
+            break argument;
+        }
+    };
+    if command != "create" && command != "run" {
+        return None;
+    }
+    while let Some(argument) = rest.next() {
+        if argument == "--bundle" || argument == "-b" {
+            return rest.next().map(PathBuf::from);
+        }
+        let value = argument.to_str().and_then(|text| {
+            text.strip_prefix("--bundle=").or_else(|| text.strip_prefix("-b=")).map(OsStr::new)
+        });
+        if let Some(value) = value {
+            return Some(value.into());
+        }
+    }
+    Some(".".into())
+}
+
+/// Adds what is needed to the bundle's configuration, once.
+fn share(bundle: &Path, folder: &Path) -> Result<()> {
+    let folder =
+        folder.canonicalize().with_context(|| format!("find the store's folder {}", folder.display()))?;
+    let auditor = auditor::find(&folder).context("find the auditor that the store has installed")?;
+    let name = auditor.file_name().context("an auditor without a name")?.to_string_lossy().into_owned();
+    let path = bundle.join("config.json");
+    let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+    let mut config: Value =
+        serde_json::from_slice(&text).with_context(|| format!("understand {}", path.display()))?;
+    edit(&mut config, &folder, &format!("{INSIDE}/{name}"))?;
+    let draft = bundle.join(format!("config.json.orrery-{}", std::process::id()));
+    std::fs::write(&draft, serde_json::to_vec(&config)?)
+        .and_then(|()| std::fs::rename(&draft, &path))
+        .with_context(|| format!("write {}", path.display()))
+}
+
+fn edit(config: &mut Value, folder: &Path, auditor: &str) -> Result<()> {
+    let process = config.get_mut("process").context("the configuration has no process")?;
+    let variables = list(process, "env")?;
+    let position = |variables: &[Value], name: &str| {
+        let is_it = |variable: &Value| {
+            variable.as_str().and_then(|text| text.split_once('=')).is_some_and(|(is, _)| is == name)
+        };
+        variables.iter().position(is_it)
+    };
+    match position(variables, "LD_AUDIT") {
+        None => variables.push(json!(format!("LD_AUDIT={auditor}"))),
+        Some(at) => {
+            let others = variables[at].as_str().unwrap_or_default().trim_start_matches("LD_AUDIT=");
+            if !others.split(':').any(|other| other == auditor) {
+                variables[at] = json!(format!("LD_AUDIT={auditor}:{others}"));
+            }
+        }
+    }
+    let at = position(variables, "GLIBC_TUNABLES");
+    let before = at.and_then(|at| Some(variables[at].as_str()?.split_once('=')?.1.to_owned()));
+    let after = super::run::tunables(before.as_deref().map(OsStr::new)).to_string_lossy().into_owned();
+    let after = json!(format!("GLIBC_TUNABLES={after}"));
+    match at {
+        Some(at) => variables[at] = after,
+        None => variables.push(after),
+    }
+    // Filters of container engines allow sockets.
+    for (name, value) in [("ORRERY_ORC", INSIDE), ("ORRERY_ORC_SECCOMP", "share")] {
+        if position(variables, name).is_none() {
+            variables.push(json!(format!("{name}={value}")));
+        }
+    }
+    let mounts = list(config, "mounts")?;
+    if !mounts.iter().any(|mount| mount["destination"] == INSIDE) {
+        mounts.push(json!({
+            "destination": INSIDE,
+            "type": "bind",
+            "source": folder.to_str().context("the store's folder has a name that JSON cannot carry")?,
+            "options": ["rbind", "ro", "nosuid", "nodev"],
+        }));
+    }
+    Ok(())
+}
+
+fn list<'a>(value: &'a mut Value, key: &str) -> Result<&'a mut Vec<Value>> {
+    let object = value.as_object_mut().context("the configuration is no object")?;
+    let list = object.entry(key).or_insert_with(|| json!([]));
+    if list.is_null() {
+        *list = json!([]);
+    }
+    list.as_array_mut().with_context(|| format!("{key} in the configuration is no list"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bundle_of_a_new_container_is_found() {
+        let find = |text: &str| bundle(&text.split(' ').map(OsString::from).collect::<Vec<_>>());
+        let engine = "--root /run/x --log /l --log-format json create --bundle /b --pid-file /p id";
+        assert_eq!(find(engine), Some("/b".into()));
+        assert_eq!(find("--root=/run/x --debug run -b /c id"), Some("/c".into()));
+        assert_eq!(find("run --bundle=/d id"), Some("/d".into()));
+        assert_eq!(find("run id"), Some(".".into()));
+        assert_eq!(find("--log create start id"), None, "a file for the log");
+        for other in ["start id", "delete --force id", "--version", "state create", ""] {
+            assert_eq!(find(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_configuration_is_edited_once() {
+        let before = json!({
+            "process": { "args": ["/bin/sh"], "env": ["PATH=/bin", "LD_AUDIT=/theirs.so"] },
+            "hooks": null
+        });
+        let mut config = before.clone();
+        edit(&mut config, Path::new("/store"), "/in/a.so").unwrap();
+        let variables = &config["process"]["env"];
+        assert_eq!(variables[1], "LD_AUDIT=/in/a.so:/theirs.so");
+        assert!(variables.as_array().unwrap().contains(&json!("ORRERY_ORC=/run/orrery/orc")));
+        assert_eq!(config["mounts"][0]["source"], "/store");
+        assert_eq!(config["process"]["args"], before["process"]["args"]);
+        let once = config.clone();
+        edit(&mut config, Path::new("/store"), "/in/a.so").unwrap();
+        assert_eq!(config, once);
+        let mut empty = json!({ "process": {}, "mounts": null });
+        edit(&mut empty, Path::new("/store"), "/in/a.so").unwrap();
+        assert_eq!(empty["process"]["env"][0], "LD_AUDIT=/in/a.so");
+        assert!(edit(&mut json!({}), Path::new("/store"), "/in/a.so").is_err());
+        assert!(edit(&mut json!({ "process": { "env": 3 } }), Path::new("/store"), "/in/a.so").is_err());
+    }
+}

@@ -1,0 +1,250 @@
+// Programs that an executive has to bear: one behaviour per name, which must be the same with and without.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+// A place that calls and becomes hot; what it calls is to be changed while running.
+extern unsigned char site[];
+long call_site(void);
+__asm__(
+    ".text\n.balign 4096\n.globl call_site\ncall_site:\n\tpush %rbp\n\tmov %rsp, %rbp\n.globl site\nsite:\n"
+    "\tmov $110, %eax\n\tsyscall\n\tpop %rbp\n\tret\n.balign 4096\n");
+
+static void heat(void) {
+    for (int i = 0; i < 100; i++)
+        call_site();
+}
+
+static void filter(long number, uint32_t what) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, what),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = 4, .filter = code};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+        printf("no filter: %s\n", strerror(errno));
+}
+
+static void children(void) {
+    for (int i = 0; i < 3; i++) {
+        pid_t pid = fork();
+        if (pid == 0)
+            _exit(i);
+        int status;
+        waitpid(pid, &status, 0);
+        printf("child %d\n", WEXITSTATUS(status));
+    }
+}
+
+// A filter has one call fail, before or after its place was rewritten.
+static void denied(void) {
+    heat();
+    filter(SYS_getppid, SECCOMP_RET_ERRNO | 77);
+    printf("%ld\n", call_site());
+    printf("%ld %d\n", syscall(SYS_getppid), errno);
+    children();
+    printf("%d\n", system("exit 3") >> 8);
+}
+
+// The same, where the executive needs the call itself.
+static void denied_to_all(void) {
+    filter(SYS_prctl, SECCOMP_RET_ERRNO | EPERM);
+    printf("%d %s\n", prctl(PR_SET_NAME, "other"), strerror(errno));
+    for (int i = 0; i < 100; i++)
+        call_site();
+    filter(SYS_rt_sigaction, SECCOMP_RET_ERRNO | EPERM);
+    printf("%d\n", signal(SIGUSR1, SIG_IGN) == SIG_ERR);
+}
+
+static volatile int trapped;
+static void on_trap(int number, siginfo_t *info, void *context) {
+    ucontext_t *interrupted = context;
+    trapped++;
+    if (trapped < 3)
+        printf("signal %d, code %d, call %d, architecture %x, rdi %lld\n", number, info->si_code,
+               info->si_syscall, info->si_arch, interrupted->uc_mcontext.gregs[REG_RDI]);
+    interrupted->uc_mcontext.gregs[REG_RAX] = 4242;
+}
+
+// A filter traps a call, which a handler answers: how sandboxes of browsers work.
+static void trap(void) {
+    struct sigaction action = {.sa_sigaction = on_trap, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    sigaction(SIGSYS, &action, NULL);
+    filter(SYS_getpriority, SECCOMP_RET_TRAP);
+    for (int i = 0; i < 50; i++) {
+        long got = syscall(SYS_getpriority, 7, 0);
+        if (i == 0 || i == 49)
+            printf("%ld\n", got);
+    }
+    printf("trapped %d\n", trapped);
+}
+
+// Nobody handles it.
+static void trap_unhandled(void) {
+    filter(SYS_getpriority, SECCOMP_RET_TRAP);
+    syscall(SYS_getpriority, 7, 0);
+    printf("alive\n");
+}
+
+static void killed(void) {
+    filter(SYS_getpriority, SECCOMP_RET_KILL_PROCESS);
+    syscall(SYS_getpriority, 7, 0);
+    printf("alive\n");
+}
+
+// Read, write, exit and sigreturn are all that is left.
+static void strict(void) {
+    heat();
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT);
+    for (int i = 0; i < 50; i++)
+        (void)!write(1, ".", 1);
+    (void)!write(1, "\n", 1);
+    syscall(SYS_exit, 5);
+}
+
+static void strict_and_forbidden(void) {
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT);
+    call_site();
+    (void)!write(1, "alive\n", 6);
+}
+
+static unsigned long sum(void) {
+    unsigned long total = 0;
+    for (int i = 0; i < 4096; i++)
+        total = total * 31 + ((unsigned char *)call_site)[i];
+    return total;
+}
+
+// One byte of a hot place is changed: it calls something else from then on.
+static void rewrites(void) {
+    heat();
+    if (mprotect((void *)call_site, 4096, PROT_READ | PROT_WRITE | PROT_EXEC))
+        printf("%s\n", strerror(errno));
+    printf("%d\n", site[0]);
+    site[1] = SYS_getpid;
+    printf("%d\n", call_site() == getpid());
+    site[1] = 110;
+    mprotect((void *)call_site, 4096, PROT_READ | PROT_EXEC);
+    printf("%d %lx\n", call_site() == getppid(), sum());
+    heat();
+    printf("%d\n", call_site() == getppid());
+}
+
+// The page is replaced by another one, at once and by way of a hole.
+static void replaces(void) {
+    heat();
+    unsigned char code[] = {0xb8, SYS_getpid, 0, 0, 0, 0x0f, 0x05, 0xc3};
+    void *copy = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memcpy(copy, code, sizeof code);
+    mprotect(copy, 4096, PROT_READ | PROT_EXEC);
+    mremap(copy, 4096, 4096, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)call_site);
+    int same = 1;
+    for (int i = 0; i < 100; i++)
+        same &= call_site() == getpid();
+    printf("%d\n", same);
+    munmap((void *)call_site, 4096);
+    mmap((void *)call_site, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    memcpy((void *)call_site, code, sizeof code);
+    mprotect((void *)call_site, 4096, PROT_READ | PROT_EXEC);
+    for (int i = 0; i < 100; i++)
+        same &= call_site() == getpid();
+    printf("%d\n", same);
+}
+
+// NULL faults when read, written and called, after calls that were rewritten.
+static void null_called(void) {
+    heat();
+    for (int way = 0; way < 4; way++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            void (*volatile nowhere)(void) = NULL;
+            volatile char *volatile nothing = NULL;
+            if (way == 0)
+                (void)*nothing;
+            else if (way == 1)
+                *nothing = 1;
+            else if (way == 2)
+                nowhere();
+            else
+                (void)nothing[511];
+            _exit(0);
+        }
+        int status;
+        waitpid(pid, &status, 0);
+        printf("signal %d\n", WTERMSIG(status));
+    }
+}
+
+// Time is read through the vDSO, with nobody in between: a million times in a second or so.
+static void clock_is_read(void) {
+    struct timespec now;
+    for (int i = 0; i < 100000; i++)
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    printf("read\n");
+}
+
+// For a debugger to look at.
+__attribute__((noinline)) static int innermost(int number) {
+    int *volatile nothing = NULL;
+    return *nothing + number;
+}
+
+__attribute__((noinline)) static int middle(int number) { return innermost(number + 1) + 1; }
+
+volatile long turns;
+
+__attribute__((noinline)) void turn(void) { turns += call_site() > 0; }
+
+__attribute__((noinline)) static void spin(void) {
+    for (;;)
+        turn();
+}
+
+int main(int count, char **words) {
+    const char *what = count > 1 ? words[1] : "";
+    setvbuf(stdout, NULL, _IONBF, 0);
+#define CASE(name, call)                                                                                     \
+    if (!strcmp(what, name)) {                                                                               \
+        call;                                                                                                \
+        return 0;                                                                                            \
+    }
+    CASE("denied", denied())
+    CASE("denied-to-all", denied_to_all())
+    CASE("trap", trap())
+    CASE("trap-unhandled", trap_unhandled())
+    CASE("killed", killed())
+    CASE("strict", strict())
+    CASE("strict-and-forbidden", strict_and_forbidden())
+    CASE("rewrites", rewrites())
+    CASE("replaces", replaces())
+    CASE("null-called", null_called())
+    CASE("clock", clock_is_read())
+    CASE("crash", {
+        heat();
+        printf("%d\n", middle(getpid()));
+    })
+    CASE("spins", {
+        heat();
+        puts("spins");
+        spin();
+    })
+    return 2;
+}

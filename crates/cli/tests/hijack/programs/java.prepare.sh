@@ -1,0 +1,1 @@
+javac -d "$CACHE" "$PROGRAMS/Program.java"
