@@ -6,7 +6,9 @@
 //! 1. It spins, but only while the partner runs on *another* CPU, and not longer than the wake-up of a sleeper would
 //!    take: 0.15 us against 32 us measured.
 //! 2. On the partner's own CPU spinning would keep it from running, so it yields a few times: two runnable processes
-//!    hand over in 0.58 us that way.
+//!    hand over in 0.58 us that way. Where others want that CPU, too, a yield may hand it to one of them for a whole time
+//!    slice, while who sleeps and is woken gets it soon: so a waiter that lost time that way sleeps at once for its next
+//!    waits, for twice as many each time.
 //! 3. It sleeps on the partner's bell (futex(2)). Ringing costs a system call only where somebody sleeps.
 //!
 //! Which of the first two rooms a wait goes through depends on where the two run; [`Pace`] says where they should.
@@ -40,6 +42,11 @@ use protocol::{Night, Word};
 const SPIN: Duration = Duration::from_micros(20);
 /// How often a waiter yields before it sleeps.
 const YIELDS: u32 = 8;
+/// What a wait may take, yields and all, in the processor's ticks (some 50 us): after more, somebody else has run.
+const LOST: u64 = 150_000;
+/// How many waits that sleep at once follow the first loss, and at most.
+const WARY: u32 = 64;
+const WARIEST: u32 = 1 << 16;
 /// How long a sleep lasts until the pidfd is asked, with a mark and without one.
 const NAP_MARKED: Duration = Duration::from_millis(500);
 const NAP: Duration = Duration::from_millis(10);
@@ -68,6 +75,10 @@ pub struct Face {
     naps: AtomicU32,
     /// What the last caller left beside the bell.
     note: AtomicU32,
+    /// For how many waits the owner is to sleep at once, having lost time by yielding.
+    wary: AtomicU32,
+    /// How many there were to be when it last lost time, less those that went well since.
+    caution: AtomicU32,
 }
 
 impl Face {
@@ -89,6 +100,27 @@ impl Face {
     /// How often the owner has slept at the gate, around the end: what spinning and yielding did not spare it.
     pub fn naps(&self) -> u32 {
         self.naps.load(Ordering::Relaxed)
+    }
+
+    /// Whether the owner should not yield in this wait.
+    fn is_wary(&self) -> bool {
+        let left = self.wary.load(Ordering::Relaxed);
+        if left != 0 {
+            self.wary.store(left - 1, Ordering::Relaxed);
+        }
+        left != 0
+    }
+
+    /// Notes how long the owner yielded.
+    fn yielded(&self, ticks: u64) {
+        let caution = self.caution.load(Ordering::Relaxed);
+        if ticks > LOST {
+            let caution = caution.saturating_mul(2).clamp(WARY, WARIEST);
+            self.caution.store(caution, Ordering::Relaxed);
+            self.wary.store(caution, Ordering::Relaxed);
+        } else if caution != 0 {
+            self.caution.store(caution - 1, Ordering::Relaxed);
+        }
     }
 
     /// Leaves a word for the owner, who reads it when called. It shares a cache line with the bell, so it travels with it.
@@ -113,6 +145,8 @@ impl Face {
         self.mark.store(0, Ordering::SeqCst);
         self.sent.store(sent, Ordering::SeqCst);
         self.taken.store(taken, Ordering::SeqCst);
+        self.wary.store(0, Ordering::SeqCst);
+        self.caution.store(0, Ordering::SeqCst);
     }
 }
 
@@ -192,8 +226,12 @@ impl<'a> Gate<'a> {
     ) -> Woken {
         let bell = self.bell;
         let mine = self.show_cpu();
-        for _ in 0..YIELDS {
+        let began = ticks();
+        for round in 0..=YIELDS {
             if bell.load(Ordering::SeqCst) != heard {
+                if round != 0 {
+                    self.mine.yielded(ticks().wrapping_sub(began));
+                }
                 return Woken::Rung;
             }
             let theirs = self.theirs.cpu.load(Ordering::Relaxed);
@@ -201,6 +239,13 @@ impl<'a> Gate<'a> {
                 if spin(bell, heard) {
                     return Woken::Rung;
                 }
+                break;
+            }
+            if round == 0 && self.mine.is_wary() {
+                break;
+            }
+            if round == YIELDS {
+                self.mine.yielded(ticks().wrapping_sub(began));
                 break;
             }
             rustix::thread::sched_yield();
@@ -358,6 +403,19 @@ pub fn is_dead(pidfd: BorrowedFd<'_>) -> bool {
     matches!(rustix::event::poll(&mut one, Some(&now)), Ok(ready) if ready > 0)
 }
 
+/// The processor's own clock, which costs a tenth of the kernel's.
+#[cfg(target_arch = "x86_64")]
+fn ticks() -> u64 {
+    // SAFETY: reads a counter that every such processor has.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// The kernel's clock, at three ticks a nanosecond.
+#[cfg(not(target_arch = "x86_64"))]
+fn ticks() -> u64 {
+    Moment::now().0.wrapping_mul(3)
+}
+
 /// The CPU that the caller runs on.
 pub fn current_cpu() -> u32 {
     // SAFETY: takes nothing and reads a number that the kernel keeps for the thread.
@@ -387,6 +445,24 @@ mod tests {
             }
         });
         assert_eq!(a.sleepers.load(Ordering::SeqCst) + b.sleepers.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn who_lost_time_by_yielding_sleeps_for_a_while() {
+        let face = Face::default();
+        let waits = |face: &Face| (0..u32::MAX).find(|_| !face.is_wary());
+        assert_eq!(waits(&face), Some(0));
+        face.yielded(LOST);
+        assert_eq!(waits(&face), Some(0), "that was no loss");
+        for expected in [WARY, 2 * WARY, 4 * WARY] {
+            face.yielded(LOST + 1);
+            assert_eq!(waits(&face), Some(expected));
+        }
+        (0..20).for_each(|_| face.yielded(LOST + 1));
+        assert_eq!(waits(&face), Some(WARIEST));
+        (0..WARIEST).for_each(|_| face.yielded(1));
+        face.yielded(LOST + 1);
+        assert_eq!(waits(&face), Some(WARY), "all is forgotten");
     }
 
     #[test]
