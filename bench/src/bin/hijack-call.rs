@@ -138,20 +138,13 @@ impl Contender for Added {
 
 fn added_entry(way: &'static str, pin: Pin) -> Entry {
     Entry::new(way, move || {
-        let start = |way: &str| Worker::start(&["contender".to_owned(), way.to_owned(), name(pin)]);
+        let start = |way: &str| Worker::start(&["contender".to_owned(), way.to_owned(), pin.to_string()]);
         Ok(Added { with: start(way)?, without: start(NATIVE)? })
     })
 }
 
 fn entry(way: &'static str, pin: Pin) -> Entry {
-    Entry::new(way, move || Worker::start(&["contender".to_owned(), way.to_owned(), name(pin)]))
-}
-
-fn name(pin: Pin) -> String {
-    match pin {
-        Pin::None => "none".to_owned(),
-        Pin::Cpu(cpu) => cpu.to_string(),
-    }
+    Entry::new(way, move || Worker::start(&["contender".to_owned(), way.to_owned(), pin.to_string()]))
 }
 
 /// Puts what is to be measured under this process.
@@ -168,7 +161,7 @@ fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
             strace
                 .args(["-c", "-f", "-qq", "-o", "/dev/null"])
                 .arg(std::env::current_exe()?)
-                .args(["inside", &name(pin)]);
+                .args(["inside", &pin.to_string()]);
             bail!("execute strace: {}", strace.exec());
         }
         PRELOAD => return preloaded(pin),
@@ -180,15 +173,13 @@ fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
         other => bail!("there is no contender {other:?}"),
     };
     let own = std::env::current_exe()?;
-    let words = [OsString::from("inside"), name(pin).into()];
+    let words = [OsString::from("inside"), pin.to_string().into()];
     Err(Hijack::start(options)?.execute(own.as_os_str(), &words).into())
 }
 
 fn inside(pin: Pin) -> ExitCode {
     serve(|| {
-        if let Pin::Cpu(cpu) = pin {
-            machine::pin(cpu)?;
-        }
+        pin.bind()?;
         // SAFETY: opens files that every system has.
         let (zero, null) = unsafe {
             (
@@ -231,15 +222,13 @@ fn preloaded(pin: Pin) -> Result<ExitCode> {
         compiler.args(["-O2", "-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status()?;
     ensure!(compiled.success(), "the library to preload could not be compiled");
     let mut inside = Command::new(std::env::current_exe()?);
-    let status = inside.args(["inside", &name(pin)]).env("LD_PRELOAD", &library).status()?;
+    let status = inside.args(["inside", &pin.to_string()]).env("LD_PRELOAD", &library).status()?;
     Ok(ExitCode::from(u8::try_from(status.code().unwrap_or(1))?))
 }
 
 /// Serves with a filter that has another thread decide about each call, which says yes.
 fn notified(pin: Pin) -> Result<ExitCode> {
-    if let Pin::Cpu(cpu) = pin {
-        machine::pin(cpu)?;
-    }
+    pin.bind()?;
     let calls = [libc::SYS_getppid, libc::SYS_read, libc::SYS_write, libc::SYS_openat, libc::SYS_close];
     notify::supervise_this_thread(&calls)?;
     Ok(inside(pin))
@@ -272,10 +261,8 @@ fn traced(pin: Pin, emulated: bool) -> Result<ExitCode> {
             libc::raise(libc::SIGSTOP);
             return Ok(inside(pin));
         }
-        if let Pin::Cpu(cpu) = pin {
-            // A partner that has to be woken belongs on the same CPU.
-            machine::pin(cpu)?;
-        }
+        // A partner that has to be woken belongs on the same CPU.
+        pin.bind()?;
         let mut status = 0;
         loop {
             ensure!(

@@ -54,9 +54,7 @@ fn main() -> Result<ExitCode> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().canonicalize()?;
         return Ok(serve(|| {
-            if let Pin::Cpu(cpu) = pin {
-                machine::pin(cpu)?;
-            }
+            pin.bind()?;
             start(&mechanism, &path)
         }));
     }
@@ -80,10 +78,7 @@ fn main() -> Result<ExitCode> {
 }
 
 fn entry(mechanism: &'static str, pin: Pin) -> Entry {
-    let pin = match pin {
-        Pin::None => "none".to_owned(),
-        Pin::Cpu(cpu) => cpu.to_string(),
-    };
+    let pin = pin.to_string();
     let arguments = ["contender".to_owned(), mechanism.to_owned(), pin];
     Entry::new(mechanism, move || Worker::start(&arguments))
 }

@@ -67,9 +67,7 @@ fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     if let Some(Role::Contender { mechanism, pin }) = arguments.role {
         return Ok(serve(|| {
-            if let Pin::Cpu(cpu) = pin {
-                machine::pin(cpu)?;
-            }
+            pin.bind()?;
             start(&mechanism)
         }));
     }
@@ -101,10 +99,7 @@ fn case(name: &str) -> Case {
 
 fn entry(mechanism: impl Into<String>, pin: Pin) -> Entry {
     let mechanism = mechanism.into();
-    let pin = match pin {
-        Pin::None => "none".to_owned(),
-        Pin::Cpu(cpu) => cpu.to_string(),
-    };
+    let pin = pin.to_string();
     let arguments = ["contender".to_owned(), mechanism.clone(), pin];
     Entry::new(mechanism, move || Worker::start(&arguments))
 }

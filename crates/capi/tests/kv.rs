@@ -456,6 +456,19 @@ fn an_orbits_trouble_is_not_the_servers() {
 }
 
 fn make_trouble(client: &mut Client, orbit: &str, trouble: &str, said: &[&str]) {
+    let mut told = String::new();
+    // A busy machine makes trouble, too: a task of the server's own that was too slow ends the orbit before ours does.
+    for _ in 0..5 {
+        told = trouble_of(client, orbit, trouble);
+        if said.iter().any(|word| told.contains(word)) {
+            return;
+        }
+    }
+    panic!("{orbit}, {trouble}: {told}");
+}
+
+/// What is told of the orbit's next failure.
+fn trouble_of(client: &mut Client, orbit: &str, trouble: &str) -> String {
     let (failures, restarts) = (client.orbit_count(orbit, "failures"), client.orbit_count(orbit, "restarts"));
     // It may be busy with a dump, or not be back yet.
     until("the call is made", || {
@@ -463,9 +476,9 @@ fn make_trouble(client: &mut Client, orbit: &str, trouble: &str, said: &[&str]) 
     });
     until("it fails", || (client.orbit_count(orbit, "failures") > failures).then_some(()));
     let told = client.orbit(orbit, "last_trouble");
-    assert!(said.iter().any(|word| told.contains(word)), "{orbit}, {trouble}: {told}");
     until("it comes back", || (client.orbit_count(orbit, "restarts") > restarts).then_some(()));
     until("it is up", || (client.orbit(orbit, "state") == "up").then_some(()));
+    told
 }
 
 fn works_again(client: &mut Client, orbit: &str) {
