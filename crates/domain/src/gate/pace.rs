@@ -6,10 +6,10 @@
 //!
 //! - they hand over so often that no wait is longer than a spin: [`OFTEN`] there and back;
 //! - the program may use two CPUs, and the kernel counts fewer runnable tasks than that (`/proc/loadavg`);
-//! - it proved to be faster. Being apart is a trial: two waits that ended in sleep, a pace no better than together, or
+//! - it proved to be faster. Being apart is a trial: waits that end in sleep, a pace no better than together, or
 //!   a machine that has become busy end it, and the next trial comes later, twice as late each time.
 //!
-//! So a busy machine costs a trial now and then, bounded by two time slices, and nobody is starved: a spinner gives up
+//! So a busy machine costs a trial now and then, bounded by a dozen sleeps, and nobody is starved: a spinner gives up
 //! after [`super::SPIN`], whatever it waits for.
 //!
 //! `ORRERY_GATE` in the environment sets it down: `together`, `apart`, or `auto`, the default.
@@ -29,8 +29,8 @@ const PATIENCE: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(5);
 /// How often the machine's load is looked at while apart.
 const LOOK: Duration = Duration::from_millis(50);
-/// How many waits of a trial may end in sleep.
-const NAPS: u32 = 2;
+/// How many waits of a batch apart may end in sleep: some do while one of the two moves to its CPU.
+const NAPS: u32 = 12;
 
 /// Where the two should run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +45,8 @@ pub enum Place {
 pub trait Surroundings {
     /// The present.
     fn now(&self) -> Moment;
-    /// Whether a CPU has nothing to do, with `busy` of them at work on the two themselves.
-    fn has_idle_cpu(&self, busy: usize) -> bool;
+    /// Whether nobody but the two wants a CPU, of which there are two.
+    fn has_idle_cpu(&self) -> bool;
 }
 
 /// The machine that this runs on.
@@ -61,9 +61,9 @@ impl Surroundings for Machine {
         Moment::now()
     }
 
-    fn has_idle_cpu(&self, busy: usize) -> bool {
-        // Who asks is runnable, too, and so is a partner that spins.
-        self.cpus >= 2 && runnable().is_some_and(|runnable| runnable <= busy && busy <= self.cpus)
+    fn has_idle_cpu(&self) -> bool {
+        // Who asks is runnable, and so is a partner that spins or yields.
+        self.cpus >= 2 && runnable().is_some_and(|runnable| runnable <= 2)
     }
 }
 
@@ -138,12 +138,12 @@ impl Pace {
             let now = around.now();
             let round = now.since(self.since) / self.rounds;
             if self.since == Moment(0) {
-                // The first batch was never timed.
+                // The first batch is not timed.
             } else if apart {
                 let is_better = round < self.usual - self.usual / 8;
                 let is_busy = now.since(self.looked) >= LOOK && {
                     self.looked = now;
-                    !around.has_idle_cpu(2)
+                    !around.has_idle_cpu()
                 };
                 if is_better && !is_busy {
                     self.patience = PATIENCE;
@@ -153,12 +153,14 @@ impl Pace {
             } else {
                 self.usual = round;
                 if round <= OFTEN && now >= self.next {
-                    if around.has_idle_cpu(1) {
+                    if around.has_idle_cpu() {
                         self.place = Place::Apart;
                         self.looked = now;
-                    } else {
-                        self.wait_longer(now);
+                        // What moving costs is not the pace's.
+                        self.begin(naps, Moment(0));
+                        return self.place;
                     }
+                    self.wait_longer(now);
                 }
             }
             self.begin(naps, now);
@@ -208,7 +210,7 @@ mod tests {
             Moment(self.now.get())
         }
 
-        fn has_idle_cpu(&self, _: usize) -> bool {
+        fn has_idle_cpu(&self) -> bool {
             self.idle.get()
         }
     }
@@ -287,12 +289,12 @@ mod tests {
     fn a_trial_that_is_no_faster_ends() {
         let (mut pace, around, mut naps) = (Pace::default(), stage(true), 0);
         rounds(&mut pace, &around, 2 * BATCH, 2_000, &mut naps, 0);
-        assert_eq!(rounds(&mut pace, &around, BATCH, 1_900, &mut naps, 0), Place::Together);
+        assert_eq!(rounds(&mut pace, &around, 2 * BATCH, 1_900, &mut naps, 0), Place::Together);
     }
 
     #[test]
     fn the_kernel_counts_whoever_asks() {
         assert!(runnable().is_some_and(|count| count >= 1), "is /proc mounted?");
-        assert!(!Machine { cpus: 1 }.has_idle_cpu(1));
+        assert!(!Machine { cpus: 1 }.has_idle_cpu());
     }
 }
