@@ -30,6 +30,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub use config::{Config, Executables, Tenant};
+pub(crate) use content::is_local;
 pub use keeper::{Launcher, Part};
 pub use report::{Report, ReportedObject};
 
