@@ -5,11 +5,16 @@
 mod containers;
 mod deaths;
 mod files;
+mod filters;
+mod guest;
 mod hostile;
+mod liars;
+mod odd;
 mod publish;
 mod relocated;
 mod seeing;
 mod sharing;
+mod timing;
 mod unmodified;
 
 use std::path::Path;
