@@ -11,6 +11,8 @@ use crate::store::Report;
 
 /// What the kernel puts before the name of a memory file.
 const OBJECTS: &str = "/memfd:orc:";
+/// The store's book of places, which is shared memory and no object.
+const BOOK: &str = "/memfd:orc:book";
 /// How the names of objects on disk begin.
 const ON_DISK: &str = "/orc:";
 
@@ -44,7 +46,8 @@ pub struct Area {
 impl Area {
     /// Whether it shows an object of a store.
     pub fn is_object(&self) -> bool {
-        self.name.starts_with(OBJECTS) || self.name.contains(ON_DISK) && self.name.ends_with(" (deleted)")
+        self.name.starts_with(OBJECTS) && !self.name.starts_with(BOOK)
+            || self.name.contains(ON_DISK) && self.name.ends_with(" (deleted)")
     }
 }
 

@@ -71,3 +71,11 @@ pub fn run_part(part: Part, link: OwnedFd, launcher: Launcher, stop: BorrowedFd<
         Part::Keeper => keeper::keep(&launcher, Some(keeper::prepare(link)?), BTreeMap::new(), Some(stop)),
     }
 }
+
+/// Each object and each connection needs a descriptor, in both processes.
+fn allow_many_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // Where this fails there are fewer, and the answers say so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
