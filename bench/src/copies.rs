@@ -75,12 +75,19 @@ impl Store {
     /// # Errors
     /// Where it does not come up.
     pub fn start(on_disk: bool) -> Result<Self> {
+        let disk = machine::program_folder()?;
+        if on_disk { Self::with(&["--disk", &disk.to_string_lossy()]) } else { Self::with(&["--in-memory"]) }
+    }
+
+    /// Starts one with these options.
+    ///
+    /// # Errors
+    /// Where it does not come up.
+    pub fn with(options: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut command = Command::new(machine::program_folder()?.join("orrery"));
         command.args(["orc", "serve", "--directory"]).arg(folder.path()).stdin(Stdio::null());
-        if on_disk {
-            command.arg("--disk").arg(machine::program_folder()?);
-        }
+        command.args(options);
         let store = Self { _keeper: Running(command.spawn().context("start the store")?), folder };
         let begin = Instant::now();
         while Client::connect_to(store.folder.path()).is_err() {

@@ -126,6 +126,38 @@ impl Window {
         Ok(Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, length })
     }
 
+    /// Maps the first `length` bytes of `fd`, which others may have mapped too, at a multiple of `alignment`.
+    pub(crate) fn aligned(
+        fd: BorrowedFd<'_>,
+        length: usize,
+        alignment: usize,
+        access: ProtFlags,
+    ) -> rustix::io::Result<Self> {
+        let room = length + alignment;
+        // SAFETY: a new mapping at an address of the kernel's choice, which nobody can touch.
+        let reserved = unsafe {
+            rustix::mm::mmap_anonymous(core::ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE)
+        }?;
+        let skip = reserved.addr().next_multiple_of(alignment) - reserved.addr();
+        // SAFETY: all of it lies within the reservation, which is ours and has no references; what is left over at both ends is
+        // given back.
+        let start = unsafe {
+            let start = reserved.byte_add(skip);
+            let flags = MapFlags::SHARED | MapFlags::FIXED;
+            let mapped = rustix::mm::mmap(start, length, access, flags, fd, 0);
+            if skip > 0 {
+                let _ = rustix::mm::munmap(reserved, skip);
+            }
+            if mapped.is_err() {
+                let _ = rustix::mm::munmap(start, room - skip);
+            } else if room > skip + length {
+                let _ = rustix::mm::munmap(start.byte_add(length), room - skip - length);
+            }
+            mapped?
+        };
+        Ok(Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, length })
+    }
+
     /// Its first byte.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start

@@ -13,6 +13,7 @@ mod audit;
 mod book;
 mod config;
 mod content;
+mod huge;
 mod keeper;
 mod object;
 mod pack;
@@ -27,7 +28,8 @@ mod trimmer;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 pub use config::{Config, Executables, Tenant};
 pub(crate) use content::is_local;
@@ -59,6 +61,21 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
     let result = keeper::keep(launcher, None, records, Some(stop));
     drop(names);
     result
+}
+
+/// Whether objects can lie on disk in `folder`, which is made where it is not there: files that nobody can change any more.
+///
+/// # Errors
+/// What is in the way: the right to make such files (`CAP_LINUX_IMMUTABLE`), or a file system that knows them.
+pub fn prove_disk(folder: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let file = crate::seal::Draft::on_disk(folder, "orc:trial", crate::PAGE)?.seal()?;
+    match crate::seal::strength(file.as_fd(), crate::PAGE as u64) {
+        Some(_) => Ok(()),
+        None => Err(io::Error::other("the file system does not tell that a file is immutable (statx)")),
+    }
 }
 
 /// Does the work of one part, with its link, in a process that a [`Launcher`] started. `stop` is for a keeper, as in [`run`].

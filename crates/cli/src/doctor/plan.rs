@@ -176,6 +176,11 @@ const ROLES: &[Choices] = &[
     ),
     choices(
         System::Orc,
+        "large code in memory",
+        &[with(&["madvise_collapse"], "huge pages, by MADV_COLLAPSE"), otherwise("small pages")],
+    ),
+    choices(
+        System::Orc,
         "mapping look-up",
         &[with(&["procmap_query"], "PROCMAP_QUERY"), otherwise("/proc/self/maps")],
     ),

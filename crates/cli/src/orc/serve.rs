@@ -6,8 +6,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use orrery_orc::store::{Config, Executables, Launcher, Part, Tenant, run as store, run_part as part};
+use orrery_orc::store::{
+    Config, Executables, Launcher, Part, Tenant, prove_disk, run as store, run_part as part,
+};
 use orrery_orc::{SOCKET, default_directory};
+
+/// Where objects on disk lie by themselves.
+const DISK: &str = "/var/lib/orrery/orc";
 
 /// Run the store: hold one copy of every object that programs register, until the end is asked for (SIGINT, SIGTERM).
 ///
@@ -44,9 +49,16 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "UID")]
     publisher: Vec<u32>,
     /// A folder, on a disk of ext4, XFS or Btrfs, for objects that large files become: their pages come into memory as they
-    /// are needed, not all at once
+    /// are needed, not all at once [default: /var/lib/orrery/orc for root, where it can be]
     #[arg(long, value_name = "FOLDER")]
     disk: Option<PathBuf>,
+    /// Have code of 4 MiB and more in memory whole, where it gets huge pages, although other objects lie on disk: for large
+    /// programs that run often or in many copies
+    #[arg(long)]
+    huge_pages: bool,
+    /// Have all objects in memory, where not even root can change them
+    #[arg(long, conflicts_with = "disk")]
+    in_memory: bool,
     /// A file to write down in what happens, one JSON object per line
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -116,6 +128,23 @@ fn stop() -> Result<PipeReader> {
     Ok(reader)
 }
 
+/// Where objects on disk are to lie, if anywhere.
+fn disk(arguments: &Arguments) -> Result<Option<PathBuf>> {
+    if let Some(folder) = &arguments.disk {
+        let folder = std::path::absolute(folder).context("find the disk's folder")?;
+        if let Err(error) = prove_disk(&folder) {
+            eprintln!(
+                "orrery orc: no objects can be made in {}: {error}; they will be in memory",
+                folder.display()
+            );
+            return Ok(None);
+        }
+        return Ok(Some(folder));
+    }
+    let may = !arguments.in_memory && rustix::process::geteuid().is_root();
+    Ok(Some(PathBuf::from(DISK)).filter(|folder| may && prove_disk(folder).is_ok()))
+}
+
 /// Runs a store until it is told to stop.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let folder = arguments.directory.clone().unwrap_or_else(default_directory);
@@ -138,8 +167,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             .open(log)
             .with_context(|| format!("open the log {}", log.display()))?;
     }
-    let disk =
-        arguments.disk.as_ref().map(std::path::absolute).transpose().context("find the disk's folder")?;
+    let disk = disk(arguments)?;
     let config = Config {
         socket: folder.join(SOCKET),
         tenants,
@@ -152,6 +180,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         publishers: arguments.publisher.clone(),
         log,
         disk,
+        huge: arguments.huge_pages,
         ..Config::default()
     };
     let stop = stop()?;

@@ -4,10 +4,12 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 
 use orrery_orc::protocol::{EXECUTABLE, Piece};
 use orrery_orc::{Client, Refusal};
 
+use crate::guest::{Guest, TALK, Workshop};
 use crate::{Store, bytes, refusal};
 
 const PAGE: u64 = 4096;
@@ -101,6 +103,103 @@ fn descriptors_must_show_what_is_asked_for() {
     assert_eq!((answers[0].refusal, answers[1].refusal), (None, Some(Refusal::Malformed)));
     assert_eq!(memories.len(), 1);
     assert_eq!(refusal(client.files(&vec![pair[0]; 65])), Refusal::Malformed);
+}
+
+/// Large code, many pages of it run.
+fn large_program(workshop: &Workshop) -> PathBuf {
+    let source = format!(
+        "__asm__(\".text\\n.skip 0x900000, 0xc3\\n\"); int answer(void) {{ return 42; }}
+         int touch(void) {{
+             unsigned long sum = 0;
+             for (char *at = (char *)answer - 0x800000; at < (char *)answer; at += 4096) sum += *(volatile char *)at;
+             return sum != 1;
+         }}"
+    );
+    workshop.library("liblarge.so", &source, &[]);
+    let source = format!(
+        "{TALK} int answer(void), touch(void); int main(void) {{ for (;;) {{ say(answer() * touch()); hear(); }} }}"
+    );
+    workshop.program("main", &source, &["-L$LIB", "-llarge", "-Wl,-rpath,$LIB"])
+}
+
+/// Bytes of the library's code that are mapped by huge pages.
+fn mapped_hugely(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let code =
+        text.split("VmFlags").filter(|part| part.contains(" r-xp ") && part.contains("orc:liblarge.so"));
+    let fields = code.flat_map(str::lines).filter(|line| line.contains("PmdMapped"));
+    fields.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10).sum()
+}
+
+#[test]
+fn large_code_lies_in_huge_pages() {
+    let (store, workshop) = (Store::new(&["--huge-pages"]), Workshop::new());
+    let _ = store.client();
+    let program = large_program(&workshop);
+    let mut guests = [(); 2].map(|()| Guest::start(&store, &workshop, &program));
+    for guest in &mut guests {
+        assert_eq!(guest.number(), 42);
+        let reasons = guest.reasons("orc:liblarge.so", "r-xp");
+        assert!(reasons.iter().all(|reason| reason.starts_with("an object")), "{reasons:?}");
+        let name =
+            &guest.explain().into_iter().find(|row| row.name.contains("orc:liblarge.so")).unwrap().name;
+        assert!(name.starts_with("/memfd:orc:"), "sealed memory, although others lie on disk: {name}");
+    }
+    let inodes = [0, 1].map(|number: usize| crate::unmodified::code(guests[number].pid(), "liblarge.so"));
+    assert_eq!(inodes[0], inodes[1]);
+    // Programs that run already have them, too. Where memory is in too many pieces the kernel has none to give.
+    let has_some = (0..30).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert_eq!(guests[0].go_on(), 42);
+        mapped_hugely(guests[0].pid()) > 0
+    });
+    if !has_some {
+        orrery_testing::skipped!("the kernel had no huge pages to give just now");
+    }
+    // A store that was killed has it still, and the programs notice nothing.
+    let server = store.server();
+    crate::signal(server, libc::SIGKILL);
+    crate::eventually("a new store", || store.server() != server);
+    let mut third = Guest::start(&store, &workshop, &program);
+    assert_eq!(third.number(), 42);
+    assert_eq!(crate::unmodified::code(third.pid(), "liblarge.so"), inodes[0]);
+}
+
+#[test]
+fn without_the_right_to_huge_pages_and_disks_small_ones_in_memory_serve() {
+    use std::os::unix::process::CommandExt as _;
+
+    if !rustix::process::geteuid().is_root() {
+        orrery_testing::skipped!("only root can become another user");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(65_534), None).unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let said = folder.path().join("said");
+    let mut command = crate::command(folder.path(), &["--huge-pages", "--disk", "/proc/nowhere"]);
+    let Ok(keeper) = command.uid(65_534).stderr(File::create(&said).unwrap()).spawn() else {
+        orrery_testing::skipped!("other users cannot run what was built here");
+        return;
+    };
+    let store = Store { folder, keeper };
+    let path = store.path().join("code");
+    fs::write(&path, bytes(8 << 20, 3)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    let code = File::open(&path).unwrap();
+    let path = store.path().to_owned();
+    let seals = std::thread::spawn(move || {
+        // SAFETY: the bare system call changes this thread alone, which ends soon.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) }, 0);
+        let client = crate::connect(&path);
+        let piece = Piece { flags: EXECUTABLE, offset: 0, length: 8 << 20 };
+        let (answers, memories) = client.files(&[(piece, code.as_fd())]).unwrap();
+        assert_eq!(answers[0].refusal, None);
+        rustix::fs::fcntl_get_seals(&memories[0]).unwrap()
+    });
+    assert!(seals.join().unwrap().contains(rustix::fs::SealFlags::WRITE));
+    let said = fs::read_to_string(said).unwrap();
+    assert!(said.contains("/proc/nowhere"), "{said}");
 }
 
 #[test]

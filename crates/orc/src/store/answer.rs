@@ -1,6 +1,7 @@
 //! One request, one answer.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -8,6 +9,7 @@ use super::audit::{Event, now};
 use super::book;
 use super::config::Executables;
 use super::content::{self, Shown};
+use super::huge;
 use super::object::{Memory, Object, copy, exhausted, may_execute, whole_pages};
 use super::pack::{self, Pack};
 use super::realm::Realm;
@@ -23,6 +25,9 @@ use crate::{ObjectId, PAGE};
 
 /// Objects larger than this are taken by some of the workers only, so that the others can go on answering.
 const LARGE: u64 = 4 << 20;
+
+/// The shortest piece that is worth a file of its own on disk.
+const ON_DISK: u64 = 256 << 10;
 
 /// What to send.
 #[derive(Debug)]
@@ -298,11 +303,14 @@ impl Asking<'_> {
             }
         }
         self.room(realm, piece.length)?;
-        let (id, draft) = readers.read(realm, fd, *piece, shown, self.server.config.disk.clone())?;
+        let (id, draft) = readers.read(realm, fd, *piece, shown, self.folder(piece))?;
         let memory = draft.seal().map_err(exhausted)?;
         drop(turn);
         if self.server.config.disk.is_some() {
             self.server.trimmer.trim(memory.as_fd());
+        }
+        if is_large_code(piece) && rustix::fs::fcntl_get_seals(&memory).is_ok() {
+            self.server.collapser.collapse(memory.as_fd());
         }
         let mut state = self.state();
         // What is public need not be there twice.
@@ -312,6 +320,13 @@ impl Asking<'_> {
         }
         state.remember(realm, shown.key, id);
         self.known(&mut state, &shown, executable).map(|object| (object, true)).ok_or(Refusal::NotFound)
+    }
+
+    /// Where the object of a piece is to lie, if not in a memory file.
+    fn folder(&self, piece: &Piece) -> Option<PathBuf> {
+        let config = &self.server.config;
+        let is_huge = config.huge && is_large_code(piece);
+        config.disk.clone().filter(|_| piece.length >= ON_DISK && !is_huge)
     }
 
     /// The object of a piece that was read before, with a hold on it.
@@ -402,6 +417,10 @@ impl Asking<'_> {
             note: note.as_deref(),
         });
     }
+}
+
+fn is_large_code(piece: &Piece) -> bool {
+    piece.flags & EXECUTABLE != 0 && piece.length >= huge::WORTH_IT
 }
 
 fn agree(expected: Option<ObjectId>, id: ObjectId) -> Result<(), Refusal> {

@@ -52,6 +52,9 @@ pub struct Config {
     pub log: Option<PathBuf>,
     /// A folder for objects that large files become: there their pages come into memory as they are needed.
     pub disk: Option<PathBuf>,
+    /// Whether large code is to lie in memory, where it may have huge pages, although there is a disk.
+    #[serde(default)]
+    pub huge: bool,
     /// Threads that answer.
     pub workers: usize,
 }
@@ -70,6 +73,7 @@ impl Default for Config {
             publishers: Vec::new(),
             log: None,
             disk: None,
+            huge: false,
             workers: 4,
         }
     }

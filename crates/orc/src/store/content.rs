@@ -18,8 +18,6 @@ use crate::protocol::{Piece, Refusal};
 use crate::seal::Draft;
 use crate::{ObjectId, PAGE};
 
-/// The shortest piece that is worth a file of its own.
-const ON_DISK: usize = 256 << 10;
 /// Bytes read and hashed at a time.
 const CHUNK: usize = 256 << 10;
 /// How long a file may take to be read.
@@ -169,16 +167,16 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    /// Copies a piece that was examined; gives its name and the copy.
+    /// Copies a piece that was examined, into a file in `folder` if there is one; gives its name and the copy.
     pub(super) fn read(
         &self,
         realm: &Realm,
         fd: OwnedFd,
         piece: Piece,
         shown: Shown,
-        disk: Option<PathBuf>,
+        folder: Option<PathBuf>,
     ) -> Result<(ObjectId, Draft), Refusal> {
-        self.within(realm, PATIENCE, move || piece_of(&fd, &piece, &shown, disk.as_deref()))
+        self.within(realm, PATIENCE, move || piece_of(&fd, &piece, &shown, folder.as_deref()))
     }
 
     /// The name of a piece that was examined, without a copy: enough where there is one already.
@@ -258,12 +256,11 @@ fn piece_of(
     fd: &OwnedFd,
     piece: &Piece,
     shown: &Shown,
-    disk: Option<&Path>,
+    folder: Option<&Path>,
 ) -> Result<(ObjectId, Draft), Refusal> {
     let length = usize::try_from(piece.length).map_err(|_| Refusal::Size)?;
     let label = file_label(fd);
-    let on_disk = disk.filter(|_| length >= ON_DISK).map(|folder| Draft::on_disk(folder, &label, length));
-    let draft = match on_disk {
+    let draft = match folder.map(|folder| Draft::on_disk(folder, &label, length)) {
         Some(Ok(draft)) => draft,
         // A full disk, say: memory is as good.
         Some(Err(_)) | None => Draft::new(&label, length).map_err(exhausted)?,

@@ -18,6 +18,7 @@ use super::answer::{Answer, answer};
 use super::audit::Audit;
 use super::config::Config;
 use super::content::Readers;
+use super::huge::Collapser;
 use super::keeper::{Launcher, Message, hear};
 use super::realm::Realm;
 use super::records::ConnectionRecord;
@@ -43,6 +44,7 @@ pub(super) struct Server {
     pub(super) audit: Arc<Audit>,
     pub(super) readers: Readers,
     pub(super) trimmer: Trimmer,
+    pub(super) collapser: Collapser,
     /// How many large objects are being copied.
     pub(super) large: AtomicUsize,
     listeners: Arc<Vec<Listener>>,
@@ -67,6 +69,7 @@ pub(super) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
         audit,
         readers: Readers::default(),
         trimmer: Trimmer::start()?,
+        collapser: Collapser::start()?,
         large: AtomicUsize::new(0),
         events,
         started: Instant::now(),

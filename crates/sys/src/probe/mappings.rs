@@ -91,6 +91,13 @@ pub(super) const FAMILY: Family = Family {
             probe: Probe::Child(transparent_huge_pages),
         },
         Row {
+            name: "madvise_collapse",
+            systems: &[System::Orc],
+            purpose: "huge pages for code in memory files, whatever the machine's setting for shared memory is",
+            fallback: "4 KiB pages: more faults at the start, more misses of the TLB",
+            probe: Probe::Child(madvise_collapse),
+        },
+        Row {
             name: "hugetlb",
             systems: &[System::Orbit, System::Orc],
             purpose: "huge pages that are reserved ahead and so never fall apart",
@@ -245,6 +252,22 @@ fn transparent_huge_pages(note: &mut Note) -> Verdict {
         _ => note.say(format_args!("on request (MADV_HUGEPAGE)")),
     }
     Ok(())
+}
+
+fn madvise_collapse(note: &mut Note) -> Verdict {
+    let pages = Pages::with(2 * HUGE_PAGE, MapFlags::PRIVATE).during("mmap")?;
+    // A range of twice the size holds one aligned huge page, which one of the two writes meets.
+    pages.write(0, 1);
+    pages.write(HUGE_PAGE / PAGE, 1);
+    // SAFETY: it moves bytes from small pages to huge ones, which no access notices.
+    let done = unsafe { syscall!(Sysno::madvise, pages.at(0), 2 * HUGE_PAGE, libc::MADV_COLLAPSE) };
+    match done {
+        Err(error) if [libc::ENOMEM, libc::EAGAIN, libc::EBUSY].contains(&error.into_raw()) => {
+            note.say(format_args!("memory is in too many pieces just now"));
+            Ok(())
+        }
+        other => other.during("madvise(MADV_COLLAPSE)").map(drop),
+    }
 }
 
 fn hugetlb(_: &mut Note) -> Verdict {
