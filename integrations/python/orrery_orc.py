@@ -1,15 +1,24 @@
-"""Equal files and tables of Python programs in memory once, through the store of `orrery orc serve`.
+"""Equal files, tables and heap data of Python programs in memory once, through the store of `orrery orc serve`.
 
     import orrery_orc
     model = orrery_orc.open("embeddings.bin")        # a memoryview that nobody can write
     vectors = numpy.frombuffer(model, dtype="float32")
 
-Objects of Python itself cannot be shared so: their headers hold reference counts, which change all the time. What can be is
-what they refer to: buffers, which arrays, memoryviews, numpy and pickle (protocol 5, buffers out of band) take as they are.
+    words = load_dictionary()                        # whatever the program makes of it, on its own heap
+    orrery_orc.share(words, *sys.modules.values())   # the large strings and bytes in there, in place
+    orrery_orc.freeze(matrix)                        # the buffer of an array that is not written any more
+
+The headers of Python's objects hold reference counts, which change whenever somebody looks, and containers hold addresses, which are
+each process' own. What can be shared is what lies behind the headers of large objects: the characters of strings, the bytes
+of bytes, the numbers of arrays. It is shared page by page, in whole pages, at the addresses where it is.
 """
 
 import ctypes
+import gc
+import mmap
 import os
+import sys
+import types
 import weakref
 
 _library = ctypes.CDLL(os.environ.get("ORRERY_LIBRARY", "liborrery.so"), use_errno=True)
@@ -18,6 +27,7 @@ for _name, _result, _arguments in (
     ("orc_register", ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint]),
     ("orc_map", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_uint]),
     ("orc_length", ctypes.c_size_t, [ctypes.c_void_p]),
+    ("orc_publish", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]),
     ("orc_release", ctypes.c_int, [ctypes.c_void_p]),
     ("orc_error", ctypes.c_char_p, []),
 ):
@@ -52,3 +62,96 @@ def register(data):
     """The same of bytes at hand: they may be forgotten afterwards."""
     data = bytes(data)
     return _view(_library.orc_register(data, len(data), 0))
+
+
+# ---- heap data ----
+
+_FREEZE = 8
+_LEAST = 2 * mmap.PAGESIZE
+# What was shared, by address: it must never be freed, as its memory cannot be written again.
+_frozen = {}
+
+# Large objects get memory of their own, which begins at a page, so that what lies in it is equal page for page in all
+# programs. By itself the C library moves this threshold (mallopt(3), M_MMAP_THRESHOLD) up to 32 MiB as a program runs.
+_mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+if _mallopt:
+    _mallopt(-3, 128 << 10)
+
+
+def _publish(owner, address, length):
+    """Shares the whole pages in a range that `owner` keeps; how many bytes."""
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + length) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end - start < mmap.PAGESIZE or address in _frozen:
+        return 0
+    thing = _library.orc_publish(start, end - start, _FREEZE)
+    if not thing:
+        _fail()
+    # The object is held for as long as the program runs, and so is what lies in its pages.
+    _frozen[address] = owner, thing
+    return end - start
+
+
+def _payload(thing):
+    """Where the bytes of a large string or bytes lie, and how many they are."""
+    if type(thing) is bytes:
+        return id(thing) + sys.getsizeof(b"") - 1, len(thing)
+    # One, two or four bytes for each character, behind one of two headers.
+    width = 1 if thing.isascii() else next(width for width in (1, 2, 4) if ord(max(thing)) < 1 << 8 * width or width == 4)
+    header = sys.getsizeof("") - 1 if thing.isascii() else sys.getsizeof("\x80") - 2
+    return id(thing) + header, len(thing) * width
+
+
+def _is_where_it_should_be(thing, address, length):
+    """Whether this Python lays its objects out as we think: its own bytes tell."""
+    if type(thing) is bytes:
+        wanted = thing
+    elif thing.isascii():
+        wanted = thing.encode("ascii")
+    else:
+        codec = {1: "latin-1", 2: "utf-16", 4: "utf-32"}[length // len(thing)]
+        codec += "" if codec == "latin-1" else "-le" if sys.byteorder == "little" else "-be"
+        wanted = thing.encode(codec, "surrogatepass")
+    return ctypes.string_at(address, length) == wanted
+
+
+def share(*roots):
+    """Shares the large strings and bytes that can be reached from these objects; how many bytes of memory that was.
+
+    Modules, functions, classes and their instances, containers and code are looked into. What was shared stays for as long as the
+    program runs, as if it were referred to. Raises OSError where the store is not there, or refuses; what was shared until
+    then stays shared.
+    """
+    seen, shared = set(), 0
+    left = list(roots)
+    while left:
+        thing = left.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if type(thing) in (str, bytes):
+            if sys.getsizeof(thing) < _LEAST:
+                continue
+            address, length = _payload(thing)
+            if address not in _frozen and _is_where_it_should_be(thing, address, length):
+                shared += _publish(thing, address, length)
+        elif type(thing) is types.CodeType:
+            left.extend(thing.co_consts)
+        else:
+            left.extend(gc.get_referents(thing))
+    return shared
+
+
+def freeze(array):
+    """Shares the memory behind an array (array.array, bytearray, numpy's) that nobody will write any more, for good; how many
+    bytes that was. Whoever writes to it afterwards ends the program (SIGSEGV). It cannot grow or shrink any more, either."""
+    view = memoryview(array)
+    if view.readonly or not view.contiguous:
+        raise ValueError("freeze wants a writable array that lies in memory in one piece; share takes strings and bytes")
+    if view.nbytes < _LEAST:
+        return 0
+    whole = (ctypes.c_ubyte * view.nbytes).from_buffer(array)
+    shared = _publish((array, whole), ctypes.addressof(whole), view.nbytes)
+    if hasattr(array, "setflags"):
+        array.setflags(write=False)
+    return shared

@@ -22,6 +22,16 @@ fn beside_this_test() -> PathBuf {
 
 #[test]
 fn equal_files_are_one_object_in_python() {
+    python("models.py");
+}
+
+#[test]
+fn equal_heap_data_are_one_object_in_python() {
+    python("heap.py");
+}
+
+/// Runs a script on a store of its own.
+fn python(script: &str) {
     const PYTHON: &str = "/usr/bin/python3";
     let libraries = beside_this_test();
     let orrery = libraries.parent().unwrap().join("orrery");
@@ -43,7 +53,7 @@ fn equal_files_are_one_object_in_python() {
     }
     let run = Command::new("timeout")
         .args(["60", PYTHON])
-        .arg(package.join("tests/orc/models.py"))
+        .arg(package.join("tests/orc").join(script))
         .arg(folder.path())
         .env("ORRERY_ORC", &directory)
         .env("ORRERY_LIBRARY", libraries.join("liborrery.so"))
