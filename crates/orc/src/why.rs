@@ -104,7 +104,8 @@ impl Process {
         let environment = fs::read(folder.join("environ"))?;
         let obstacle = match executable(&folder) {
             Some(obstacle) => Some(obstacle),
-            None => obstacle(&environment, is_secure(&folder), is_filtered),
+            None => obstacle(&environment, is_secure(&folder), is_filtered)
+                .or_else(|| store_of(&folder, &environment, uid)),
         };
         Ok(Self { root: folder.join("root"), uid, obstacle })
     }
@@ -148,7 +149,7 @@ impl Process {
         }
         let mut magic = [0; 4];
         if file.read_exact_at(&mut magic, 0).is_err() || magic != *b"\x7fELF" {
-            return Some("data that the program mapped by itself: it may have them by orc_open, or --data");
+            return Some("data that the program mapped by itself: it may have them by orc_open");
         }
         if found.mode() & 0o022 != 0 {
             return Some(
@@ -175,12 +176,44 @@ fn is_secure(folder: &Path) -> bool {
     pairs.iter().any(|[key, value]| u64::from_ne_bytes(*key) == SECURE && u64::from_ne_bytes(*value) != 0)
 }
 
+fn variable<'a>(environment: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let mut variables = environment.split(|byte| *byte == 0);
+    variables.find_map(|variable| variable.strip_prefix(name)).filter(|value| !value.is_empty())
+}
+
+/// What it is about the store that keeps a program of this user from believing it.
+fn store_of(folder: &Path, environment: &[u8], uid: u32) -> Option<&'static str> {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let named = Path::new(std::ffi::OsStr::from_bytes(variable(environment, b"ORRERY_ORC=")?));
+    let socket = folder.join("root").join(named.strip_prefix("/").ok()?).join(crate::SOCKET);
+    let Ok(socket) = fs::metadata(socket) else {
+        return Some("there is no store in the folder that ORRERY_ORC names");
+    };
+    let owner = within(&fs::read_to_string(folder.join("uid_map")).ok()?, socket.uid());
+    let own = within(&fs::read_to_string(folder.join("uid_map")).ok()?, uid);
+    match owner {
+        None => Some(
+            "the program lives in a user namespace in which the store's user has no number: it cannot tell whose the store is",
+        ),
+        Some(owner) if owner != 0 && Some(owner) != own => Some("the store belongs to another user"),
+        Some(_) => None,
+    }
+}
+
+/// The number that a user has in a user namespace, by its `uid_map` as seen from here (user_namespaces(7)).
+fn within(map: &str, uid: u32) -> Option<u32> {
+    map.lines().find_map(|line| {
+        let mut numbers = line.split_whitespace().map(|word| word.parse::<u32>().ok());
+        let (inside, outside, length) = (numbers.next()??, numbers.next()??, numbers.next()??);
+        let skip = uid.checked_sub(outside).filter(|skip| *skip < length)?;
+        inside.checked_add(skip)
+    })
+}
+
 /// What is in the way of a program with this environment.
 fn obstacle(environment: &[u8], is_secure: bool, is_filtered: bool) -> Option<&'static str> {
-    let value = |name: &[u8]| {
-        let mut variables = environment.split(|byte| *byte == 0);
-        variables.find_map(|variable| variable.strip_prefix(name)).filter(|value| !value.is_empty())
-    };
+    let value = |name| variable(environment, name);
     let auditors = value(b"LD_AUDIT=").map(String::from_utf8_lossy).unwrap_or_default();
     let has_auditor = auditors.split(':').any(|path| file_name(path) == crate::auditor::NAME);
     if !has_auditor || value(b"ORRERY_ORC=").is_none() {
@@ -290,6 +323,14 @@ mod tests {
         assert!(obstacle(started, false, true).unwrap().contains("seccomp"));
         let willing = [started, b"ORRERY_ORC_SECCOMP=share\0"].concat();
         assert_eq!(obstacle(&willing, false, true), None);
+    }
+
+    #[test]
+    fn users_have_other_numbers_in_their_namespaces() {
+        assert_eq!(within("         0          0 4294967295\n", 1000), Some(1000));
+        let map = "0 100000 1000\n5000 1000 1\n";
+        assert_eq!((within(map, 100_999), within(map, 1000)), (Some(999), Some(5000)));
+        assert_eq!((within(map, 0), within(map, 101_000), within("nonsense", 0)), (None, None, None));
     }
 
     #[test]

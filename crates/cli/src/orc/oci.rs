@@ -6,13 +6,14 @@
 //! runtime. A hook could not do it, as hooks run when the environment is settled.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use orrery_orc::{auditor, default_directory};
+use orrery_orc::{SOCKET, auditor, default_directory};
 use serde_json::{Value, json};
 
 /// Where the store is in containers.
@@ -87,11 +88,33 @@ fn share(bundle: &Path, folder: &Path) -> Result<()> {
     let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
     let mut config: Value =
         serde_json::from_slice(&text).with_context(|| format!("understand {}", path.display()))?;
+    let owner = std::fs::metadata(folder.join(SOCKET)).context("find the store's socket")?.uid();
+    if !has_number(&config, owner) {
+        bail!(
+            "the store's user {owner} has no number in its user namespace: it could not tell whose the store is"
+        );
+    }
     edit(&mut config, &folder, &format!("{INSIDE}/{name}"))?;
     let draft = bundle.join(format!("config.json.orrery-{}", std::process::id()));
     std::fs::write(&draft, serde_json::to_vec(&config)?)
         .and_then(|()| std::fs::rename(&draft, &path))
         .with_context(|| format!("write {}", path.display()))
+}
+
+/// Whether a user of the host has a number in the container.
+fn has_number(config: &Value, uid: u32) -> bool {
+    let linux = &config["linux"];
+    let namespaces = linux["namespaces"].as_array();
+    if !namespaces.is_some_and(|all| all.iter().any(|namespace| namespace["type"] == "user")) {
+        return true;
+    }
+    // None are told where the namespace is an older one, which the auditor looks at itself.
+    linux["uidMappings"].as_array().is_none_or(|mappings| {
+        mappings.iter().any(|mapping| {
+            let start = mapping["hostID"].as_u64().unwrap_or(u64::MAX);
+            u64::from(uid).checked_sub(start).is_some_and(|skip| skip < mapping["size"].as_u64().unwrap_or(0))
+        })
+    })
 }
 
 fn edit(config: &mut Value, folder: &Path, auditor: &str) -> Result<()> {
@@ -163,6 +186,18 @@ mod tests {
         for other in ["start id", "delete --force id", "--version", "state create", ""] {
             assert_eq!(find(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn users_have_numbers_in_some_containers() {
+        let with = |namespaces: Value, mappings: Value| {
+            has_number(&json!({ "linux": { "namespaces": namespaces, "uidMappings": mappings } }), 0)
+        };
+        let own = json!([{ "type": "pid" }, { "type": "user" }]);
+        let mapping = |start| json!([{ "containerID": 0, "hostID": start, "size": 1000 }]);
+        assert!(with(own.clone(), mapping(0)) && !with(own.clone(), mapping(100_000)));
+        assert!(!with(own.clone(), json!([{ "hostID": "x" }])) && with(own, Value::Null));
+        assert!(with(json!([{ "type": "pid" }]), mapping(100_000)) && has_number(&json!({}), 0));
     }
 
     #[test]

@@ -33,11 +33,111 @@ fn plant(folder: &Path) {
     fs::write(&path, config.to_string()).unwrap();
 }
 
+/// An engine of the test's own.
+struct Containerd {
+    folder: tempfile::TempDir,
+    engine: crate::unmodified::Running,
+    tasks: Vec<String>,
+}
+
+impl Containerd {
+    fn start() -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let config = format!(
+            "version = 2\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n\
+             [grpc]\naddress = {:?}\n",
+            path("root"),
+            path("state"),
+            path("socket")
+        );
+        fs::write(path("config.toml"), config).unwrap();
+        let log = fs::File::create(path("log")).unwrap();
+        let mut command = Command::new("containerd");
+        command.arg("--config").arg(path("config.toml")).stdout(log.try_clone().unwrap()).stderr(log);
+        let engine = crate::unmodified::Running(command.spawn().ok()?);
+        let engine = Self { engine, tasks: Vec::new(), folder };
+        eventually("containerd answers or ends", || {
+            let ended = fs::read_to_string(engine.folder.path().join("log")).unwrap().contains("level=fatal");
+            ended || engine.ctr(&["version"]).is_ok()
+        });
+        engine.ctr(&["version"]).is_ok().then_some(engine)
+    }
+
+    fn ctr(&self, arguments: &[&str]) -> Result<String, String> {
+        let mut command = Command::new("timeout");
+        command.args(["20", "ctr", "--address"]).arg(self.folder.path().join("socket")).args(arguments);
+        let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
+    /// Runs `sleep` in a container of this root file system; its process.
+    fn run(&mut self, name: &str, root: &Path, options: &[&str]) -> Result<u32, String> {
+        let run = [&["run", "--detach"], options, &["--rootfs"]].concat();
+        self.ctr(&[&run[..], &[root.to_str().unwrap(), name, "/bin/sleep", "1000"]].concat())?;
+        self.tasks.push(name.to_owned());
+        let tasks = self.ctr(&["task", "ls"])?;
+        let line = tasks.lines().find(|line| line.starts_with(name)).ok_or("it is not told of")?;
+        line.split_whitespace().nth(1).and_then(|pid| pid.parse().ok()).ok_or_else(|| tasks.clone())
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        for name in &self.tasks {
+            let _ = self.ctr(&["task", "rm", "--force", name]);
+            let _ = self.ctr(&["container", "rm", name]);
+        }
+        crate::signal(i32::try_from(self.engine.0.id()).unwrap(), libc::SIGTERM);
+        let _ = self.engine.0.wait();
+    }
+}
+
+#[test]
+fn containers_of_an_engine_share_their_files() {
+    let work = tempfile::tempdir().unwrap();
+    fs::set_permissions(work.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let Some(mut engine) = Containerd::start() else {
+        orrery_testing::skipped!("there is no containerd, or it does not run here");
+        return;
+    };
+    let roots = ["one", "two"].map(|name| work.path().join(name));
+    roots.iter().for_each(|root| plant(root));
+    let name = |number: usize| format!("orrery-engine-{}-{number}", std::process::id());
+    let root = |number: usize| roots[number].join("rootfs");
+    if let Err(why) = engine.run(&name(9), &root(0), &[]) {
+        orrery_testing::skipped!("containerd cannot run containers here: {}", why.trim());
+        return;
+    }
+    let store = Store::new(&[]);
+    let _ = store.client();
+    // What examples/oci names to engines.
+    let runtime = work.path().join("orrery-runc");
+    let script = format!(
+        "#!/bin/sh\nexec {} orc oci --directory {} -- \"$@\"\n",
+        env!("CARGO_BIN_EXE_orrery"),
+        store.path().display()
+    );
+    fs::write(&runtime, script).unwrap();
+    fs::set_permissions(&runtime, fs::Permissions::from_mode(0o755)).unwrap();
+    let options = ["--runc-binary", runtime.to_str().unwrap()];
+    let pids = [0, 1].map(|number| engine.run(&name(number), &root(number), &options).unwrap());
+    for file in ["sleep", "libc.so.6"] {
+        for pid in pids {
+            eventually("the exchange", || code(pid, file).is_some_and(|(_, is_object)| is_object));
+        }
+        assert_eq!(code(pids[0], file), code(pids[1], file), "{file}");
+    }
+}
+
 /// A container that ends with the test.
 struct Container {
     name: String,
     root: PathBuf,
     pid: u32,
+    /// What was said when it was started.
+    said: String,
 }
 
 impl Container {
@@ -52,8 +152,7 @@ impl Container {
             return Err(said);
         }
         let pid = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
-        assert_eq!(said, "", "it said");
-        Ok(Self { name: name.to_owned(), root: root.to_owned(), pid })
+        Ok(Self { name: name.to_owned(), root: root.to_owned(), pid, said })
     }
 }
 
@@ -65,6 +164,67 @@ impl Drop for Container {
             .args(["delete", "--force", &self.name])
             .status();
     }
+}
+
+/// Gives a container a user namespace of its own, in which nobody of the host has a number.
+fn make_rootless(bundle: &Path) {
+    let path = bundle.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["linux"]["namespaces"].as_array_mut().unwrap().push(json!({"type": "user"}));
+    let mapping = json!([{"containerID": 0, "hostID": 100_000, "size": 65_536}]);
+    config["linux"]["uidMappings"] = mapping.clone();
+    config["linux"]["gidMappings"] = mapping;
+    fs::write(&path, config.to_string()).unwrap();
+}
+
+#[test]
+fn containers_in_user_namespaces_are_left_alone() {
+    if Command::new("runc").arg("--version").output().is_err() {
+        orrery_testing::skipped!("there is no runc");
+        return;
+    }
+    let work = tempfile::tempdir().unwrap();
+    fs::set_permissions(work.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let (bundle, root) = (work.path().join("one"), work.path().join("runc"));
+    plant(&bundle);
+    make_rootless(&bundle);
+    let name = |number: usize| format!("orrery-rootless-{}-{number}", std::process::id());
+    if let Err(why) = Container::start(Command::new("runc"), &name(0), &bundle, &root) {
+        orrery_testing::skipped!("runc cannot run such containers here: {}", why.trim());
+        return;
+    }
+    let store = Store::new(&[]);
+    let _ = store.client();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+    command.args(["orc", "oci", "--directory"]).arg(store.path()).arg("--");
+    let container = Container::start(command, &name(1), &bundle, &root).unwrap();
+    // It runs as ever, with its own files.
+    eventually("its code", || code(container.pid, "/libc.so.6").is_some_and(|(_, is_object)| !is_object));
+    eventually("sleep", || {
+        fs::read_to_string(format!("/proc/{}/comm", container.pid)).is_ok_and(|name| name == "sleep\n")
+    });
+    assert!(container.said.contains("no number in its user namespace"), "{}", container.said);
+    assert!(store.client().report().unwrap().objects.is_empty());
+}
+
+#[test]
+fn where_the_stores_user_has_a_number_user_namespaces_share() {
+    let store = Store::new(&[]);
+    let _ = store.client();
+    let probe = Command::new("unshare").args(["--user", "--map-root-user", "true"]).output();
+    if !probe.is_ok_and(|output| output.status.success()) {
+        orrery_testing::skipped!("no user namespace can be made here");
+        return;
+    }
+    // As rootless engines do it, whose user is root inside.
+    let mut command =
+        crate::unmodified::run(&store, &["unshare", "--user", "--map-root-user", "sleep", "1000"]);
+    let program = crate::unmodified::Running(command.stderr(Stdio::null()).spawn().unwrap());
+    let pid = program.0.id();
+    eventually("the exchange", || {
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n")
+            && code(pid, "libc.so.6").is_some_and(|(_, is_object)| is_object)
+    });
 }
 
 #[test]
@@ -96,7 +256,9 @@ fn containers_of_a_tenant_share_their_files() {
         .map(|(number, bundle)| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
             command.args(["orc", "oci", "--directory"]).arg(&folder).arg("--");
-            Container::start(command, &name(number), bundle, &root).unwrap()
+            let container = Container::start(command, &name(number), bundle, &root).unwrap();
+            assert_eq!(container.said, "");
+            container
         })
         .collect();
     for file in ["sleep", "libc.so.6"] {
