@@ -243,14 +243,17 @@ impl Hijack {
 
     /// The steward's process number, when it has begun.
     fn await_steward(&self) -> u32 {
-        let board = self.segment.board();
-        for _ in 0..WAITS * 100 {
-            if board.steward.load(Acquire) != 0 {
+        let steward = &self.segment.board().steward;
+        for _ in 0..WAITS {
+            if steward.load(Acquire) != 0 {
                 break;
             }
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            // SAFETY: a futex call on a word that stays.
+            unsafe {
+                libc::syscall(libc::SYS_futex, steward.as_ptr(), libc::FUTEX_WAIT, 0, &raw const PATIENCE);
+            }
         }
-        board.steward.load(Acquire)
+        steward.load(Acquire)
     }
 
     /// Has the steward trace this thread, as an executive would.

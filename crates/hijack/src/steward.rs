@@ -101,8 +101,10 @@ struct Steward {
 impl Steward {
     fn serve(self) {
         let board = self.segment.board();
-        board.steward.store(std::process::id(), Relaxed);
         board.privileged.store(u32::from(may_trace_the_privileged()), Relaxed);
+        board.steward.store(std::process::id(), Release);
+        // SAFETY: wakes whoever waits for a steward, on a word that stays.
+        unsafe { libc::syscall(libc::SYS_futex, board.steward.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
         let busy = AtomicU32::new(0);
         thread::scope(|scope| {
             loop {
