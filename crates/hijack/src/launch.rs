@@ -17,7 +17,7 @@ use crate::counts::Counts;
 use crate::error::{Error, Result};
 use crate::events::Events;
 use crate::image::Image;
-use crate::inject::Settings;
+use crate::inject::{Settings, Tables};
 use crate::policy::Policy;
 use crate::segment::Segment;
 use crate::{archive, program, steward};
@@ -124,7 +124,8 @@ impl Hijack {
         counted |= timed;
         let mounted: Arc<[Mounted]> = archive::make_all(&policy.services().mounts)?.into();
         let mounted = Arc::clone(self.mounted.get_or_init(|| mounted));
-        let settings = Settings { counted, timed, patch, threshold, policy, mounted };
+        let settings =
+            Settings { counted, timed, patch, threshold, policy, mounted, tables: Tables::default() };
         steward::start(segment, image, settings)
     }
 

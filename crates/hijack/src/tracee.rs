@@ -93,9 +93,9 @@ impl Tracee {
         ptrace(libc::PTRACE_SYSCALL, self.pid, NONE, NONE).map(drop)
     }
 
-    /// Stops tracing.
-    pub(crate) fn detach(self) {
-        let _gone = ptrace(libc::PTRACE_DETACH, self.pid, NONE, NONE);
+    /// Stops tracing. Whether that worked; if not, the thread is let go of when the tracing thread ends.
+    pub(crate) fn detach(self) -> bool {
+        ptrace(libc::PTRACE_DETACH, self.pid, NONE, NONE).is_ok()
     }
 
     pub(crate) fn registers(&self) -> io::Result<libc::user_regs_struct> {

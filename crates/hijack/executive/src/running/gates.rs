@@ -24,6 +24,8 @@ pub(crate) static ORRERY_CONFIG: Config =
 pub(crate) static TARGETS: [AtomicU64; GATES] = [const { AtomicU64::new(0) }; GATES];
 
 unsafe extern "C" {
+    /// Runs [`super::boot::boot`], and sends SIGSYS to itself, with what that returned in rbx.
+    pub(crate) fn orrery_boot(segment: u64, precise: u64) -> !;
     /// Returns from a signal handler.
     pub(crate) fn orrery_restorer() -> !;
     /// Returns from the signal frame whose context is at `rsp`.
@@ -52,15 +54,17 @@ unsafe extern "C" {
     pub(crate) fn orrery_timed();
     /// Has the policy asked about the call in eax, and returns to rcx.
     pub(crate) fn orrery_judged();
+    /// The same, but has the call performed by the gate in rcx if nothing is to be said about it: see [`super::permits`].
+    pub(crate) fn orrery_asked();
 }
 
-/// What `orrery_judged` pushes: on the program's stack, below its red zone.
+/// What `orrery_judged` and `orrery_asked` push: on the program's stack, below its red zone.
 #[repr(C)]
 pub(crate) struct Patched {
     pub(crate) number: u64,
     /// Last to first.
     pub(crate) arguments: [u64; 6],
-    /// Where the call returns to.
+    /// Where the call returns to; from `orrery_asked`, its gate.
     pub(crate) site: u64,
     flags: u64,
 }
@@ -80,6 +84,27 @@ global_asm!(
     "jmp qword ptr [rip + {targets} + orrery_gate]",
     ".set orrery_gate, orrery_gate + 8",
     ".endr",
+    "",
+    ".balign 16",
+    ".globl orrery_boot",
+    ".hidden orrery_boot",
+    "orrery_boot:",
+    "call {boot}",
+    "mov rbx, rax",
+    // The program is to find these as it would have.
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "pxor xmm\\n, xmm\\n",
+    ".endr",
+    "mov eax, 39",
+    "syscall",
+    "mov edi, eax",
+    "mov eax, 186",
+    "syscall",
+    "mov esi, eax",
+    "mov edx, 31",
+    "mov eax, 234",
+    "syscall",
+    "ud2",
     "",
     ".balign 16",
     ".globl orrery_restorer",
@@ -435,6 +460,7 @@ global_asm!(
     "push r8",
     "push r9",
     "push rax",
+    "7:",
     "mov rdi, rsp",
     "push rbp",
     "mov rbp, rsp",
@@ -461,6 +487,50 @@ global_asm!(
     "popfq",
     "lea rsp, [rsp + 128]",
     "jmp rcx",
+    "",
+    // The same registers; rcx: the gate.
+    ".globl orrery_asked",
+    ".hidden orrery_asked",
+    "orrery_asked:",
+    "lea rsp, [rsp - 128]",
+    "pushfq",
+    "push rcx",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push r10",
+    "push r8",
+    "push r9",
+    "push rax",
+    "mov rdi, rsp",
+    "push rbp",
+    "mov rbp, rsp",
+    "and rsp, -16",
+    "lea rsp, [rsp - 256]",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "movaps [rsp + 16 * \\n], xmm\\n",
+    ".endr",
+    "cld",
+    "call {asked}",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "movaps xmm\\n, [rsp + 16 * \\n]",
+    ".endr",
+    "mov rsp, rbp",
+    "pop rbp",
+    "test rax, rax",
+    "jz 7b",
+    "mov rcx, rax",
+    "pop rax",
+    "pop r9",
+    "pop r8",
+    "pop r10",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "lea rsp, [rsp + 8]",
+    "popfq",
+    "lea rsp, [rsp + 128]",
+    "jmp rcx",
     ".popsection",
     gates = const GATES,
     targets = sym TARGETS,
@@ -478,6 +548,8 @@ global_asm!(
     vfork_child = sym super::threads::vfork_child,
     vfork_parent = sym super::threads::vfork_parent,
     patched = sym super::serve::patched,
+    asked = sym super::permits::asked,
+    boot = sym super::boot::boot,
 );
 
 /// Rows are found by shifting.
