@@ -89,7 +89,7 @@ fn main() -> Result<ExitCode> {
     let time = |work: &'static str, name: &str| {
         Case::new(work).quantity(name, Quantity::Mean(Unit::Milliseconds)).quick(true)
     };
-    let programs: [(&str, &dyn Fn(&'static str) -> Entry, Vec<Case>); 4] = [
+    let programs: [(&str, Start<'_>, Vec<Case>); 4] = [
         ("redis", &redis, vec![rate("get", "redis GET"), rate("set", "redis SET")]),
         ("nginx", &nginx, vec![rate("page", "nginx").share(3)]),
         ("git", &git, vec![time("status", "git status").share(2)]),
@@ -109,6 +109,9 @@ fn main() -> Result<ExitCode> {
     }
     bench.run()
 }
+
+/// Starts a program, looked at in a way.
+type Start<'a> = &'a dyn Fn(&'static str) -> Entry;
 
 fn named(case: &str) -> String {
     format!("{case}, path policy")

@@ -28,6 +28,8 @@ pub(crate) struct Image {
     pub(crate) config: u64,
     entries: usize,
     relative: Vec<(usize, u64)>,
+    /// Nothing before this depends on where the image lies.
+    split: usize,
 }
 
 /// Addresses of functions in an image.
@@ -84,12 +86,15 @@ impl Image {
             };
             relative.push((index(offset)?, relocation.addend().cast_unsigned()));
         }
+        let entries = index(symbol("ORRERY_ENTRIES")?)?;
+        let split = relative.iter().map(|(at, _)| *at).fold(entries, usize::min);
         let image = Self {
             length,
             code: code.ok_or_else(|| broken("it has no code"))?,
             config: symbol("ORRERY_CONFIG")?,
-            entries: index(symbol("ORRERY_ENTRIES")?)?,
+            entries,
             relative,
+            split,
             bytes,
         };
         let fits = |at: usize| at + 8 <= image.bytes.len();
@@ -99,15 +104,23 @@ impl Image {
         Ok(image)
     }
 
-    /// The bytes to put at an address, with room behind them up to `end`, and the entries there.
+    /// The bytes that are the same wherever the image lies: all of its code.
+    pub(crate) fn fixed(&self) -> &[u8] {
+        self.bytes.get(..self.split).unwrap_or(&[])
+    }
+
+    /// What follows these at an address, with room behind it up to `end`, and the entries there.
     pub(crate) fn placed(&self, base: u64, end: usize) -> (Vec<u8>, Entries) {
-        let mut bytes = Vec::with_capacity(end.max(self.bytes.len()));
-        bytes.extend_from_slice(&self.bytes);
-        bytes.resize(bytes.capacity(), 0);
+        let mut bytes = self.bytes[self.split..].to_vec();
+        bytes.resize(end.max(self.bytes.len()) - self.split, 0);
         for (at, addend) in &self.relative {
-            bytes[*at..at + 8].copy_from_slice(&base.wrapping_add(*addend).to_le_bytes());
+            let at = at - self.split;
+            bytes[at..at + 8].copy_from_slice(&base.wrapping_add(*addend).to_le_bytes());
         }
-        let entry = |at: usize| bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
+        let entry = |at: usize| {
+            let at = at - self.split;
+            bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes)
+        };
         let [handler, restorer, boot] = [0, 8, 16].map(|offset| entry(self.entries + offset));
         (bytes, Entries { handler, restorer, boot })
     }
@@ -124,10 +137,10 @@ mod tests {
         assert!(!image.code.contains(&image.config));
         let end = index(image.config).unwrap() + 100;
         let (bytes, Entries { handler, restorer, boot }) = image.placed(0x10_0000, end);
-        assert!(bytes.len() >= end);
+        assert!(image.fixed().len() + bytes.len() >= end);
         assert!([handler, boot].iter().all(|entry| image.code.contains(&(entry - 0x10_0000))));
         // The restorer performs system call 15.
         let at = usize::try_from(restorer - 0x10_0000).unwrap();
-        assert_eq!(bytes[at..at + 7], [0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
+        assert_eq!(image.fixed()[at..at + 7], [0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
     }
 }

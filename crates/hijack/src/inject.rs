@@ -289,7 +289,10 @@ fn furnish(
     let end = config + offset_of!(Config, ranges) + size_of::<Range>() * ranges.len();
     let (mut bytes, entries) = image.placed(base, end);
     let mut put = |offset: usize, value: &[u8]| {
-        if let Some(place) = bytes.get_mut(config + offset..).and_then(|rest| rest.get_mut(..value.len())) {
+        if let Some(place) = bytes
+            .get_mut(config + offset - image.fixed().len()..)
+            .and_then(|rest| rest.get_mut(..value.len()))
+        {
             place.copy_from_slice(value);
         }
     };
@@ -330,9 +333,9 @@ fn furnish(
             put(at + offset, &value.to_le_bytes());
         }
     }
-    write_memory(pid, base, &bytes)?;
+    write_memory(pid, base, [image.fixed(), &bytes])?;
     if !load.table.is_empty() {
-        write_memory(pid, base + image.length, &load.table)?;
+        write_memory(pid, base + image.length, [&load.table])?;
     }
     let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
     puppet.call(libc::SYS_mprotect, [code, code_length, executable, 0, 0, 0])?;

@@ -45,15 +45,14 @@ pub(crate) extern "C" fn boot(segment: u64, precise: u64) -> i64 {
             result = call(numbers::rt_sigaction, [SIGSYS, address(&config.action), 0, SET_BYTES, 0, 0]);
         }
         if !failed(result) {
+            // Memory cannot be given back from here on. Kernels before 6.10 cannot seal: then the executive alone keeps the
+            // program from changing these mappings.
+            call(numbers::mseal, [image, length, 0, 0, 0, 0]);
             result = call(numbers::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, code_length, 0, 0]);
         }
         if failed(result) {
             call(numbers::shmdt, [board.cast_unsigned(), 0, 0, 0, 0, 0]);
-            return result;
         }
-        // Nothing is to be undone any more. Kernels before 6.10 cannot: then the executive alone keeps the program from
-        // changing these mappings.
-        call(numbers::mseal, [image, length, 0, 0, 0, 0]);
+        if failed(result) { result } else { 0 }
     }
-    0
 }
