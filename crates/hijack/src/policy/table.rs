@@ -11,6 +11,7 @@ use super::compile::Compiled;
 use super::{Policy, automaton};
 use crate::archive::Mounted;
 use crate::calls;
+use crate::told;
 
 /// Bytes that grow, and remember where things are.
 struct Layout {
@@ -152,6 +153,7 @@ impl Policy {
             (offset_of!(Table, automaton), bytes_of(&automaton_text)),
             (offset_of!(Table, calls), bytes_of(&spans)),
             (offset_of!(Table, shapes), bytes_of(&shapes)),
+            (offset_of!(Table, looks), bytes_of(&told::looks())),
         ] {
             layout.put(at, bytes);
         }
