@@ -181,7 +181,7 @@ unsafe fn jump(plan: &Plan, way: Way, code: &[u64; CODE / 8], end: u64, range: (
     match way {
         Way::Gate { number } => stub.gate(number, gate_address),
         Way::Function { number, function } => stub.function(number, end, function),
-        Way::Asked { number } => stub.function(number, gate_address, orrery_asked),
+        Way::Asked { number } => stub.asked(number, end, gate_address),
         Way::Answer { number, answer } => stub.answer(number, end, answer),
         Way::Any { ask } => stub.any(place.at, end, gate_address, ask),
     }
@@ -333,7 +333,21 @@ impl Assembler {
         self.push(&[0xf0, 0x48, 0xff, 0x01]); // lock incq (%rcx)
     }
 
-    /// Has the call performed by a function that takes its number in eax and where it returns to, or its gate, in rcx.
+    /// Has a call by the gate if no rule can hold about it.
+    fn asked(&mut self, number: u16, back: u64, gate: u64) {
+        self.push(&[0xb8]).half(u32::from(number)); // mov $number,%eax
+        self.ask(back, gate);
+    }
+
+    /// The same, of the call whose number is in eax: 34 bytes.
+    fn ask(&mut self, back: u64, gate: u64) {
+        self.push(&[0x48, 0xb9]).word(back); // movabs $back,%rcx
+        self.push(&[0x49, 0xbb]).word(gate); // movabs $gate,%r11
+        self.push(&[0xff, 0x25]).half(0); // jmp *0(%rip): what follows
+        self.word((orrery_asked as *const ()).addr() as u64);
+    }
+
+    /// Has the call performed by a function that takes its number in eax and where it returns to in rcx.
     fn function(&mut self, number: u16, back: u64, function: unsafe extern "C" fn()) {
         self.push(&[0xb8]).half(u32::from(number)); // mov $number,%eax
         self.leave_for(back, function);
@@ -368,7 +382,7 @@ impl Assembler {
     fn any(&mut self, stub: u64, back: u64, gate: u64, ask: bool) {
         let table = treated();
         // What the treatment takes, below.
-        let treatment: u8 = if ask { 23 } else { 5 };
+        let treatment: u8 = if ask { 34 } else { 5 };
         self.push(&[0x0f, 0xb6, 0xc8]); // movzbl %al,%ecx
         self.push(&[0x49, 0xbb]).word(table); // movabs $table,%r11
         self.push(&[0x41, 0x0f, 0xb6, 0x0c, 0x0b]); // movzbl (%r11,%rcx),%ecx
@@ -385,7 +399,7 @@ impl Assembler {
             self.push(&[0xe3, treatment]); // jrcxz ordinary
         }
         if ask {
-            self.leave_for(gate, orrery_asked); // treatment: 23 bytes
+            self.ask(back, gate); // treatment
         } else {
             let next = stub + self.length as u64 + 5;
             let distance = (back - SYSCALL as u64).wrapping_sub(next);

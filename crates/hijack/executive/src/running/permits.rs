@@ -7,9 +7,8 @@
 //! a path that fits) is decided by [`super::decide`], rule by rule.
 
 use core::mem::MaybeUninit;
-use core::sync::atomic::Ordering::Relaxed;
 
-use super::gates::{Patched, RED_ZONE, TARGETS, orrery_gates};
+use super::gates::{Patched, RED_ZONE};
 use super::kernel::{EFAULT, address, call, failed};
 use super::policy::{Policy, policy};
 use super::{count, own, ranges, readable, services};
@@ -26,18 +25,12 @@ const LONGEST_DIRECTORY: usize = 512;
 
 /// Where a site goes on whose call may be one that rules are about: its gate, its own `syscall` (which is dispatched), or
 /// zero for the slow way.
-///
-/// The site has told its gate in place of where it returns to, which is put right here.
-pub(crate) extern "C" fn asked(patched: &mut Patched) -> u64 {
-    let gate = patched.site;
-    let index = gate.wrapping_sub((orrery_gates as *const ()).addr() as u64) / 8;
-    let back = TARGETS.get(index as usize).map_or(0, |target| target.load(Relaxed));
-    patched.site = back;
+pub(crate) extern "C" fn asked(patched: &mut Patched, gate: u64) -> u64 {
     // The kernel reads an `int`.
     let number = patched.number & 0xffff_ffff;
     patched.number = number;
     if numbers::needs_frame(number) {
-        return back.wrapping_sub(SYSCALL as u64);
+        return patched.site.wrapping_sub(SYSCALL as u64);
     }
     if ranges::treats(number) || services::concerns(number) || count::timed() {
         return 0;
