@@ -126,6 +126,7 @@ fn context_number(error: &ContextError) -> c_int {
         ContextError::OtherProcess | ContextError::NotTheRoot => libc::ECHILD,
         ContextError::TooManyThreads { .. } => libc::EAGAIN,
         ContextError::NoContext { .. } => libc::EBADF,
+        ContextError::Itself { .. } => libc::EDEADLK,
         ContextError::Gone { .. } => libc::ESRCH,
         ContextError::Died { .. } | ContextError::Orphaned => libc::EOWNERDEAD,
         ContextError::TimedOut | ContextError::Silent { .. } => libc::ETIMEDOUT,

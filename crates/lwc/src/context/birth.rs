@@ -215,7 +215,8 @@ fn deliver(
     let rights = Rights { memory: access, files: spec.fetchable.clone(), calls: spec.callable };
     let grant = state.add_grant(parent.0, parent.2, rights)?;
     let generation = seat.generation.load(SeqCst);
-    let slot = state.add_peer(child.1, child.2, copied.pidfd, (number, generation), link, Some(grant))?;
+    let slot =
+        state.add_peer(child.1, child.2, copied.pidfd, (number, generation), Some(link), Some(grant))?;
     state.peer_mut(slot)?.listener = listener;
     Ok(slot)
 }
@@ -336,8 +337,9 @@ fn settle(
     let creators_pidfd = core::mem::replace(&mut state.pidfd, super::state::own_pidfd().map_err(because(0))?);
     let grant = state.add_grant(child.0, child.2, Rights::all()).map_err(because(0))?;
     link.turn();
-    let slot =
-        state.add_peer(parent.1, parent.2, creators_pidfd, creator, link, Some(grant)).map_err(because(0))?;
+    let slot = state
+        .add_peer(parent.1, parent.2, creators_pidfd, creator, Some(link), Some(grant))
+        .map_err(because(0))?;
     close_descriptors(state, slot, leash.descriptor(), &spec.close).map_err(at(4))?;
     let memory = spec.trap.then(trap::open_memory).transpose().map_err(at(7))?;
     if !spec.dumpable {

@@ -138,6 +138,7 @@ fn become_double(
     // SAFETY: nobody else closes it.
     unsafe { rustix::io::close(main) };
     exchange(state, line, until).map_err(failed)?;
+    state.list_names();
 
     let place = state.program.place(strand, me);
     state.program.clear_place(strand, me);
@@ -171,6 +172,7 @@ fn exchange(state: &mut State, line: &OwnedFd, until: Moment) -> rustix::io::Res
     loop {
         let (note, fds) = Note::receive(line, until)?;
         if note.what == ALL {
+            state.forget_links();
             return Ok(());
         }
         install(state, &note, fds)?;
@@ -230,6 +232,7 @@ pub(crate) fn install(state: &mut State, note: &Note, fds: Vec<OwnedFd>) -> rust
             peer.pid = 0;
             if let Some(link) = &link {
                 link.set_slot(index);
+                link.set_copied(false);
             }
             peer.link = link;
             peer.listener = None;

@@ -47,6 +47,14 @@ pub enum Error {
         /// The descriptor.
         descriptor: i32,
     },
+    /// The context is the calling one.
+    #[error(
+        "descriptor {descriptor} names the calling context itself: whoever has control need not switch to it"
+    )]
+    Itself {
+        /// The descriptor.
+        descriptor: i32,
+    },
     /// The context ended before.
     #[error("the context of descriptor {descriptor} has ended: close the descriptor and create a new one")]
     Gone {

@@ -102,6 +102,9 @@ pub(crate) fn answer(
 /// Sees to it that the peer can be spoken to; gives the hint for it.
 fn prepare(state: &mut State, slot: usize) -> Result<u32> {
     let peer = state.peer(slot)?;
+    if peer.seat == state.me {
+        return Err(Error::Itself { descriptor: peer.fd.as_raw_fd() });
+    }
     if peer.is_gone(state.program) {
         let descriptor = peer.fd.as_raw_fd();
         let seat = state.program.seat(peer.seat);
@@ -173,7 +176,7 @@ pub(crate) fn call(state: &State, slot: usize, hint: u32) {
     // It sets its flag before it looks at its bell, and we did the reverse: one of the two sees the other.
     if place.by_descriptor.load(SeqCst) != 0 && peer.is_intact() {
         let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
-        let _ = rustix::net::send(&peer.fd, &[0], flags);
+        let _ = rustix::net::send(&*peer.fd, &[0], flags);
     }
 }
 

@@ -11,12 +11,14 @@ mod adversary;
 mod bad_input;
 mod calls;
 mod control;
+mod crowds;
 mod deaths;
 mod descriptors;
 mod forks;
 mod isolation;
 mod lifetimes;
 mod memory;
+mod names;
 mod overlays;
 mod placing;
 mod signals;
@@ -28,12 +30,14 @@ use adversary::*;
 use bad_input::*;
 use calls::*;
 use control::*;
+use crowds::*;
 use deaths::*;
 use descriptors::*;
 use forks::*;
 use isolation::*;
 use lifetimes::*;
 use memory::*;
+use names::*;
 use overlays::*;
 use placing::*;
 use signals::*;
@@ -64,6 +68,15 @@ orrery_testing::cases![
     closed_names_are_refused,
     without_descriptors_nothing_is_made,
     descriptors_are_overlaid,
+    the_root_is_known_to_all,
+    nobody_switches_to_itself,
+    a_copy_of_a_name_names_the_same,
+    names_travel_by_sockets,
+    a_name_under_way_keeps_its_context,
+    a_name_that_comes_late_is_told,
+    a_forked_process_holds_names,
+    hundreds_live_at_a_time,
+    without_processes_nothing_is_made,
     a_closed_context_ends,
     a_plain_close_ends_it,
     it_lives_while_anybody_holds_it,
