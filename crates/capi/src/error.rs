@@ -139,6 +139,7 @@ fn context_number(error: &ContextError) -> c_int {
         ContextError::RootLimit
         | ContextError::Unaligned { .. }
         | ContextError::Overlap { .. }
+        | ContextError::Unmet { .. }
         | ContextError::Memory { .. } => libc::EINVAL,
         ContextError::Birth { errno, .. } => errno.raw_os_error(),
         ContextError::System(error) => error.errno.raw_os_error(),

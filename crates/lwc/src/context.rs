@@ -110,6 +110,7 @@ mod spec;
 mod state;
 mod still;
 mod strands;
+mod table;
 mod trap;
 mod turn;
 mod vigil;
@@ -473,6 +474,7 @@ impl Context {
         {
             link.set_closed();
         }
+        state.sweep_table();
         Ok(())
     }
 }

@@ -101,6 +101,12 @@ pub enum Error {
         /// Its length in bytes.
         length: usize,
     },
+    /// What is asked for cannot be had, or not together.
+    #[error("the specification cannot be met: {why}")]
+    Unmet {
+        /// Why not.
+        why: &'static str,
+    },
     /// Two specifications contradict.
     #[error("the specifications of {first:#x} and of {second:#x} overlap: give each range one")]
     Overlap {

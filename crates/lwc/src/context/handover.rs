@@ -226,7 +226,8 @@ pub(crate) fn ask(
         };
         if woken != Woken::Rung {
             let peer = state.peer(slot)?;
-            if is_hung_up(&peer.fd) {
+            // Where it shared our table of descriptors, what it had is still there.
+            if is_hung_up(&peer.fd) || is_dead(pidfd.as_fd()) {
                 return Err(Error::Gone { descriptor });
             }
             trap::refuse_all(peer);
@@ -241,6 +242,15 @@ pub(crate) fn ask(
 
 /// Waits for control. `watched` is whom it was handed to.
 pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
+    state.say_own();
+    let arrival = wait(state, watched, until);
+    if arrival.is_err() {
+        state.sweep_table();
+    }
+    arrival
+}
+
+fn wait(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
     let watched = watched.and_then(|slot| Watched::of(state, slot));
     let mut vigil = Vigil::new(watched, until);
     let mut me = state.me;

@@ -71,6 +71,7 @@ pub(crate) fn adopt(state: &mut State) -> Result<()> {
     for seat in former.used().filter(|seat| !seats.contains(seat)) {
         program.seat(seat).generation.fetch_add(1, SeqCst);
     }
+    state.leave_table();
     state.strand = strand;
     state.forget_strands();
     let ready = distribute(state, doubles, &pidfd, until);

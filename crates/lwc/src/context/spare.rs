@@ -142,6 +142,7 @@ fn set_up(state: &mut Held) -> Result<()> {
         link.inherit();
         link.set_copied(false);
     }
+    state.leave_table();
     state.pidfd = own_pidfd()?;
     state.spare = None;
     strands::know(state.strand);

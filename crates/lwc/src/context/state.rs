@@ -28,6 +28,7 @@ use super::link::Link;
 use super::program::{Place, Program, ROOT, Seat};
 use super::ranges::SharedRange;
 use super::rights::Rights;
+use super::table::Table;
 use super::trap::Listener;
 
 /// The number of the root's descriptor in all contexts.
@@ -98,6 +99,10 @@ pub(crate) struct State {
     pub(crate) overlaid: Vec<PageRange>,
     /// Whether we are filtered ourselves.
     pub(crate) filtered: bool,
+    /// The table of descriptors, where others share it.
+    pub(crate) table: Option<Table>,
+    /// The name that we have of our creator, which the library made.
+    pub(crate) creators_name: RawFd,
     /// Where the program may run.
     pub(crate) cpus: Option<CpuSet>,
     /// The state of each strand's bell when it last looked around.
@@ -136,6 +141,8 @@ impl State {
             shared: Vec::new(),
             overlaid: Vec::new(),
             filtered: false,
+            table: None,
+            creators_name: -1,
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             looked: Vec::new(),
             kicks: Vec::new(),
@@ -220,6 +227,13 @@ impl State {
         self.kicks.clear();
     }
 
+    /// The same where the descriptors are another context's.
+    pub(crate) fn leave_kicks(&mut self) {
+        for kick in self.kicks.drain(..).flatten() {
+            let _ = kick.into_raw_fd();
+        }
+    }
+
     /// Notes a peer; gives its place.
     pub(crate) fn add_peer(
         &mut self,
@@ -278,12 +292,17 @@ impl State {
     }
 
     pub(crate) fn add_grant(&mut self, socket: OwnedFd, id: Id, rights: Rights) -> Result<usize> {
-        let slot = place(&mut self.grants);
         if let Some(leash) = self.leash {
-            leash.add(&socket, slot)?;
+            leash.add(&socket, place(&mut self.grants))?;
         }
+        Ok(self.add_tenants_grant(socket, id, rights))
+    }
+
+    /// The same for one who shares our table, and so holds us by all names that are there: by this one we do not live on.
+    pub(crate) fn add_tenants_grant(&mut self, socket: OwnedFd, id: Id, rights: Rights) -> usize {
+        let slot = place(&mut self.grants);
         self.grants[slot] = Some(Grant { socket, id, rights });
-        Ok(slot)
+        slot
     }
 
     /// Whether holders of a grant are left, as far as is known.
@@ -301,14 +320,21 @@ impl State {
                 .collect(),
             None => self.hung_up(),
         };
-        for slot in &hung_up {
-            self.grants[*slot] = None;
-            if let Some(leash) = self.leash {
-                leash.forget(*slot);
-            }
+        for slot in hung_up {
+            self.drop_grant(slot);
+        }
+    }
+
+    /// Lets go of a grant.
+    pub(crate) fn drop_grant(&mut self, slot: usize) {
+        if let Some(grant) = self.grants.get_mut(slot) {
+            *grant = None;
+        }
+        if let Some(leash) = self.leash {
+            leash.forget(slot);
         }
         for peer in self.peers.iter_mut().flatten() {
-            peer.through.take_if(|grant| hung_up.contains(grant));
+            peer.through.take_if(|grant| *grant == slot);
         }
     }
 
@@ -333,20 +359,31 @@ impl State {
 
     /// Whether a number is that of a descriptor by which the library, not the program, lives.
     pub(crate) fn is_own(&self, number: RawFd) -> bool {
-        let own = |fd: &OwnedFd| fd.as_raw_fd() == number;
         number == self.main
-            || own(&self.pidfd)
-            || self.leash.is_some_and(|leash| leash.descriptor() == number)
-            || self.grants.iter().flatten().any(|grant| own(&grant.socket))
-            || self.shared.iter().any(|shared| own(&shared.file))
-            || self.kicks.iter().flatten().any(own)
-            || self.door.as_ref().is_some_and(|door| door.has(number))
-            || self.peers.iter().flatten().any(|peer| {
-                let heard = peer.listener.as_ref();
-                own(&peer.fd)
-                    || own(&peer.pidfd)
-                    || heard.is_some_and(|heard| own(&heard.fd) || heard.memory.as_ref().is_some_and(own))
-            })
+            || self.own_numbers().contains(&number)
+            || self.peers.iter().flatten().any(|peer| peer.fd.as_raw_fd() == number)
+    }
+
+    /// The numbers of the library's descriptors in this context, but those that name contexts for the program, and the one
+    /// that all contexts have of the root.
+    pub(crate) fn own_numbers(&self) -> Vec<RawFd> {
+        let heard = |listener: &Listener| {
+            [Some(listener.fd.as_raw_fd()), listener.memory.as_ref().map(AsRawFd::as_raw_fd)]
+        };
+        let peers = self.peers.iter().flatten();
+        let listeners = peers.clone().filter_map(|peer| peer.listener.as_ref());
+        [self.pidfd.as_raw_fd(), self.creators_name]
+            .into_iter()
+            .chain(self.leash.map(Leash::descriptor))
+            .chain(self.grants.iter().flatten().map(|grant| grant.socket.as_raw_fd()))
+            .chain(self.shared.iter().map(|shared| shared.file.as_raw_fd()))
+            .chain(self.kicks.iter().flatten().map(AsRawFd::as_raw_fd))
+            .chain(self.door.iter().flat_map(Door::numbers))
+            .chain(self.table.iter().flat_map(Table::tenants).map(AsRawFd::as_raw_fd))
+            .chain(peers.map(|peer| peer.pidfd.as_raw_fd()))
+            .chain(listeners.flat_map(heard).flatten())
+            .filter(|number| *number >= 0)
+            .collect()
     }
 
     /// The place of a context named by a handle.

@@ -248,7 +248,8 @@ impl Vigil {
             // It let go of its sockets: it is dead, or another program by now (execve(2)).
             let known = state.named(descriptor).ok().and_then(|context| state.find(context).ok());
             let peer = known.and_then(|slot| state.peer(slot).ok());
-            if peer.is_some_and(|peer| peer.pid == watched.pid && is_hung_up(&peer.fd)) {
+            let left = |peer: &super::state::Peer| is_hung_up(&peer.fd) || program.is_marked_dead(seat);
+            if peer.is_some_and(|peer| peer.pid == watched.pid && left(peer)) {
                 return self.mourn(state);
             }
             if !state.filtered

@@ -11,6 +11,11 @@ const MOST: usize = 4095;
 /// What each takes of its creator's descriptors: its name, its creator's end of the name that it has, what it is known by.
 const DESCRIPTORS: u64 = 3;
 
+/// How long a case may take: thousands take longer, on a machine that is busy with others.
+pub(crate) fn seconds() -> u32 {
+    if std::env::var_os("ORRERY_CONTEXTS").is_some() { 600 } else { 60 }
+}
+
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }

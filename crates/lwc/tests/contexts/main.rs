@@ -45,7 +45,7 @@ use threads::*;
 use vaults::*;
 
 orrery_testing::cases![
-    seconds = 60, trackers = &[];
+    seconds = crowds::seconds(), trackers = &[];
     control_goes_back_and_forth,
     a_switch_carries_bytes,
     create_returns_in_both,
@@ -64,6 +64,11 @@ orrery_testing::cases![
     senseless_specifications_are_refused,
     descriptors_are_copies,
     descriptors_may_be_withheld,
+    a_table_of_descriptors_is_shared,
+    a_shared_table_is_left_in_order,
+    a_shared_table_keeps_others_out,
+    copies_of_a_shared_table_are_apart,
+    shared_tables_have_conditions,
     credentials_are_its_own,
     closed_names_are_refused,
     without_descriptors_nothing_is_made,
