@@ -98,12 +98,13 @@ extern "C" {
 #define LWC_VM 1      /* memory: addresses and bytes, whole pages */
 #define LWC_FD 2      /* descriptors: the first one, and how many */
 #define LWC_SYSCALL 3 /* system calls: the first number (SYS_...), and how many */
-#define LWC_CRED 4    /* credentials: in the mask of lwSyscall */
+#define LWC_CRED 4    /* credentials: all of them (0, LWC_ALL); and in the mask of lwSyscall */
 
 /* What becomes of it. */
 #define LWC_COW 0x1 /* lwCreate: a copy, as without a specification; lwOverlay: a copy */
 /* memory: one and the same in both contexts, at the same address; descriptors, all of them (0, LWC_ALL): one
- * table, in which both find what either opens, including names of contexts with all rights */
+ * table, in which both find what either opens, including names of contexts with all rights; credentials:
+ * who either becomes, the other is when control next comes there */
 #define LWC_SHARE 0x2
 #define LWC_UNMAP 0x4 /* lwCreate: not in the new context; lwOverlay: remove the overlay */
 #define LWC_MAY_ACCESS                                                                                       \
@@ -145,7 +146,8 @@ struct lwc_spec {
  *
  * Errors, beside those above:
  *   EINVAL    caller or args is null; a type, how or option is unknown; LWC_SHARE of a part of the
- *             descriptors, of all together with LWC_UNMAP of some or with LWC_SYSTRAP, or of system calls
+ *             descriptors or credentials, of all descriptors together with LWC_UNMAP of some or with LWC_SYSTRAP,
+ *             or of system calls
  *   ENOSPC    there are 4096 contexts
  *   EFAULT    the new context died of what was unmapped
  */

@@ -456,6 +456,15 @@ unsafe fn specification(specs: &[LwcSpec], options: c_uint) -> Result<Spec> {
                     spec = spec.may_call(&calls);
                 }
             }
+            CRED if one.start == 0 && matches!(one.length, 0 | usize::MAX) => match one.how {
+                COW => {}
+                SHARE => spec = spec.share_credentials(true),
+                _ => return Err(odd()),
+            },
+            CRED => {
+                let why = "a part of the credentials cannot be told from the rest: take all (0, LWC_ALL)";
+                return Err(Error::Unmet { why });
+            }
             _ => return Err(odd()),
         }
     }

@@ -84,6 +84,7 @@
 mod birth;
 mod calls;
 mod carry;
+mod credentials;
 mod door;
 mod double;
 mod error;

@@ -1,4 +1,4 @@
-/* Names of contexts: the root's, copies, a table of descriptors that two share. */
+/* Names of contexts: the root's, copies; a table of descriptors and credentials that two share. */
 #include "check.h"
 
 #include <fcntl.h>
@@ -88,10 +88,30 @@ static void a_table(void) {
     CHECK_ERROR(lwCreate(&all, 1, LWC_SYSTRAP, &caller, &args), EINVAL);
 }
 
+/* Whom it becomes, its creator becomes. */
+static void credentials(void) {
+    struct lwc_spec all = {LWC_CRED, LWC_SHARE, 0, LWC_ALL};
+    int caller;
+    uint64_t args;
+    int new = lwCreate(&all, 1, 0, &caller, &args);
+    CHECK(new >= 0);
+    if (caller != -1)
+        for (;;)
+            caller = lwSwitch(caller, (uint64_t)seteuid((uid_t)args), &args);
+    uid_t own = geteuid(), other = own ? own : 65534;
+    CHECK(lwSwitch(new, other, &args) == new &&args == 0 && geteuid() == other);
+    CHECK(lwSwitch(new, own, &args) == new &&args == 0 && geteuid() == own);
+    CHECK(lwClose(new) == 0);
+    struct lwc_spec part = {LWC_CRED, LWC_SHARE, 0, 1}, gone = {LWC_CRED, LWC_UNMAP, 0, LWC_ALL};
+    CHECK_ERROR(lwCreate(&part, 1, 0, &caller, &args), EINVAL);
+    CHECK_ERROR(lwCreate(&gone, 1, 0, &caller, &args), EINVAL);
+}
+
 int main(void) {
     CHECK_ERROR(lwSwitch(LWC_ROOT, 0, NULL), EBADF);
     the_root();
     copies();
     a_table();
+    credentials();
     return 0;
 }

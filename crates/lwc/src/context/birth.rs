@@ -118,6 +118,11 @@ fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> 
     } else {
         state.say_own();
     }
+    if spec.shares_credentials {
+        state.open_credentials()?;
+    } else {
+        state.say_credentials();
+    }
     let kin = if state.me == ROOT { Kin::HiddenChild } else { Kin::Sibling };
     let others = if spec.alone || !threaded { None } else { still::Still::hold(state.program, state.me)? };
     let mask = others.as_ref().map_or_else(signals::block_all, still::Still::mask);
@@ -339,6 +344,7 @@ fn settle(
     };
     let creator = (state.me, state.program.seat(state.me).generation.load(SeqCst));
     state.creators_name = -1;
+    state.common.take_if(|_| !spec.shares_credentials);
     if spec.shares_table {
         // Its creator's, in a table that is that one's, too.
         let _ = (creators_end.into_raw_fd(), creators_name_of_us.into_raw_fd());

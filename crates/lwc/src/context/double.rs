@@ -117,6 +117,7 @@ fn become_double(
     let failed = |errno| Error::system("make a double of a context", 0, errno);
     state.keep();
     state.leave_table();
+    state.common = None;
     let pidfd = own_pidfd()?;
     let own = rustix::process::getpid().as_raw_pid().unsigned_abs();
     let (me, strand) = (state.me, state.strand);

@@ -54,6 +54,7 @@ pub(crate) fn switch(
     let hint = prepare(state, slot)?;
     let until = limit.map(|limit| Moment::now().after(limit));
     placing::place(state, slot);
+    say(state);
     let program = state.program;
     let (me, strand) = (state.me, state.strand);
     let link = state.peer_mut(slot)?.link.as_mut().ok_or(Error::NoContext { descriptor: -1 })?;
@@ -66,6 +67,12 @@ pub(crate) fn switch(
     link.publish(strand);
     call(state, slot, hint);
     park(state, Some(slot), until)
+}
+
+/// Before control leaves: says what those are to know by then who share something with us.
+fn say(state: &mut State) {
+    state.say_own();
+    state.say_credentials();
 }
 
 /// Our time was up, and we are about to be killed.
@@ -92,6 +99,7 @@ pub(crate) fn answer(
     }
     let until = limit.map(|limit| Moment::now().after(limit));
     placing::place(state, slot);
+    say(state);
     if state.control().compare_exchange(state.me, target, SeqCst, SeqCst).is_err() {
         await_end();
     }
@@ -196,6 +204,7 @@ pub(crate) fn ask(
     bytes: &[u8],
 ) -> Result<Message> {
     let hint = prepare(state, slot)?;
+    state.say_credentials();
     let (program, me, strand) = (state.program, state.me, state.strand);
     let peer = state.peer_mut(slot)?;
     // Its late answer would be taken for that to another question.
@@ -216,6 +225,7 @@ pub(crate) fn ask(
         if let Some(message) = peer.link.as_mut().and_then(|link| link.take(strand))
             && message.kind == Kind::Reply
         {
+            state.follow_credentials();
             return Ok(message);
         }
         let nap = Moment::now().after(if peer.listener.is_some() { SHORT_NAP } else { NAP });
@@ -242,8 +252,8 @@ pub(crate) fn ask(
 
 /// Waits for control. `watched` is whom it was handed to.
 pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
-    state.say_own();
     let arrival = wait(state, watched, until);
+    state.follow_credentials();
     if arrival.is_err() {
         state.sweep_table();
     }

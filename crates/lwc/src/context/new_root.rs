@@ -72,6 +72,7 @@ pub(crate) fn adopt(state: &mut State) -> Result<()> {
         program.seat(seat).generation.fetch_add(1, SeqCst);
     }
     state.leave_table();
+    state.common = None;
     state.strand = strand;
     state.forget_strands();
     let ready = distribute(state, doubles, &pidfd, until);

@@ -143,6 +143,7 @@ fn set_up(state: &mut Held) -> Result<()> {
         link.set_copied(false);
     }
     state.leave_table();
+    state.common = None;
     state.pidfd = own_pidfd()?;
     state.spare = None;
     strands::know(state.strand);

@@ -17,6 +17,7 @@ pub struct Spec {
     pub(crate) access: Vec<(usize, usize)>,
     pub(crate) close: Vec<(u32, u32)>,
     pub(crate) shares_table: bool,
+    pub(crate) shares_credentials: bool,
     pub(crate) shared_signals: bool,
     pub(crate) dumpable: bool,
     pub(crate) withheld: Calls,
@@ -80,6 +81,19 @@ impl Spec {
     #[must_use]
     pub fn share_descriptors(mut self, yes: bool) -> Self {
         self.shares_table = yes;
+        self
+    }
+
+    /// Whether the new context and its creator have the same credentials (`LWC_SHARE` of credentials): who either becomes
+    /// by setresuid(2), setresgid(2), setgroups(2) and capset(2), the other is when control next comes there. What one
+    /// gives up for good, both have given up.
+    ///
+    /// One that cannot become who the others are, because those calls are kept from it, ends. So does the program if that is
+    /// the root. A copy of the context ([`fork`](super::fork), [`Context::keep_good`](super::Context::keep_good)) has
+    /// credentials of its own.
+    #[must_use]
+    pub fn share_credentials(mut self, yes: bool) -> Self {
+        self.shares_credentials = yes;
         self
     }
 

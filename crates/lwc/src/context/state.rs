@@ -19,6 +19,7 @@ use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::CpuSet;
 
 use super::Context;
+use super::credentials::Common;
 use super::door::Door;
 use super::error::{Error, Result};
 use super::id::Id;
@@ -101,6 +102,8 @@ pub(crate) struct State {
     pub(crate) filtered: bool,
     /// The table of descriptors, where others share it.
     pub(crate) table: Option<Table>,
+    /// The credentials, where others share them.
+    pub(crate) common: Option<Common>,
     /// The name that we have of our creator, which the library made.
     pub(crate) creators_name: RawFd,
     /// Where the program may run.
@@ -142,6 +145,7 @@ impl State {
             overlaid: Vec::new(),
             filtered: false,
             table: None,
+            common: None,
             creators_name: -1,
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             looked: Vec::new(),

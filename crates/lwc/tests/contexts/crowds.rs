@@ -70,7 +70,8 @@ pub(crate) fn hundreds_live_at_a_time() {
     for context in all {
         context.close().unwrap();
     }
-    processes.into_iter().for_each(await_end_of);
+    // Each has copies of the names of those before it: the last one ends first.
+    processes.into_iter().rev().for_each(await_end_of);
     // There is room for as many again, and nothing is left of those.
     let again = adder().unwrap();
     assert_eq!(again.switch(3, &[]).unwrap().word, 3);

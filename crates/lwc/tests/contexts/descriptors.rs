@@ -1,4 +1,4 @@
-//! What a new context has of its creator: descriptors and credentials.
+//! What a new context has of its creator: descriptors.
 
 use orrery_lwc::context::{Context, Error, Rights, Spec, create};
 
@@ -198,27 +198,6 @@ pub(crate) fn shared_tables_have_conditions() {
     ] {
         let refused = create(&spec, server(|word| word)).unwrap_err();
         assert!(matches!(refused, Error::Unmet { .. }), "{refused}");
-    }
-}
-
-pub(crate) fn credentials_are_its_own() {
-    if unsafe { libc::geteuid() } != 0 {
-        orrery_testing::skipped!("only root changes its user");
-        return;
-    }
-    let other = create(
-        &Spec::new(),
-        server(|_| {
-            if unsafe { libc::geteuid() } == 0 {
-                assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
-            }
-            u64::from(unsafe { libc::geteuid() })
-        }),
-    )
-    .unwrap();
-    for _ in 0..3 {
-        assert_eq!(other.switch(0, &[]).unwrap().word, 65534);
-        assert_eq!(unsafe { libc::geteuid() }, 0);
     }
 }
 

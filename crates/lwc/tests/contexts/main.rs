@@ -11,6 +11,7 @@ mod adversary;
 mod bad_input;
 mod calls;
 mod control;
+mod credentials;
 mod crowds;
 mod deaths;
 mod descriptors;
@@ -30,6 +31,7 @@ use adversary::*;
 use bad_input::*;
 use calls::*;
 use control::*;
+use credentials::*;
 use crowds::*;
 use deaths::*;
 use descriptors::*;
@@ -70,6 +72,11 @@ orrery_testing::cases![
     copies_of_a_shared_table_are_apart,
     shared_tables_have_conditions,
     credentials_are_its_own,
+    credentials_are_shared,
+    what_one_gives_up_all_have_given_up,
+    copies_of_shared_credentials_are_apart,
+    threads_share_credentials,
+    an_ordinary_user_shares_what_there_is,
     closed_names_are_refused,
     without_descriptors_nothing_is_made,
     descriptors_are_overlaid,
