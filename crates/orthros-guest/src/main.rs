@@ -6,11 +6,13 @@
 //! of JSON over the second serial port.
 
 mod active;
+mod after;
 mod backup;
 mod control;
 mod crash;
 mod criu;
 mod disk;
+mod elsewhere;
 mod nest;
 mod objects;
 mod scribble;
