@@ -13,6 +13,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 const NAME: &str = "after.json";
+/// As often as a thread is made to go on before it does.
+const MOST_STEPS: usize = 8;
 /// `syscall`.
 const INSTRUCTION: [u8; 2] = [0x0f, 0x05];
 
@@ -207,10 +209,17 @@ impl Traced {
         (registers.rdi, registers.rsi, registers.rdx, registers.r10, registers.r8) =
             (first, second, third, fourth, 0);
         self.set(&registers)?;
-        traced(libc::PTRACE_SINGLESTEP, self.thread, 0, 0)?;
-        wait(self.thread)?;
-        traced(libc::PTRACE_GETREGS, self.thread, 0, std::ptr::from_mut(&mut registers).expose_provenance())?;
-        Ok(registers.rax.cast_signed())
+        // A thread that a signal had stopped tells so first.
+        for _ in 0..MOST_STEPS {
+            traced(libc::PTRACE_SINGLESTEP, self.thread, 0, 0)?;
+            wait(self.thread)?;
+            let place = std::ptr::from_mut(&mut registers).expose_provenance();
+            traced(libc::PTRACE_GETREGS, self.thread, 0, place)?;
+            if registers.rip != self.instruction {
+                return Ok(registers.rax.cast_signed());
+            }
+        }
+        bail!("it does not move")
     }
 }
 
@@ -241,9 +250,18 @@ mod tests {
 
     use super::*;
 
-    /// A child that sleeps is given what only it could give itself, and sleeps on.
     #[test]
     fn a_thread_is_made_to_call_prctl_and_goes_on() {
+        is_made_to_call_prctl(false);
+    }
+
+    #[test]
+    fn so_is_one_that_is_stopped() {
+        is_made_to_call_prctl(true);
+    }
+
+    /// A child that sleeps is given what only it could give itself, and sleeps on.
+    fn is_made_to_call_prctl(stopped: bool) {
         let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
         let field = |name: &str| {
@@ -254,11 +272,27 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         assert_eq!(field("NoNewPrivs:"), "0");
+        if stopped {
+            // SAFETY: no pointers are involved; the child is ours.
+            unsafe { libc::kill(pid, libc::SIGSTOP) };
+            while !field("State:").starts_with('T') {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+        }
         let after = ThreadAfter { thread: 1, processors: vec![1], no_new_privileges: true, ambient: 0 };
         match after.apply(pid) {
             Ok(()) => {
                 assert_eq!(field("NoNewPrivs:"), "1");
                 assert_eq!(field("Cpus_allowed_list:"), "0");
+                if stopped {
+                    // On its way back to where it was stopped; it does not sleep on before.
+                    while !field("State:").starts_with('T') {
+                        assert!(!field("State:").starts_with('S'), "it goes on");
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                    }
+                    // SAFETY: as above.
+                    unsafe { libc::kill(pid, libc::SIGCONT) };
+                }
                 while !field("State:").starts_with('S') {
                     std::thread::sleep(std::time::Duration::from_millis(5));
                 }

@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write as _};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use orrery_kimage::{AddressSpace, Entry, Mapping, OpenFile, PageOwner, Task};
+use orrery_kimage::{AddressSpace, Entry, FileKind, Mapping, OpenFile, PageOwner, Task};
 
 use super::Context;
 use super::messages::{Mm, Pagemap, PagemapHead, Vma};
@@ -129,6 +129,9 @@ fn vma<'k>(context: &mut Context<'k>, mapping: &Mapping<'k>) -> Result<Vma> {
                     madv: None,
                     fdflags: access,
                 });
+            }
+            if file.kind()? != FileKind::Regular && path.bytes != b"/dev/zero" {
+                bail!("it maps {}, which is no file", path.display());
             }
             if path.deleted {
                 bail!("it maps {}, which cannot be opened again", path.display());

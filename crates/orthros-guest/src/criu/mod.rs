@@ -1,5 +1,6 @@
 //! CRIU's image files, written from a dead kernel's memory instead of from running processes.
 
+mod calls;
 mod descriptors;
 mod files;
 mod filters;
@@ -24,6 +25,7 @@ use orrery_kimage::{IdKind, Kernel, State, Task};
 
 use crate::after::{After, ThreadAfter};
 
+use calls::Answers;
 use descriptors::{Sockets, Tables};
 use files::Files;
 use filters::Filters;
@@ -78,6 +80,10 @@ struct Context<'k> {
     tables: Tables,
     shared: SharedMemory<'k>,
     after: After,
+    /// What the process that is being written says of its calls.
+    answers: Option<Answers>,
+    /// The namespaces of the service.
+    namespaces: Vec<u64>,
     summary: Summary,
 }
 
@@ -119,6 +125,8 @@ pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -
         tables: Tables::default(),
         shared: SharedMemory::default(),
         after: After::default(),
+        answers: None,
+        namespaces: Vec::new(),
         summary: Summary::default(),
     };
     let mut pstree = ImageFile::create(folder, "pstree", Kind::Pstree)?;
@@ -192,6 +200,17 @@ fn ids(number: u32, own_clock: bool) -> KobjIds {
     }
 }
 
+/// The namespaces that a process is in, by their addresses, and how deep its numbers are nested.
+fn namespaces(process: &Task<'_>) -> Result<Vec<u64>> {
+    let proxy = process.object().required("nsproxy", "nsproxy")?;
+    let mut found = vec![process.ids(IdKind::Process)?.len() as u64];
+    for path in ["uts_ns", "ipc_ns", "mnt_ns", "net_ns"] {
+        found.push(proxy.u64(path)?);
+    }
+    found.push(process.object().required("cred", "cred")?.u64("user_ns")?);
+    Ok(found)
+}
+
 /// The innermost of a process' numbers.
 fn number(process: &Task<'_>, kind: IdKind) -> Result<u32> {
     Ok(process.ids(kind)?.last().copied().context("it has no number")?.cast_unsigned())
@@ -252,10 +271,17 @@ fn write_process<'k>(
     is_root: bool,
 ) -> Result<Pstree> {
     let pid = number(process, IdKind::Process)?;
+    let own = namespaces(process)?;
+    if is_root {
+        context.namespaces = own;
+    } else if context.namespaces != own {
+        bail!("it is in a namespace other than the service's");
+    }
     let threads = process.threads();
     if let Some(problem) = threads.problems.first() {
         bail!("its threads: {problem}");
     }
+    context.answers = Answers::of(process)?;
     let mut tids = Vec::new();
     let mut after = Vec::new();
     for thread in &threads.found {

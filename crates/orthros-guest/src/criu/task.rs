@@ -1,17 +1,19 @@
 //! A thread's core image: registers, signals, limits, credentials.
 //!
-//! A thread that was in a system call is not in it any more. Calls that wait for something are begun again: nothing
-//! had happened yet. Any other call that had not finished fails with `EINTR`: whether it had an effect, nobody knows.
+//! A thread that was in a system call is not in it any more; [`calls`](super::calls) decides what becomes of it.
 
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Object, Registers, State, Task};
 
 use super::Context;
+use super::calls::{self, Answer, Outcome, decide};
 use super::messages::{
     Core, Creds, Itimer, PosixTimer, Rlimit, Rlimits, Rseq, Sigaction, Siginfo, SignalQueue, SignalStack,
     TaskCore, TaskTimers, ThreadCore, ThreadInfoX86, X86Fpregs, X86Regs,
 };
 
+/// `__USER_CS` of x86-64.
+const CODE_64: u64 = 0x33;
 const SYSCALL_LENGTH: u64 = 2;
 const ENOSYS: i64 = 38;
 /// `ERESTARTSYS` to `ERESTART_RESTARTBLOCK`: the kernel had decided to begin the call again.
@@ -25,51 +27,6 @@ const STOPPED: u32 = 3;
 /// `SIGNAL_GROUP_EXIT` of `include/linux/sched/signal.h`.
 const GROUP_EXIT: u32 = 4;
 
-/// The calls that wait, and have done nothing until what they wait for happens; and those that may be made twice.
-const AGAIN: &[i64] = &[
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_sync,
-    libc::SYS_syncfs,
-    libc::SYS_msync,
-    libc::SYS_pread64,
-    libc::SYS_preadv,
-    libc::SYS_stat,
-    libc::SYS_fstat,
-    libc::SYS_lstat,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
-    libc::SYS_access,
-    libc::SYS_faccessat,
-    libc::SYS_readlink,
-    libc::SYS_readlinkat,
-    libc::SYS_madvise,
-    libc::SYS_truncate,
-    libc::SYS_ftruncate,
-    libc::SYS_read,
-    libc::SYS_poll,
-    libc::SYS_select,
-    libc::SYS_pause,
-    libc::SYS_nanosleep,
-    libc::SYS_accept,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_wait4,
-    libc::SYS_flock,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_rt_sigsuspend,
-    libc::SYS_futex,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_epoll_wait,
-    libc::SYS_waitid,
-    libc::SYS_pselect6,
-    libc::SYS_ppoll,
-    libc::SYS_epoll_pwait,
-    libc::SYS_accept4,
-    libc::SYS_sched_yield,
-    libc::SYS_epoll_pwait2,
-];
-
 pub(super) fn core(context: &mut Context<'_>, thread: &Task<'_>, is_leader: bool) -> Result<Core> {
     let task = thread.object();
     let (seccomp_mode, seccomp_filter) = context.filters.add(thread)?;
@@ -77,6 +34,9 @@ pub(super) fn core(context: &mut Context<'_>, thread: &Task<'_>, is_leader: bool
         Some(registers) => registers,
         None => thread.registers()?,
     };
+    if registers.cs != CODE_64 {
+        bail!("it runs code of 32 bits");
+    }
     resume(context, thread, &mut registers)?;
     let name = thread.name()?;
     let blocked = task.u64("blocked")?;
@@ -134,14 +94,32 @@ fn resume(context: &mut Context<'_>, thread: &Task<'_>, registers: &mut Register
     if result != -ENOSYS && !restarts {
         return Ok(());
     }
-    if restarts || AGAIN.contains(&call) {
-        registers.ax = registers.orig_ax;
-        registers.ip -= SYSCALL_LENGTH;
-    } else {
-        let remark =
-            format!("thread {}: system call {call} was under way and fails with EINTR", thread.tid()?);
-        context.summary.remarks.push(remark);
-        registers.ax = i64::from(-libc::EINTR).cast_unsigned();
+    let answer = context.answers.as_ref().map_or(Answer::Default, |answers| answers.answer(call));
+    let goes_to_a_place = || calls::goes_to_a_place(thread, registers);
+    // What the kernel had decided to begin again has not been done.
+    let outcome = match decide(call, answer, goes_to_a_place) {
+        Outcome::Fail(_) if restarts && answer == Answer::Default => Outcome::Again,
+        outcome => outcome,
+    };
+    match outcome {
+        Outcome::Again => {
+            registers.ax = registers.orig_ax;
+            registers.ip -= SYSCALL_LENGTH;
+        }
+        Outcome::Ask(entry) => {
+            // A call overwrites `rcx` and `r11`: the library finds the way back in the one.
+            registers.ax = registers.orig_ax;
+            registers.cx = registers.ip;
+            registers.ip = entry;
+        }
+        Outcome::Fail(error) => {
+            let remark = format!(
+                "thread {}: system call {call} was under way and fails with error {error}",
+                thread.tid()?
+            );
+            context.summary.remarks.push(remark);
+            registers.ax = (-i64::from(error)).cast_unsigned();
+        }
     }
     registers.orig_ax = u64::MAX;
     Ok(())

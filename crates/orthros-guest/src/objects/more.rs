@@ -255,6 +255,8 @@ impl More {
 
     fn look_at_files(&mut self, bytes: &mut [u8; 256]) -> Result<()> {
         File::create("/tmp/new")?;
+        let pid = child(|| i32::from(is_record_locked()))?;
+        ensure!(ending(pid)? == 1 << 8, "the lock of its record is gone");
         let count = rustix::io::read(&self.watcher, &mut *bytes).context("the watch")?;
         let number = i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         ensure!(count > 16 && number == self.watch, "the watch gave {count} bytes from {number}");
@@ -267,8 +269,9 @@ impl More {
         let other = File::open(NOTE)?;
         let locked = rustix::fs::flock(&other, FlockOperation::NonBlockingLockExclusive);
         ensure!(locked == Err(rustix::io::Errno::WOULDBLOCK), "its lock is gone");
-        let pid = child(|| i32::from(is_record_locked()))?;
-        ensure!(ending(pid)? == 1 << 8, "the lock of its record is gone");
+        // Whoever closes a file loses its locks of records, however often it has it open.
+        drop(other);
+        lock_record(&self.note)?;
         ensure!(self.shared_file.load(Ordering::Relaxed) == 99, "the file in shared memory is empty");
         ensure!(fs::read(SHARED)?[0] == 99, "it is not the file that is mapped");
         let count = self.fifo.read(bytes)?;
