@@ -58,6 +58,8 @@ mod memory;
 mod object;
 mod page;
 mod paging;
+#[cfg(test)]
+mod properties;
 mod rbtree;
 mod registers;
 mod signal;

@@ -105,7 +105,7 @@ struct Known<'s> {
     written: BTreeSet<u64>,
 }
 
-/// Looks at the descriptors of all processes; what is shared is told once.
+/// Looks at the descriptors of all processes; what a process has twice is told once.
 pub(crate) fn look(service: &mut Service) {
     let mut known = Known {
         service,

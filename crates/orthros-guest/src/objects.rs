@@ -2,6 +2,7 @@
 //! kernel: what tests let a kernel die under.
 
 mod more;
+mod waiters;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -41,6 +42,7 @@ struct Held {
 /// Holds everything for ever, and leaves a verdict after each change of kernels.
 pub(crate) fn run() -> Result<()> {
     let mut held = Held::take()?;
+    let mut waiters = waiters::Waiters::start()?;
     std::thread::spawn(spin);
     let mut boot = fs::read_to_string(BOOT)?;
     fs::write("/run/holding", "")?;
@@ -49,7 +51,7 @@ pub(crate) fn run() -> Result<()> {
         let now = fs::read_to_string(BOOT)?;
         if now != boot {
             boot = now;
-            let verdict = match held.look() {
+            let verdict = match held.look().and_then(|()| waiters.look()) {
                 Ok(()) => "right\n".to_owned(),
                 Err(error) => format!("wrong: {error:#}\n"),
             };
