@@ -176,7 +176,7 @@ const ROLES: &[Choices] = &[
     ),
     choices(
         System::Orc,
-        "large code in memory",
+        "large code (--huge-pages)",
         &[with(&["madvise_collapse"], "huge pages, by MADV_COLLAPSE"), otherwise("small pages")],
     ),
     choices(

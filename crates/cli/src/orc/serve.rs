@@ -52,8 +52,8 @@ pub(super) struct Arguments {
     /// are needed, not all at once [default: /var/lib/orrery/orc for root, where it can be]
     #[arg(long, value_name = "FOLDER")]
     disk: Option<PathBuf>,
-    /// Have code of 4 MiB and more in memory whole, where it gets huge pages, although other objects lie on disk: for large
-    /// programs that run often or in many copies
+    /// Have code of 4 MiB and more in memory whole, where it gets huge pages, although other objects lie on disk: measure
+    /// whether it pays (make bench B=orc-huge)
     #[arg(long)]
     huge_pages: bool,
     /// Have all objects in memory, where not even root can change them

@@ -107,15 +107,13 @@ fn descriptors_must_show_what_is_asked_for() {
 
 /// Large code, many pages of it run.
 fn large_program(workshop: &Workshop) -> PathBuf {
-    let source = format!(
-        "__asm__(\".text\\n.skip 0x900000, 0xc3\\n\"); int answer(void) {{ return 42; }}
-         int touch(void) {{
+    let source = "__asm__(\".text\\n.skip 0x900000, 0xc3\\n\"); int answer(void) { return 42; }
+         int touch(void) {
              unsigned long sum = 0;
              for (char *at = (char *)answer - 0x800000; at < (char *)answer; at += 4096) sum += *(volatile char *)at;
              return sum != 1;
-         }}"
-    );
-    workshop.library("liblarge.so", &source, &[]);
+         }";
+    workshop.library("liblarge.so", source, &[]);
     let source = format!(
         "{TALK} int answer(void), touch(void); int main(void) {{ for (;;) {{ say(answer() * touch()); hear(); }} }}"
     );

@@ -309,7 +309,7 @@ impl Asking<'_> {
         if self.server.config.disk.is_some() {
             self.server.trimmer.trim(memory.as_fd());
         }
-        if is_large_code(piece) && rustix::fs::fcntl_get_seals(&memory).is_ok() {
+        if self.server.config.huge && is_large_code(piece) {
             self.server.collapser.collapse(memory.as_fd());
         }
         let mut state = self.state();

@@ -52,7 +52,7 @@ pub struct Config {
     pub log: Option<PathBuf>,
     /// A folder for objects that large files become: there their pages come into memory as they are needed.
     pub disk: Option<PathBuf>,
-    /// Whether large code is to lie in memory, where it may have huge pages, although there is a disk.
+    /// Whether large code is to lie in memory, although there may be a disk, and to have huge pages there.
     #[serde(default)]
     pub huge: bool,
     /// Threads that answer.
