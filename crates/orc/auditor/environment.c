@@ -12,7 +12,11 @@ static enum state state;
 static struct sockaddr_un store;
 static int verbose, under_seccomp, old_kernel, without_places;
 
+static char folder[sizeof store.sun_path];
+static int has_read;
+
 const struct sockaddr_un *store_address(void) { return &store; }
+const char *store_folder(void) { return folder; }
 
 void say(const char *what, const char *name) {
     char text[400];
@@ -48,6 +52,7 @@ void close_file(int fd) {
 static void read_variable(const char *variable, size_t length) {
     if (same(variable, "ORRERY_ORC=", 11) && length - 11 < sizeof store.sun_path - 8) {
         copy(store.sun_path, variable + 11, length - 11);
+        copy(folder, store.sun_path, length - 11);
         copy(store.sun_path + length - 11, length > 11 ? "/socket" : "", length > 11 ? 8 : 1);
     } else if (same(variable, "ORRERY_ORC_VERBOSE=1", 21)) {
         verbose = 1;
@@ -88,6 +93,15 @@ static void read_environment(char *buffer, size_t size) {
     close_file(fd);
 }
 
+int is_store_known(void) {
+    char buffer[4352];
+    if (!has_read) {
+        has_read = 1;
+        read_environment(buffer, sizeof buffer);
+    }
+    return store.sun_path[0] != 0;
+}
+
 /* Whether system calls are filtered. A filter may kill whoever makes a call that it does not expect, so this reads a
    file, as the loader does at this time. */
 static int is_filtered(char *buffer, size_t size) {
@@ -107,8 +121,7 @@ int may_share(void) {
         return 0;
     if (state == UNKNOWN) {
         state = LEAVE_ALONE;
-        read_environment(buffer, sizeof buffer);
-        if (!store.sun_path[0])
+        if (!is_store_known())
             return 0;
         store.sun_family = AF_UNIX;
         if (!under_seccomp && is_filtered(buffer, sizeof buffer)) {

@@ -13,6 +13,13 @@
 #define HUGE (2UL << 20)
 /* Most pieces in one message, as in protocol.rs. */
 #define MOST_PIECES 64
+/* Room for the path of an object. */
+#define PATH_LENGTH 768
+
+/* A range of addresses. */
+struct range {
+    uintptr_t start, end;
+};
 
 /* ---- environment.c: what the program was told, and what it may do ---- */
 
@@ -28,7 +35,10 @@ int is_old_kernel(void);
 void give_up(const char *why);
 /* Says something on standard error, where that is wanted. */
 void say(const char *what, const char *name);
-/* The address of the store's socket. */
+/* Whether the program was told of a store. */
+int is_store_known(void);
+/* The store's folder, and the address of the socket in it. */
+const char *store_folder(void);
 const struct sockaddr_un *store_address(void);
 
 int open_file(const char *path);
@@ -81,6 +91,36 @@ int ask_store(struct exchange *exchange, enum request request, enum reply reply)
 /* Whether the memory file shows so many bytes for good. */
 int is_sealed(int fd, uint64_t end);
 
+/* ---- names.c: what is known without asking ---- */
+
+#define KEY_WORDS 8
+enum { KEY_FILE = 1, KEY_PLACE = 2, KEY_RELOCATED = 3 };
+
+/* Something that the store has written down. */
+struct entry;
+struct stat;
+const struct entry *find_entry(const uint64_t key[KEY_WORDS]);
+/* The entry of a file, where it tells of all before `end` and has these flags. */
+#define LOADABLE 2u
+const struct entry *find_file(const struct stat *found, uint64_t end, uint64_t flags);
+uint64_t value_of(const struct entry *entry);
+/* Opens the object of an entry; a descriptor, or -1 where it is gone or does not show `end` bytes for good. */
+int open_object(const struct entry *entry, uint64_t end);
+/* From where to where libraries' places are; empty where that is not known. */
+struct range span_of_places(void);
+uint64_t mix(uint64_t hash, uint64_t word);
+
+/* ---- libraries.c: libraries loaded from objects ---- */
+
+/* The loader is about to open this file: what it is to open. */
+const char *find_library(const char *name, int is_searched);
+/* It has mapped what it opened; whether that was an object. */
+int note_library(const struct link_map *map);
+/* It will unmap it. */
+void forget_library(const struct link_map *map);
+/* It has opened all it wanted. */
+void finish_libraries(void);
+
 /* ---- segments.c: what the kernel says of the program's memory ---- */
 
 /* A mapping of a file. */
@@ -88,11 +128,6 @@ struct mapping {
     uintptr_t start, end;
     uint64_t offset, inode;
     int writable, executable, readable, shared;
-};
-
-/* A range of addresses. */
-struct range {
-    uintptr_t start, end;
 };
 
 /* Gets ready to be asked; whether that is possible. `done_looking` ends it. */
@@ -124,8 +159,8 @@ struct placed {
     size_t length;
 };
 
-/* The loader is about to open this file: sees to it that it is mapped where the book says. */
-void prepare_place(const char *path);
+/* The loader is about to map this file, of so many bytes: sees to it that it is mapped where the book says. */
+void prepare_place(int fd, uint64_t size);
 /* The loader has mapped what it wanted. */
 void finish_places(void);
 /* What lies at this address will be unmapped. */

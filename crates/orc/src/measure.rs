@@ -11,7 +11,7 @@ use crate::store::Report;
 
 /// What the kernel puts before the name of a memory file.
 const OBJECTS: &str = "/memfd:orc:";
-/// How the names of objects on disk begin.
+/// How the names of objects begin that are files.
 const ON_DISK: &str = "/orc:";
 
 /// One mapping of a process, with its pages counted. Sizes are in bytes.
@@ -44,7 +44,8 @@ pub struct Area {
 impl Area {
     /// Whether it shows an object of a store.
     pub fn is_object(&self) -> bool {
-        self.name.starts_with(OBJECTS) || self.name.contains(ON_DISK) && self.name.ends_with(" (deleted)")
+        self.name.starts_with(OBJECTS)
+            || self.name.rsplit_once('/').is_some_and(|(_, name)| name.starts_with(&ON_DISK[1..]))
     }
 }
 

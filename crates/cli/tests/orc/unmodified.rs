@@ -20,7 +20,7 @@ pub(crate) fn code(pid: u32, name: &str) -> Option<(u64, bool)> {
     let line = maps.lines().find(|line| line.contains(" r-xp ") && line.contains(name))?;
     Some((
         line.split_whitespace().nth(4)?.parse().ok()?,
-        line.contains("orc:") && line.ends_with(" (deleted)"),
+        line.contains("/orc:") || line.contains("/memfd:orc:"),
     ))
 }
 

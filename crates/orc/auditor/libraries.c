@@ -1,0 +1,134 @@
+/*
+ * Libraries that are loaded from objects. Where the loader looks for a library by its name, and tries a file whose object has a
+ * name (names.c), it is given the object to open. It maps that in the place of the file, under the file's name: nothing is
+ * exchanged afterwards, and no page is touched twice.
+ *
+ * The loader knows libraries by device and inode, too, so as not to load one twice that has two names. So all that is loaded
+ * is known here: a file that is asked for again is answered as it was the first time; two files with the same bytes are two
+ * libraries, of which only the first is loaded from the object; and what is asked for as a path keeps it, as $ORIGIN is
+ * made of that (its segments are exchanged: files.c).
+ */
+#define _GNU_SOURCE
+#include <sys/stat.h>
+
+#include "parts.h"
+
+#define MOST_LIBRARIES 1024
+
+/* A file that was loaded. */
+struct library {
+    uint64_t device, inode;
+    /* The object it was loaded from, or nothing, and that object's inode. */
+    const struct entry *entry;
+    uint64_t object;
+    const struct link_map *map;
+};
+
+static struct library libraries[MOST_LIBRARIES];
+static size_t count;
+/* The last one is what the loader is about to map, if it does. */
+static int is_pending;
+/* The object that it is to open. */
+static int object = -1;
+static char path[40];
+
+static void settle(void) {
+    count -= (size_t)is_pending;
+    is_pending = 0;
+    close_file(object);
+    object = -1;
+}
+
+static struct library *find(uint64_t device, uint64_t inode) {
+    for (size_t i = 0; i < count; i++)
+        if (libraries[i].device == device && libraries[i].inode == inode)
+            return &libraries[i];
+    return NULL;
+}
+
+static int is_loaded_from(uint64_t inode) {
+    for (size_t i = 0; i < count; i++)
+        if (libraries[i].entry && libraries[i].object == inode)
+            return 1;
+    return 0;
+}
+
+/* Opens the object of an entry; its inode, or 0. */
+static uint64_t open_entry(const struct entry *entry) {
+    struct stat found;
+    object = open_object(entry, value_of(entry));
+    return object >= 0 && CALL3(SYS_fstat, object, &found, 0) == 0 ? found.st_ino : 0;
+}
+
+static const char *object_path(void) {
+    char digits[12];
+    size_t at = sizeof digits - 1;
+    unsigned number = (unsigned)object;
+    digits[at] = 0;
+    do
+        digits[--at] = (char)('0' + number % 10);
+    while (number /= 10);
+    copy(path, "/proc/self/fd/", 14);
+    copy(path + 14, digits + at, sizeof digits - at);
+    return path;
+}
+
+const char *find_library(const char *name, int is_searched) {
+    struct stat found;
+    const struct entry *entry = NULL;
+    uint64_t inode = 0;
+    settle();
+    int fd = open_file(name);
+    if (fd < 0 || CALL3(SYS_fstat, fd, &found, 0) < 0) {
+        close_file(fd);
+        return name;
+    }
+    struct library *known = find(found.st_dev, found.st_ino);
+    if (known) {
+        close_file(fd);
+        if (!known->entry)
+            return name;
+        return open_entry(known->entry) == known->object ? object_path() : name;
+    }
+    if (is_searched && count < MOST_LIBRARIES &&
+        (entry = find_file(&found, 0, EXECUTABLE | LOADABLE)) != NULL) {
+        inode = open_entry(entry);
+        if (!inode || is_loaded_from(inode)) {
+            close_file(object);
+            object = -1;
+            entry = NULL;
+        }
+    }
+    prepare_place(entry ? object : fd, (uint64_t)found.st_size);
+    close_file(fd);
+    if (count < MOST_LIBRARIES) {
+        libraries[count++] = (struct library){found.st_dev, found.st_ino, entry, inode, NULL};
+        is_pending = 1;
+    }
+    return entry ? object_path() : name;
+}
+
+int note_library(const struct link_map *map) {
+    struct stat found;
+    int is_object = 0;
+    if (is_pending) {
+        libraries[count - 1].map = map;
+        is_object = libraries[count - 1].entry != NULL;
+        is_pending = 0;
+    } else if (map->l_name && map->l_name[0] == '/' && count < MOST_LIBRARIES &&
+               CALL6(SYS_newfstatat, -100 /* AT_FDCWD */, map->l_name, &found, 0, 0, 0) == 0) {
+        /* The loader itself. */
+        libraries[count++] = (struct library){found.st_dev, found.st_ino, NULL, 0, map};
+    }
+    settle();
+    return is_object;
+}
+
+void forget_library(const struct link_map *map) {
+    settle();
+    for (size_t i = 0; i < count; i++)
+        if (libraries[i].map == map)
+            libraries[i--] = libraries[--count];
+}
+
+void finish_libraries(void) { settle(); }
