@@ -76,5 +76,7 @@ EXPORT void la_activity(uintptr_t *cookie, unsigned int flag) {
         if (has_relocated)
             share_relocated();
     }
+    if (is_done)
+        finish_names();
     has_started |= is_done;
 }

@@ -157,8 +157,9 @@ static void serve_file(struct file *file, const struct answer *answer, int fd) {
 
 /* Exchanges what is to be had without asking; whether it was. */
 static int serve_named(struct file *file) {
-    const struct entry *entry = find_file(&file->found, file->end, file->executable ? EXECUTABLE : 0);
-    int fd = entry ? open_object(entry, file->end) : -1;
+    struct entry entry;
+    int known = find_file(&file->found, file->end, file->executable ? EXECUTABLE : 0, &entry);
+    int fd = known ? open_object(&entry, file->end) : -1;
     if (fd < 0)
         return 0;
     for (size_t i = 0; i < file->segment_count; i++)

@@ -18,10 +18,10 @@
 /* A file that was loaded. */
 struct library {
     uint64_t device, inode;
-    /* The object it was loaded from, or nothing, and that object's inode. */
-    const struct entry *entry;
-    uint64_t object;
     const struct link_map *map;
+    /* The inode of the object that it was loaded from, or 0, and what is known of the object. */
+    uint64_t object;
+    struct entry entry;
 };
 
 static struct library libraries[MOST_LIBRARIES];
@@ -48,7 +48,7 @@ static struct library *find(uint64_t device, uint64_t inode) {
 
 static int is_loaded_from(uint64_t inode) {
     for (size_t i = 0; i < count; i++)
-        if (libraries[i].entry && libraries[i].object == inode)
+        if (libraries[i].object == inode)
             return 1;
     return 0;
 }
@@ -56,7 +56,7 @@ static int is_loaded_from(uint64_t inode) {
 /* Opens the object of an entry; its inode, or 0. */
 static uint64_t open_entry(const struct entry *entry) {
     struct stat found;
-    object = open_object(entry, value_of(entry));
+    object = open_object(entry, entry->value[0]);
     return object >= 0 && CALL3(SYS_fstat, object, &found, 0) == 0 ? found.st_ino : 0;
 }
 
@@ -75,7 +75,6 @@ static const char *object_path(void) {
 
 const char *find_library(const char *name, int is_searched) {
     struct stat found;
-    const struct entry *entry = NULL;
     uint64_t inode = 0;
     settle();
     int fd = open_file(name);
@@ -86,26 +85,32 @@ const char *find_library(const char *name, int is_searched) {
     struct library *known = find(found.st_dev, found.st_ino);
     if (known) {
         close_file(fd);
-        if (!known->entry)
+        if (!known->object)
             return name;
-        return open_entry(known->entry) == known->object ? object_path() : name;
+        return open_entry(&known->entry) == known->object ? object_path() : name;
     }
-    if (is_searched && count < MOST_LIBRARIES &&
-        (entry = find_file(&found, 0, EXECUTABLE | LOADABLE)) != NULL) {
-        inode = open_entry(entry);
+    if (count == MOST_LIBRARIES) {
+        close_file(fd);
+        return name;
+    }
+    struct library *fresh = &libraries[count++];
+    fresh->object = 0;
+    is_pending = 1;
+    if (is_searched && find_file(&found, 0, EXECUTABLE | LOADABLE, &fresh->entry)) {
+        inode = open_entry(&fresh->entry);
         if (!inode || is_loaded_from(inode)) {
             close_file(object);
             object = -1;
-            entry = NULL;
+            inode = 0;
         }
     }
-    prepare_place(entry ? object : fd, (uint64_t)found.st_size);
+    fresh->device = found.st_dev;
+    fresh->inode = found.st_ino;
+    fresh->object = inode;
+    fresh->map = NULL;
+    prepare_place(inode ? object : fd, (uint64_t)found.st_size);
     close_file(fd);
-    if (count < MOST_LIBRARIES) {
-        libraries[count++] = (struct library){found.st_dev, found.st_ino, entry, inode, NULL};
-        is_pending = 1;
-    }
-    return entry ? object_path() : name;
+    return inode ? object_path() : name;
 }
 
 int note_library(const struct link_map *map) {
@@ -113,12 +118,16 @@ int note_library(const struct link_map *map) {
     int is_object = 0;
     if (is_pending) {
         libraries[count - 1].map = map;
-        is_object = libraries[count - 1].entry != NULL;
+        is_object = libraries[count - 1].object != 0;
         is_pending = 0;
     } else if (map->l_name && map->l_name[0] == '/' && count < MOST_LIBRARIES &&
                CALL6(SYS_newfstatat, -100 /* AT_FDCWD */, map->l_name, &found, 0, 0, 0) == 0) {
         /* The loader itself. */
-        libraries[count++] = (struct library){found.st_dev, found.st_ino, NULL, 0, map};
+        struct library *loader = &libraries[count++];
+        loader->device = found.st_dev;
+        loader->inode = found.st_ino;
+        loader->object = 0;
+        loader->map = map;
     }
     settle();
     return is_object;

@@ -1,35 +1,30 @@
 /*
  * What is known without asking. The store keeps an index for each trust domain, beside its socket, which says under what name the
- * object of a file, or of relocated data, is to be had (index.rs, shelf.rs). A program maps it once. So where the store knows
- * all that a program loads, the program starts without a word to it, and no other process has to wake up.
+ * object of a file, or of relocated data, is to be had (index.rs, shelf.rs). So where the
+ * store knows all that a program loads, the program starts without a word to it, and no other process has to wake up.
  *
  * What is written there is a hint. An object is what it is because nobody can change it, which is looked at each time.
  */
 #define _GNU_SOURCE
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
 #include "parts.h"
 
 #define SLOT_FULL 1
-#define NAME_LENGTH 160
 
-/* As in index.rs. */
-struct entry {
-    uint64_t state, key[KEY_WORDS], value[3];
-    char name[NAME_LENGTH];
-};
-
+/* As in index.rs; the slots follow. */
 struct index {
     char magic[8];
     uint64_t slots, start, end;
     char base[480];
-    struct entry slot[];
 };
 
-static const struct index *names;
-static int has_looked;
+/* What is known of the index, and a descriptor of it as long as the loader is at work: a few reads cost less than a mapping. */
+static struct index names;
+static int has_looked, has_index;
+static int file = -1;
+static char index_path[PATH_LENGTH];
 /* The folder of the objects, with room for a name. */
 static char folder[PATH_LENGTH];
 static size_t folder_length;
@@ -60,52 +55,48 @@ static const char *decimal(unsigned long number, char text[24]) {
     return text + at;
 }
 
-/* Maps the index, if it is the store's: it and the folders to it are, where others than the superuser or this user
+/* Opens the index, if it is the store's: it and the folders to it are, where others than the superuser or this user
    cannot have written it. */
-static const struct index *map_index(void) {
-    char path[PATH_LENGTH];
+static int open_index(void) {
     struct stat found;
-    const struct index *mapped = NULL;
-    copy(path, folder, folder_length + 1);
-    if (append(path, folder_length, "index") == PATH_LENGTH)
-        return NULL;
-    int fd = open_file(path);
-    if (fd < 0)
-        return NULL;
-    if (CALL3(SYS_fstat, fd, &found, 0) == 0 && (found.st_mode & S_IFMT) == S_IFREG &&
+    copy(index_path, folder, folder_length + 1);
+    if (append(index_path, folder_length, "index") == PATH_LENGTH || (file = open_file(index_path)) < 0)
+        return 0;
+    if (CALL3(SYS_fstat, file, &found, 0) == 0 && (found.st_mode & S_IFMT) == S_IFREG &&
         !(found.st_mode & 022) && (found.st_uid == 0 || found.st_uid == (uid_t)CALL3(SYS_geteuid, 0, 0, 0)) &&
-        (size_t)found.st_size > sizeof *mapped) {
-        long at = CALL6(SYS_mmap, NULL, found.st_size, PROT_READ, MAP_SHARED, fd, 0);
-        if (!has_failed(at))
-            mapped = (const struct index *)at;
-        if (mapped && (!same(mapped->magic, "ORCINDX1", 8) || !mapped->slots ||
-                       mapped->slots > ((size_t)found.st_size - sizeof *mapped) / sizeof(struct entry))) {
-            CALL3(SYS_munmap, at, found.st_size, 0);
-            mapped = NULL;
-        }
-    }
-    close_file(fd);
-    return mapped;
+        CALL6(SYS_pread64, file, &names, sizeof names, 0, 0, 0) == (long)sizeof names &&
+        same(names.magic, "ORCINDX1", 8) && names.slots)
+        return 1;
+    finish_names();
+    return 0;
 }
 
-static const struct index *index_of_names(void) {
+/* Whether there is an index, ready to be read. */
+static int is_ready(void) {
     char number[24];
-    if (has_looked)
-        return names;
+    if (has_looked && (!has_index || file >= 0))
+        return has_index;
+    if (has_looked) {
+        file = open_file(index_path);
+        return file >= 0;
+    }
     has_looked = 1;
     if (!is_store_known())
-        return NULL;
+        return 0;
     /* A user's, or else a tenant's, whose folder has one for all. */
-    if (write_folder(decimal((unsigned long)CALL3(SYS_geteuid, 0, 0, 0), number)))
-        names = map_index();
-    if (!names && write_folder("all"))
-        names = map_index();
-    if (names && names->base[0] == '/') {
-        folder_length = append(folder, append(folder, 0, names->base), "/");
-        if (folder_length == PATH_LENGTH)
-            names = NULL;
+    has_index = (write_folder(decimal((unsigned long)CALL3(SYS_geteuid, 0, 0, 0), number)) && open_index()) ||
+                (write_folder("all") && open_index());
+    names.base[sizeof names.base - 1] = 0;
+    if (has_index && names.base[0] == '/') {
+        folder_length = append(folder, append(folder, 0, names.base), "/");
+        has_index = folder_length < PATH_LENGTH;
     }
-    return names;
+    return has_index;
+}
+
+void finish_names(void) {
+    close_file(file);
+    file = -1;
 }
 
 uint64_t mix(uint64_t hash, uint64_t word) {
@@ -113,25 +104,26 @@ uint64_t mix(uint64_t hash, uint64_t word) {
     return hash ^ hash >> 29;
 }
 
-const struct entry *find_entry(const uint64_t key[KEY_WORDS]) {
-    const struct index *known = index_of_names();
+int find_entry(const uint64_t key[KEY_WORDS], struct entry *entry) {
     uint64_t hash = 1;
+    if (!is_ready())
+        return 0;
     for (size_t i = 0; i < KEY_WORDS; i++)
         hash = mix(hash, key[i]);
-    for (uint64_t i = 0; known && i < known->slots; i++) {
-        const struct entry *entry = &known->slot[(hash + i) % known->slots];
-        uint64_t state = __atomic_load_n(&entry->state, __ATOMIC_ACQUIRE);
-        if (!state)
-            return NULL;
-        if (state == SLOT_FULL && same(entry->key, key, sizeof entry->key))
-            return entry;
+    for (uint64_t i = 0; i < names.slots; i++) {
+        /* The state is the first word, and the last that was written. */
+        uint64_t at = sizeof names + (hash + i) % names.slots * sizeof *entry;
+        if (CALL6(SYS_pread64, file, entry, sizeof *entry, at, 0, 0) != (long)sizeof *entry || !entry->state)
+            return 0;
+        if (entry->state == SLOT_FULL && same(entry->key, key, sizeof entry->key)) {
+            entry->name[sizeof entry->name - 1] = 0;
+            return 1;
+        }
     }
-    return NULL;
+    return 0;
 }
 
-uint64_t value_of(const struct entry *entry) { return entry->value[0]; }
-
-const struct entry *find_file(const struct stat *found, uint64_t end, uint64_t flags) {
+int find_file(const struct stat *found, uint64_t end, uint64_t flags, struct entry *entry) {
     uint64_t key[KEY_WORDS] = {
         KEY_FILE,
         found->st_dev,
@@ -140,18 +132,14 @@ const struct entry *find_file(const struct stat *found, uint64_t end, uint64_t f
         (uint64_t)found->st_mtim.tv_sec * 1000000000u + (uint64_t)found->st_mtim.tv_nsec,
         (uint64_t)found->st_ctim.tv_sec * 1000000000u + (uint64_t)found->st_ctim.tv_nsec,
     };
-    const struct entry *entry = find_entry(key);
-    return entry && entry->value[0] >= end && (entry->value[1] & flags) == flags ? entry : NULL;
+    return find_entry(key, entry) && entry->value[0] >= end && (entry->value[1] & flags) == flags;
 }
 
 int open_object(const struct entry *entry, uint64_t end) {
-    char name[NAME_LENGTH];
-    copy(name, entry->name, sizeof name);
-    name[sizeof name - 1] = 0;
-    for (const char *c = name; *c; c++)
+    for (const char *c = entry->name; *c; c++)
         if (*c == '/')
             return -1;
-    if (!name[0] || append(folder, folder_length, name) == PATH_LENGTH)
+    if (!entry->name[0] || append(folder, folder_length, entry->name) == PATH_LENGTH)
         return -1;
     int fd = open_file(folder);
     if (fd >= 0 && !is_sealed(fd, end)) {
@@ -162,6 +150,5 @@ int open_object(const struct entry *entry, uint64_t end) {
 }
 
 struct range span_of_places(void) {
-    const struct index *known = index_of_names();
-    return known ? (struct range){known->start, known->end} : (struct range){0, 0};
+    return has_index ? (struct range){names.start, names.end} : (struct range){0, 0};
 }

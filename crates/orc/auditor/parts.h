@@ -96,16 +96,23 @@ int is_sealed(int fd, uint64_t end);
 #define KEY_WORDS 8
 enum { KEY_FILE = 1, KEY_PLACE = 2, KEY_RELOCATED = 3 };
 
-/* Something that the store has written down. */
-struct entry;
-struct stat;
-const struct entry *find_entry(const uint64_t key[KEY_WORDS]);
-/* The entry of a file, where it tells of all before `end` and has these flags. */
 #define LOADABLE 2u
-const struct entry *find_file(const struct stat *found, uint64_t end, uint64_t flags);
-uint64_t value_of(const struct entry *entry);
+
+/* Something that the store has written down: a slot of the index. */
+struct entry {
+    uint64_t state, key[KEY_WORDS], value[3];
+    char name[160];
+};
+
+struct stat;
+/* Looks something up; whether it is there. */
+int find_entry(const uint64_t key[KEY_WORDS], struct entry *entry);
+/* Looks a file up; whether there is an object that shows all of it before `end` and has these flags. */
+int find_file(const struct stat *found, uint64_t end, uint64_t flags, struct entry *entry);
 /* Opens the object of an entry; a descriptor, or -1 where it is gone or does not show `end` bytes for good. */
 int open_object(const struct entry *entry, uint64_t end);
+/* Nothing more will be looked up for now. */
+void finish_names(void);
 /* From where to where libraries' places are; empty where that is not known. */
 struct range span_of_places(void);
 uint64_t mix(uint64_t hash, uint64_t word);

@@ -131,10 +131,10 @@ static int open_book(const struct library *library) {
 
 static uint64_t look_up(uint64_t key) {
     uint64_t words[KEY_WORDS] = {KEY_PLACE, key};
-    const struct entry *entry = find_entry(words);
-    if (entry) {
+    struct entry entry;
+    if (find_entry(words, &entry)) {
         span = span_of_places();
-        return value_of(entry);
+        return entry.value[0];
     }
     for (uint64_t i = 0; book && i < book->slots; i++) {
         uint64_t at = (key + i) & (book->slots - 1);

@@ -86,8 +86,8 @@ static int is_settled(const struct placed *place) {
 static int exchange_named(const struct placed *place) {
     const struct name *name = &place->name;
     uint64_t key[KEY_WORDS] = {KEY_RELOCATED, name->key, name->address, name->start, name->length};
-    const struct entry *entry = find_entry(key);
-    int fd = entry ? open_object(entry, place->length) : -1;
+    struct entry entry;
+    int fd = find_entry(key, &entry) ? open_object(&entry, place->length) : -1;
     size_t equal = fd >= 0 ? exchange_equal(place, fd, 0) : 0;
     close_file(fd);
     return equal > 0;

@@ -30,7 +30,10 @@ const FILLING: SealFlags = SealFlags::FUTURE_WRITE.union(SealFlags::SHRINK).unio
 #[derive(Debug)]
 pub(crate) struct Draft {
     fd: OwnedFd,
-    window: Window,
+    /// Of memory. Files are written by pwrite(2): written in large portions, they are cached in large folios, which are mapped
+    /// with fewer and shorter faults than pages that came one by one.
+    window: Option<Window>,
+    length: usize,
     kind: Kind,
 }
 
@@ -89,29 +92,48 @@ impl Draft {
         }?;
         rustix::fs::ftruncate(&fd, length as u64)?;
         let window = Window::new(fd.as_fd(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
-        Ok(Self { fd, window, kind: Kind::Memory })
+        Ok(Self { fd, window: Some(window), length, kind: Kind::Memory })
     }
 
     /// The same in a file of `folder`, which has a name for a moment only.
     pub(crate) fn on_disk(folder: &Path, name: &str, length: usize) -> rustix::io::Result<Self> {
         let (fd, path) = create(folder, name, length)?;
         rustix::fs::unlink(&path)?;
-        let window = Window::new(fd.as_fd(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
-        Ok(Self { fd, window, kind: Kind::Unnamed })
+        Ok(Self { fd, window: None, length, kind: Kind::Unnamed })
     }
 
     /// The same in a file of `folder` that is to have a name: see [`Closed::seal_as`].
     pub(crate) fn named(folder: &Path, length: usize) -> rustix::io::Result<Self> {
         let (fd, path) = create(folder, "draft", length)?;
-        let kind = Kind::Named(Name(path));
-        let window = Window::new(fd.as_fd(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
-        Ok(Self { fd, window, kind })
+        Ok(Self { fd, window: None, length, kind: Kind::Named(Name(path)) })
     }
 
-    /// Its bytes, to be filled.
+    /// How many bytes it has.
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Its bytes, to be filled, where it is memory. Files have none: see [`Draft::put`].
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        let Some(window) = &self.window else { return &mut [] };
         // SAFETY: the file is ours alone, nobody else has a descriptor of it yet, and `self` is borrowed exclusively.
-        unsafe { core::slice::from_raw_parts_mut(self.window.start.as_ptr(), self.window.length) }
+        unsafe { core::slice::from_raw_parts_mut(window.start.as_ptr(), window.length) }
+    }
+
+    /// Writes `bytes` at `offset`.
+    pub(crate) fn put(&mut self, offset: usize, bytes: &[u8]) -> rustix::io::Result<()> {
+        if offset.checked_add(bytes.len()).is_none_or(|end| end > self.length) {
+            return Err(Errno::RANGE);
+        }
+        if let Some(window) = &self.window {
+            return window.fill(offset, bytes);
+        }
+        let mut written = 0;
+        while written < bytes.len() {
+            let at = (offset + written) as u64;
+            written += rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.fd, &bytes[written..], at))?;
+        }
+        Ok(())
     }
 
     /// Makes it what it is for good.
@@ -122,14 +144,14 @@ impl Draft {
     /// Ends the writing.
     pub(crate) fn close(self) -> Closed {
         // A writable mapping is in the way of the seal.
-        let Self { fd, window, kind } = self;
+        let Self { fd, window, kind, .. } = self;
         drop(window);
         Closed { fd, kind }
     }
 
     /// Takes the right to write from everybody but the holder of what this returns.
     pub(crate) fn seal_for_others(self) -> rustix::io::Result<(OwnedFd, Window)> {
-        let Self { fd, window, .. } = self;
+        let Self { fd, window: Some(window), .. } = self else { return Err(Errno::INVAL) };
         rustix::fs::fcntl_add_seals(&fd, FILLING)?;
         Ok((fd, window))
     }
@@ -301,7 +323,9 @@ mod tests {
     fn what_is_immutable_stays() {
         let folder = tempfile::tempdir_in("/var/tmp").unwrap();
         let mut draft = Draft::on_disk(folder.path(), "test", 8192).unwrap();
-        draft.bytes()[8191] = 7;
+        draft.put(8191, &[7]).unwrap();
+        assert_eq!((draft.put(8191, &[7; 2]), draft.length()), (Err(Errno::RANGE), 8192));
+        assert!(draft.bytes().is_empty());
         assert_eq!(strength(draft.fd.as_fd(), 1), None, "not yet");
         let fd = match draft.seal() {
             Ok(fd) => fd,
@@ -329,7 +353,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a draft's name goes with it");
         let path = folder.path().join("object");
         let mut draft = Draft::named(folder.path(), 4096).unwrap();
-        draft.bytes()[0] = 7;
+        draft.put(0, &[7]).unwrap();
         let closed = draft.close();
         assert!(closed.is_named());
         let fd = match closed.seal_as(&path) {

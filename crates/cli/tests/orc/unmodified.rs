@@ -32,7 +32,7 @@ fn library(name: &str) -> String {
 }
 
 /// A program that ends with the test.
-struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -232,6 +232,18 @@ fn without_a_store_programs_run_as_ever() {
     rustix::net::bind(&socket, &address).unwrap();
     rustix::net::listen(&socket, 1).unwrap();
     assert!(plain(deaf.path().to_str().unwrap()).contains("does not answer"));
+    // Nor does it take longer where so many wait already that nobody can connect.
+    let flags = rustix::net::SocketFlags::NONBLOCK;
+    let mut waiting = Vec::new();
+    loop {
+        let one = rustix::net::socket_with(rustix::net::AddressFamily::UNIX, kind, flags, None).unwrap();
+        if rustix::net::connect(&one, &address).is_err() {
+            break;
+        }
+        waiting.push(one);
+    }
+    assert!(!waiting.is_empty());
+    assert!(plain(deaf.path().to_str().unwrap()).contains("there is no store"));
     let missing = run(&store, &["/nonexistent"]).output().unwrap();
     assert!(!missing.status.success());
     assert!(String::from_utf8_lossy(&missing.stderr).contains("run /nonexistent"));

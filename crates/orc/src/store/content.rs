@@ -22,7 +22,7 @@ use crate::{ObjectId, PAGE};
 /// The shortest piece that is worth a file of its own.
 const ON_DISK: usize = 256 << 10;
 /// Bytes read and hashed at a time.
-const CHUNK: usize = 256 << 10;
+const CHUNK: usize = 1 << 20;
 /// How long a file may take to be read.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How many readers of a realm may hang before it is told no.
@@ -174,23 +174,38 @@ pub(super) fn from_memory(
 
 /// Reads `there` bytes from `offset` into a draft, and hashes all of it.
 fn read(fd: BorrowedFd<'_>, mut draft: Draft, offset: u64, there: u64) -> Result<(ObjectId, Draft), Refusal> {
-    let bytes = draft.bytes();
-    let there = usize::try_from(there).map_err(|_| Refusal::Size)?.min(bytes.len());
+    let length = draft.length();
+    let there = usize::try_from(there).map_err(|_| Refusal::Size)?.min(length);
     let mut hash = blake3::Hasher::new();
+    let mut buffer = Vec::new();
+    if draft.bytes().is_empty() {
+        buffer.resize(CHUNK, 0);
+    }
     let mut filled = 0;
     while filled < there {
         let end = there.min(filled + CHUNK);
-        let count = rustix::io::retry_on_intr(|| {
-            rustix::io::pread(fd, &mut bytes[filled..end], offset + filled as u64)
-        })
-        .map_err(|_| Refusal::Descriptor)?;
+        // Into memory at once; files are written from here, hashed as they are written.
+        let chunk = match draft.bytes().get_mut(filled..end) {
+            Some(bytes) => bytes,
+            None => buffer.get_mut(..end - filled).ok_or(Refusal::Size)?,
+        };
+        let count = rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut *chunk, offset + filled as u64))
+            .map_err(|_| Refusal::Descriptor)?;
         if count == 0 {
             return Err(Refusal::Changed);
         }
-        hash.update(&bytes[filled..filled + count]);
+        hash.update(&chunk[..count]);
+        if !buffer.is_empty() {
+            draft.put(filled, &buffer[..count]).map_err(exhausted)?;
+        }
         filled += count;
     }
-    hash.update(&bytes[filled..]);
+    // Behind the end there are zeros.
+    while filled < length {
+        let zeros = (length - filled).min(PAGE);
+        hash.update(&[0; PAGE][..zeros]);
+        filled += zeros;
+    }
     Ok((ObjectId(*hash.finalize().as_bytes()), draft))
 }
 

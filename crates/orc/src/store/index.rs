@@ -33,7 +33,7 @@ use rustix::fs::{Mode, OFlags};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ORCINDX1");
 /// How many slots there are; half of them are used.
-const SLOTS: u64 = 8192;
+const SLOTS: u64 = 4096;
 /// Bytes before the slots.
 const HEAD: usize = 512;
 /// Where the folder's name begins, and how long it may be with its final zero.

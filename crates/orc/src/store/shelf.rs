@@ -122,10 +122,8 @@ fn suits(folder: &Path) -> io::Result<()> {
     if rustix::fs::statvfs(folder)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "mounted noexec"));
     }
-    let mut draft = Draft::named(folder, 1)?;
-    draft.bytes()[0] = 1;
     let path = folder.join("probe");
-    let fd = draft.close().seal_as(&path)?;
+    let fd = Draft::named(folder, 1)?.close().seal_as(&path)?;
     remove(&fd, &path)
 }
 

@@ -458,7 +458,8 @@ impl State {
     pub(super) fn spare_used(&mut self, before: u64, now: u64) {
         for (realm, id) in self.table.idle_since(before) {
             if self.table.of(&realm, id).is_some_and(|entry| is_in_use(&entry.object)) {
-                self.table.refresh(&realm, id, now);
+                // Not idle at `before`, whatever the time.
+                self.table.refresh(&realm, id, now.max(before + 1));
             }
         }
     }
