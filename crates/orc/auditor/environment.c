@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 #include "parts.h"
@@ -47,6 +48,12 @@ int open_file(const char *path) {
 void close_file(int fd) {
     if (fd >= 0)
         CALL3(SYS_close, fd, 0, 0);
+}
+
+void close_own(int fd, uint64_t inode) {
+    struct stat found;
+    if (fd >= 0 && CALL3(SYS_fstat, fd, &found, 0) == 0 && found.st_ino == inode)
+        close_file(fd);
 }
 
 static void read_variable(const char *variable, size_t length) {

@@ -28,15 +28,20 @@ static struct library libraries[MOST_LIBRARIES];
 static size_t count;
 /* The last one is what the loader is about to map, if it does. */
 static int is_pending;
-/* The object that it is to open. */
+/* The object that it is to open, and its inode. */
 static int object = -1;
+static uint64_t object_inode;
 static char path[40];
+
+static void close_object(void) {
+    close_own(object, object_inode);
+    object = -1;
+}
 
 static void settle(void) {
     count -= (size_t)is_pending;
     is_pending = 0;
-    close_file(object);
-    object = -1;
+    close_object();
 }
 
 static struct library *find(uint64_t device, uint64_t inode) {
@@ -57,7 +62,8 @@ static int is_loaded_from(uint64_t inode) {
 static uint64_t open_entry(const struct entry *entry) {
     struct stat found;
     object = open_object(entry, entry->value[0]);
-    return object >= 0 && CALL3(SYS_fstat, object, &found, 0) == 0 ? found.st_ino : 0;
+    object_inode = object >= 0 && CALL3(SYS_fstat, object, &found, 0) == 0 ? found.st_ino : 0;
+    return object_inode;
 }
 
 static const char *object_path(void) {
@@ -75,7 +81,6 @@ static const char *object_path(void) {
 
 const char *find_library(const char *name, int is_searched) {
     struct stat found;
-    uint64_t inode = 0;
     settle();
     int fd = open_file(name);
     if (fd < 0 || CALL3(SYS_fstat, fd, &found, 0) < 0) {
@@ -87,20 +92,23 @@ const char *find_library(const char *name, int is_searched) {
         close_file(fd);
         if (!known->object)
             return name;
-        return open_entry(&known->entry) == known->object ? object_path() : name;
+        /* It is mapped here, and so keeps its name. */
+        uint64_t inode = open_entry(&known->entry);
+        close_object();
+        return inode == known->object ? object_name() : name;
     }
     if (count == MOST_LIBRARIES) {
         close_file(fd);
         return name;
     }
     struct library *fresh = &libraries[count++];
+    uint64_t inode = 0;
     fresh->object = 0;
     is_pending = 1;
     if (is_searched && find_file(&found, 0, EXECUTABLE | LOADABLE, &fresh->entry)) {
         inode = open_entry(&fresh->entry);
         if (!inode || is_loaded_from(inode)) {
-            close_file(object);
-            object = -1;
+            close_object();
             inode = 0;
         }
     }

@@ -24,6 +24,7 @@ struct index {
 static struct index names;
 static int has_looked, has_index;
 static int file = -1;
+static uint64_t file_inode;
 static char index_path[PATH_LENGTH];
 /* The folder of the objects, with room for a name. */
 static char folder[PATH_LENGTH];
@@ -65,9 +66,12 @@ static int open_index(void) {
     if (CALL3(SYS_fstat, file, &found, 0) == 0 && (found.st_mode & S_IFMT) == S_IFREG &&
         !(found.st_mode & 022) && (found.st_uid == 0 || found.st_uid == (uid_t)CALL3(SYS_geteuid, 0, 0, 0)) &&
         CALL6(SYS_pread64, file, &names, sizeof names, 0, 0, 0) == (long)sizeof names &&
-        same(names.magic, "ORCINDX1", 8) && names.slots)
+        same(names.magic, "ORCINDX1", 8) && names.slots) {
+        file_inode = found.st_ino;
         return 1;
-    finish_names();
+    }
+    close_file(file);
+    file = -1;
     return 0;
 }
 
@@ -77,7 +81,9 @@ static int is_ready(void) {
     if (has_looked && (!has_index || file >= 0))
         return has_index;
     if (has_looked) {
+        struct stat found;
         file = open_file(index_path);
+        file_inode = file >= 0 && CALL3(SYS_fstat, file, &found, 0) == 0 ? found.st_ino : 0;
         return file >= 0;
     }
     has_looked = 1;
@@ -95,7 +101,7 @@ static int is_ready(void) {
 }
 
 void finish_names(void) {
-    close_file(file);
+    close_own(file, file_inode);
     file = -1;
 }
 
@@ -148,6 +154,8 @@ int open_object(const struct entry *entry, uint64_t end) {
     }
     return fd;
 }
+
+const char *object_name(void) { return folder; }
 
 struct range span_of_places(void) {
     return has_index ? (struct range){names.start, names.end} : (struct range){0, 0};

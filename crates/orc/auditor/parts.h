@@ -43,6 +43,9 @@ const struct sockaddr_un *store_address(void);
 
 int open_file(const char *path);
 void close_file(int fd);
+/* Closes what stayed open from one call of the loader to the next, if it is still what it was: a program may have closed all
+   that it did not know, and opened something else. */
+void close_own(int fd, uint64_t inode);
 
 /* ---- line.c: the connection to the store, and its language (protocol.rs) ---- */
 
@@ -111,6 +114,8 @@ int find_entry(const uint64_t key[KEY_WORDS], struct entry *entry);
 int find_file(const struct stat *found, uint64_t end, uint64_t flags, struct entry *entry);
 /* Opens the object of an entry; a descriptor, or -1 where it is gone or does not show `end` bytes for good. */
 int open_object(const struct entry *entry, uint64_t end);
+/* The path of the object that was opened last. */
+const char *object_name(void);
 /* Nothing more will be looked up for now. */
 void finish_names(void);
 /* From where to where libraries' places are; empty where that is not known. */

@@ -182,6 +182,10 @@ fn libraries_are_loaded_as_often_as_ever() {
                 d.dladdr(ctypes.cast(ctypes.CDLL('libone.so').ns_datetosecs, ctypes.c_void_p), i); \
                 print(ctypes.string_at(i[0]).decode())";
     assert_eq!(python.ask(find), format!("{at}/libone.so"));
+    // Nothing stays open, also where nothing was loaded.
+    let open = "import os; print([l for l in (os.path.realpath(f'/proc/self/fd/{f}') for f in range(3, 64)) \
+                if '/objects/' in l])";
+    assert_eq!(python.ask(open), "[]");
     // Unloaded and loaded again.
     let again = "import _ctypes; l = ctypes.CDLL('libother.so')._handle; _ctypes.dlclose(l); \
                  print(ctypes.CDLL('libother.so').abs(-3))";

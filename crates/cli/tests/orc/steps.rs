@@ -48,6 +48,7 @@ fn call(pid: i32) -> Option<i64> {
 }
 
 /// Runs the program from stop to stop until `act` says that it is enough, then lets it go; its calls, and what it said.
+#[expect(clippy::zombie_processes, reason = "it is waited for by waitpid, which tells of its stops, too")]
 fn trace(mut command: Command, mut act: impl FnMut(usize, i32) -> bool) -> (Vec<Option<i64>>, String, bool) {
     let mut child = command.spawn().unwrap();
     let pid = pid(&child);
