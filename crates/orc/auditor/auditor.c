@@ -36,6 +36,8 @@ EXPORT char *la_objsearch(const char *name, uintptr_t *cookie, unsigned int flag
     for (const char *c = name; *c; c++)
         is_path |= *c == '/';
     /* A name as it was asked for is opened as it is only where it is a path. */
+    if (flag == LA_SER_ORIG)
+        begin_search();
     if (!is_path && flag == LA_SER_ORIG)
         return (char *)name;
     return is_store_known() && !is_left_alone() ? (char *)find_library(name, flag != LA_SER_ORIG)
@@ -65,6 +67,8 @@ EXPORT void la_activity(uintptr_t *cookie, unsigned int flag) {
     int is_done = flag == LA_ACT_CONSISTENT;
     int has_relocated = !is_done || !has_started;
     (void)cookie;
+    if (!is_done)
+        begin_work();
     if (is_done) {
         finish_libraries();
         finish_places();
@@ -76,7 +80,9 @@ EXPORT void la_activity(uintptr_t *cookie, unsigned int flag) {
         if (has_relocated)
             share_relocated();
     }
-    if (is_done)
+    if (is_done) {
         finish_names();
+        end_work();
+    }
     has_started |= is_done;
 }

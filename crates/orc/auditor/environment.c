@@ -10,6 +10,8 @@
 enum state { UNKNOWN, SHARE, LEAVE_ALONE };
 
 static enum state state;
+/* Whether the loader is at work, and whether filters were looked for since it began. */
+static int is_at_work, has_looked_for_filters;
 static struct sockaddr_un store;
 static int verbose, under_seccomp, old_kernel, without_places;
 
@@ -122,10 +124,19 @@ static int is_filtered(char *buffer, size_t size) {
     return 1;
 }
 
+void begin_work(void) { is_at_work = 1; }
+
+void begin_search(void) { has_looked_for_filters &= is_at_work; }
+
+void end_work(void) { is_at_work = has_looked_for_filters = 0; }
+
 int may_share(void) {
     char buffer[4352];
     if (state == LEAVE_ALONE)
         return 0;
+    if (state == SHARE && has_looked_for_filters)
+        return 1;
+    has_looked_for_filters = 1;
     if (state == UNKNOWN) {
         state = LEAVE_ALONE;
         if (!is_store_known())

@@ -81,9 +81,16 @@ static const char *object_path(void) {
 
 const char *find_library(const char *name, int is_searched) {
     struct stat found;
-    settle();
+    /* Opening is what the loader does, too; what follows a filter may not expect. */
     int fd = open_file(name);
-    if (fd < 0 || CALL3(SYS_fstat, fd, &found, 0) < 0) {
+    if (fd < 0)
+        return name;
+    if (!may_share()) {
+        close_file(fd);
+        return name;
+    }
+    settle();
+    if (CALL3(SYS_fstat, fd, &found, 0) < 0) {
         close_file(fd);
         return name;
     }
@@ -124,6 +131,8 @@ const char *find_library(const char *name, int is_searched) {
 int note_library(const struct link_map *map) {
     struct stat found;
     int is_object = 0;
+    if (!may_share())
+        return 0;
     if (is_pending) {
         libraries[count - 1].map = map;
         is_object = libraries[count - 1].object != 0;

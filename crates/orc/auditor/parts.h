@@ -23,8 +23,12 @@ struct range {
 
 /* ---- environment.c: what the program was told, and what it may do ---- */
 
-/* Whether there is anything to do in this process, at this time. */
+/* Whether there is anything to do in this process, at this time. Filters of system calls are looked for once for each piece of
+   work of the loader's: when it begins, or searches without having begun, as dlopen(3) does first. */
 int may_share(void);
+void begin_work(void);
+void begin_search(void);
+void end_work(void);
 /* Whether nothing is to be done any more, as far as that is known. */
 int is_left_alone(void);
 /* Whether libraries are to lie where the kernel puts them. */

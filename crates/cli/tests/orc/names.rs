@@ -38,11 +38,12 @@ impl Sleeper {
         this
     }
 
-    /// Whether it is connected to the store.
+    /// Whether it is connected to the store, which it is through a high descriptor: tests beside this one may have others leak.
     fn asks(&self) -> bool {
-        let links = fs::read_dir(format!("/proc/{}/fd", self.0.id())).unwrap();
+        let links = fs::read_dir(format!("/proc/{}/fd", self.0.id())).unwrap().flatten();
+        let number = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().parse::<u32>().unwrap_or(0);
         links
-            .flatten()
+            .filter(|entry| number(entry) >= 900)
             .filter_map(|entry| fs::read_link(entry.path()).ok())
             .any(|link| link.to_string_lossy().starts_with("socket:"))
     }

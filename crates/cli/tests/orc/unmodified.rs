@@ -233,7 +233,7 @@ fn without_a_store_programs_run_as_ever() {
     rustix::net::listen(&socket, 1).unwrap();
     assert!(plain(deaf.path().to_str().unwrap()).contains("does not answer"));
     // Nor does it take longer where so many wait already that nobody can connect.
-    let flags = rustix::net::SocketFlags::NONBLOCK;
+    let flags = rustix::net::SocketFlags::NONBLOCK | rustix::net::SocketFlags::CLOEXEC;
     let mut waiting = Vec::new();
     loop {
         let one = rustix::net::socket_with(rustix::net::AddressFamily::UNIX, kind, flags, None).unwrap();
