@@ -7,13 +7,13 @@
 //! cancelled has made its call (musl, glibc from 2.41 on), and change the registers if not.
 //!
 //! So the kernel is given another function for each handler of the program, a *thunk* in `gates`. Where the executive was
-//! interrupted, it puts a copy of the signal frame in front of the kernel's, with the program's registers, and goes on to the
-//! handler:
+//! interrupted, it puts a copy of the frame's context in front of the kernel's, with the program's registers, and goes on to
+//! the handler:
 //!
 //! ```text
 //!   | kernel's frame: interrupted registers, siginfo, extended state |   <- what the thunk finds at rsp
-//!   | presented registers, where the kernel's frame is               |
-//!   | copy of the frame, with the presented registers                |   <- what the handler finds at rsp
+//!   | where that is                                                  |
+//!   | copy of its context, with the program's registers              |   <- what the handler finds at rsp
 //! ```
 //!
 //! The handler returns by `rt_sigreturn`, which is dispatched. If it has left the registers as they were presented, the thread
@@ -41,9 +41,6 @@ pub(crate) static HANDLERS: [AtomicU64; THUNKS] = [const { AtomicU64::new(0) }; 
 /// The largest value of `sa_handler` that is no function.
 const SIG_IGN: u64 = 1;
 const MARK: u64 = 0x6f72_7265_7279_2073;
-/// Where a frame's siginfo is.
-const INFO: usize = 8 + size_of::<Context>();
-const INFO_BYTES: usize = 128;
 /// `si_code` of a call that a filter of the program's trapped.
 const SYS_SECCOMP: i32 = 1;
 /// Frames of the executive's own functions are not further away from one another.
@@ -81,30 +78,26 @@ pub(crate) fn unwrapped(handler: u64) -> u64 {
 pub(crate) struct Room {
     restorer: u64,
     context: Context,
-    info: [u64; INFO_BYTES / 8],
-    padding: u64,
-    presented: Registers,
     /// The context that the kernel wrote.
     interrupted: u64,
-    padding_too: u64,
 }
 
 /// How much a thunk leaves for that.
 pub(crate) const ROOM: usize = size_of::<Room>();
-const _: () = assert!(ROOM.is_multiple_of(16) && offset_of!(Room, info) == INFO);
+const _: () = assert!(ROOM.is_multiple_of(16));
 
-/// Called by thunks that have interrupted the executive: which frame the handler is to get.
+/// Called by thunks that have interrupted the executive, with the kernel's frame, and room below it: which frame the handler is
+/// to get.
 pub(crate) extern "C" fn present(signal: i32, frame: *mut u64, room: *mut Room) -> *mut u64 {
     // SAFETY: the kernel's frame, behind its return address; and room below it, from the thunk.
     unsafe {
         let context = frame.add(1).cast::<Context>();
         let Some(registers) = programs(&(*context).registers) else { return frame };
-        core::ptr::copy_nonoverlapping(frame, room.cast(), (INFO + INFO_BYTES) / 8);
-        (*room).context.registers = registers;
-        (*room).context.registers.mark = [MARK, room.addr() as u64];
-        (*room).presented = registers;
+        core::ptr::copy_nonoverlapping(frame, room.cast(), 1 + size_of::<Context>() / 8);
+        let mark = [MARK, room.addr() as u64];
+        (*room).context.registers = Registers { mark, ..registers };
         (*room).interrupted = context.addr() as u64;
-        let info = (&raw mut (*room).info).cast::<Info>();
+        let info = context.add(1).cast::<Info>();
         if signal == super::kernel::SIGSYS as i32 && (*info).code == SYS_SECCOMP {
             (*info).call_address = registers.rip;
         }
@@ -122,10 +115,13 @@ pub(crate) unsafe fn interrupted(context: u64) -> u64 {
     // SAFETY: by the caller; what is behind the frame is read only where that was made here.
     unsafe {
         let shown = &(*room).context;
-        if shown.registers.mark != [MARK, room.addr() as u64] || !shown.registers.are(&(*room).presented) {
+        if shown.registers.mark != [MARK, room.addr() as u64] {
             return context;
         }
         let original = core::ptr::with_exposed_provenance_mut::<Context>((*room).interrupted as usize);
+        if !programs(&(*original).registers).is_some_and(|presented| presented.are(&shown.registers)) {
+            return context;
+        }
         (*original).mask = shown.mask;
         (*original).stack = shown.stack;
         (*original).flags = shown.flags;
