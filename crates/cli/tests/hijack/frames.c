@@ -199,7 +199,7 @@ static void *deferred(void *argument) {
 
 // Threads that are cancelled anywhere: in a call, before it, behind it.
 static void cancel_often(void) {
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < 100; i++) {
         int ends[2];
         pthread_t thread;
         void *result;

@@ -25,6 +25,8 @@ pub(crate) static ORRERY_CONFIG: Config =
 pub(crate) static TARGETS: [AtomicU64; GATES] = [const { AtomicU64::new(0) }; GATES];
 
 unsafe extern "C" {
+    /// Runs [`super::boot::boot`], and sends SIGSYS to itself, with what that returned in rbx.
+    pub(crate) fn orrery_boot(segment: u64, precise: u64) -> !;
     /// Returns from a signal handler.
     pub(crate) fn orrery_restorer() -> !;
     /// Returns from the signal frame whose context is at `rsp`.
@@ -55,6 +57,8 @@ unsafe extern "C" {
     pub(crate) fn orrery_judged();
     /// Where `patched` returns to in that.
     pub(crate) fn orrery_after_patched();
+    /// Where `asked` returns to in the next one.
+    pub(crate) fn orrery_after_asked();
     /// Performs a call of the program's, with these six arguments, and notes directly behind it that it was made.
     pub(crate) fn orrery_perform(number: u64, arguments: *const [u64; 6], progress: *mut Progress) -> i64;
     /// What the kernel is given for handlers of the program: eight bytes each, see `handlers`.
@@ -64,9 +68,11 @@ unsafe extern "C" {
     /// What is where in all of this, by the instruction.
     pub(crate) static orrery_steps: Step;
     pub(crate) static orrery_steps_end: Step;
+    /// The same, but has the call performed by the gate in r11 if nothing is to be said about it: see [`super::permits`].
+    pub(crate) fn orrery_asked();
 }
 
-/// What `orrery_judged` pushes: on the program's stack, below its red zone.
+/// What `orrery_judged` and `orrery_asked` push: on the program's stack, below its red zone.
 #[repr(C)]
 pub(crate) struct Patched {
     pub(crate) progress: Progress,
@@ -119,6 +125,36 @@ global_asm!(
     "jmp qword ptr [rip + {targets} + orrery_gate]",
     ".set orrery_gate, orrery_gate + 8",
     ".endr",
+    "",
+    ".balign 16",
+    ".globl orrery_boot",
+    ".hidden orrery_boot",
+    "orrery_boot:",
+    "orrery_step {nothing}",
+    "call {boot}",
+    "mov rbx, rax",
+    // The program is to find these as it would have.
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "pxor xmm\\n, xmm\\n",
+    ".endr",
+    "mov eax, 39",
+    "syscall",
+    "mov edi, eax",
+    "mov eax, 186",
+    "syscall",
+    "mov esi, eax",
+    "mov edx, 31",
+    // A siginfo: the signal, no error, SI_QUEUE; from nobody, with no value.
+    "lea rsp, [rsp - 128]",
+    "mov qword ptr [rsp], 31",
+    "mov dword ptr [rsp + 8], -1",
+    "mov dword ptr [rsp + 12], 0",
+    "mov qword ptr [rsp + 16], 0",
+    "mov qword ptr [rsp + 24], 0",
+    "mov r10, rsp",
+    "mov eax, 297",
+    "syscall",
+    "ud2",
     "",
     ".balign 16",
     ".globl orrery_restorer",
@@ -505,9 +541,8 @@ global_asm!(
     "",
     // The same registers. What functions may change, and the kernel would not, is kept: xmm, but nothing of ymm and
     // above, which no instruction of the image touches.
-    ".globl orrery_judged",
-    ".hidden orrery_judged",
-    "orrery_judged:",
+    // Keeps all registers in the form of `Patched`, with rbp below that.
+    ".macro orrery_keep",
     "orrery_step 0",
     "lea rsp, [rsp - 128]",
     "orrery_step 16",
@@ -527,7 +562,13 @@ global_asm!(
     "orrery_step 33",
     "mov rbp, rsp",
     "orrery_step {judged}",
-    "lea rdi, [rsp + 8]",
+    ".endm",
+    ".globl orrery_judged",
+    ".hidden orrery_judged",
+    "orrery_judged:",
+    "orrery_keep",
+    "7:",
+    "lea rdi, [rbp + 8]",
     "and rsp, -16",
     "lea rsp, [rsp - 256]",
     ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
@@ -558,6 +599,46 @@ global_asm!(
     "lea rsp, [rsp + 128]",
     "orrery_step 0, 0, {done}",
     "jmp rcx",
+    "",
+    // The same registers, and r11: the gate. Pushes the same; nothing of the program's is performed here.
+    ".globl orrery_asked",
+    ".hidden orrery_asked",
+    "orrery_asked:",
+    "orrery_keep",
+    "lea rdi, [rbp + 8]",
+    "mov rsi, r11",
+    "and rsp, -16",
+    "lea rsp, [rsp - 256]",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "movaps [rsp + 16 * \\n], xmm\\n",
+    ".endr",
+    "cld",
+    "call {asked}",
+    ".globl orrery_after_asked",
+    ".hidden orrery_after_asked",
+    "orrery_after_asked:",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "movaps xmm\\n, [rsp + 16 * \\n]",
+    ".endr",
+    "mov rsp, rbp",
+    "test rax, rax",
+    "jz 7b",
+    "mov r11, rax",
+    "pop rbp",
+    "orrery_step 32, 18, {popped}",
+    "lea rsp, [rsp + 56]",
+    ".set orrery_depth, 25",
+    ".irp register, rax, r9, r8, r10, rdx, rsi, rdi, rcx",
+    "orrery_step orrery_depth, 18, {popped}",
+    "pop \\register",
+    ".set orrery_depth, orrery_depth - 1",
+    ".endr",
+    "orrery_step 17, 18, {popped}",
+    "popfq",
+    "orrery_step 16, 18, {popped}",
+    "lea rsp, [rsp + 128]",
+    "orrery_step 0",
+    "jmp r11",
     "",
     // rdi: number, rsi: arguments, rdx: progress
     ".globl orrery_perform",
@@ -675,8 +756,11 @@ global_asm!(
     end = const kind::END,
     r11 = const number::R11,
     pops = const number::POPS,
+    popped = const number::POPPED,
     done = const number::DONE,
     done_pushed = const number::DONE_PUSHED,
+    asked = sym super::permits::asked,
+    boot = sym super::boot::boot,
 );
 
 /// Rows are found by shifting.

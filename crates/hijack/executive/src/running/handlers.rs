@@ -26,8 +26,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, compile
 
 use super::frame::{Context, Info, Registers, SYS_USER_DISPATCH};
 use super::gates::{
-    GATES, ORRERY_CONFIG, Patched, RED_ZONE, TARGETS, orrery_after_patched, orrery_gates, orrery_restorer,
-    orrery_steps, orrery_steps_end, orrery_thunks,
+    GATES, ORRERY_CONFIG, Patched, RED_ZONE, TARGETS, orrery_after_asked, orrery_after_patched, orrery_gates,
+    orrery_restorer, orrery_steps, orrery_steps_end, orrery_thunks,
 };
 use super::stubs;
 
@@ -199,6 +199,8 @@ pub(crate) mod number {
     pub(crate) const R11: u8 = 1;
     /// Made: its result is in rax, and rdi to r9 are as pushed by `orrery_judged`.
     pub(crate) const POPS: u8 = 2;
+    /// Not made yet: it and rdi to r9 are as pushed by `orrery_asked`.
+    pub(crate) const POPPED: u8 = 5;
     /// Made: its result is in rax.
     pub(crate) const DONE: u8 = 3;
     /// Made: its result is 22 words below the program's stack pointer.
@@ -377,7 +379,7 @@ fn dispatched(context: &Context, progress: Option<Progress>) -> Found {
 /// In the executive's functions: their frames lead to who has called them. They are compiled with frame pointers.
 fn within(found: &Registers, mut base: u64, progress: Option<Progress>) -> Found {
     let restorer = (orrery_restorer as *const ()).addr() as u64;
-    let patched = (orrery_after_patched as *const ()).addr() as u64;
+    let after = [orrery_after_patched, orrery_after_asked].map(|label| (label as *const ()).addr() as u64);
     // SAFETY: the stack from `rsp` on is the executive's, up to the frame that one of the two addresses belongs to.
     unsafe {
         // At the first or last instruction of a function: its caller's rbp is in the register.
@@ -387,7 +389,7 @@ fn within(found: &Registers, mut base: u64, progress: Option<Progress>) -> Found
                 let context = &*core::ptr::with_exposed_provenance::<Context>(at as usize + 8);
                 return dispatched(context, progress);
             }
-            if returns == patched {
+            if after.contains(&returns) {
                 return Found::These(judged(found, base, progress));
             }
         }
@@ -400,7 +402,7 @@ fn within(found: &Registers, mut base: u64, progress: Option<Progress>) -> Found
                 let context = &*core::ptr::with_exposed_provenance::<Context>(base as usize + 16);
                 return dispatched(context, progress);
             }
-            if returns == patched {
+            if after.contains(&returns) {
                 return Found::These(judged(found, next, progress));
             }
             if next <= base {
