@@ -144,6 +144,19 @@ impl Way {
     }
 }
 
+impl Way {
+    /// The call's number, if it is always the same.
+    fn number(self) -> Option<u16> {
+        match self {
+            Self::Gate { number }
+            | Self::Function { number, .. }
+            | Self::Asked { number }
+            | Self::Answer { number, .. } => Some(number),
+            Self::Any { .. } => None,
+        }
+    }
+}
+
 /// Makes the stub, then the jump to it.
 ///
 /// # Safety
@@ -194,6 +207,7 @@ unsafe fn jump(plan: &Plan, way: Way, code: &[u64; CODE / 8], end: u64, range: (
             }
         }
     }
+    stubs::note(gate as usize, place.at, stub.length, plan, way.number());
     // SAFETY: the stub's page is ours; the site's page is code, by the caller.
     unsafe {
         if !with_bytes(place.page(), place.at, code) {
