@@ -138,6 +138,12 @@ impl Face {
         protocol::ring(&self.bell, &self.sleepers);
     }
 
+    /// Calls the owner only where it sleeps: it looks at something else beside its bell ([`Gate::wait_for`]), which the
+    /// caller has just changed, by a sequentially consistent write.
+    pub fn call_if_asleep(&self) {
+        protocol::ring_if_asleep(&self.bell, &self.sleepers);
+    }
+
     /// Starts over for a new owner, whatever the last one left.
     pub fn reset(&self, sent: u32, taken: u32) {
         self.sleepers.store(0, Ordering::SeqCst);
@@ -224,19 +230,34 @@ impl<'a> Gate<'a> {
         until: impl FnOnce() -> Option<Moment>,
         partner: Partner<'_>,
     ) -> Woken {
+        self.wait_for(heard, || false, until, partner)
+    }
+
+    /// The same, for one who may be called in another way, too, as `called` tells: by a word that comes with what is said
+    /// in it, for instance, which spares the two CPUs a line of the cache. Who calls so must see to it that a sleeper
+    /// wakes up ([`Face::call_if_asleep`]).
+    pub fn wait_for(
+        &self,
+        heard: u32,
+        called: impl Fn() -> bool,
+        until: impl FnOnce() -> Option<Moment>,
+        partner: Partner<'_>,
+    ) -> Woken {
         let bell = self.bell;
+        let is_called = || called() || bell.load(Ordering::SeqCst) != heard;
         let mine = self.show_cpu();
+        if is_called() {
+            return Woken::Rung;
+        }
         let began = ticks();
         for round in 0..=YIELDS {
-            if bell.load(Ordering::SeqCst) != heard {
-                if round != 0 {
-                    self.mine.yielded(ticks().wrapping_sub(began));
-                }
+            if round != 0 && is_called() {
+                self.mine.yielded(ticks().wrapping_sub(began));
                 return Woken::Rung;
             }
             let theirs = self.theirs.cpu.load(Ordering::Relaxed);
             if theirs != NOWHERE && theirs != mine {
-                if spin(bell, heard) {
+                if spin(&is_called) {
                     return Woken::Rung;
                 }
                 break;
@@ -250,23 +271,29 @@ impl<'a> Gate<'a> {
             }
             rustix::thread::sched_yield();
         }
-        self.sleep(heard, until(), partner)
+        self.sleep(heard, called, until(), partner)
     }
 
     /// Waits like [`Gate::wait`], but asleep from the start: where the partner works for longer than a hand-over takes, a
     /// waiter that only yields is run again and again in the midst of that work.
     pub fn wait_asleep(&self, heard: u32, until: Option<Moment>, partner: Partner<'_>) -> Woken {
-        self.sleep(heard, until, partner)
+        self.sleep(heard, || false, until, partner)
     }
 
     #[cold]
-    fn sleep(&self, heard: u32, until: Option<Moment>, partner: Partner<'_>) -> Woken {
+    fn sleep(
+        &self,
+        heard: u32,
+        called: impl Fn() -> bool,
+        until: Option<Moment>,
+        partner: Partner<'_>,
+    ) -> Woken {
         let bell = self.bell;
         let naps = &self.mine.naps;
         naps.store(naps.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.mine.cpu.store(NOWHERE, Ordering::Relaxed);
         let mut rest = Rest { bell, heard, until, partner, mark: &self.theirs.mark, seen: 0, now: Moment(0) };
-        let woken = protocol::sleep(bell, &self.mine.sleepers, heard, &mut rest);
+        let woken = protocol::sleep(bell, &self.mine.sleepers, heard, &called, &mut rest);
         self.show_cpu();
         woken
     }
@@ -352,17 +379,21 @@ impl Night for Rest<'_> {
     }
 }
 
-/// Looks at the bell for a while; true where it was rung.
-fn spin(bell: &AtomicU32, heard: u32) -> bool {
-    let end = Moment::now().after(SPIN);
+/// Looks for a call for a while; true where there was one.
+///
+/// With a pause between two looks (PAUSE): the line that is looked at arrives a quarter sooner than where looks pile up.
+fn spin(is_called: impl Fn() -> bool) -> bool {
+    let mut end = None;
     loop {
         for _ in 0..64 {
-            if bell.load(Ordering::SeqCst) != heard {
+            if is_called() {
                 return true;
             }
             core::hint::spin_loop();
         }
-        if Moment::now() >= end {
+        // Most calls come before a clock is looked at.
+        let now = Moment::now();
+        if now >= *end.get_or_insert(now.after(SPIN)) {
             return false;
         }
     }
