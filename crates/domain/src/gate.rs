@@ -257,7 +257,7 @@ impl<'a> Gate<'a> {
             }
             let theirs = self.theirs.cpu.load(Ordering::Relaxed);
             if theirs != NOWHERE && theirs != mine {
-                if spin(&is_called) {
+                if spin(is_called) {
                     return Woken::Rung;
                 }
                 break;

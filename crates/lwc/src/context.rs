@@ -88,6 +88,7 @@ mod door;
 mod double;
 mod error;
 mod handover;
+mod holder;
 mod id;
 mod identity;
 mod introduce;

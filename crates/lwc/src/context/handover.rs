@@ -8,7 +8,7 @@
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::Arc;
+use std::rc::Rc;
 
 use orrery_domain::gate::is_dead;
 use orrery_domain::{Gate, Moment, Partner, Woken};
@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::process::PidfdFlags;
 
 use super::error::{Error, Result};
+use super::holder::Holder;
 use super::link::{Kind, Message, ROOM};
 use super::program::{DOUBLE, ROOT, STRANGER};
 use super::state::{State, is_hung_up};
@@ -41,7 +42,8 @@ pub(crate) fn switch(
     if bytes.len() > ROOM {
         return Err(Error::TooLong { bytes: bytes.len(), room: ROOM });
     }
-    let target = state.peer(slot)?.seat;
+    let peer = state.peer(slot)?;
+    let (target, next) = (peer.seat, peer.holder());
     if limit.is_some() && target == ROOT {
         return Err(Error::RootLimit);
     }
@@ -55,16 +57,26 @@ pub(crate) fn switch(
     let until = limit.map(|limit| Moment::now().after(limit));
     placing::place(state, slot);
     let program = state.program;
-    let (me, strand) = (state.me, state.strand);
+    let (own, strand) = (state.own_holder(), state.strand);
+    let at_link = state.take_caller(slot);
     let link = state.peer_mut(slot)?.link.as_mut().ok_or(Error::NoContext { descriptor: -1 })?;
     // All that the other side is going to read is written before anything waits for a cache line of its own.
     link.stage(strand, Kind::Switch, word, 0, bytes);
-    program.place(strand, target).face.leave(hint);
-    if program.control(strand).compare_exchange(me, target, SeqCst, SeqCst).is_err() {
+    let place = program.place(strand, target);
+    if !at_link {
+        place.face.leave(hint);
+    }
+    if own.gives_way(program.control(strand), next).is_err() {
         await_end();
     }
     link.publish(strand);
-    call(state, slot, hint);
+    // Who waits at the link sees by itself what was said there.
+    if at_link {
+        place.face.call_if_asleep();
+        call_by_descriptor(state, slot);
+    } else {
+        call(state, slot, hint);
+    }
     park(state, Some(slot), until)
 }
 
@@ -83,7 +95,7 @@ pub(crate) fn answer(
     limit: Option<Duration>,
 ) -> Result<Arrival> {
     let peer = state.peer(slot)?;
-    let (target, descriptor) = (peer.seat, peer.fd.as_raw_fd());
+    let (next, descriptor) = (peer.holder(), peer.fd.as_raw_fd());
     if peer.is_gone(state.program) {
         return Err(Error::Gone { descriptor });
     }
@@ -92,9 +104,10 @@ pub(crate) fn answer(
     }
     let until = limit.map(|limit| Moment::now().after(limit));
     placing::place(state, slot);
-    if state.control().compare_exchange(state.me, target, SeqCst, SeqCst).is_err() {
+    if state.own_holder().gives_way(state.control(), next).is_err() {
         await_end();
     }
+    state.set_caller(None);
     trap::reply(state, slot, answer);
     park(state, Some(slot), until)
 }
@@ -148,7 +161,7 @@ fn meet_heir(state: &mut State, slot: usize) -> Result<()> {
         let _ =
             rustix::thread::futex::wait(&seat.settled, rustix::thread::futex::Flags::empty(), 0, Some(&nap));
     }
-    peer.pidfd = Arc::new(orrery_sys::descriptors::raise(pidfd));
+    peer.pidfd = Rc::new(orrery_sys::descriptors::raise(pidfd));
     peer.pid = there;
     Ok(())
 }
@@ -170,7 +183,14 @@ pub(crate) fn call(state: &State, slot: usize, hint: u32) {
     let place = state.program.place(state.strand, peer.seat);
     place.face.leave(hint);
     place.face.call();
-    // It sets its flag before it looks at its bell, and we did the reverse: one of the two sees the other.
+    call_by_descriptor(state, slot);
+}
+
+/// Calls a peer that waits for descriptors.
+fn call_by_descriptor(state: &State, slot: usize) {
+    let Ok(peer) = state.peer(slot) else { return };
+    let place = state.program.place(state.strand, peer.seat);
+    // It sets its flag before it looks at its bell and its link, and we did the reverse: one of the two sees the other.
     if place.by_descriptor.load(SeqCst) != 0 && peer.is_intact() {
         let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
         let _ = rustix::net::send(&peer.fd, &[0], flags);
@@ -242,6 +262,11 @@ pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Momen
     let mut vigil = Vigil::new(watched, until);
     let mut me = state.me;
     loop {
+        if let Some(slot) = vigil.answered_at(state)
+            && let Some(arrival) = take(state, slot)
+        {
+            return Ok(arrival);
+        }
         if let Some(arrival) = look(state) {
             return Ok(arrival);
         }
@@ -289,7 +314,7 @@ fn look(state: &mut Held) -> Option<Arrival> {
     reaper::serve(state.program, state.me, state.strand);
     // The hint may be a lie, or that of a caller whose message was taken for another's. And another thread of the caller may
     // have introduced it, of which we have not taken note yet.
-    if hint == STRANGER || state.control().load(SeqCst) == state.me {
+    if hint == STRANGER || Holder::of(state.control()) == state.own_holder() {
         introduce::accept_all(state);
     }
     if let Some(arrival) = trap::take_kept(state) {
@@ -304,6 +329,7 @@ fn take(state: &mut Held, slot: usize) -> Option<Arrival> {
     while let Some(message) = state.peers.get_mut(slot)?.as_mut()?.link.as_mut()?.take(strand) {
         match message.kind {
             Kind::Switch => {
+                state.set_caller(message.listens.then_some(slot));
                 return Some(Arrival {
                     caller: state.handle(slot),
                     word: message.word,

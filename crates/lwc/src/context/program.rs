@@ -15,6 +15,7 @@ use orrery_domain::gate::Face;
 use rustix::process::Pid;
 
 use super::error::{Error, Result};
+use super::holder::Holder;
 
 /// How many contexts a program has at most, the root included.
 pub(crate) const SEATS: usize = 4096;
@@ -89,7 +90,7 @@ impl Place {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Strand {
-    /// The seat that has its control.
+    /// Who has its control: a [`Holder`].
     pub(crate) control: AtomicU32,
     /// What its thread in the root is asked to do: see [`super::reaper`].
     pub(crate) request: AtomicU32,
@@ -142,7 +143,7 @@ impl Program {
         program.head().highest_strand.store(strand, SeqCst);
         program.seat(ROOT).pid.store(rustix::process::getpid().as_raw_pid().unsigned_abs(), SeqCst);
         program.strand(strand).origin.store(ROOT + 1, SeqCst);
-        program.strand(strand).control.store(ROOT, SeqCst);
+        program.strand(strand).control.store(program.holder(ROOT).word(), SeqCst);
         program.clear_place(strand, ROOT);
         program.place(strand, ROOT).thread.store(own_thread(), SeqCst);
         Ok((program, file))
@@ -194,7 +195,12 @@ impl Program {
         unsafe { self.memory.start().add(PLACES_AT).cast::<Place>().add(index).as_ref() }
     }
 
-    /// The number of the seat that has a strand's control.
+    /// The context that is on a seat now, as who has control.
+    pub(crate) fn holder(&self, seat: u32) -> Holder {
+        Holder::new(seat, self.seat(seat).generation.load(SeqCst))
+    }
+
+    /// The word that says who has a strand's control.
     pub(crate) fn control(&self, strand: u32) -> &AtomicU32 {
         &self.strand(strand).control
     }
@@ -202,7 +208,8 @@ impl Program {
     /// Whether the context of a seat has any strand's control. Neither allocates nor touches thread-local storage.
     pub(crate) fn has_control(&self, seat: u32) -> bool {
         self.strands().any(|strand| {
-            self.control(strand).load(SeqCst) == seat && self.place(strand, seat).thread.load(SeqCst) != 0
+            Holder::of(self.control(strand)) == self.holder(seat)
+                && self.place(strand, seat).thread.load(SeqCst) != 0
         })
     }
 
@@ -263,7 +270,7 @@ impl Program {
                 && strand.origin.compare_exchange(0, seat + 1, SeqCst, SeqCst).is_ok()
             {
                 strand.request.store(0, SeqCst);
-                strand.control.store(seat, SeqCst);
+                strand.control.store(self.holder(seat).word(), SeqCst);
                 let place = self.place(number, seat);
                 place.reset();
                 place.thread.store(thread, SeqCst);
@@ -283,7 +290,7 @@ impl Program {
     pub(crate) fn clear_place(&self, strand: u32, seat: u32) {
         let place = self.place(strand, seat);
         place.reset();
-        let left = self.control(strand).load(SeqCst) == seat;
+        let left = Holder::of(self.control(strand)) == self.holder(seat);
         place.left.store(u32::from(left), SeqCst);
     }
 

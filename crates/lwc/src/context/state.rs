@@ -8,7 +8,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::rc::Rc;
 
 use orrery_domain::forked::Creator;
 use orrery_domain::gate::Pace;
@@ -20,6 +20,7 @@ use rustix::thread::CpuSet;
 use super::Context;
 use super::door::Door;
 use super::error::{Error, Result};
+use super::holder::Holder;
 use super::id::Id;
 use super::leash::Leash;
 use super::link::Link;
@@ -37,7 +38,8 @@ pub(crate) struct Peer {
     pub(crate) fd: OwnedFd,
     /// The inode behind it: the program may have closed it, and something else have its number.
     pub(crate) inode: u64,
-    pub(crate) pidfd: Arc<OwnedFd>,
+    /// Cloned and dropped by who holds the state only.
+    pub(crate) pidfd: Rc<OwnedFd>,
     /// Whose pidfd that is, as its seat said: another one has succeeded it where the seat says otherwise.
     pub(crate) pid: u32,
     pub(crate) seat: u32,
@@ -54,6 +56,13 @@ pub(crate) struct Peer {
     pub(crate) listener: Option<Listener>,
     /// How often we two switch, for each strand.
     pub(crate) paces: Vec<Option<Pace>>,
+}
+
+/// A peer as it was when it handed control to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    serial: u32,
+    pid: u32,
 }
 
 /// Our end of a descriptor that others hold of us.
@@ -97,6 +106,8 @@ pub(crate) struct State {
     pub(crate) cpus: Option<CpuSet>,
     /// The state of each strand's bell when it last looked around.
     looked: Vec<Option<u32>>,
+    /// Of each strand, the peer that it has control from, where that one waits at the link.
+    callers: Vec<Option<Waiting>>,
     /// What wakes a strand of ours that waits for descriptors.
     kicks: Vec<Option<OwnedFd>>,
     serials: u32,
@@ -133,6 +144,7 @@ impl State {
             filtered: false,
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             looked: Vec::new(),
+            callers: Vec::new(),
             kicks: Vec::new(),
             serials: 0,
         })
@@ -147,7 +159,12 @@ impl State {
         self.program.place(self.strand, self.me)
     }
 
-    /// Which seat has the calling strand's control.
+    /// We, as who has control.
+    pub(crate) fn own_holder(&self) -> Holder {
+        self.program.holder(self.me)
+    }
+
+    /// Who has the calling strand's control: a [`Holder`].
     pub(crate) fn control(&self) -> &'static AtomicU32 {
         self.program.control(self.strand)
     }
@@ -159,6 +176,19 @@ impl State {
 
     pub(crate) fn set_looked(&mut self, heard: Option<u32>) {
         *entry(&mut self.looked, self.strand) = heard;
+    }
+
+    /// Notes that the calling strand has control from a peer that waits at the link, or has it in any other way.
+    pub(crate) fn set_caller(&mut self, slot: Option<usize>) {
+        let caller = slot.and_then(|slot| self.peers.get(slot)?.as_ref()).map(Peer::waiting);
+        *entry(&mut self.callers, self.strand) = caller;
+    }
+
+    /// Whether the peer still waits at the link to which control is about to go: it cannot have gone away from there
+    /// meanwhile, unless somebody else has its name now. What was noted is over with that.
+    pub(crate) fn take_caller(&mut self, slot: usize) -> bool {
+        let caller = self.callers.get_mut(self.strand as usize).and_then(Option::take);
+        caller.is_some() && caller == self.peers.get(slot).and_then(Option::as_ref).map(Peer::waiting)
     }
 
     /// What wakes the calling strand while it waits for descriptors, made where there is none yet; `None` where the
@@ -196,7 +226,13 @@ impl State {
     /// In a new context: what its creator's strands looked at, or wait for, is not its own.
     pub(crate) fn forget_strands(&mut self) {
         self.looked.clear();
+        self.forget_callers();
         self.kicks.clear();
+    }
+
+    /// What is known of who waits where may be of another time, or another program.
+    pub(crate) fn forget_callers(&mut self) {
+        self.callers.clear();
     }
 
     /// Notes a peer; gives its place.
@@ -219,7 +255,7 @@ impl State {
             id,
             fd,
             inode,
-            pidfd: Arc::new(pidfd),
+            pidfd: Rc::new(pidfd),
             pid: self.program.seat(seat).pid.load(SeqCst),
             seat,
             generation,
@@ -336,6 +372,15 @@ impl State {
 }
 
 impl Peer {
+    fn waiting(&self) -> Waiting {
+        Waiting { serial: self.serial, pid: self.pid }
+    }
+
+    /// It, as who has control.
+    pub(crate) fn holder(&self) -> Holder {
+        Holder::new(self.seat, self.generation)
+    }
+
     /// Whether it has ended.
     pub(crate) fn is_gone(&self, program: &Program) -> bool {
         let generation = program.seat(self.seat).generation.load(core::sync::atomic::Ordering::SeqCst);
