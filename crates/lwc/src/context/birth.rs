@@ -216,6 +216,7 @@ fn deliver(
     let grant = state.add_grant(parent.0, parent.2, rights)?;
     let generation = seat.generation.load(SeqCst);
     let slot = state.add_peer(child.1, child.2, copied.pidfd, (number, generation), link, Some(grant))?;
+    state.heard_calls |= listener.is_some();
     state.peer_mut(slot)?.listener = listener;
     Ok(slot)
 }

@@ -258,11 +258,19 @@ pub(crate) fn ask(
 
 /// Waits for control. `watched` is whom it was handed to.
 pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
-    let watched = watched.and_then(|slot| Watched::of(state, slot));
-    let mut vigil = Vigil::new(watched, until);
     let mut me = state.me;
+    // Who it is now: another thread of ours may find somebody else on its seat before long.
+    let watched = watched.and_then(|slot| Watched::of(state, slot));
+    if let Some(watched) = &watched
+        && let Some(arrival) = await_answer(state, watched)
+    {
+        return Ok(arrival);
+    }
+    let mut vigil = if state.me == me { Vigil::new(watched, until) } else { Vigil::new(None, None) };
+    // A copy of the thread, in a new context, handed nothing to anybody.
+    me = state.me;
     loop {
-        if let Some(slot) = vigil.answered_at(state)
+        if let Some(slot) = vigil.watched().and_then(|watched| watched.answered_at(state))
             && let Some(arrival) = take(state, slot)
         {
             return Ok(arrival);
@@ -273,7 +281,7 @@ pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Momen
         if let Some(Watched { descriptor, seat, pid, .. }) = vigil.speechless {
             return Err(Error::Died { descriptor, end: reaper::bury(state, seat, pid) });
         }
-        if state.peers.iter().flatten().any(|peer| peer.listener.as_ref().is_some_and(|l| !l.is_over)) {
+        if state.hears_calls() {
             if let Some(arrival) = vigil.wait_for_all(state)? {
                 return Ok(arrival);
             }
@@ -292,6 +300,27 @@ pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Momen
             vigil = Vigil::new(None, None);
         }
     }
+}
+
+/// The answer of a peer, should it come before it is time to sleep, as most do. Nothing is made ready for any other case.
+#[inline]
+fn await_answer(state: &mut Held, watched: &Watched) -> Option<Arrival> {
+    let (program, me, strand) = (state.program, state.me, state.strand);
+    if state.hears_calls() {
+        return None;
+    }
+    let own = &program.place(strand, me).face;
+    let mut heard = Gate::home(own, own).heard();
+    if state.looked() != Some(heard) {
+        if let Some(arrival) = look(state) {
+            return Some(arrival);
+        }
+        heard = state.looked()?;
+    }
+    let lobe = watched.lobe()?;
+    let gate = Gate::home(own, &program.place(strand, watched.seat).face);
+    state.away(|| gate.poll(heard, || lobe.is_called()))?;
+    watched.answered_at(state).and_then(|slot| take(state, slot))
 }
 
 /// What our bell was rung for: control, or a request, which is served.
@@ -324,6 +353,7 @@ fn look(state: &mut Held) -> Option<Arrival> {
 }
 
 /// A message of one peer, if there is one.
+#[inline]
 fn take(state: &mut Held, slot: usize) -> Option<Arrival> {
     let strand = state.strand;
     while let Some(message) = state.peers.get_mut(slot)?.as_mut()?.link.as_mut()?.take(strand) {

@@ -70,17 +70,9 @@ impl Kind {
         if number == Self::Switch as u32 {
             return Some(Self::Switch);
         }
-        [
-            Self::Copy,
-            Self::Share,
-            Self::Restrict,
-            Self::File,
-            Self::Call,
-            Self::Keep,
-            Self::Reply,
-        ]
-        .into_iter()
-        .find(|kind| *kind as u32 == number)
+        [Self::Copy, Self::Share, Self::Restrict, Self::File, Self::Call, Self::Keep, Self::Reply]
+            .into_iter()
+            .find(|kind| *kind as u32 == number)
     }
 }
 

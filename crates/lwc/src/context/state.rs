@@ -111,6 +111,8 @@ pub(crate) struct State {
     /// What wakes a strand of ours that waits for descriptors.
     kicks: Vec<Option<OwnedFd>>,
     serials: u32,
+    /// Whether there ever was a peer whose system calls arrive here: most contexts need not look.
+    pub(crate) heard_calls: bool,
 }
 
 pub(crate) fn own_pidfd() -> Result<OwnedFd> {
@@ -147,6 +149,7 @@ impl State {
             callers: Vec::new(),
             kicks: Vec::new(),
             serials: 0,
+            heard_calls: false,
         })
     }
 
@@ -189,6 +192,12 @@ impl State {
     pub(crate) fn take_caller(&mut self, slot: usize) -> bool {
         let caller = self.callers.get_mut(self.strand as usize).and_then(Option::take);
         caller.is_some() && caller == self.peers.get(slot).and_then(Option::as_ref).map(Peer::waiting)
+    }
+
+    /// Whether system calls of any peer arrive here.
+    pub(crate) fn hears_calls(&self) -> bool {
+        self.heard_calls
+            && self.peers.iter().flatten().any(|peer| peer.listener.as_ref().is_some_and(|l| !l.is_over))
     }
 
     /// What wakes the calling strand while it waits for descriptors, made where there is none yet; `None` where the

@@ -267,8 +267,7 @@ pub(crate) fn take(state: &mut State, slot: usize) -> Option<Arrival> {
         let notice = listener.receive()?;
         // Threads and processes that the context made have no counterpart here.
         let strand = program.strand_of(seat, notice.pid).filter(|strand| program.exists(*strand, me));
-        let Some(strand) = strand
-            .filter(|strand| them.gives_way(program.control(*strand), us).is_ok())
+        let Some(strand) = strand.filter(|strand| them.gives_way(program.control(*strand), us).is_ok())
         else {
             listener.answer(notice.id, Answer::Returns(-i64::from(libc::EPERM)));
             continue;

@@ -43,6 +43,8 @@ pub(crate) struct Vigil {
     pub(crate) speechless: Option<Watched>,
     /// How often in a row the thread to which control was handed seemed to have ended.
     thread_gone: u32,
+    /// Whether it is time to sleep: [`super::handover`] has waited for an answer awake.
+    polled: bool,
     /// Since when control is ours without a word.
     abandoned: Option<Moment>,
 }
@@ -74,8 +76,15 @@ impl Watched {
         })
     }
 
-    fn lobe(&self) -> Option<Lobe> {
+    pub(crate) fn lobe(&self) -> Option<Lobe> {
         self.ear.as_ref().map(|(ear, ..)| ear.lobe())
+    }
+
+    /// Its place among the peers, where it has said something.
+    pub(crate) fn answered_at(&self, state: &State) -> Option<usize> {
+        let (ear, slot, serial) = self.ear.as_ref()?;
+        let is_same = || state.peer(*slot).is_ok_and(|peer| peer.serial == *serial);
+        (ear.lobe().is_called() && is_same()).then_some(*slot)
     }
 }
 
@@ -86,6 +95,7 @@ impl Vigil {
             heir: None,
             until,
             slice: MOMENT,
+            polled: true,
             orphan: None,
             speechless: None,
             abandoned: None,
@@ -93,17 +103,20 @@ impl Vigil {
         }
     }
 
-    /// The place among the peers of the one that we wait for, where it has said something.
-    pub(crate) fn answered_at(&self, state: &State) -> Option<usize> {
-        let (ear, slot, serial) = self.watched.as_ref()?.ear.as_ref()?;
-        let is_same = || state.peer(*slot).is_ok_and(|peer| peer.serial == *serial);
-        (ear.lobe().is_called() && is_same()).then_some(*slot)
+    fn is_answered(&self, state: &State) -> bool {
+        self.watched.as_ref().is_some_and(|watched| watched.answered_at(state).is_some())
+    }
+
+    /// Whom control was handed to.
+    pub(crate) fn watched(&self) -> Option<&Watched> {
+        self.watched.as_ref()
     }
 
     /// Waits for the bell, or for something that makes it an error to wait on.
     pub(crate) fn wait(&mut self, state: &mut Held) -> Result<()> {
         let (program, me, strand) = (state.program, state.me, state.strand);
         let own = &state.place().face;
+        let polled = core::mem::take(&mut self.polled);
         let heir = self.heir.as_ref().filter(|_| self.watched.is_none());
         let watched = self.watched.as_ref().or(heir);
         let theirs = watched.map_or(own, |watched| &program.place(strand, watched.seat).face);
@@ -123,7 +136,11 @@ impl Vigil {
         let lobe = watched.and_then(Watched::lobe);
         let is_called = || lobe.is_some_and(Lobe::is_called);
         let woken = state.away(|| {
-            let woken = gate.wait_for(heard, is_called, end, partner);
+            let woken = if polled {
+                gate.rest(heard, is_called, end(), partner)
+            } else {
+                gate.wait_for(heard, is_called, end, partner)
+            };
             reaper::serve(program, me, strand);
             woken
         });
@@ -151,7 +168,7 @@ impl Vigil {
         loop {
             let kick = state.own_kick().map(AsRawFd::as_raw_fd);
             let heard = Gate::home(own, own).heard();
-            if state.looked() != Some(heard) || self.answered_at(state).is_some() {
+            if state.looked() != Some(heard) || self.is_answered(state) {
                 return Ok(None);
             }
             let watched = self.watched.as_ref().or(self.heir.as_ref()).map(|watched| watched.pidfd.clone());
@@ -198,8 +215,7 @@ impl Vigil {
                     }
                     Source::Watched(_) if !signs.is_empty() => {
                         // Its last words count.
-                        if state.looked() != Some(Gate::home(own, own).heard()) || self.answered_at(state).is_some()
-                        {
+                        if state.looked() != Some(Gate::home(own, own).heard()) || self.is_answered(state) {
                             return Ok(None);
                         }
                         return self.mourn(state).map(|()| None);
@@ -285,9 +301,7 @@ impl Vigil {
                 // The threads of a process that is killed do not end all at once.
                 self.slice = MOMENT;
                 self.thread_gone += 1;
-                if self.thread_gone >= 5
-                    && holder.gives_way(state.control(), state.own_holder()).is_ok()
-                {
+                if self.thread_gone >= 5 && holder.gives_way(state.control(), state.own_holder()).is_ok() {
                     program.place(strand, seat).thread.store(0, SeqCst);
                     return Err(Error::ThreadEnded { descriptor });
                 }
@@ -318,8 +332,7 @@ impl Vigil {
             reaper::sweep(state);
             // Nobody has its seat, or somebody else.
             let dead = program.pid(holder.seat()).is_none() || program.holder(holder.seat()) != holder;
-            if dead && self.orphan == Some(holder) && holder.gives_way(state.control(), own).is_ok()
-            {
+            if dead && self.orphan == Some(holder) && holder.gives_way(state.control(), own).is_ok() {
                 return Err(Error::Orphaned);
             }
             self.orphan = dead.then_some(holder);
