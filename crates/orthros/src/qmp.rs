@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -13,6 +14,10 @@ use crate::error::{Error, Result};
 
 /// How long QEMU may take to answer anything.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long QEMU may take from naming its socket (`bind`) to taking connections (`listen`): until then the file is
+/// there, and refuses.
+const LISTENING: Duration = Duration::from_secs(2);
 
 /// Something that happened in a machine by itself.
 #[derive(Clone, Debug)]
@@ -35,7 +40,7 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects to the monitor that listens at `socket`.
+    /// Connects to the monitor that listens, or is just about to, at `socket`.
     ///
     /// # Errors
     ///
@@ -43,7 +48,15 @@ impl Qmp {
     pub fn connect(machine: &str, socket: &Path) -> Result<Self> {
         let failed =
             |why: String| Error::Qmp { machine: machine.to_owned(), command: "connect".to_owned(), why };
-        let stream = UnixStream::connect(socket).map_err(|error| failed(error.to_string()))?;
+        let deadline = Instant::now() + LISTENING;
+        let stream = loop {
+            match UnixStream::connect(socket) {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < deadline => {
+                    sleep(Duration::from_millis(2));
+                }
+                connected => break connected.map_err(|error| failed(error.to_string()))?,
+            }
+        };
         let copy = stream.try_clone().map_err(|error| failed(error.to_string()))?;
         let mut qmp = Self {
             machine: machine.to_owned(),
@@ -148,5 +161,44 @@ impl Qmp {
             }
             return Ok(Some(message));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
+
+    use super::*;
+
+    #[test]
+    fn a_monitor_that_does_not_listen_yet_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let socket = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let refused = UnixStream::connect(&path).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+
+        let monitor = thread::spawn(move || {
+            sleep(Duration::from_millis(50));
+            net::listen(&socket, 1).unwrap();
+            let mut stream = UnixStream::from(net::accept(&socket).unwrap());
+            writeln!(stream, "{}", json!({"QMP": {}})).unwrap();
+            let mut command = String::new();
+            BufReader::new(stream.try_clone().unwrap()).read_line(&mut command).unwrap();
+            writeln!(stream, "{}", json!({"return": {}})).unwrap();
+            command
+        });
+        Qmp::connect("guest", &path).unwrap();
+        assert!(monitor.join().unwrap().contains("qmp_capabilities"));
+    }
+
+    #[test]
+    fn a_monitor_that_is_not_there_is_an_error_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let Err(error) = Qmp::connect("guest", &folder.path().join("qmp")) else { panic!("connected") };
+        assert!(error.to_string().starts_with("guest: QMP connect failed"), "{error}");
     }
 }

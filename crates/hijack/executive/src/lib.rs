@@ -48,6 +48,7 @@ pub mod board;
 pub mod config;
 pub mod glob;
 pub mod journal;
+pub mod look;
 pub mod numbers;
 pub mod plan;
 pub mod policy;

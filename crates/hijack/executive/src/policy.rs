@@ -4,6 +4,7 @@
 //! from the table's start.
 
 use crate::board::CALLS;
+use crate::look::{LOOKS, Look};
 
 /// How many rules a policy can have.
 pub const RULES: usize = 256;
@@ -50,10 +51,6 @@ pub struct Shape {
     pub vector: u8,
     /// The address of a socket, which stands before its length.
     pub address: u8,
-    /// The kernel fills the buffer.
-    pub fills: u8,
-    /// Nothing.
-    pub padding: [u8; 7],
 }
 
 impl Shape {
@@ -65,8 +62,6 @@ impl Shape {
         count: NO_ARGUMENT,
         vector: NO_ARGUMENT,
         address: NO_ARGUMENT,
-        fills: 0,
-        padding: [0; 7],
     };
 }
 
@@ -92,6 +87,8 @@ pub struct Table {
     pub calls: [Span; CALLS + 1],
     /// What is known of the calls.
     pub shapes: [Shape; CALLS + 1],
+    /// What is told of the memory that they name.
+    pub looks: [[Look; LOOKS]; CALLS + 1],
 }
 
 /// A file system that is seen at a path where the kernel has none.

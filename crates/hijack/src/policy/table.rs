@@ -11,6 +11,7 @@ use super::Policy;
 use super::compile::Compiled;
 use crate::archive::Mounted;
 use crate::calls;
+use crate::told;
 
 /// Bytes that grow, and remember where things are.
 struct Layout {
@@ -127,6 +128,7 @@ impl Policy {
             (offset_of!(Table, mounts), bytes_of(&mounts_text)),
             (offset_of!(Table, calls), bytes_of(&spans)),
             (offset_of!(Table, shapes), bytes_of(&shapes)),
+            (offset_of!(Table, looks), bytes_of(&told::looks())),
         ] {
             layout.put(at, bytes);
         }

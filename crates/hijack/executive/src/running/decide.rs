@@ -121,23 +121,17 @@ fn judged(call: &Call, room: &mut [u8], perform: impl FnOnce([u64; 6]) -> i64) -
     };
     let result = match told {
         None => go(),
-        Some(rule) => tell(call, rule, shape, &mut facts, answer.is_some(), go),
+        Some(rule) => tell(call, rule, &mut facts, answer.is_some(), go),
     };
     core::hint::black_box((&plan.mapped, &plan.piece));
     result
 }
 
 /// Performs a call and tells of it.
-fn tell(
-    call: &Call,
-    rule: &Rule,
-    shape: &Shape,
-    facts: &mut Facts<'_>,
-    answered: bool,
-    go: impl FnOnce() -> i64,
-) -> i64 {
+fn tell(call: &Call, rule: &Rule, facts: &mut Facts<'_>, answered: bool, go: impl FnOnce() -> i64) -> i64 {
     let mut entry = journal::begin(call.number, call.arguments, call.site, rule, facts);
-    journal::add_pieces(&mut entry, shape, None);
+    let looks = call.policy.looks(call.number);
+    journal::look_before(&mut entry, looks);
     entry.start = ticks();
     if !answered && may_not_return(call.number) {
         entry.state = ENTERED;
@@ -152,7 +146,7 @@ fn tell(
     entry.result = result;
     entry.state = if answered { ANSWERED } else { DONE };
     if !answered {
-        journal::add_pieces(&mut entry, shape, Some(result));
+        journal::look_after(&mut entry, looks);
     }
     journal::write(&entry);
     result

@@ -4,6 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::gates::ORRERY_CONFIG;
 use crate::board::CALLS;
+use crate::look::{LOOKS, Look};
 use crate::policy::{Mount, Rule, Shape, Table, Text};
 
 /// The policy, if there is one.
@@ -64,6 +65,12 @@ impl Policy {
     pub(crate) fn shape(self, number: u64) -> &'static Shape {
         let shapes = &self.table().shapes;
         shapes.get(number as usize).unwrap_or(&shapes[CALLS])
+    }
+
+    /// What is told of the memory that a call names.
+    pub(crate) fn looks(self, number: u64) -> &'static [Look; LOOKS] {
+        let looks = &self.table().looks;
+        looks.get(number as usize).unwrap_or(&looks[CALLS])
     }
 
     /// The file systems that programs see where the kernel has none.
