@@ -53,11 +53,22 @@ struct Line(AtomicU32);
 
 /// One side of a hand-over.
 enum Side {
-    Semaphore { post: *mut libc::sem_t, wait: *mut libc::sem_t },
-    Futex { word: *const AtomicU32, mine: u32 },
+    Semaphore {
+        post: *mut libc::sem_t,
+        wait: *mut libc::sem_t,
+    },
+    Futex {
+        word: *const AtomicU32,
+        mine: u32,
+    },
     Streams(Box<dyn Read>, Box<dyn Write>),
     /// Each says how often it has handed over. The first to do so waits for as many of the other's; that one for one more.
-    Words { mine: *const AtomicU32, theirs: *const AtomicU32, ahead: u32, between: fn() },
+    Words {
+        mine: *const AtomicU32,
+        theirs: *const AtomicU32,
+        ahead: u32,
+        between: fn(),
+    },
 }
 
 // SAFETY: the pointers go to shared memory that is never unmapped, and what they point to is made for many threads; the
