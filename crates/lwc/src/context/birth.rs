@@ -268,7 +268,7 @@ fn live(
         settled.store(0, SeqCst);
     }
     // It binds this thread and those that come of it: all that the context will have.
-    let isolated = if spec.isolated { isolate::enter() } else { Ok(()) };
+    let isolated = if spec.isolated { isolate::enter(&spec.taken()) } else { Ok(()) };
     let outcome = isolated
         .map_err(|errno| (11, errno))
         .and_then(|()| {

@@ -102,6 +102,8 @@ pub(crate) struct State {
     pub(crate) overlaid: Vec<PageRange>,
     /// Whether we are filtered ourselves.
     pub(crate) filtered: bool,
+    /// Whether we may move others, as far as is known.
+    pub(crate) may_place: bool,
     /// Where the program may run.
     pub(crate) cpus: Option<CpuSet>,
     /// The state of each strand's bell when it last looked around.
@@ -144,6 +146,7 @@ impl State {
             shared: Vec::new(),
             overlaid: Vec::new(),
             filtered: false,
+            may_place: true,
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             looked: Vec::new(),
             callers: Vec::new(),

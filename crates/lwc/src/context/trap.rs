@@ -200,7 +200,7 @@ pub(crate) fn hand_over(handing: &Handing) {
 }
 
 /// Filters the calling thread.
-fn put_on(filter: &[libc::sock_filter], flags: usize) -> rustix::io::Result<usize> {
+pub(crate) fn put_on(filter: &[libc::sock_filter], flags: usize) -> rustix::io::Result<usize> {
     let program = libc::sock_fprog {
         len: u16::try_from(filter.len()).map_err(|_| Errno::INVAL)?,
         filter: filter.as_ptr().cast_mut(),

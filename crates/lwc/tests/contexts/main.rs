@@ -114,6 +114,7 @@ orrery_testing::cases![
     attack_by_signals_to_a_group,
     attack_by_io_uring,
     attack_by_advice_and_events,
+    attack_by_limits_and_priorities,
     attack_by_another_program,
     what_names_no_context_is_refused,
     a_context_of_another_program_is_refused,
