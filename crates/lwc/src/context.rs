@@ -94,6 +94,7 @@ mod identity;
 mod introduce;
 mod isolate;
 mod leash;
+mod lending;
 mod link;
 mod lock;
 mod new_root;

@@ -85,6 +85,7 @@ pub(crate) fn roam(state: &State, seat: u32) {
     }
 }
 
-fn thread_of(place: &Place) -> Option<Pid> {
+/// The thread that waits or runs there.
+pub(crate) fn thread_of(place: &Place) -> Option<Pid> {
     Pid::from_raw(i32::try_from(place.thread.load(SeqCst)).ok()?)
 }

@@ -23,6 +23,7 @@ use super::error::{Error, Result};
 use super::holder::Holder;
 use super::id::Id;
 use super::leash::Leash;
+use super::lending::Loan;
 use super::link::Link;
 use super::program::{Place, Program, ROOT, Seat};
 use super::ranges::SharedRange;
@@ -56,6 +57,8 @@ pub(crate) struct Peer {
     pub(crate) listener: Option<Listener>,
     /// How often we two switch, for each strand.
     pub(crate) paces: Vec<Option<Pace>>,
+    /// What priority each strand has lent to it.
+    pub(crate) loans: Vec<Option<Loan>>,
 }
 
 /// A peer as it was when it handed control to us.
@@ -277,6 +280,7 @@ impl State {
             silent: Vec::new(),
             listener: None,
             paces: Vec::new(),
+            loans: Vec::new(),
         });
         Ok(slot)
     }

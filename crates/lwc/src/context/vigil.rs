@@ -17,7 +17,7 @@ use super::link::{Ear, Lobe};
 use super::program::ROOT;
 use super::state::{State, is_hung_up};
 use super::turn::Held;
-use super::{Arrival, introduce, placing, reaper, trap, turn};
+use super::{Arrival, introduce, lending, placing, reaper, trap, turn};
 
 /// After how long a context that keeps control may roam the CPUs.
 pub(crate) const MOMENT: Duration = Duration::from_millis(20);
@@ -82,9 +82,13 @@ impl Watched {
 
     /// Its place among the peers, where it has said something.
     pub(crate) fn answered_at(&self, state: &State) -> Option<usize> {
-        let (ear, slot, serial) = self.ear.as_ref()?;
-        let is_same = || state.peer(*slot).is_ok_and(|peer| peer.serial == *serial);
-        (ear.lobe().is_called() && is_same()).then_some(*slot)
+        if self.lobe()?.is_called() { self.slot(state) } else { None }
+    }
+
+    /// Its place among the peers, if it still has that.
+    fn slot(&self, state: &State) -> Option<usize> {
+        let (_, slot, serial) = self.ear.as_ref()?;
+        state.peer(*slot).is_ok_and(|peer| peer.serial == *serial).then_some(*slot)
     }
 }
 
@@ -127,6 +131,9 @@ impl Vigil {
         let heard = gate.heard();
         if state.looked() != Some(heard) {
             return Ok(());
+        }
+        if polled && let Some(slot) = self.watched.as_ref().and_then(|watched| watched.slot(state)) {
+            lending::lend(state, slot);
         }
         let (slice, until) = (self.slice, self.until);
         let end = || {
