@@ -56,6 +56,7 @@ pub(crate) fn switch(
     let hint = prepare(state, slot)?;
     let until = limit.map(|limit| Moment::now().after(limit));
     placing::place(state, slot);
+    say(state);
     let program = state.program;
     let (own, strand) = (state.own_holder(), state.strand);
     let at_link = state.take_caller(slot);
@@ -78,6 +79,12 @@ pub(crate) fn switch(
         call(state, slot, hint);
     }
     park(state, Some(slot), until)
+}
+
+/// Before control leaves: says what those are to know by then who share something with us.
+fn say(state: &mut State) {
+    state.say_own();
+    state.say_credentials();
 }
 
 /// Our time was up, and we are about to be killed.
@@ -104,6 +111,7 @@ pub(crate) fn answer(
     }
     let until = limit.map(|limit| Moment::now().after(limit));
     placing::place(state, slot);
+    say(state);
     if state.own_holder().gives_way(state.control(), next).is_err() {
         await_end();
     }
@@ -115,6 +123,9 @@ pub(crate) fn answer(
 /// Sees to it that the peer can be spoken to; gives the hint for it.
 fn prepare(state: &mut State, slot: usize) -> Result<u32> {
     let peer = state.peer(slot)?;
+    if peer.seat == state.me {
+        return Err(Error::Itself { descriptor: peer.fd.as_raw_fd() });
+    }
     if peer.is_gone(state.program) {
         let descriptor = peer.fd.as_raw_fd();
         let seat = state.program.seat(peer.seat);
@@ -193,7 +204,7 @@ fn call_by_descriptor(state: &State, slot: usize) {
     // It sets its flag before it looks at its bell and its link, and we did the reverse: one of the two sees the other.
     if place.by_descriptor.load(SeqCst) != 0 && peer.is_intact() {
         let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
-        let _ = rustix::net::send(&peer.fd, &[0], flags);
+        let _ = rustix::net::send(&*peer.fd, &[0], flags);
     }
 }
 
@@ -213,6 +224,7 @@ pub(crate) fn ask(
     bytes: &[u8],
 ) -> Result<Message> {
     let hint = prepare(state, slot)?;
+    state.say_credentials();
     let (program, me, strand) = (state.program, state.me, state.strand);
     let peer = state.peer_mut(slot)?;
     // Its late answer would be taken for that to another question.
@@ -233,6 +245,7 @@ pub(crate) fn ask(
         if let Some(message) = peer.link.as_mut().and_then(|link| link.take(strand))
             && message.kind == Kind::Reply
         {
+            state.follow_credentials();
             return Ok(message);
         }
         let nap = Moment::now().after(if peer.listener.is_some() { SHORT_NAP } else { NAP });
@@ -243,7 +256,8 @@ pub(crate) fn ask(
         };
         if woken != Woken::Rung {
             let peer = state.peer(slot)?;
-            if is_hung_up(&peer.fd) {
+            // Where it shared our table of descriptors, what it had is still there.
+            if is_hung_up(&peer.fd) || is_dead(pidfd.as_fd()) {
                 return Err(Error::Gone { descriptor });
             }
             trap::refuse_all(peer);
@@ -258,6 +272,16 @@ pub(crate) fn ask(
 
 /// Waits for control. `watched` is whom it was handed to.
 pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
+    let arrival = wait(state, watched, until);
+    state.follow_credentials();
+    if arrival.is_err() {
+        state.sweep_table();
+    }
+    arrival
+}
+
+#[inline]
+fn wait(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
     let mut me = state.me;
     // Who it is now: another thread of ours may find somebody else on its seat before long.
     let watched = watched.and_then(|slot| Watched::of(state, slot));

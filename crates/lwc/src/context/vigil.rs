@@ -25,6 +25,8 @@ pub(crate) const MOMENT: Duration = Duration::from_millis(20);
 const ABANDONED: Duration = Duration::from_secs(3);
 /// How long a parked context sleeps before it looks whether all is well.
 pub(crate) const NAP: Duration = Duration::from_millis(500);
+/// How long one sleeps at most that waits for nobody in particular: thousands of them are not to keep a machine busy.
+const LONG_NAP: Duration = Duration::from_secs(4);
 /// How long a context that waits for descriptors, too, goes without a look at its bell. Only the root's help to bury
 /// somebody is asked for without a descriptor.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -132,7 +134,7 @@ impl Vigil {
         if state.looked() != Some(heard) {
             return Ok(());
         }
-        if polled && let Some(slot) = self.watched.as_ref().and_then(|watched| watched.slot(state)) {
+        if let Some(slot) = self.watched.as_ref().and_then(|watched| watched.slot(state)) {
             lending::lend(state, slot);
         }
         let (slice, until) = (self.slice, self.until);
@@ -282,7 +284,8 @@ impl Vigil {
 
     /// Nothing happened for a while.
     fn look_after(&mut self, state: &mut Held) -> Result<()> {
-        self.slice = NAP;
+        let for_nobody = self.watched.is_none() && self.heir.is_none() && state.me != ROOT;
+        self.slice = if for_nobody { (self.slice * 2).clamp(NAP, LONG_NAP) } else { NAP };
         // Whatever was said without a call is found now.
         state.set_looked(None);
         if self.until.is_some_and(|until| Moment::now() >= until) {
@@ -296,7 +299,8 @@ impl Vigil {
             // It let go of its sockets: it is dead, or another program by now (execve(2)).
             let known = state.named(descriptor).ok().and_then(|context| state.find(context).ok());
             let peer = known.and_then(|slot| state.peer(slot).ok());
-            if peer.is_some_and(|peer| peer.pid == watched.pid && is_hung_up(&peer.fd)) {
+            let left = |peer: &super::state::Peer| is_hung_up(&peer.fd) || program.is_marked_dead(seat);
+            if peer.is_some_and(|peer| peer.pid == watched.pid && left(peer)) {
                 return self.mourn(state);
             }
             if !state.filtered
@@ -320,6 +324,7 @@ impl Vigil {
         let (own, holder) = (state.own_holder(), Holder::of(state.control()));
         if holder == own {
             // Whoever handed it to us should have called by now; it must have died on the way.
+            self.slice = NAP;
             let now = Moment::now();
             if now.since(*self.abandoned.get_or_insert(now)) > ABANDONED {
                 return Err(Error::Orphaned);
