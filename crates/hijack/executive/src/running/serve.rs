@@ -59,7 +59,8 @@ fn dispatched(context: &mut Context, compatible: bool) -> bool {
         return false;
     }
     // The kernel reads an `int`.
-    let number = context.registers.rax & 0xffff_ffff;
+    let made = context.registers.rax;
+    let number = made & 0xffff_ffff;
     let from = context.registers.rip;
     if let Some(target) = landings::target(from) {
         // No call: it stood where a jump is now.
@@ -81,7 +82,7 @@ fn dispatched(context: &mut Context, compatible: bool) -> bool {
         own::count(number, |row, add| row.time(taken, result, add));
     }
     context.registers.rax = result.cast_unsigned();
-    sites::note(from, number);
+    sites::note(from, made);
     !numbers::needs_frame(number) && number != numbers::rt_sigprocmask
 }
 
