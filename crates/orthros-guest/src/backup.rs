@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Kernel, Layout, MappedMemory};
 
+use crate::after::After;
 use crate::control::{Asked, Control, Said, Step};
-use crate::{active, criu, disk, nest, setup, writeback};
+use crate::{active, criu, disk, elsewhere, nest, setup, writeback};
 
 /// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
 const VENDOR: &str = "0x1af4";
@@ -85,6 +86,7 @@ fn arm() -> Result<(Kernel, f64)> {
 
 /// What was read of a service.
 struct Rescue {
+    pid: i32,
     summary: criu::Summary,
     seconds: f64,
 }
@@ -96,7 +98,7 @@ fn read(known: Option<&Kernel>, pid: i32, registers: &str) -> Result<Rescue> {
     let _ = fs::remove_dir_all(images);
     let frozen = criu::Frozen::parse(registers);
     let summary = criu::write(known.context("not armed")?, &frozen, pid, images)?;
-    Ok(Rescue { summary, seconds: start.elapsed().as_secs_f64() })
+    Ok(Rescue { pid, summary, seconds: start.elapsed().as_secs_f64() })
 }
 
 /// Rebuilds the service. The active must be dead: its disk is written to here.
@@ -117,11 +119,21 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
         summary.written = Some(writeback::write_back(kernel, &device, &place)?);
         step("write-back");
     }
+    summary.carried = Some(elsewhere::carry_over(&kernel.process(rescue.pid)?, &mut summary.remarks));
+    step("elsewhere");
     let argv =
         ["criu", "restore", "--images-dir", IMAGES, "--work-dir", "/run/orrery", "--log-file", "restore.log"];
-    let more =
-        ["-v4", "--restore-detached", "--tcp-established", "--manage-cgroups=ignore", "--skip-in-flight"];
-    let argv: Vec<String> = argv.iter().chain(&more).map(|&word| word.to_owned()).collect();
+    let more = [
+        "-v4",
+        "--restore-detached",
+        "--tcp-established",
+        "--manage-cgroups=ignore",
+        "--skip-in-flight",
+        "--file-locks",
+    ];
+    let after = After::read(Path::new(IMAGES))?;
+    let still = if after.must_stop() { &["--leave-stopped"][..] } else { &[] };
+    let argv: Vec<String> = argv.iter().chain(&more).chain(still).map(|&word| word.to_owned()).collect();
     let nest = match nest::start(&argv, true) {
         Ok(nest) => nest,
         Err(error) => {
@@ -133,6 +145,7 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
         }
     };
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
+    summary.remarks.extend(after.apply(nest));
     step("restore");
     setup::go_online()?;
     step("network");

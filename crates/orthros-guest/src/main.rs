@@ -6,11 +6,13 @@
 //! of JSON over the second serial port.
 
 mod active;
+mod after;
 mod backup;
 mod control;
 mod crash;
 mod criu;
 mod disk;
+mod elsewhere;
 mod nest;
 mod objects;
 mod scribble;
@@ -20,7 +22,7 @@ mod writeback;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -59,6 +61,8 @@ fn command(words: &[&str]) -> Result<()> {
     match words {
         ["count", path] => count(path),
         ["objects"] => objects::run(),
+        ["check"] => check(nest::any_service().context("no service runs here")?),
+        ["check", pid] => check(pid.parse()?),
         ["terminal", port, argv @ ..] => terminal::run(port.parse()?, argv),
         ["scribble", folder, seed] => scribble::run(folder.as_ref(), seed.parse()?),
         ["images", memory, pid, folder] => {
@@ -69,9 +73,15 @@ fn command(words: &[&str]) -> Result<()> {
             Ok(())
         }
         _ => bail!(
-            "usage: orrery-guest count FILE | objects | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | images MEMORY PID FOLDER"
+            "usage: orrery-guest count FILE | objects | check [PID] | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | images MEMORY PID FOLDER"
         ),
     }
+}
+
+/// Tells, in JSON, what of a process and its descendants would not survive.
+fn check(pid: i32) -> Result<()> {
+    println!("{}", serde_json::to_string(&orrery_orthros_check::check(pid)?)?);
+    Ok(())
 }
 
 /// Counts, a hundred times a second, and leaves the number in a file: the smallest service there is.
