@@ -25,7 +25,7 @@ pub(crate) const MOMENT: Duration = Duration::from_millis(20);
 const ABANDONED: Duration = Duration::from_secs(3);
 /// How long a parked context sleeps before it looks whether all is well.
 pub(crate) const NAP: Duration = Duration::from_millis(500);
-/// How long one sleeps at most that waits for nobody in particular: thousands of them are not to keep a machine busy.
+/// How long one sleeps at most that waits for nobody but the root, with which it ends: thousands of them are not to keep a machine busy.
 const LONG_NAP: Duration = Duration::from_secs(4);
 /// How long a context that waits for descriptors, too, goes without a look at its bell. Only the root's help to bury
 /// somebody is asked for without a descriptor.
@@ -284,7 +284,9 @@ impl Vigil {
 
     /// Nothing happened for a while.
     fn look_after(&mut self, state: &mut Held) -> Result<()> {
-        let for_nobody = self.watched.is_none() && self.heir.is_none() && state.me != ROOT;
+        let for_somebody =
+            self.watched.as_ref().or(self.heir.as_ref()).is_some_and(|other| other.seat != ROOT);
+        let for_nobody = !for_somebody && state.me != ROOT;
         self.slice = if for_nobody { (self.slice * 2).clamp(NAP, LONG_NAP) } else { NAP };
         // Whatever was said without a call is found now.
         state.set_looked(None);
