@@ -44,6 +44,12 @@ struct Common {
     /// Memory of each machine in MiB, a power of two
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = power_of_two)]
     memory: u64,
+    /// Processors of each machine
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: u32,
+    /// How long a processor may be silent before its machine is given up
+    #[arg(long, value_name = "SECONDS", default_value_t = SILENCE, value_parser = silence)]
+    silence: f64,
     /// Where consoles and sockets lie; without it, in a temporary folder that is removed afterwards
     #[arg(long)]
     folder: Option<PathBuf>,
@@ -57,6 +63,17 @@ fn power_of_two(text: &str) -> Result<u64, String> {
         // Below that the guests' image does not fit beside the service.
         Ok(mib) if (256..=2048).contains(&mib) && u64::is_power_of_two(mib) => Ok(mib),
         _ => Err("a machine has 256, 512, 1024 or 2048 MiB".to_owned()),
+    }
+}
+
+/// In seconds: ten heartbeats.
+const SILENCE: f64 = 1.0;
+
+fn silence(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        // A machine of several processors hears each of them less often than ten times a second.
+        Ok(seconds) if (0.5..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("a processor may be silent for 0.5 to 3600 seconds".to_owned()),
     }
 }
 

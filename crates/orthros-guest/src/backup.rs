@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Kernel, Layout, MappedMemory};
 
 use crate::control::{Asked, Control, Said, Step};
-use crate::{active, criu, disk, nest, setup, writeback};
+use crate::{active, criu, disk, nest, online, setup, writeback};
 
 /// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
 const VENDOR: &str = "0x1af4";
@@ -121,7 +121,9 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
         ["criu", "restore", "--images-dir", IMAGES, "--work-dir", "/run/orrery", "--log-file", "restore.log"];
     let more =
         ["-v4", "--restore-detached", "--tcp-established", "--manage-cgroups=ignore", "--skip-in-flight"];
-    let argv: Vec<String> = argv.iter().chain(&more).map(|&word| word.to_owned()).collect();
+    let hook = ["--action-script", "/usr/bin/orrery-guest"];
+    let argv: Vec<String> = argv.iter().chain(&more).chain(&hook).map(|&word| word.to_owned()).collect();
+    let begin = online::now();
     let nest = match nest::start(&argv, true) {
         Ok(nest) => nest,
         Err(error) => {
@@ -133,8 +135,11 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
         }
     };
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
-    step("restore");
-    setup::go_online()?;
-    step("network");
+    let online = online::report().context("the service never came onto the network")?;
+    let seconds = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64();
+    steps.push(Step { name: "restore", seconds: seconds(begin, online.from) });
+    steps.push(Step { name: "network", seconds: seconds(online.from, online.to) });
+    steps.push(Step { name: "resume", seconds: seconds(online.to, online::now()) });
+    summary.remarks.extend(online.remark);
     Ok((nest, Said::Survived { pid, steps, summary }))
 }

@@ -7,12 +7,15 @@
 
 mod active;
 mod backup;
+mod beats;
 mod control;
 mod crash;
 mod criu;
 mod disk;
 mod nest;
+mod nudge;
 mod objects;
+mod online;
 mod scribble;
 mod setup;
 mod terminal;
@@ -25,8 +28,11 @@ use anyhow::{Result, bail};
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let result =
-        if std::process::id() == 1 && words.first() != Some(&"nest") { init() } else { command(&words) };
+    let result = match online::stage() {
+        Some(stage) => online::at(&stage),
+        None if std::process::id() == 1 && words.first() != Some(&"nest") => init(),
+        None => command(&words),
+    };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

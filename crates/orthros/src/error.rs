@@ -70,6 +70,16 @@ pub enum Error {
         /// Where to look.
         hint: String,
     },
+    /// the survivor was lost when the service had begun to go on in it
+    #[error(
+        "{machine} was lost after the service had come onto the network in it: {why}; from the older memory it would go back in time, and is not rebuilt"
+    )]
+    Gone {
+        /// The machine's name.
+        machine: String,
+        /// What was noticed.
+        why: String,
+    },
     /// a guest answered that it could not
     #[error("{machine}: {why}")]
     Guest {

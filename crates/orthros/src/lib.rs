@@ -11,6 +11,7 @@ mod kernel;
 mod machine;
 mod net;
 mod pair;
+mod pulse;
 mod qmp;
 
 pub use control::{Control, Said, Step};

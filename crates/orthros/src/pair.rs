@@ -23,12 +23,11 @@ use crate::guest::{Service, write_image};
 use crate::kernel::KernelFiles;
 use crate::machine::{Machine, MachineConfig};
 use crate::net::{MAC, Network};
+use crate::pulse::Pulse;
 use crate::qmp::Qmp;
 
 /// How long a guest may take to boot on a machine with other things to do.
 const BOOT: Duration = Duration::from_secs(300);
-/// How long a processor may be silent.
-const SILENCE: Duration = Duration::from_secs(1);
 /// How long a service may take to be ended.
 const END: Duration = Duration::from_secs(20);
 /// How long a rescue may take.
@@ -47,6 +46,8 @@ pub struct PairConfig {
     pub memory_mib: u64,
     /// Processors of each machine.
     pub cpus: u32,
+    /// How long one of them may be silent before the machine is given up.
+    pub silence: Duration,
     /// The name of the network to make, which takes root; without one the service has none.
     pub network: Option<String>,
     /// The service's disk.
@@ -89,6 +90,24 @@ struct Member {
     has_disk: bool,
     /// Whether the service's disk is to be plugged into it.
     wants_disk: bool,
+    /// Its heartbeats, when they have been found.
+    pulse: Option<Pulse>,
+    /// Whether the service has come onto the network in it.
+    online: bool,
+}
+
+impl Member {
+    /// The longest silence of one of its processors; nothing before it is known where they beat.
+    fn silence(&mut self) -> Result<Option<Duration>> {
+        if self.pulse.is_none()
+            && let Some((physical, cpus)) = self.control.beats()
+        {
+            let (name, memory) = (self.machine.name(), self.machine.file("ram"));
+            self.pulse = Some(Pulse::find(name, &memory, physical, cpus)?);
+        }
+        let Some(pulse) = &mut self.pulse else { return Ok(None) };
+        pulse.silence().map(|(silence, _)| Some(silence))
+    }
 }
 
 /// A running pair. Dropped, both machines are killed and their memory is gone.
@@ -183,6 +202,11 @@ impl Pair {
         self.backup.as_ref().map(|backup| &backup.machine)
     }
 
+    /// Whether the machine that stands by is there.
+    pub fn backup_lives(&mut self) -> bool {
+        self.backup.as_mut().is_some_and(|backup| backup.machine.runs())
+    }
+
     /// Whether the machine with the service is there; it may stand still.
     pub fn active_lives(&mut self) -> bool {
         self.active.machine.runs()
@@ -233,7 +257,8 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// [`Error::Qmp`] where QEMU itself is gone: then its memory is, too.
+    /// [`Error::Qmp`] where QEMU itself is gone; [`Error::Guest`] where the guest says that it could not
+    /// [`crash`](Self::crash) as it was told to.
     pub fn watch(&mut self, patience: Duration) -> Result<Option<Cause>> {
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
@@ -242,8 +267,11 @@ impl Pair {
             {
                 return Ok(Some(Cause::Panic));
             }
-            if self.active.control.silence().is_some_and(|silence| silence > SILENCE) {
+            if self.active.silence()?.is_some_and(|silence| silence > self.config.silence) {
                 return Ok(Some(Cause::Silence));
+            }
+            if let Some(complaint) = self.active.control.complaint() {
+                return Err(complaint);
             }
         }
         Ok(None)
@@ -257,19 +285,23 @@ impl Pair {
     /// and not needed ([`Cause::Request`]), and the service cannot be carried over, it goes on where it is.
     pub fn fail_over(&mut self, cause: Cause) -> Result<Failover> {
         let start = Instant::now();
-        let Some(mut backup) = self.backup.take() else {
-            return Err(Error::Guest {
-                machine: self.active.machine.name().to_owned(),
-                why: "it has no backup".to_owned(),
-            });
-        };
         let mut steps = Vec::new();
+        if !self.backup_lives() {
+            // It died, now or before. The memory is still there, for a new one to read.
+            let seconds = self.renew()?;
+            steps.push(Step { name: "new backup".to_owned(), seconds });
+        }
+        let Some(mut backup) = self.backup.take() else { return Err(confused(&self.active.machine)) };
         let told = self.rescue(&mut backup, cause, &mut steps);
         let (pid, rebuilt, summary) = match told {
             Ok(Said::Survived { pid, steps, summary }) => (pid, steps, summary),
             other => {
-                // The memory was only read: the backup may try again.
                 let error = other.err().unwrap_or_else(|| confused(&backup.machine));
+                if backup.online {
+                    let (machine, why) = (backup.machine.name().to_owned(), error.to_string());
+                    return Err(Error::Gone { machine, why });
+                }
+                // The memory was only read: the backup may try again, or another one.
                 self.backup = Some(backup);
                 return Err(error);
             }
@@ -320,6 +352,9 @@ impl Pair {
             self.plug(backup)?;
         }
         backup.control.ask(&json!({"do": "rebuild"}))?;
+        let said = backup.control.expect("the service to be rebuilt", RESCUE)?;
+        let Said::Online = said else { return Ok(said) };
+        backup.online = true;
         backup.control.expect("the service to live again", RESCUE)
     }
 
@@ -345,7 +380,9 @@ impl Pair {
             network.attach(&self.active.port)?;
         }
         self.active.qmp.execute("cont", &json!({}))?;
-        self.active.control.forgive();
+        if let Some(pulse) = &mut self.active.pulse {
+            pulse.forgive();
+        }
         Ok(())
     }
 
@@ -363,13 +400,17 @@ impl Pair {
         }
     }
 
-    /// Starts a new backup for the survivor of a failover, and gives how long that took, in seconds.
+    /// Starts a new backup, for the survivor of a failover or in place of one that died, and gives how long that took, in
+    /// seconds.
     ///
     /// # Errors
     ///
     /// As [`up`](Self::up).
     pub fn renew(&mut self) -> Result<f64> {
         let begin = Instant::now();
+        if let (Some(dead), Some(network)) = (self.backup.take(), &self.network) {
+            network.detach(&dead.port)?;
+        }
         self.generation += 1;
         let shared = Shared {
             kernel: &self.kernel,
@@ -435,5 +476,5 @@ fn start(
     let machine = Machine::start_within(&machine, shared.kernel, &config.folder, shared.network)?;
     let qmp = machine.qmp()?;
     let control = Control::connect(machine.name(), &machine.file("control"))?;
-    Ok(Member { machine, qmp, control, port, has_disk, wants_disk: false })
+    Ok(Member { machine, qmp, control, port, has_disk, wants_disk: false, pulse: None, online: false })
 }

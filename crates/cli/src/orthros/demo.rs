@@ -91,7 +91,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         cache: cache(),
         service: Service { argv: words.map(str::to_owned).to_vec(), programs: Vec::new(), files: Vec::new() },
         memory_mib: common.memory,
-        cpus: 1,
+        cpus: common.cpus,
+        silence: Duration::from_secs_f64(common.silence),
         network: Some(format!("orrery-{}", std::process::id())),
         disk: Some(DiskConfig { source: DiskSource::New(64 << 20), mount: DATA.to_owned(), content: None }),
     };

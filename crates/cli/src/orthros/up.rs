@@ -67,6 +67,8 @@ fn wanted(arguments: &Arguments) -> Result<Wanted> {
     Ok(Wanted {
         service: Service { argv: arguments.service.clone(), programs: arguments.programs.clone(), files },
         memory_mib: arguments.common.memory,
+        cpus: arguments.common.cpus,
+        silence: Duration::from_secs_f64(arguments.common.silence),
         network: arguments.network.clone(),
         folder: None,
         disk,
@@ -86,7 +88,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         cache: cache(),
         service: wanted.service,
         memory_mib: wanted.memory_mib,
-        cpus: 1,
+        cpus: wanted.cpus,
+        silence: wanted.silence,
         network: wanted.network,
         disk: wanted.disk,
     })?;

@@ -1,5 +1,6 @@
 //! CRIU's image files, written from a dead kernel's memory instead of from running processes.
 
+mod connections;
 mod descriptors;
 mod files;
 mod frozen;
@@ -16,6 +17,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use orrery_kimage::{IdKind, Kernel, Task};
 
+pub(crate) use connections::{Connection, connections};
 use descriptors::Sockets;
 use files::Files;
 pub(crate) use frozen::Frozen;
