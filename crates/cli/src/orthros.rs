@@ -1,8 +1,10 @@
 //! `orrery orthros`: a service that outlives its kernel.
 
 mod config;
+mod counter;
 mod demo;
 mod remote;
+mod soak;
 mod up;
 
 use std::os::unix::net::UnixStream;
@@ -11,7 +13,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use orrery_orthros::Failover;
+use orrery_orthros::{Failover, Status};
 use serde::Serialize;
 
 /// Run a service in a pair of virtual machines, so that it survives its kernel's panic: processes, memory, files it has
@@ -26,6 +28,8 @@ pub(crate) struct Arguments {
 enum Command {
     /// Let redis survive two kernel panics while a client counts over one TCP connection
     Demo(demo::Arguments),
+    /// Let redis and a writer of files survive many crashes of all kinds, and tell what became of each
+    Soak(soak::Arguments),
     /// Run a service in a pair, in the foreground; commands are read from standard input, and from those below
     Up(up::Arguments),
     /// Tell which machine has the service of a pair that runs, and which stands by
@@ -80,6 +84,7 @@ fn silence(text: &str) -> Result<f64, String> {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.command {
         Command::Demo(arguments) => demo::run(arguments),
+        Command::Soak(arguments) => soak::run(arguments),
         Command::Up(arguments) => up::run(arguments),
         Command::Status(target) => remote::say(target, "status"),
         Command::Crash(arguments) => remote::crash(arguments),
@@ -97,6 +102,8 @@ struct Event<'e> {
     seconds: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     failover: Option<&'e Failover>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<&'e Status>,
     text: String,
 }
 
@@ -130,8 +137,15 @@ impl Story {
             event,
             seconds,
             failover: None,
+            status: None,
             text: text.into(),
         })
+    }
+
+    fn tell_status(&self, status: &Status) -> Result<()> {
+        let at = self.start.elapsed().as_secs_f64();
+        let (event, text) = ("status", status.to_string());
+        self.print(&Event { at, event, seconds: None, failover: None, status: Some(status), text })
     }
 
     fn tell_failover(&self, failover: &Failover) -> Result<()> {
@@ -146,7 +160,7 @@ impl Story {
         }
         let at = self.start.elapsed().as_secs_f64();
         let seconds = Some(failover.seconds);
-        self.print(&Event { at, event: "survived", seconds, failover: Some(failover), text })
+        self.print(&Event { at, event: "survived", seconds, failover: Some(failover), status: None, text })
     }
 
     fn print(&self, event: &Event<'_>) -> Result<()> {

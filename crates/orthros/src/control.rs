@@ -93,7 +93,7 @@ impl Control {
     ///
     /// [`Error::File`].
     pub fn connect(machine: &str, socket: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(socket).map_err(file("connect to", socket))?;
+        let stream = crate::machine::connect(socket).map_err(file("connect to", socket))?;
         let reader = stream.try_clone().map_err(file("connect to", socket))?;
         let (sender, said) = channel();
         std::thread::spawn(move || {

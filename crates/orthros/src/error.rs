@@ -32,6 +32,24 @@ pub enum Error {
         /// The package that has it.
         package: &'static str,
     },
+    /// something that only some may do
+    #[error("{operation} takes root; {way}")]
+    Rights {
+        /// What was to be done.
+        operation: &'static str,
+        /// What can be done instead.
+        way: String,
+    },
+    /// too little memory for both machines
+    #[error(
+        "both machines together take {needs} MiB, and {has} MiB can be had; --memory says how much each has"
+    )]
+    Room {
+        /// What they take.
+        needs: u64,
+        /// What there is.
+        has: u64,
+    },
     /// a program that was started failed
     #[error("`{command}` failed: {why}")]
     Command {

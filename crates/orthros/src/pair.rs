@@ -12,7 +12,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::control::{Control, Said, Step};
@@ -22,9 +22,11 @@ use crate::fault::Fault;
 use crate::guest::{Service, write_image};
 use crate::kernel::KernelFiles;
 use crate::machine::{Machine, MachineConfig};
+use crate::means;
 use crate::net::{MAC, Network};
 use crate::pulse::Pulse;
 use crate::qmp::Qmp;
+use crate::status::{Role, Status};
 
 /// How long a guest may take to boot on a machine with other things to do.
 const BOOT: Duration = Duration::from_secs(300);
@@ -55,7 +57,7 @@ pub struct PairConfig {
 }
 
 /// Why a failover was begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cause {
     /// The kernel said that it panicked.
@@ -125,6 +127,8 @@ pub struct Pair {
     pid: i32,
     generation: u32,
     failovers: u32,
+    /// How long a processor may be silent.
+    patience: Duration,
 }
 
 impl Pair {
@@ -132,8 +136,10 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] where something is not installed, [`Error::Timeout`], [`Error::Guest`] where a guest said why.
+    /// [`Error::Missing`] where something is not installed, [`Error::Rights`], [`Error::Room`], before anything is made;
+    /// [`Error::Timeout`], [`Error::Guest`] where a guest said why.
     pub fn up(config: PairConfig) -> Result<Self> {
+        means::look_for(&config)?;
         std::fs::create_dir_all(&config.folder).map_err(crate::error::file("create", &config.folder))?;
         let disk = config.disk.as_ref().map(|disk| Disk::obtain(disk, &config.folder)).transpose()?;
         let kernel = KernelFiles::obtain(&config.cache)?;
@@ -147,7 +153,9 @@ impl Pair {
             network.attach(&active.port)?;
         }
         let backup = Some(start(&config, &shared, 1, Some(&active.machine))?);
+        let patience = config.silence;
         let mut pair = Self {
+            patience,
             config,
             kernel,
             image,
@@ -202,6 +210,26 @@ impl Pair {
         self.backup.as_ref().map(|backup| &backup.machine)
     }
 
+    /// Which machine is what.
+    pub fn status(&mut self) -> Status {
+        let role = |machine: &mut Machine| Role {
+            name: machine.name().to_owned(),
+            pid: machine.pid(),
+            lives: machine.runs(),
+        };
+        Status {
+            active: role(&mut self.active.machine),
+            backup: self.backup.as_mut().map(|backup| role(&mut backup.machine)),
+            service: self.pid,
+            failovers: self.failovers,
+        }
+    }
+
+    /// Bears a processor's silence for this long, or again for as long as was configured.
+    pub fn be_patient(&mut self, silence: Option<Duration>) {
+        self.patience = silence.unwrap_or(self.config.silence);
+    }
+
     /// Whether the machine that stands by is there.
     pub fn backup_lives(&mut self) -> bool {
         self.backup.as_mut().is_some_and(|backup| backup.machine.runs())
@@ -212,10 +240,14 @@ impl Pair {
         self.active.machine.runs()
     }
 
-    /// Leaves the active's memory where it is when the pair is gone, and tells where.
-    pub fn keep_memory(&mut self) -> PathBuf {
-        self.active.machine.keep_memory();
-        self.active.machine.file("ram")
+    /// Leaves the active's memory as a file when the pair is gone, and tells where.
+    ///
+    /// # Errors
+    ///
+    /// As [`Machine::keep_memory`].
+    pub fn keep_memory(&mut self) -> Result<PathBuf> {
+        self.active.machine.keep_memory()?;
+        Ok(self.active.machine.file("ram"))
     }
 
     /// How often the service has moved.
@@ -242,15 +274,14 @@ impl Pair {
     ///
     /// [`Error::Guest`] where it cannot be asked to, or its kernel offers no such way.
     pub fn crash(&mut self, fault: Fault) -> Result<()> {
+        if fault == Fault::Nmi {
+            // The guest has to know before that this is a reason to panic.
+            self.active.control.run(&["sh", "-c", "echo 1 > /proc/sys/kernel/unknown_nmi_panic"])?;
+            return self.active.qmp.execute("inject-nmi", &json!({})).map(drop);
+        }
         let machine = &self.active.machine;
         let bait = fault.prepare(machine.name(), &machine.file("ram"))?;
-        self.active.control.ask(&json!({"do": "crash", "kind": fault.name(), "bait": bait}))?;
-        if fault == Fault::Nmi {
-            // The guest has to be told before that this is a reason to panic.
-            std::thread::sleep(Duration::from_millis(200));
-            self.active.qmp.execute("inject-nmi", &json!({}))?;
-        }
-        Ok(())
+        self.active.control.ask(&json!({"do": "crash", "kind": fault.name(), "bait": bait}))
     }
 
     /// Waits until the active fails, at most `patience`.
@@ -267,7 +298,7 @@ impl Pair {
             {
                 return Ok(Some(Cause::Panic));
             }
-            if self.active.silence()?.is_some_and(|silence| silence > self.config.silence) {
+            if self.active.silence()?.is_some_and(|silence| silence > self.patience) {
                 return Ok(Some(Cause::Silence));
             }
             if let Some(complaint) = self.active.control.complaint() {

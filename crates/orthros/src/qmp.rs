@@ -43,7 +43,7 @@ impl Qmp {
     pub fn connect(machine: &str, socket: &Path) -> Result<Self> {
         let failed =
             |why: String| Error::Qmp { machine: machine.to_owned(), command: "connect".to_owned(), why };
-        let stream = UnixStream::connect(socket).map_err(|error| failed(error.to_string()))?;
+        let stream = crate::machine::connect(socket).map_err(|error| failed(error.to_string()))?;
         let copy = stream.try_clone().map_err(|error| failed(error.to_string()))?;
         let mut qmp = Self {
             machine: machine.to_owned(),
