@@ -35,7 +35,7 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects to the monitor that listens at `socket`.
+    /// Connects to the monitor that listens, or is just about to, at `socket`.
     ///
     /// # Errors
     ///
@@ -148,5 +148,44 @@ impl Qmp {
             }
             return Ok(Some(message));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{self, sleep};
+
+    use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
+
+    use super::*;
+
+    #[test]
+    fn a_monitor_that_does_not_listen_yet_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let socket = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let refused = UnixStream::connect(&path).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+
+        let monitor = thread::spawn(move || {
+            sleep(Duration::from_millis(50));
+            net::listen(&socket, 1).unwrap();
+            let mut stream = UnixStream::from(net::accept(&socket).unwrap());
+            writeln!(stream, "{}", json!({"QMP": {}})).unwrap();
+            let mut command = String::new();
+            BufReader::new(stream.try_clone().unwrap()).read_line(&mut command).unwrap();
+            writeln!(stream, "{}", json!({"return": {}})).unwrap();
+            command
+        });
+        Qmp::connect("guest", &path).unwrap();
+        assert!(monitor.join().unwrap().contains("qmp_capabilities"));
+    }
+
+    #[test]
+    fn a_monitor_that_is_not_there_is_an_error_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let Err(error) = Qmp::connect("guest", &folder.path().join("qmp")) else { panic!("connected") };
+        assert!(error.to_string().starts_with("guest: QMP connect failed"), "{error}");
     }
 }
