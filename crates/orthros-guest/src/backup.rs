@@ -16,6 +16,8 @@ const DEVICE: &str = "0x1110";
 /// How long the dead guest's disk may take to appear.
 const PLUGGED: Duration = Duration::from_secs(10);
 const IMAGES: &str = "/run/orrery/images";
+/// From 64 MiB on, room matters more than the time it takes to free it.
+const MANY_PAGES: u64 = 16 << 10;
 
 pub(crate) fn run() -> Result<()> {
     let mut control = Control::open()?;
@@ -122,7 +124,10 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
     let more =
         ["-v4", "--restore-detached", "--tcp-established", "--manage-cgroups=ignore", "--skip-in-flight"];
     let hook = ["--action-script", "/usr/bin/orrery-guest"];
-    let argv: Vec<String> = argv.iter().chain(&more).chain(&hook).map(|&word| word.to_owned()).collect();
+    // What has been restored is freed at once: both together would not fit where a service has half of the memory.
+    let dedup: &[&str] = if summary.pages > MANY_PAGES { &["--auto-dedup"] } else { &[] };
+    let argv = argv.iter().chain(&more).chain(&hook).chain(dedup).map(|&word| word.to_owned());
+    let argv: Vec<String> = argv.collect();
     let begin = online::now();
     let nest = match nest::start(&argv, true) {
         Ok(nest) => nest,

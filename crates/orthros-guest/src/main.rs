@@ -8,6 +8,7 @@
 mod active;
 mod backup;
 mod beats;
+mod burden;
 mod control;
 mod crash;
 mod criu;
@@ -63,6 +64,7 @@ fn init() -> Result<()> {
 
 fn command(words: &[&str]) -> Result<()> {
     match words {
+        ["burden", mib, files, threads] => burden::run(mib.parse()?, files.parse()?, threads.parse()?),
         ["count", path] => count(path),
         ["objects"] => objects::run(),
         ["terminal", port, argv @ ..] => terminal::run(port.parse()?, argv),
@@ -75,7 +77,7 @@ fn command(words: &[&str]) -> Result<()> {
             Ok(())
         }
         _ => bail!(
-            "usage: orrery-guest count FILE | objects | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | images MEMORY PID FOLDER"
+            "usage: orrery-guest burden MIB FILES THREADS | count FILE | objects | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | images MEMORY PID FOLDER"
         ),
     }
 }

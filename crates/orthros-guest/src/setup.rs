@@ -26,7 +26,9 @@ const MOUNTS: &[(&str, &str, &str)] = &[
 pub(crate) fn prepare() -> Result<()> {
     for (what, place, kind) in MOUNTS {
         fs::create_dir_all(place).with_context(|| format!("cannot create {place}"))?;
-        mount(*what, *place, *kind, MountFlags::empty(), None)
+        // Half of the memory would be the most otherwise, and images of a service may take more.
+        let options = (*place == "/run").then_some(c"size=95%");
+        mount(*what, *place, *kind, MountFlags::empty(), options)
             .with_context(|| format!("cannot mount {place}"))?;
     }
     // SAFETY: one thread runs yet.

@@ -431,6 +431,36 @@ impl Pair {
         }
     }
 
+    /// Boots the service's machine anew, as one does who has no backup: what was in its memory is lost. There is no backup
+    /// then until [`renew`](Self::renew).
+    ///
+    /// # Errors
+    ///
+    /// As [`up`](Self::up).
+    pub fn reboot(&mut self) -> Result<()> {
+        self.backup = None;
+        self.active.machine.kill();
+        self.generation += 1;
+        let shared = Shared {
+            kernel: &self.kernel,
+            image: &self.image,
+            network: self.network.as_ref(),
+            disk: self.disk.as_ref(),
+        };
+        let active = start(&self.config, &shared, self.generation, None)?;
+        if let Some(network) = &self.network {
+            network.detach(&self.active.port)?;
+            network.attach(&active.port)?;
+        }
+        self.active = active;
+        self.registers.clear();
+        let Said::Ready { pid } = self.active.control.expect("the service to run", BOOT)? else {
+            return Err(confused(&self.active.machine));
+        };
+        self.pid = pid;
+        Ok(())
+    }
+
     /// Starts a new backup, for the survivor of a failover or in place of one that died, and gives how long that took, in
     /// seconds.
     ///
