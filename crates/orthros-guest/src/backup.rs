@@ -85,6 +85,28 @@ fn arm() -> Result<(Kernel, f64)> {
     Ok((kernel, start.elapsed().as_secs_f64()))
 }
 
+/// Lets more be mapped than there is memory, proc_sys_vm(5): criu makes each mapping writable first, of which the kernel
+/// counts all against its memory, also what a service has reserved and never used (MariaDB: 8 TiB).
+struct Overcommit(Option<String>);
+
+impl Overcommit {
+    const SETTING: &str = "/proc/sys/vm/overcommit_memory";
+
+    fn allow() -> Self {
+        let before = fs::read_to_string(Self::SETTING).ok();
+        let _ = fs::write(Self::SETTING, "1");
+        Self(before)
+    }
+}
+
+impl Drop for Overcommit {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            let _ = fs::write(Self::SETTING, before);
+        }
+    }
+}
+
 /// What was read of a service.
 struct Rescue {
     summary: criu::Summary,
@@ -129,6 +151,7 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
     let argv = argv.iter().chain(&more).chain(&hook).chain(dedup).map(|&word| word.to_owned());
     let argv: Vec<String> = argv.collect();
     let begin = online::now();
+    let _all = Overcommit::allow();
     let nest = match nest::start(&argv, true) {
         Ok(nest) => nest,
         Err(error) => {

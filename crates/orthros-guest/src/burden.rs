@@ -32,9 +32,16 @@ pub(crate) fn run(mib: usize, files: usize, threads: usize) -> Result<()> {
     }
     for _ in 0..threads {
         let thread = std::thread::Builder::new().stack_size(64 << 10);
-        thread.spawn(|| loop { std::thread::park() }).context("cannot start a thread")?;
+        thread
+            .spawn(|| {
+                loop {
+                    std::thread::park()
+                }
+            })
+            .context("cannot start a thread")?;
     }
-    let listener = TcpListener::bind(("0.0.0.0", PORT)).with_context(|| format!("cannot listen at {PORT}"))?;
+    let listener =
+        TcpListener::bind(("0.0.0.0", PORT)).with_context(|| format!("cannot listen at {PORT}"))?;
     let mut count = 0_u64;
     loop {
         let (mut client, _) = listener.accept()?;
