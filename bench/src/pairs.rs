@@ -1,5 +1,7 @@
 //! Pairs of machines whose kernels die, and clients that wait meanwhile.
 
+pub mod in_network;
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
