@@ -193,7 +193,7 @@ pub fn plant(tree: &Path, files: &[PathBuf], link_to: Option<&Path>) -> Result<(
         }
         .with_context(|| format!("plant {}", to.display()))?;
     }
-    forget(std::slice::from_ref(&tree.to_owned()))
+    Ok(())
 }
 
 fn entries(trees: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
@@ -205,9 +205,12 @@ fn entries(trees: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
 /// # Errors
 /// Where a file cannot be opened.
 pub fn forget(trees: &[PathBuf]) -> Result<()> {
+    // Only what is on the disk can go. All at once: one by one takes a write of the journal each.
+    if let Some(first) = trees.first() {
+        rustix::fs::syncfs(File::open(first)?).with_context(|| format!("write {} out", first.display()))?;
+    }
     for path in entries(trees) {
         let file = File::open(&path).with_context(|| format!("open {}", path.display()))?;
-        file.sync_all()?;
         // SAFETY: advice about a file of ours.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
     }
@@ -259,6 +262,18 @@ pub fn anonymous(pid: i32) -> Result<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).context("no Pss_Anon")?;
     let kib: u64 = line.split_whitespace().next().context("no number")?.parse()?;
     Ok(kib << 10)
+}
+
+/// Seconds of processor time that a process has had (utime and stime in proc_pid_stat(5)).
+///
+/// # Errors
+/// Where the process cannot be looked into.
+pub fn processor_time(pid: i32) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let mut fields = text.rsplit(')').next().context("no fields")?.split_whitespace().skip(11);
+    let mut ticks = || -> Result<u32> { Ok(fields.next().context("too few fields")?.parse()?) };
+    let ticks = f64::from(ticks()? + ticks()?);
+    Ok(ticks / f64::from(u32::try_from(rustix::param::clock_ticks_per_second())?))
 }
 
 /// Bytes of relocated read-only data that a process has to itself.

@@ -40,6 +40,7 @@ mod sitting;
 mod work;
 mod worker;
 
+pub mod content_store;
 pub mod copies;
 pub mod documents;
 pub mod examined;

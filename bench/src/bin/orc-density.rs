@@ -2,11 +2,11 @@
 //!
 //! First what the code and read-only data take, of Python with its cryptography and database libraries: the cached pages
 //! of the trees' files (mincore(2), each file once, mapped or not), the store's objects, and what each process has relocated.
-//! Hard links are the ideal, as then there is one tree, and what a content store as composefs comes to; KSM never merges pages
-//! of files.
+//! Hard links are the ideal, as then there is one tree; KSM never merges pages of files.
 //!
 //! Then ffmpeg, if it is there, which encodes all the time: memory and throughput, second by second, into
-//! `target/bench/orc-density.series.json`, under KSM, too, as it is set on most machines and as fast as it goes.
+//! `target/bench/orc-density.series.json`, under KSM, too, as it is set on most machines and as fast as it goes, and from
+//! overlays of a content store, as composefs makes them.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -20,8 +20,9 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
+use orrery_bench::content_store::ContentStore;
 use orrery_bench::copies::{
-    Ksm, Running, Store, anonymous, cached, files_of, forget, plant, planted, relocated,
+    Ksm, Running, Store, anonymous, cached, files_of, forget, plant, planted, processor_time, relocated,
 };
 use orrery_bench::record::{self, Record};
 use orrery_bench::{Options, Skipped, machine};
@@ -64,13 +65,23 @@ enum Way {
     KsmOn,
     KsmTuned,
     HardLinks,
+    ContentStore,
     Orc,
     OrcDisk,
 }
 
 impl Way {
-    const ALL: [Self; 6] =
-        [Self::Plain, Self::KsmOn, Self::KsmTuned, Self::HardLinks, Self::Orc, Self::OrcDisk];
+    const ALL: [Self; 7] = [
+        Self::Plain,
+        Self::KsmOn,
+        Self::KsmTuned,
+        Self::HardLinks,
+        Self::ContentStore,
+        Self::Orc,
+        Self::OrcDisk,
+    ];
+    /// Those whose numbers are promised.
+    const FEW: [Self; 2] = [Self::Plain, Self::OrcDisk];
 
     fn name(self) -> &'static str {
         match self {
@@ -78,6 +89,7 @@ impl Way {
             Self::KsmOn => "KSM",
             Self::KsmTuned => "KSM, fast",
             Self::HardLinks => "hard links",
+            Self::ContentStore => "content store",
             Self::Orc => "ours, in memory",
             Self::OrcDisk => "ours",
         }
@@ -95,12 +107,10 @@ impl Way {
 
 /// Trees with copies of a program.
 struct Trees {
-    // Removed at the end.
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     files: Vec<PathBuf>,
     program: PathBuf,
     own: Vec<PathBuf>,
-    linked: Vec<PathBuf>,
 }
 
 impl Trees {
@@ -108,47 +118,65 @@ impl Trees {
         let files = files_of(start(&mut Command::new(program))?.pid())?;
         // Not in /tmp, which may be memory itself.
         let folder = tempfile::tempdir_in(machine::program_folder()?)?;
-        let trees =
-            |kind: &str| (0..count).map(|n| folder.path().join(format!("{kind}{n}"))).collect::<Vec<_>>();
-        let (own, linked) = (trees("own"), trees("linked"));
-        for (tree, link) in own.iter().zip(&linked) {
+        let own: Vec<_> = (0..count).map(|number| folder.path().join(format!("own{number}"))).collect();
+        for tree in &own {
             plant(tree, &files, None)?;
-            plant(link, &files, own.first().map(PathBuf::as_path))?;
         }
-        let program = fs::canonicalize(program)?;
-        Ok(Self { _folder: folder, files, program, own, linked })
+        Ok(Self { folder, files, program: fs::canonicalize(program)?, own })
     }
 
-    fn of(&self, way: Way) -> &[PathBuf] {
-        if way == Way::HardLinks { &self.linked } else { &self.own }
+    /// The trees for so many copies, and what has to stay for as long as they are used.
+    fn of(&self, way: Way, count: usize) -> Result<(Vec<PathBuf>, Option<ContentStore>)> {
+        let named = |kind: &str| {
+            (0..count).map(|number| self.folder.path().join(format!("{kind}{number}"))).collect()
+        };
+        Ok(match way {
+            Way::HardLinks => {
+                let trees: Vec<PathBuf> = named("linked");
+                for tree in trees.iter().filter(|tree| !tree.exists()) {
+                    plant(tree, &self.files, self.own.first().map(PathBuf::as_path))?;
+                }
+                (trees, None)
+            }
+            Way::ContentStore => {
+                let trees: Vec<PathBuf> = named("overlay");
+                let store = ContentStore::plant(self.folder.path(), &trees, &self.files)?;
+                (trees, Some(store))
+            }
+            _ => (self.own[..count].to_vec(), None),
+        })
     }
 }
 
 /// Copies of a program that run.
-struct Copies<'a> {
-    trees: &'a [PathBuf],
-    store: Option<Store>,
+struct Copies {
+    /// Where the bytes of files lie.
+    trees: Vec<PathBuf>,
+    // In this order they end.
     running: Vec<Running>,
+    store: Option<Store>,
     _ksm: Option<Ksm>,
+    _content: Option<ContentStore>,
 }
 
-impl<'a> Copies<'a> {
+impl Copies {
     fn start(
-        trees: &'a Trees,
+        trees: &Trees,
         way: Way,
         count: usize,
         start: impl Fn(&mut Command) -> Result<Running>,
     ) -> Result<Self> {
-        forget(&trees.own)?;
+        let (roots, content) = trees.of(way, count)?;
+        let lie_in = content.as_ref().map_or(roots.clone(), |content| vec![content.store().to_owned()]);
+        forget(&lie_in)?;
         let store = match way {
             Way::Orc | Way::OrcDisk => Some(Store::start(way == Way::OrcDisk)?),
             _ => None,
         };
         let mut copies =
-            Self { trees: &trees.of(way)[..count], store, running: Vec::new(), _ksm: way.ksm()? };
-        for tree in copies.trees {
+            Self { trees: lie_in, running: Vec::new(), store, _ksm: way.ksm()?, _content: content };
+        for tree in &roots {
             let program = planted(tree, &trees.program);
-            debug_assert!(trees.files.contains(&trees.program));
             let mut command = Command::new(program);
             command.env("LD_LIBRARY_PATH", tree).env("PYTHONPATH", tree).env("PYTHONHOME", "/usr");
             if let Some(store) = &copies.store {
@@ -177,8 +205,13 @@ impl<'a> Copies<'a> {
         Ok(self.files()? + own)
     }
 
+    /// Seconds of processor time that they have had, all together.
+    fn processor_time(&self) -> Result<f64> {
+        self.running.iter().map(|copy| processor_time(copy.pid())).sum()
+    }
+
     fn files(&self) -> Result<u64> {
-        Ok(cached(self.trees)? + self.store.as_ref().map_or(Ok(0), Store::bytes)?)
+        Ok(cached(&self.trees)? + self.store.as_ref().map_or(Ok(0), Store::bytes)?)
     }
 }
 
@@ -241,6 +274,7 @@ struct Point {
     second: f64,
     memory_mib: f64,
     frames_per_second: f64,
+    frames_per_processor_second: f64,
 }
 
 #[derive(Serialize)]
@@ -279,32 +313,36 @@ fn watch(trees: &Trees, way: Way, count: usize, seconds: u64) -> Result<Series> 
     let mut points = Vec::new();
     let begin = Instant::now();
     let (mut last, mut counted) = (begin, frames.load(Ordering::Relaxed));
+    let mut had = copies.processor_time()?;
     while begin.elapsed() < Duration::from_secs(seconds) {
         std::thread::sleep(Duration::from_secs(1));
         let now = frames.load(Ordering::Relaxed);
+        let have = copies.processor_time()?;
         #[expect(clippy::cast_precision_loss, reason = "frames of some seconds")]
-        let rate = (now - counted) as f64 / last.elapsed().as_secs_f64();
-        (last, counted) = (Instant::now(), now);
+        let done = (now - counted) as f64;
+        let (rate, of_processor) = (done / last.elapsed().as_secs_f64(), done / (have - had).max(0.01));
+        (last, counted, had) = (Instant::now(), now, have);
         let memory = mib(copies.everything()?);
         points.push(Point {
             second: begin.elapsed().as_secs_f64(),
             memory_mib: memory,
             frames_per_second: rate,
+            frames_per_processor_second: of_processor,
         });
     }
     Ok(Series { contender: way.name(), copies: count, points })
 }
 
-/// Memory and throughput over time.
-fn over_time(counts: &[usize], seconds: u64, records: &mut Vec<Record>) -> Result<()> {
-    let most = counts.iter().copied().max().unwrap_or(1);
+/// Memory and throughput over time: so many copies, these ways, so many seconds.
+fn over_time(plan: &[(usize, &[Way], u64)], records: &mut Vec<Record>) -> Result<()> {
+    let most = plan.iter().map(|(count, ..)| *count).max().unwrap_or(1);
     let trees = Trees::new(FFMPEG, most, |command| film(command, &Arc::default()))?;
     let mut table = Table::new();
     table.load_style(NOTHING);
-    table.set_header(["COPIES", "WAY", "MEMORY AT FIRST", "AT LAST", "FRAMES/S"]);
+    table.set_header(["COPIES", "WAY", "MEMORY AT FIRST", "AT LAST", "FRAMES/S", "PER S OF CPU"]);
     let mut all = Vec::new();
-    for &count in counts {
-        for way in Way::ALL {
+    for &(count, ways, seconds) in plan {
+        for &way in ways {
             match watch(&trees, way, count, seconds) {
                 Ok(series) => all.push(series),
                 Err(error) if error.is::<Skipped>() => println!("SKIPPED {}: {error}", way.name()),
@@ -315,19 +353,29 @@ fn over_time(counts: &[usize], seconds: u64, records: &mut Vec<Record>) -> Resul
         #[expect(clippy::cast_precision_loss, reason = "some seconds")]
         let summary = |series: &Series| {
             let last = series.points.last().map_or(0.0, |point| point.memory_mib);
-            let rate = series.points.iter().map(|point| point.frames_per_second).sum::<f64>();
-            (last, rate / series.points.len().max(1) as f64)
+            let mean = |of: fn(&Point) -> f64| {
+                series.points.iter().map(of).sum::<f64>() / series.points.len().max(1) as f64
+            };
+            (last, mean(|point| point.frames_per_second), mean(|point| point.frames_per_processor_second))
         };
         let Some(ours) = of_count.iter().find(|series| series.contender == Way::OrcDisk.name()) else {
             continue;
         };
-        let (our_memory, our_rate) = summary(ours);
+        let (our_memory, _, our_rate) = summary(ours);
         for series in &of_count {
-            let (memory, rate) = summary(series);
+            let (memory, per_second, rate) = summary(series);
             let first = series.points.first().map_or(0.0, |point| point.memory_mib);
             let size = |value: f64| format!("{value:.0} MiB");
             let name = series.contender.to_owned();
-            table.add_row(row([count.to_string(), name, size(first), size(memory), format!("{rate:.0}")]));
+            let [per_second, of_processor] = [per_second, rate].map(|rate| format!("{rate:.0}"));
+            table.add_row(row([
+                count.to_string(),
+                name,
+                size(first),
+                size(memory),
+                per_second,
+                of_processor,
+            ]));
             if series.contender != Way::OrcDisk.name() {
                 let (case, rival) = (format!("ffmpeg/{count} copies"), series.contender);
                 let memory = (rival, memory);
@@ -340,7 +388,7 @@ fn over_time(counts: &[usize], seconds: u64, records: &mut Vec<Record>) -> Resul
                 ));
                 records.push(record(
                     format!("{case}/frames"),
-                    "1/s",
+                    "1/s of CPU",
                     our_rate,
                     (rival, rate),
                     our_rate / rate,
@@ -364,13 +412,14 @@ fn main() -> Result<ExitCode> {
     let quick = arguments.options.quick();
     let mut records = Vec::new();
     if Path::new(PYTHON).exists() {
-        density(if quick { &[1, 4] } else { &[1, 2, 4, 8, 16, 32] }, &mut records)?;
+        density(if quick { &[16] } else { &[1, 2, 4, 8, 16, 32] }, &mut records)?;
     } else {
         println!("SKIPPED: there is no {PYTHON}");
     }
     if Path::new(FFMPEG).exists() {
-        let (counts, seconds): (&[usize], _) = if quick { (&[2], 5) } else { (&[4, 16], 60) };
-        over_time(counts, seconds, &mut records)?;
+        let all: [(usize, &[Way], u64); 4] =
+            [(2, &Way::ALL, 10), (4, &Way::FEW, 10), (32, &Way::FEW, 10), (16, &Way::ALL, 40)];
+        over_time(if quick { &[(16, &Way::FEW, 5)] } else { &all }, &mut records)?;
     } else {
         println!("SKIPPED: there is no {FFMPEG}");
     }

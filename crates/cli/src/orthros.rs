@@ -1,5 +1,6 @@
 //! `orrery orthros`: a service that outlives its kernel.
 
+mod check;
 mod config;
 mod counter;
 mod demo;
@@ -38,6 +39,8 @@ enum Command {
     Crash(remote::Crash),
     /// Move the service to the backup, for maintenance; where that cannot be, it stays where it is
     Failover(remote::Target),
+    /// Tell which parts of a process and its descendants would not survive their kernel, and why
+    Check(check::Arguments),
     /// End the service and both machines
     Down(remote::Target),
 }
@@ -89,6 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Command::Status(target) => remote::say(target, "status"),
         Command::Crash(arguments) => remote::crash(arguments),
         Command::Failover(target) => remote::say(target, "failover"),
+        Command::Check(arguments) => check::run(arguments),
         Command::Down(target) => remote::say(target, "quit"),
     }
 }

@@ -65,6 +65,10 @@ pub(crate) struct Arguments {
     #[arg(short = 'T', long, conflicts_with = "count")]
     duration: bool,
 
+    /// Tell all members of large structures, not only those that say most
+    #[arg(short, long, conflicts_with = "count")]
+    verbose: bool,
+
     /// Rules about system calls, as for `orrery run`
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -130,6 +134,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             time: arguments.time,
             duration: arguments.duration,
             json: arguments.json,
+            verbose: arguments.verbose,
             failed: arguments.failed,
             slower: arguments.slower,
         };

@@ -1,28 +1,18 @@
 //! Calls in words: names, arguments, results, as a program's source would have them.
 //!
-//! Which arguments there are and what they are called comes from the kernel, the names of constants from the headers
-//! (`calls/`); what is written here is only which constants an argument takes.
+//! Which arguments there are and what they are called comes from the kernel (`calls/table`), the layouts of structures
+//! from its types (`calls/structures`), the names of constants from the headers (`calls/constants`). What is written here
+//! is only which constants an argument takes.
 
-use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::sync::OnceLock;
 
 use syscalls::Errno;
 
 use crate::calls::{self, Argument, Signature};
 use crate::events::{Event, State};
-
-static CONSTANTS: &str = include_str!("../calls/constants");
-
-/// What an argument's bits or value are named after.
-#[derive(Clone, Copy)]
-enum Names {
-    /// Any number of these at a time.
-    Flags(&'static [&'static str]),
-    /// One of these.
-    One(&'static [&'static str]),
-    Octal,
-}
+use crate::names::{self, Names, signals, signed};
+use crate::structures;
+use crate::told::{self, Form, told};
 
 /// An argument in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,27 +23,12 @@ pub struct Described {
     pub text: String,
 }
 
-/// The names of constants, by what they begin with.
-fn constants() -> &'static HashMap<&'static str, Vec<(&'static str, u64)>> {
-    static ALL: OnceLock<HashMap<&'static str, Vec<(&'static str, u64)>>> = OnceLock::new();
-    ALL.get_or_init(|| {
-        let mut all: HashMap<_, Vec<_>> = HashMap::new();
-        for line in CONSTANTS.lines().filter(|line| !line.starts_with('#')) {
-            let Some((name, value)) = line.split_once('\t') else { continue };
-            let Ok(value) = value.parse::<i64>() else { continue };
-            let prefix = if name.starts_with("SIG") { "SIG" } else { name.split('_').next().unwrap_or(name) };
-            all.entry(prefix).or_default().push((name, value.cast_unsigned()));
-        }
-        all
-    })
-}
-
 fn names_of(call: &str, argument: &Argument) -> Option<Names> {
-    use Names::{Flags, Octal, One};
+    use Names::{Flags, One, Permissions, Signal};
     Some(match (call, argument.name) {
-        (_, "mode") if argument.kind == "umode_t" => Octal,
+        (_, "mode") if argument.kind == "umode_t" => Permissions,
         ("open" | "openat", "flags") => Flags(&["O_"]),
-        ("access" | "faccessat" | "faccessat2", "mode") => Octal,
+        ("access" | "faccessat" | "faccessat2", "mode") => Flags(&["R_OK", "W_OK", "X_OK", "F_OK"]),
         ("mmap" | "mprotect" | "pkey_mprotect", "prot") => Flags(&["PROT_"]),
         ("mmap", "flags") => Flags(&["MAP_"]),
         ("mremap", "flags") => Flags(&["MREMAP_"]),
@@ -61,12 +36,12 @@ fn names_of(call: &str, argument: &Argument) -> Option<Names> {
         ("lseek", "whence") => One(&["SEEK_"]),
         ("socket" | "socketpair", "family") => One(&["AF_"]),
         ("socket" | "socketpair", "type") => Flags(&["SOCK_"]),
-        ("accept4", "flags") => Flags(&["SOCK_"]),
+        ("accept4", "flags") => Flags(&["SOCK_CLOEXEC", "SOCK_NONBLOCK"]),
+        ("clock_nanosleep" | "timer_settime", "flags") => Flags(&["TIMER_ABSTIME"]),
         ("sendto" | "recvfrom" | "sendmsg" | "recvmsg" | "sendmmsg" | "recvmmsg", "flags") => {
             Flags(&["MSG_"])
         }
         ("setsockopt" | "getsockopt", "level") => One(&["SOL_"]),
-        ("setsockopt" | "getsockopt", "optname") => One(&["SO_"]),
         ("shutdown", "how") => One(&["SHUT_"]),
         ("clone", "clone_flags") => Flags(&["CLONE_"]),
         ("unshare", "unshare_flags") => Flags(&["CLONE_"]),
@@ -86,7 +61,18 @@ fn names_of(call: &str, argument: &Argument) -> Option<Names> {
         }
         ("flock", "cmd") => Flags(&["LOCK_"]),
         ("rt_sigprocmask", "how") => One(&["SIG_"]),
-        (_, "sig") => One(&["SIG"]),
+        ("ioctl", "cmd") => One(&["TC", "TIOC", "FIO", "SIOC"]),
+        ("arch_prctl", "option") => One(&["ARCH_"]),
+        ("fadvise64", "advice") => One(&["POSIX_FADV_"]),
+        ("sched_setscheduler", "policy") => One(&["SCHED_"]),
+        ("timerfd_create" | "timerfd_settime", "flags") => Flags(&["TFD_"]),
+        ("setpriority" | "getpriority", "which") => One(&["PRIO_"]),
+        ("fallocate", "mode") => Flags(&["FALLOC_FL_"]),
+        ("mount", "flags") => Flags(&["MS_"]),
+        ("umount2", "flags") => Flags(&["MNT_"]),
+        ("inotify_add_watch", "mask") => Flags(&["IN_"]),
+        ("inotify_init1", "flags") => Flags(&["IN_CLOEXEC", "IN_NONBLOCK"]),
+        (_, "sig") => Signal,
         (_, "which_clock") => One(&["CLOCK_"]),
         (
             "newfstatat" | "unlinkat" | "fchownat" | "linkat" | "statx" | "execveat" | "utimensat"
@@ -104,64 +90,7 @@ fn names_of(call: &str, argument: &Argument) -> Option<Names> {
     })
 }
 
-fn candidates(prefixes: &'static [&'static str]) -> impl Iterator<Item = (&'static str, u64)> {
-    prefixes.iter().flat_map(|prefix| {
-        let group =
-            if prefix.starts_with("SIG") { "SIG" } else { prefix.split('_').next().unwrap_or(prefix) };
-        let all = constants().get(group).map(Vec::as_slice).unwrap_or_default();
-        all.iter().copied().filter(move |(name, _)| name.starts_with(prefix))
-    })
-}
-
-fn one(value: u64, prefixes: &'static [&'static str]) -> String {
-    // Of several names for a value, the shortest is the usual one.
-    let found = candidates(prefixes).filter(|(_, known)| *known == value).min_by_key(|(name, _)| name.len());
-    found.map_or_else(|| signed(value), |(name, _)| name.to_owned())
-}
-
-fn flags(value: u64, prefixes: &'static [&'static str]) -> String {
-    let value = value & 0xffff_ffff;
-    let low = match prefixes {
-        // These begin with a number.
-        ["O_"] => 3,
-        ["SOCK_"] => 0xf,
-        ["MAP_"] => 3,
-        ["FUTEX_"] => 0x7f,
-        _ => 0,
-    };
-    let mut text = if low != 0 { one(value & low, prefixes) } else { String::new() };
-    let mut rest = value & !low;
-    let mut names: Vec<_> = candidates(prefixes).filter(|(_, bits)| *bits != 0 && bits & low == 0).collect();
-    // What is made of several comes before its parts.
-    names.sort_by_key(|(name, bits)| (std::cmp::Reverse(bits.count_ones()), name.len()));
-    for (name, bits) in names {
-        if rest & bits == bits {
-            rest &= !bits;
-            text = join(text, name);
-        }
-    }
-    if rest != 0 || text.is_empty() {
-        text = join(text, &format!("{rest:#x}").replace("0x0", "0"));
-    }
-    text
-}
-
-fn join(text: String, name: &str) -> String {
-    if text.is_empty() { name.to_owned() } else { format!("{text}|{name}") }
-}
-
-/// An `int` as it was meant.
-fn signed(value: u64) -> String {
-    let narrow = value & 0xffff_ffff;
-    let int = narrow as u32;
-    if value == narrow || value >> 32 == 0xffff_ffff {
-        int.cast_signed().to_string()
-    } else {
-        value.cast_signed().to_string()
-    }
-}
-
-/// Bytes as a string of C; `whole` is how many there were.
+/// Bytes as a string of C; `whole`: there are no more.
 fn quoted(bytes: &[u8], whole: bool) -> String {
     let mut text = String::from("\"");
     for byte in bytes {
@@ -206,31 +135,129 @@ fn socket_address(bytes: &[u8]) -> Option<String> {
     }
 }
 
-fn argument(call: &Signature, event: &Event, index: usize, argument: &Argument) -> String {
-    let value = event.arguments()[index];
-    let shape = call.shape();
-    if let Some(bytes) = event.memory(index) {
-        let path = shape.path.iter().any(|path| usize::from(*path) == index);
-        if usize::from(shape.address) == index {
-            return socket_address(bytes).unwrap_or_else(|| format!("{value:#x}"));
+/// What a piece of memory holds.
+fn memory(event: &Event, bytes: &[u8], form: Form, whole: bool) -> Option<String> {
+    let list = |each: Vec<String>| Some(format!("[{}]", each.join(", ")));
+    Some(match form {
+        Form::Text => quoted(bytes, bytes.len() < usize::from(told::PATH)),
+        Form::Bytes { of } => {
+            let all = match of {
+                Some(index) => {
+                    event.arguments().get(index).copied().and_then(|all| usize::try_from(all).ok())
+                }
+                None => usize::try_from(event.result()).ok().filter(|_| event.state() != State::Entered),
+            };
+            quoted(bytes, all.is_none_or(|all| bytes.len() >= all))
         }
-        let length = if shape.fills != 0 {
-            usize::try_from(event.result()).unwrap_or(0)
-        } else {
-            event
-                .arguments()
-                .get(usize::from(shape.count))
-                .map_or(0, |count| usize::try_from(*count).unwrap_or(0))
-        };
-        return quoted(bytes, if path { bytes.len() < 160 } else { bytes.len() >= length });
+        Form::Strings => {
+            let strings = bytes.split_inclusive(|byte| *byte == 0);
+            return list(
+                strings.map(|string| quoted(string.strip_suffix(b"\0").unwrap_or(string), true)).collect(),
+            );
+        }
+        Form::Address => return socket_address(bytes),
+        Form::Structure(name) => structures::named(name)?.describe(name, bytes, whole),
+        Form::Structures(name) => {
+            let structure = structures::named(name)?;
+            let each = bytes.chunks_exact(structure.size);
+            return list(each.map(|bytes| structure.describe(name, bytes, whole)).collect());
+        }
+        Form::Integers(size) => {
+            let each: Vec<_> = bytes.chunks_exact(size).map(integer).collect();
+            return list(each);
+        }
+        Form::Signals => signals(u64::from_ne_bytes(*bytes.first_chunk()?)),
+        Form::Descriptors => {
+            let bits = bytes.iter().enumerate().flat_map(|(place, byte)| {
+                (0..8).filter(move |bit| byte & 1 << bit != 0).map(move |bit| (place * 8 + bit).to_string())
+            });
+            return list(bits.collect());
+        }
+        Form::Status => status(i32::from_ne_bytes(*bytes.first_chunk()?)),
+        Form::Signal => signal_information(bytes)?,
+        Form::Setting => match bytes.first_chunk() {
+            Some(value) if bytes.len() == 4 => format!("[{}]", i32::from_ne_bytes(*value)),
+            _ => quoted(bytes, true),
+        },
+    })
+}
+
+fn integer(bytes: &[u8]) -> String {
+    match (bytes.first_chunk(), bytes.first_chunk()) {
+        (Some(eight), _) => i64::from_ne_bytes(*eight).to_string(),
+        (None, Some(four)) => i32::from_ne_bytes(*four).to_string(),
+        (None, None) => String::new(),
+    }
+}
+
+/// What `wait4` says of a process's end.
+fn status(status: i32) -> String {
+    if libc::WIFEXITED(status) {
+        format!("[exited with {}]", libc::WEXITSTATUS(status))
+    } else if libc::WIFSIGNALED(status) {
+        let signal = Names::Signal.of(u64::from(libc::WTERMSIG(status).cast_unsigned()));
+        format!("[killed by {signal}{}]", if libc::WCOREDUMP(status) { ", core dumped" } else { "" })
+    } else if libc::WIFSTOPPED(status) {
+        format!("[stopped by {}]", Names::Signal.of(u64::from(libc::WSTOPSIG(status).cast_unsigned())))
+    } else {
+        "[continued]".to_owned()
+    }
+}
+
+/// The beginning of a `siginfo_t`.
+fn signal_information(bytes: &[u8]) -> Option<String> {
+    let word = |place: usize| bytes.get(4 * place..)?.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
+    let (signal, code) = (word(0)?, word(2)?);
+    let mut text =
+        format!("{{si_signo={}, si_code={code}", Names::Signal.of(u64::from(signal.cast_unsigned())));
+    // Who sent it, or which child has ended.
+    if code <= 0 || signal == libc::SIGCHLD {
+        let _infallible = write!(text, ", si_pid={}, si_uid={}", word(4)?, word(5)?);
+    }
+    if signal == libc::SIGCHLD && code > 0 {
+        let _infallible = write!(text, ", si_status={}", word(6)?);
+    }
+    Some(text + "}")
+}
+
+/// What names the name of a socket's option is one of, by the option's level.
+fn option_names(level: u64) -> Option<Names> {
+    const TCP: u64 = libc::IPPROTO_TCP as u64;
+    match level {
+        1 => Some(Names::One(&["SO_"])),
+        TCP => Some(Names::One(&["TCP_"])),
+        _ => None,
+    }
+}
+
+fn argument(call: &Signature, event: &Event, index: usize, argument: &Argument, whole: bool) -> String {
+    let value = event.arguments()[index];
+    if let (Some(bytes), Some(told)) = (event.memory(index), told(call, index))
+        && let Some(text) = memory(event, bytes, told.form, whole)
+    {
+        return text;
     }
     if argument.is_directory() && signed(value) == "-100" {
         return "AT_FDCWD".to_owned();
     }
-    match names_of(call.name, argument) {
-        Some(Names::Flags(prefixes)) => flags(value, prefixes),
-        Some(Names::One(prefixes)) => one(value & 0xffff_ffff, prefixes),
-        Some(Names::Octal) => format!("{:#o}", value & 0xffff_ffff).replace("0o", "0"),
+    let names = match (call.name, argument.name) {
+        ("setsockopt" | "getsockopt", "optname") => option_names(event.arguments()[1]),
+        ("socket", "protocol")
+            if ["AF_INET", "AF_INET6"]
+                .iter()
+                .any(|name| names::value(name) == Some(event.arguments()[0])) =>
+        {
+            Some(Names::One(&["IPPROTO_"]))
+        }
+        ("fcntl", "arg") => match event.arguments()[1] {
+            command if Some(command) == names::value("F_SETFL") => Some(Names::Flags(&["O_"])),
+            command if Some(command) == names::value("F_SETFD") => Some(Names::Flags(&["FD_CLOEXEC"])),
+            _ => None,
+        },
+        _ => names_of(call.name, argument),
+    };
+    match names {
+        Some(names) => names.of(value),
         None if argument.kind.ends_with('*') => pointer(value),
         None if argument.is_descriptor() => signed(value & 0xffff_ffff),
         None => match argument.kind {
@@ -241,6 +268,18 @@ fn argument(call: &Signature, event: &Event, index: usize, argument: &Argument) 
             _ => signed(value),
         },
     }
+}
+
+/// How many of a call's arguments count: whether there is a mode depends on the flags.
+fn arguments_that_count(call: &Signature, event: &Event, all: usize) -> usize {
+    let flags = match call.name {
+        "open" => event.arguments()[1],
+        "openat" => event.arguments()[2],
+        _ => return all,
+    };
+    // O_TMPFILE contains O_DIRECTORY, which alone makes no file.
+    let makes = [libc::O_CREAT, libc::O_TMPFILE].map(|flag| u64::from(flag.cast_unsigned()));
+    if makes.iter().any(|flag| flags & flag == *flag) { all } else { all - 1 }
 }
 
 fn pointer(value: u64) -> String {
@@ -264,16 +303,17 @@ impl Event {
         known.map_or_else(|| format!("syscall_{}", self.number()), |known| known.name.to_owned())
     }
 
-    /// Its arguments, in words.
-    pub fn describe(&self) -> Vec<Described> {
+    /// Its arguments, in words. `whole`: all members of large structures, instead of those that say most.
+    pub fn describe(&self, whole: bool) -> Vec<Described> {
         let known = calls::numbered(self.number());
         match known.and_then(|known| Some((known, known.arguments.as_ref()?))) {
             Some((known, arguments)) => {
                 let each = |(index, of): (usize, &Argument)| Described {
                     name: of.name,
-                    text: argument(known, self, index, of),
+                    text: argument(known, self, index, of, whole),
                 };
-                arguments.iter().enumerate().take(6).map(each).collect()
+                let count = arguments_that_count(known, self, arguments.len());
+                arguments.iter().enumerate().take(count.min(6)).map(each).collect()
             }
             None => self.arguments().map(|value| Described { name: "", text: pointer(value) }).to_vec(),
         }
@@ -306,34 +346,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_have_names() {
-        assert_eq!(flags(0o2_000_000, &["O_"]), "O_RDONLY|O_CLOEXEC");
-        assert_eq!(flags(0o1101, &["O_"]), "O_WRONLY|O_CREAT|O_TRUNC");
-        assert_eq!(flags(0, &["PROT_"]), "0");
-        assert_eq!(flags(3, &["PROT_"]), "PROT_READ|PROT_WRITE");
-        assert_eq!(flags(0x22, &["MAP_"]), "MAP_PRIVATE|MAP_ANONYMOUS");
-        assert_eq!(flags(0x80801, &["SOCK_"]), "SOCK_STREAM|SOCK_CLOEXEC|SOCK_NONBLOCK");
-        assert_eq!(flags(1 << 31, &["GRND_"]), "0x80000000");
-    }
-
-    #[test]
-    fn values_have_names() {
-        assert_eq!(one(15, &["SIG"]), "SIGTERM");
-        assert_eq!(one(2, &["AF_"]), "AF_INET");
-        assert_eq!(one(1, &["CLOCK_"]), "CLOCK_MONOTONIC");
-        assert_eq!(one(9999, &["AF_"]), "9999");
-    }
-
-    #[test]
-    fn numbers_have_signs() {
-        assert_eq!(
-            (signed(u64::MAX), signed(0xffff_ff9c), signed(7)),
-            ("-1".into(), "-100".into(), "7".into())
-        );
-        assert_eq!(signed(1 << 40), (1_u64 << 40).to_string());
-    }
-
-    #[test]
     fn strings_are_quoted() {
         assert_eq!(quoted(b"a\"\n\x01", true), "\"a\\\"\\n\\x01\"");
         assert_eq!(quoted(b"a", false), "\"a\"...");
@@ -345,5 +357,28 @@ mod tests {
         assert_eq!(socket_address(b"\x01\0/run/x\0").unwrap(), "unix:/run/x");
         assert_eq!(socket_address(b"\x01\0\0x").unwrap(), "unix:@x");
         assert_eq!(socket_address(&[2, 0]), None);
+    }
+
+    #[test]
+    fn ends_of_processes_are_told() {
+        assert_eq!(status(7 << 8), "[exited with 7]");
+        assert_eq!(status(9), "[killed by SIGKILL]");
+        assert_eq!(status(11 | 0x80), "[killed by SIGSEGV, core dumped]");
+        assert_eq!(status(0x137f), "[stopped by SIGSTOP]");
+        assert_eq!(status(0xffff), "[continued]");
+    }
+
+    #[test]
+    fn signals_tell_who_sent_them() {
+        let bytes = |words: [i32; 8]| words.map(i32::to_ne_bytes).concat();
+        assert_eq!(
+            signal_information(&bytes([10, 0, 0, 0, 55, 1000, 0, 0])).unwrap(),
+            "{si_signo=SIGUSR1, si_code=0, si_pid=55, si_uid=1000}"
+        );
+        assert_eq!(
+            signal_information(&bytes([17, 0, 1, 0, 55, 0, 3, 0])).unwrap(),
+            "{si_signo=SIGCHLD, si_code=1, si_pid=55, si_uid=0, si_status=3}"
+        );
+        assert_eq!(signal_information(&[0; 8]), None);
     }
 }

@@ -51,11 +51,14 @@ mod events;
 mod image;
 mod inject;
 mod launch;
+mod names;
 pub mod policy;
 mod program;
 mod proof;
 mod segment;
 mod steward;
+mod structures;
+mod told;
 mod tracee;
 mod window;
 

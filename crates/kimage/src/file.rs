@@ -271,7 +271,7 @@ impl<'k> OpenFile<'k> {
 }
 
 /// A name's bytes.
-fn name(dentry: Object<'_>) -> Result<Vec<u8>> {
+pub(crate) fn name(dentry: Object<'_>) -> Result<Vec<u8>> {
     let length = usize::try_from(dentry.u32("d_name.len")?).unwrap_or(usize::MAX);
     if length > 255 {
         return Err(dentry.corrupt(format!("a name of {length} bytes")));
@@ -283,8 +283,12 @@ fn name(dentry: Object<'_>) -> Result<Vec<u8>> {
 
 /// Puts the path together that a `struct path` stands for.
 pub(crate) fn resolve(path: Object<'_>) -> Result<Path> {
-    let mut dentry = path.required("dentry", "dentry")?;
-    let mut mount = path.required("mnt", "vfsmount")?.container("mount", "mnt")?;
+    let mount = path.required("mnt", "vfsmount")?.container("mount", "mnt")?;
+    resolve_at(path.required("dentry", "dentry")?, mount)
+}
+
+/// Puts the path together that leads to a name where its file system is mounted.
+pub(crate) fn resolve_at<'k>(mut dentry: Object<'k>, mut mount: Object<'k>) -> Result<Path> {
     let is_root = |dentry: Object<'_>| -> Result<bool> { Ok(dentry.u64("d_parent")? == dentry.address()) };
     // A name that is in no hash table was removed; a root is in none either, and is called "/": what is its own root by
     // another name (a memfd, shared memory) never had a place.

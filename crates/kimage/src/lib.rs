@@ -44,6 +44,7 @@
 //! x86-64 only.
 
 mod cache;
+mod confinement;
 mod error;
 mod ext4;
 mod file;
@@ -51,11 +52,14 @@ mod gcore;
 mod kallsyms;
 mod kernel;
 mod list;
+mod lock;
 mod mapping;
 mod memory;
 mod object;
 mod page;
 mod paging;
+#[cfg(test)]
+mod properties;
 mod rbtree;
 mod registers;
 mod signal;
@@ -67,30 +71,38 @@ mod task;
 mod terminal;
 #[cfg(test)]
 mod tests;
+mod tree;
 mod types;
+mod unix;
 mod vmcore;
 mod vmcoreinfo;
 mod volume;
+mod watch;
 
 pub use cache::{Buffer, CachedPage, Pages};
+pub use confinement::{Seccomp, SeccompFilter};
 pub use error::{Error, Problem, Result, Walk};
 pub use ext4::{Ext4, Ext4File, Extent, Name, ReadBlock};
 pub use file::{Descriptor, FileKind, OpenFile, Path};
 pub use gcore::Written;
 pub use kallsyms::Symbols;
 pub use kernel::Kernel;
+pub use lock::FileLock;
 pub use mapping::{AddressSpace, Mapping};
 pub use memory::{Layout, MappedMemory, PhysicalMemory, Segment};
 pub use object::Object;
 pub use page::PageOwner;
 pub use paging::{Entry, Leaf, PageTables};
 pub use registers::{FloatState, Registers};
-pub use signal::PosixTimer;
+pub use signal::{PosixTimer, ProcessorTimer};
 pub use socket::{InetSocket, TcpConnection};
 pub use special::{EpollTarget, Special};
 pub use task::{Credentials, IdKind, State, Task};
 pub use terminal::{Modes, Terminal};
+pub use tree::MemoryFile;
 pub use types::{Field, TableEntry, Types};
+pub use unix::{UnixMessage, UnixSocket, UnixWaiting};
 pub use vmcore::open_memory;
 pub use vmcoreinfo::Vmcoreinfo;
 pub use volume::{Attributes, Inode, Time, Volume};
+pub use watch::{Inotify, Watch};

@@ -9,6 +9,10 @@ use crate::task::Task;
 const INFO: usize = 128;
 const SIGNALS: u64 = 64;
 const MOST_TIMERS: usize = 1 << 16;
+/// `SIGEV_THREAD_ID`.
+const TO_THREAD: u32 = 4;
+/// `CLOCK_PROCESS_CPUTIME_ID` and `CLOCK_THREAD_CPUTIME_ID`.
+const OF_PROCESSOR: [i32; 2] = [2, 3];
 
 /// A timer of a process (`timer_create`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +21,8 @@ pub struct PosixTimer {
     pub id: u32,
     /// The clock that it goes by.
     pub clock: i32,
+    /// Of one that sends its signal to a thread: the thread's number, as its process sees it.
+    pub thread: Option<i32>,
     /// How it tells: 0 by a signal to the process, 1 not at all, 4 by a signal to a thread.
     pub notify: u32,
     /// The signal.
@@ -105,15 +111,79 @@ fn timer(timer: Object<'_>) -> Result<PosixTimer> {
     } else {
         timer.required("sigq", "sigqueue")?
     };
-    let set = timer.u32("it.real.timer.state")? & 1 != 0;
+    let (clock, notify) = (timer.i32("it_clock")?, timer.u32("it_sigev_notify")?);
+    let by_processor = clock < 0 || OF_PROCESSOR.contains(&clock);
+    let expires = if by_processor {
+        if timer.u64("it.cpu.head")? != 0 { Some(timer.u64("it.cpu.node.expires")?) } else { None }
+    } else if timer.u32("it.real.timer.state")? & 1 != 0 {
+        Some(timer.u64("it.real.timer.node.expires")?)
+    } else {
+        None
+    };
+    let thread = if notify == TO_THREAD { Some(number(timer.required("it_pid", "pid")?)?) } else { None };
     Ok(PosixTimer {
         id: timer.u32("it_id")?,
-        clock: timer.i32("it_clock")?,
-        notify: timer.u32("it_sigev_notify")?,
+        clock,
+        thread,
+        notify,
         signal: queue.u32("info.si_signo")?,
         value: queue.u64("info._sifields._timer._sigval.sival_ptr")?,
         overrun: timer.u32("it_overrun_last")?,
         interval: timer.u64("it_interval")?,
-        expires: if set { Some(timer.u64("it.real.timer.node.expires")?) } else { None },
+        expires,
     })
+}
+
+/// The innermost of a number's meanings.
+fn number(pid: Object<'_>) -> Result<i32> {
+    let level = u64::from(pid.u32("level")?).min(32);
+    let first = pid.address_of("numbers")?.wrapping_add(level * pid.kernel().types().size("upid")?);
+    pid.kernel().object("upid", first)?.i32("nr")
+}
+
+/// An interval timer that goes by processor time (`setitimer`): nanoseconds between two times, and until the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessorTimer {
+    /// Nanoseconds between two times; 0 for once.
+    pub interval: u64,
+    /// What is left until it goes off; nothing where it is not set.
+    pub left: Option<u64>,
+}
+
+impl Task<'_> {
+    /// The processor time that its process has used, as timers count it: in user space, in the kernel, and both as the
+    /// scheduler measures it, in nanoseconds. Counted only while some timer of the process wants it.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn processor_time(&self) -> Result<(u64, u64, u64)> {
+        let signal = self.object().required("signal", "signal_struct")?;
+        let part = |path| signal.u64(path);
+        Ok((
+            part("cputimer.cputime_atomic.utime.counter")?,
+            part("cputimer.cputime_atomic.stime.counter")?,
+            part("cputimer.cputime_atomic.sum_exec_runtime.counter")?,
+        ))
+    }
+
+    /// `ITIMER_VIRTUAL` and `ITIMER_PROF`.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading.
+    pub fn processor_timers(&self) -> Result<(ProcessorTimer, ProcessorTimer)> {
+        let signal = self.object().required("signal", "signal_struct")?;
+        let kernel = signal.kernel();
+        let (first, size) = (signal.address_of("it")?, kernel.types().size("cpu_itimer")?);
+        let (user, system, _) = self.processor_time()?;
+        let timer = |index: u64, now: u64| -> Result<ProcessorTimer> {
+            let timer = kernel.object("cpu_itimer", first.wrapping_add(index * size))?;
+            let expires = timer.u64("expires")?;
+            let left = (expires != 0).then(|| expires.saturating_sub(now).max(1000));
+            Ok(ProcessorTimer { interval: timer.u64("incr")?, left })
+        };
+        // CPUCLOCK_PROF is 0, CPUCLOCK_VIRT 1.
+        Ok((timer(1, user)?, timer(0, user.wrapping_add(system))?))
+    }
 }

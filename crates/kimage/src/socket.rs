@@ -179,8 +179,13 @@ impl<'k> OpenFile<'k> {
     }
 }
 
-/// The packets of a list.
+/// The packets of a list, each with its sequence number.
 fn queue(sock: Object<'_>, path: &'static str) -> Result<Vec<Packet>> {
+    packets(sock, path)?.into_iter().map(read_packet).collect()
+}
+
+/// The packets of a list.
+pub(crate) fn packets<'k>(sock: Object<'k>, path: &'static str) -> Result<Vec<Object<'k>>> {
     let head = sock.address_of(path)?;
     let mut packets = Vec::new();
     let mut seen = HashSet::new();
@@ -190,7 +195,7 @@ fn queue(sock: Object<'_>, path: &'static str) -> Result<Vec<Packet>> {
         if !seen.insert(next) || seen.len() > MOST_PACKETS {
             return Err(packet.corrupt("its queue goes round"));
         }
-        packets.push(read_packet(packet)?);
+        packets.push(packet);
         next = packet.u64("next")?;
     }
     Ok(packets)
@@ -204,7 +209,7 @@ fn read_packet(packet: Object<'_>) -> Result<Packet> {
 }
 
 /// Appends what a packet carries: its linear part, its pages, and the packets that hang on it.
-fn append(packet: Object<'_>, bytes: &mut Vec<u8>, deeper: u32) -> Result<()> {
+pub(crate) fn append(packet: Object<'_>, bytes: &mut Vec<u8>, deeper: u32) -> Result<()> {
     let kernel = packet.kernel();
     let (length, beyond) = (packet.u32("len")?, packet.u32("data_len")?);
     let linear = length.checked_sub(beyond).filter(|_| length <= 1 << 20);

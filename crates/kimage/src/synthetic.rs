@@ -11,7 +11,7 @@ use crate::vmcoreinfo::Vmcoreinfo;
 use crate::{Error, Result};
 
 pub(crate) const SIZE: usize = 2 << 20;
-const DIRECT: u64 = 0xffff_8880_0000_0000;
+pub(crate) const DIRECT: u64 = 0xffff_8880_0000_0000;
 
 const TYPES: &[TableEntry] = &[
     ("list_head", 16, &[("next", 0, 8), ("prev", 8, 8)]),
@@ -34,6 +34,7 @@ const TYPES: &[TableEntry] = &[
             ("sibling", 120, 16),
             ("__state", 136, 4),
             ("exit_state", 140, 4),
+            ("nsproxy", 224, 8),
             ("flags", 144, 4),
             ("thread_pid", 152, 8),
             ("stack", 160, 8),
@@ -113,15 +114,59 @@ const TYPES: &[TableEntry] = &[
     ("files_struct", 64, &[("fdt", 0, 8)]),
     ("fdtable", 64, &[("max_fds", 0, 4), ("fd", 8, 8), ("close_on_exec", 16, 8), ("open_fds", 24, 8)]),
     ("file", 64, &[("f_path", 0, 16), ("f_inode", 16, 8), ("f_flags", 24, 4), ("f_pos", 32, 8)]),
-    ("inode", 64, &[("i_mode", 0, 2), ("i_ino", 8, 8), ("i_sb", 16, 8)]),
-    ("super_block", 64, &[("s_type", 0, 8)]),
+    (
+        "inode",
+        256,
+        &[
+            ("i_mode", 0, 2),
+            ("i_ino", 8, 8),
+            ("i_sb", 16, 8),
+            ("i_mapping", 24, 8),
+            ("i_size", 32, 8),
+            ("i_generation", 40, 4),
+            ("i_uid.val", 44, 4),
+            ("i_gid.val", 48, 4),
+            ("i_nlink", 52, 4),
+            ("i_rdev", 56, 4),
+            ("i_atime_sec", 64, 8),
+            ("i_atime_nsec", 72, 4),
+            ("i_mtime_sec", 80, 8),
+            ("i_mtime_nsec", 88, 4),
+            ("i_ctime_sec", 96, 8),
+            ("i_ctime_nsec", 104, 4),
+            ("i_state", 112, 8),
+            ("i_sb_list", 120, 16),
+            ("i_link", 136, 8),
+        ],
+    ),
+    ("super_block", 64, &[("s_type", 0, 8), ("s_dev", 8, 4), ("s_inodes", 16, 16)]),
     ("file_system_type", 64, &[("name", 0, 8)]),
     (
         "dentry",
-        64,
-        &[("d_parent", 0, 8), ("d_name.len", 8, 4), ("d_name.name", 16, 8), ("d_hash.pprev", 24, 8)],
+        128,
+        &[
+            ("d_parent", 0, 8),
+            ("d_name.len", 8, 4),
+            ("d_name.name", 16, 8),
+            ("d_hash.pprev", 24, 8),
+            ("d_inode", 32, 8),
+            ("d_subdirs", 40, 16),
+            ("d_child", 56, 16),
+        ],
     ),
-    ("mount", 64, &[("mnt_parent", 0, 8), ("mnt_mountpoint", 8, 8), ("mnt", 16, 8), ("mnt.mnt_root", 16, 8)]),
+    (
+        "mount",
+        128,
+        &[
+            ("mnt_parent", 0, 8),
+            ("mnt_mountpoint", 8, 8),
+            ("mnt", 16, 8),
+            ("mnt.mnt_root", 16, 8),
+            ("mnt.mnt_sb", 24, 8),
+            ("mnt_mounts", 32, 16),
+            ("mnt_child", 48, 16),
+        ],
+    ),
     (
         "pt_regs",
         168,
@@ -149,7 +194,27 @@ const TYPES: &[TableEntry] = &[
             ("ss", 160, 8),
         ],
     ),
-    ("page", 64, &[("compound_head", 8, 8), ("mapping", 24, 8)]),
+    (
+        "page",
+        64,
+        &[("flags", 0, 8), ("compound_head", 8, 8), ("mapping", 24, 8), ("index", 32, 8), ("private", 40, 8)],
+    ),
+    ("address_space", 64, &[("i_pages.xa_head", 8, 8), ("a_ops", 16, 8)]),
+    ("xa_node", 640, &[("shift", 0, 1), ("slots", 40, 512), ("marks", 552, 24)]),
+    (
+        "buffer_head",
+        64,
+        &[
+            ("b_state", 0, 8),
+            ("b_this_page", 8, 8),
+            ("b_blocknr", 16, 8),
+            ("b_size", 24, 8),
+            ("b_data", 32, 8),
+        ],
+    ),
+    ("nsproxy", 64, &[("mnt_ns", 24, 8)]),
+    ("mnt_namespace", 64, &[("root", 8, 8)]),
+    ("hlist_node", 16, &[("next", 0, 8), ("pprev", 8, 8)]),
 ];
 
 /// Memory in a vector.
@@ -181,50 +246,50 @@ pub(crate) struct Maker {
 }
 
 impl Maker {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { bytes: vec![0; SIZE], types: Types::from_table(TYPES), next: 0x10_000, symbols: Vec::new() }
     }
 
     /// Room for `size` bytes, at the physical address returned.
-    fn room(&mut self, size: u64, align: u64) -> u64 {
+    pub(crate) fn room(&mut self, size: u64, align: u64) -> u64 {
         let at = self.next.next_multiple_of(align);
         self.next = at + size;
         at
     }
 
     /// A structure full of zeros, at the virtual address returned.
-    fn make(&mut self, kind: &'static str) -> u64 {
+    pub(crate) fn make(&mut self, kind: &'static str) -> u64 {
         let size = self.types.size(kind).unwrap();
         DIRECT + self.room(size, 256)
     }
 
-    fn write(&mut self, address: u64, bytes: &[u8]) {
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
         let at = usize::try_from(if address >= DIRECT { address - DIRECT } else { address }).unwrap();
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    fn write_u64(&mut self, address: u64, value: u64) {
+    pub(crate) fn write_u64(&mut self, address: u64, value: u64) {
         self.write(address, &value.to_le_bytes());
     }
 
-    fn at(&self, object: u64, kind: &'static str, path: &'static str) -> u64 {
+    pub(crate) fn at(&self, object: u64, kind: &'static str, path: &'static str) -> u64 {
         object + self.types.field(kind, path).unwrap().offset
     }
 
-    fn set(&mut self, object: u64, kind: &'static str, path: &'static str, value: u64) {
+    pub(crate) fn set(&mut self, object: u64, kind: &'static str, path: &'static str, value: u64) {
         let field = self.types.field(kind, path).unwrap();
         let size = usize::try_from(field.size).unwrap();
         self.write(object + field.offset, &value.to_le_bytes()[..size]);
     }
 
-    fn text(&mut self, text: &str) -> u64 {
+    pub(crate) fn text(&mut self, text: &str) -> u64 {
         let at = DIRECT + self.room(text.len() as u64 + 1, 8);
         self.write(at, text.as_bytes());
         at
     }
 
     /// A ring of list heads.
-    fn ring(&mut self, heads: &[u64]) {
+    pub(crate) fn ring(&mut self, heads: &[u64]) {
         for (index, &head) in heads.iter().enumerate() {
             let next = heads[(index + 1) % heads.len()];
             self.write_u64(head, next);
@@ -232,7 +297,7 @@ impl Maker {
         }
     }
 
-    fn task(&mut self, pid: u64, name: &str, parent: Option<u64>) -> u64 {
+    pub(crate) fn task(&mut self, pid: u64, name: &str, parent: Option<u64>) -> u64 {
         let task = self.make("task_struct");
         let kind = "task_struct";
         let signal = self.make("signal_struct");
@@ -260,7 +325,7 @@ impl Maker {
     }
 
     /// A mapping's structure.
-    fn mapping(&mut self, space: u64, start: u64, end: u64, flags: u64, file: u64) -> u64 {
+    pub(crate) fn mapping(&mut self, space: u64, start: u64, end: u64, flags: u64, file: u64) -> u64 {
         let mapping = self.make("vm_area_struct");
         for (path, value) in
             [("vm_start", start), ("vm_end", end), ("vm_flags", flags), ("vm_mm", space), ("vm_file", file)]
@@ -271,7 +336,7 @@ impl Maker {
     }
 
     /// A node of a maple tree with `(last address, slot)`s.
-    fn node(&mut self, kind: &'static str, entries: &[(u64, u64)]) -> u64 {
+    pub(crate) fn node(&mut self, kind: &'static str, entries: &[(u64, u64)]) -> u64 {
         let node = self.make(kind);
         let (pivot, slot) = (self.at(node, kind, "pivot"), self.at(node, kind, "slot"));
         for (index, &(last, child)) in (0..).zip(entries) {
@@ -416,6 +481,11 @@ impl Machine {
         m.set(state, "fpstate", "size", 576);
         m.set(process, kind, "thread.fpu.fpstate", state);
         Self { maker: m, table: low_data, leaf_node, dentry: leaf }
+    }
+
+    /// A machine with nothing in it but what is made.
+    pub(crate) fn of(maker: Maker) -> Self {
+        Self { maker, table: 0, leaf_node: 0, dentry: 0 }
     }
 
     /// The machine as a kernel to walk.

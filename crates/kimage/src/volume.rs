@@ -191,20 +191,34 @@ impl<'k> Inode<'k> {
     ///
     /// Those of reading.
     pub fn attributes(&self) -> Result<Attributes> {
-        let inode = self.object;
-        Ok(Attributes {
-            number: inode.u64("i_ino")?,
-            generation: inode.u32("i_generation")?,
-            mode: inode.u32("i_mode")?,
-            uid: inode.u32("i_uid.val")?,
-            gid: inode.u32("i_gid.val")?,
-            size: inode.u64("i_size")?,
-            links: inode.u32("i_nlink")?,
-            device: inode.u32("i_rdev")?,
-            accessed: time(inode, ["i_atime_sec", "i_atime_nsec"], ["i_atime.tv_sec", "i_atime.tv_nsec"])?,
-            modified: time(inode, ["i_mtime_sec", "i_mtime_nsec"], ["i_mtime.tv_sec", "i_mtime.tv_nsec"])?,
-        })
+        attributes(self.object)
     }
+}
+
+/// What an inode tells of its file.
+pub(crate) fn attributes(inode: Object<'_>) -> Result<Attributes> {
+    Ok(Attributes {
+        number: inode.u64("i_ino")?,
+        generation: inode.u32("i_generation")?,
+        mode: inode.u32("i_mode")?,
+        uid: inode.u32("i_uid.val")?,
+        gid: inode.u32("i_gid.val")?,
+        size: inode.u64("i_size")?,
+        links: inode.u32("i_nlink")?,
+        device: inode.u32("i_rdev")?,
+        accessed: time(inode, ["i_atime_sec", "i_atime_nsec"], ["i_atime.tv_sec", "i_atime.tv_nsec"])?,
+        modified: time(inode, ["i_mtime_sec", "i_mtime_nsec"], ["i_mtime.tv_sec", "i_mtime.tv_nsec"])?,
+    })
+}
+
+/// When an inode last changed: `__i_ctime` from 6.6 to 6.10.
+pub(crate) fn changed(inode: Object<'_>) -> Result<Time> {
+    let before = if inode.has("i_ctime") {
+        ["i_ctime.tv_sec", "i_ctime.tv_nsec"]
+    } else {
+        ["__i_ctime.tv_sec", "__i_ctime.tv_nsec"]
+    };
+    time(inode, ["i_ctime_sec", "i_ctime_nsec"], before)
 }
 
 /// Two numbers since 6.11, a structure of two before.

@@ -144,7 +144,8 @@ static const char *refused(uint32_t refusal) {
 }
 
 static void serve_file(struct file *file, const struct answer *answer, int fd) {
-    if (!is_sealed(fd, answer->offset + (file->end - file->start))) {
+    uint64_t end = answer->offset + (file->end - file->start);
+    if (end < answer->offset || !is_sealed(fd, end)) {
         say("left alone: its object is not sealed", file->name);
         return;
     }

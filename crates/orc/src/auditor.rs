@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// The shared object.
 const BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/liborrery-orc.so"));
 /// Its name in the store's folder.
-const NAME: &str = "liborrery-orc.so";
+pub(crate) const NAME: &str = "liborrery-orc.so";
 
 /// Puts the auditor into the store's folder, where programs find it, and containers have it mounted.
 ///

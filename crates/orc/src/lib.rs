@@ -33,6 +33,7 @@ pub mod auditor;
 pub mod measure;
 pub mod protocol;
 pub mod store;
+pub mod why;
 
 pub use client::{Client, Flags, SOCKET, default_directory};
 pub use error::{Error, Result};

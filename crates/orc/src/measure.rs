@@ -11,6 +11,8 @@ use crate::store::Report;
 
 /// What the kernel puts before the name of a memory file.
 const OBJECTS: &str = "/memfd:orc:";
+/// The store's book of places, which is shared memory and no object.
+const BOOK: &str = "/memfd:orc:book";
 /// How the names of objects on disk begin.
 const ON_DISK: &str = "/orc:";
 
@@ -44,7 +46,8 @@ pub struct Area {
 impl Area {
     /// Whether it shows an object of a store.
     pub fn is_object(&self) -> bool {
-        self.name.starts_with(OBJECTS) || self.name.contains(ON_DISK) && self.name.ends_with(" (deleted)")
+        self.name.starts_with(OBJECTS) && !self.name.starts_with(BOOK)
+            || self.name.contains(ON_DISK) && self.name.ends_with(" (deleted)")
     }
 }
 
@@ -170,41 +173,6 @@ pub fn measure(report: &Report) -> io::Result<Measured> {
     Ok(measured)
 }
 
-/// Why the pages of a mapping are as they are, in words.
-pub fn reason(area: &Area) -> &'static str {
-    let access = area.access.as_bytes();
-    let has = |index: usize, letter: u8| access.get(index) == Some(&letter);
-    let (writable, executable, shared) = (has(1, b'w'), has(2, b'x'), has(3, b's'));
-    match area.name.as_str() {
-        _ if area.is_object() && writable => "writable data: pages are copied when they are written",
-        _ if area.is_object() && executable && area.anonymous > 0 => {
-            "code that was changed in memory (text relocations, patches, breakpoints)"
-        }
-        _ if area.is_object() && area.anonymous > 0 => {
-            "read-only after relocation: pointers in it depend on load addresses"
-        }
-        _ if area.is_object() => "an object: one copy for all",
-        "[stack]" => "the stack: written all the time",
-        "[heap]" => "the heap: written all the time",
-        "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => "the kernel's, the same for all",
-        _ if shared => "shared memory already",
-        _ if area.inode == 0 && writable && executable => "writable and executable: its bytes may change",
-        _ if area.inode == 0 && writable => "memory without a file: written by the program",
-        _ if area.inode == 0 && executable => "code that the program made; it may register and publish it",
-        _ if area.inode == 0 && area.resident == 0 => "reserved, nothing there",
-        _ if area.inode == 0 => "read-only memory without a file; the program may publish it",
-        _ if writable && executable => "writable and executable: its bytes may change",
-        _ if writable => "writable data: pages are copied when they are written",
-        _ if area.anonymous > 0 && executable => {
-            "code that was changed in memory (text relocations, patches, breakpoints)"
-        }
-        _ if area.anonymous > 0 => "read-only after relocation: pointers in it depend on load addresses",
-        _ => {
-            "read-only pages of this very file, not exchanged: other files with the same bytes have their own"
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,12 +203,6 @@ Anonymous:             4 kB
         assert!(areas[0].is_object() && areas[0].offset == 0x1000 && areas[0].inode == 77);
         assert_eq!((areas[0].resident, areas[0].proportional, areas[0].private), (8192, 4096, 0));
         assert_eq!((areas[1].private, areas[1].anonymous, areas[1].name.as_str()), (4096, 4096, ""));
-        assert!(reason(&areas[0]).contains("one copy") && reason(&areas[1]).contains("written"));
-        let object = |access: &str, anonymous| {
-            reason(&Area { access: access.to_owned(), anonymous, ..areas[0].clone() })
-        };
-        assert!(object("rw-p", 0).contains("when they are written"));
-        assert!(object("r-xp", 4096).contains("breakpoints") && object("r--p", 4096).contains("relocation"));
     }
 
     #[test]

@@ -30,6 +30,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 pub use config::{Config, Executables, Tenant};
+pub(crate) use content::is_local;
 pub use keeper::{Launcher, Part};
 pub use report::{Report, ReportedObject};
 
@@ -69,4 +70,12 @@ pub fn run_part(part: Part, link: OwnedFd, launcher: Launcher, stop: BorrowedFd<
         Part::Server => server::serve(link, launcher),
         Part::Keeper => keeper::keep(&launcher, Some(keeper::prepare(link)?), BTreeMap::new(), Some(stop)),
     }
+}
+
+/// Each object and each connection needs a descriptor, in both processes.
+fn allow_many_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // Where this fails there are fewer, and the answers say so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Kernel, Layout, MappedMemory};
 
+use crate::after::After;
 use crate::control::{Asked, Control, Said, Step};
-use crate::{active, criu, disk, nest, online, setup, writeback};
+use crate::{active, criu, disk, elsewhere, nest, online, setup, writeback};
 
 /// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
 const VENDOR: &str = "0x1af4";
@@ -109,6 +110,7 @@ impl Drop for Overcommit {
 
 /// What was read of a service.
 struct Rescue {
+    pid: i32,
     summary: criu::Summary,
     seconds: f64,
 }
@@ -120,7 +122,7 @@ fn read(known: Option<&Kernel>, pid: i32, registers: &str) -> Result<Rescue> {
     let _ = fs::remove_dir_all(images);
     let frozen = criu::Frozen::parse(registers);
     let summary = criu::write(known.context("not armed")?, &frozen, pid, images)?;
-    Ok(Rescue { summary, seconds: start.elapsed().as_secs_f64() })
+    Ok(Rescue { pid, summary, seconds: start.elapsed().as_secs_f64() })
 }
 
 /// Rebuilds the service. The active must be dead: its disk is written to here.
@@ -141,15 +143,25 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
         summary.written = Some(writeback::write_back(kernel, &device, &place)?);
         step("write-back");
     }
+    summary.carried = Some(elsewhere::carry_over(&kernel.process(rescue.pid)?, &mut summary.remarks));
+    step("elsewhere");
     let argv =
         ["criu", "restore", "--images-dir", IMAGES, "--work-dir", "/run/orrery", "--log-file", "restore.log"];
-    let more =
-        ["-v4", "--restore-detached", "--tcp-established", "--manage-cgroups=ignore", "--skip-in-flight"];
+    let more = [
+        "-v4",
+        "--restore-detached",
+        "--tcp-established",
+        "--manage-cgroups=ignore",
+        "--skip-in-flight",
+        "--file-locks",
+    ];
+    let after = After::read(Path::new(IMAGES))?;
+    let still = if after.must_stop() { &["--leave-stopped"][..] } else { &[] };
     let hook = ["--action-script", "/usr/bin/orrery-guest"];
     // What has been restored is freed at once: both together would not fit where a service has half of the memory.
     let dedup: &[&str] = if summary.pages > MANY_PAGES { &["--auto-dedup"] } else { &[] };
-    let argv = argv.iter().chain(&more).chain(&hook).chain(dedup).map(|&word| word.to_owned());
-    let argv: Vec<String> = argv.collect();
+    let argv = argv.iter().chain(&more).chain(still).chain(&hook).chain(dedup);
+    let argv: Vec<String> = argv.map(|&word| word.to_owned()).collect();
     let begin = online::now();
     let _all = Overcommit::allow();
     let nest = match nest::start(&argv, true) {
@@ -163,6 +175,7 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
         }
     };
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
+    summary.remarks.extend(after.apply(nest));
     let online = online::report().context("the service never came onto the network")?;
     let seconds = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64();
     steps.push(Step { name: "restore", seconds: seconds(begin, online.from) });

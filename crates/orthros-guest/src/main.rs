@@ -6,6 +6,7 @@
 //! of JSON over the second serial port.
 
 mod active;
+mod after;
 mod backup;
 mod beats;
 mod burden;
@@ -13,6 +14,7 @@ mod control;
 mod crash;
 mod criu;
 mod disk;
+mod elsewhere;
 mod nest;
 mod nudge;
 mod objects;
@@ -24,7 +26,7 @@ mod writeback;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -67,6 +69,8 @@ fn command(words: &[&str]) -> Result<()> {
         ["burden", mib, files, threads] => burden::run(mib.parse()?, files.parse()?, threads.parse()?),
         ["count", path] => count(path),
         ["objects"] => objects::run(),
+        ["check"] => check(nest::any_service().context("no service runs here")?),
+        ["check", pid] => check(pid.parse()?),
         ["terminal", port, argv @ ..] => terminal::run(port.parse()?, argv),
         ["scribble", folder, seed] => scribble::run(folder.as_ref(), seed.parse()?),
         ["images", memory, pid, folder] => {
@@ -77,9 +81,15 @@ fn command(words: &[&str]) -> Result<()> {
             Ok(())
         }
         _ => bail!(
-            "usage: orrery-guest burden MIB FILES THREADS | count FILE | objects | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | images MEMORY PID FOLDER"
+            "usage: orrery-guest burden MIB FILES THREADS | count FILE | objects | check [PID] | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | images MEMORY PID FOLDER"
         ),
     }
+}
+
+/// Tells, in JSON, what of a process and its descendants would not survive.
+fn check(pid: i32) -> Result<()> {
+    println!("{}", serde_json::to_string(&orrery_orthros_check::check(pid)?)?);
+    Ok(())
 }
 
 /// Counts, a hundred times a second, and leaves the number in a file: the smallest service there is.

@@ -1,6 +1,9 @@
 //! A program that holds one of everything a process can hold, and looks at all of it when it finds itself under another
 //! kernel: what tests let a kernel die under.
 
+mod more;
+mod waiters;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::mem::MaybeUninit;
@@ -26,6 +29,7 @@ static SPUN: AtomicU64 = AtomicU64::new(0);
 static DISAGREED: AtomicU64 = AtomicU64::new(0);
 
 struct Held {
+    more: more::More,
     ticking: OwnedFd,
     one_shot: OwnedFd,
     signals: OwnedFd,
@@ -38,6 +42,7 @@ struct Held {
 /// Holds everything for ever, and leaves a verdict after each change of kernels.
 pub(crate) fn run() -> Result<()> {
     let mut held = Held::take()?;
+    let mut waiters = waiters::Waiters::start()?;
     std::thread::spawn(spin);
     let mut boot = fs::read_to_string(BOOT)?;
     fs::write("/run/holding", "")?;
@@ -46,7 +51,7 @@ pub(crate) fn run() -> Result<()> {
         let now = fs::read_to_string(BOOT)?;
         if now != boot {
             boot = now;
-            let verdict = match held.look() {
+            let verdict = match held.look().and_then(|()| waiters.look()) {
                 Ok(()) => "right\n".to_owned(),
                 Err(error) => format!("wrong: {error:#}\n"),
             };
@@ -106,6 +111,7 @@ impl Held {
     fn take() -> Result<Self> {
         let mut set = MaybeUninit::uninit();
         let timer_signal = libc::SIGRTMIN();
+        let more = more::More::take()?;
         // SAFETY: the set is written before it is used; this thread is the only one yet.
         let set = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
@@ -171,7 +177,7 @@ impl Held {
             &master,
             rustix::termios::Winsize { ws_row: 33, ws_col: 77, ws_xpixel: 0, ws_ypixel: 0 },
         )?;
-        let held = Self { ticking, one_shot, signals, shared, nameless, master, slave };
+        let held = Self { more, ticking, one_shot, signals, shared, nameless, master, slave };
         held.prepare()?;
         Ok(held)
     }
@@ -186,6 +192,7 @@ impl Held {
 
     /// Whether everything is as it was left.
     fn look(&mut self) -> Result<()> {
+        self.more.look()?;
         let mut number = [0; 8];
         read(&self.ticking, &mut number).context("the timer that ticks")?;
         let left = rustix::time::timerfd_gettime(&self.one_shot)?.it_value.tv_sec;

@@ -55,7 +55,9 @@ pub(crate) fn prepare() -> Result<()> {
             go_online()?;
         }
     }
-    Ok(())
+    // What is older came with the image; what is newer is the service's.
+    let marker = format!("/{}", crate::elsewhere::MARKER.join("/"));
+    fs::write(&marker, "").with_context(|| format!("cannot write {marker}"))
 }
 
 /// Switches the network card on.

@@ -41,7 +41,7 @@ pub(super) fn explore(trials: &Trials<'_>, calls: Vec<u32>) -> anyhow::Result<(O
 
 fn place(event: &Event) -> Place {
     let maps = fs::read_to_string(format!("/proc/{}/maps", event.thread())).unwrap_or_default();
-    let arguments: Vec<String> = event.describe().into_iter().map(|argument| argument.text).collect();
+    let arguments: Vec<String> = event.describe(false).into_iter().map(|argument| argument.text).collect();
     let call = event.name();
     Place {
         number: event.number(),

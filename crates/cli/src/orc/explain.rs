@@ -7,7 +7,8 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
-use orrery_orc::measure::{Area, areas, reason};
+use orrery_orc::measure::{Area, areas};
+use orrery_orc::why::Process;
 use serde::Serialize;
 
 use super::size;
@@ -51,14 +52,17 @@ impl Sum {
 
 /// Prints it.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
-    let found = areas(arguments.pid).with_context(|| format!("look into process {}", arguments.pid))?;
-    let rows: Vec<Row> = found.into_iter().map(|area| Row { reason: reason(&area), area }).collect();
+    let look = || Ok::<_, io::Error>((areas(arguments.pid)?, Process::look(arguments.pid)?));
+    let (found, process) = look().with_context(|| format!("look into process {}", arguments.pid))?;
+    let rows: Vec<Row> = found.into_iter().map(|area| Row { reason: process.reason(&area), area }).collect();
     let text = if arguments.json {
         serde_json::to_string(&rows)?
-    } else if arguments.all {
-        all(&rows)
     } else {
-        sums(&rows)
+        let table = if arguments.all { all(&rows) } else { sums(&rows) };
+        match process.obstacle() {
+            Some(obstacle) => format!("What is not shared yet stays so: {obstacle}.\n\n{table}"),
+            None => table,
+        }
     };
     let mut output = io::stdout().lock();
     writeln!(output, "{text}").and_then(|()| output.flush()).context("write to standard output")

@@ -101,6 +101,22 @@ pub(super) fn crash(arguments: &Crash) -> Result<()> {
     say(&arguments.target, &format!("crash {}", arguments.kind.name()))
 }
 
+/// Says a line to the pair, and gives what it answers.
+pub(super) fn ask(folder: &Path, line: &str) -> Result<String> {
+    let socket = folder.join(SOCKET);
+    let mut stream =
+        UnixStream::connect(&socket).with_context(|| format!("no pair runs in {}", folder.display()))?;
+    writeln!(stream, "{line}")?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).context("the pair has ended")?;
+    let event: Value = serde_json::from_str(&answer)?;
+    let text = event["text"].as_str().unwrap_or_default().to_owned();
+    if event["event"] == "failed" {
+        bail!("{text}");
+    }
+    Ok(text)
+}
+
 /// Says a line to the pair and shows what it answers, until it has no more to say.
 pub(super) fn say(target: &Target, line: &str) -> Result<()> {
     let socket = target.folder.join(SOCKET);

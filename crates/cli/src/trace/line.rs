@@ -19,6 +19,8 @@ pub(crate) struct Style {
     pub(crate) time: bool,
     pub(crate) duration: bool,
     pub(crate) json: bool,
+    /// All members of large structures.
+    pub(crate) verbose: bool,
     /// Only what fails.
     pub(crate) failed: bool,
     /// Only what takes so long.
@@ -107,7 +109,8 @@ impl Writer {
         if self.style.time {
             write!(self.lines, "{} ", humantime::format_rfc3339_micros(time))?;
         }
-        let arguments: Vec<String> = call.describe().into_iter().map(|argument| argument.text).collect();
+        let arguments: Vec<String> =
+            call.describe(self.style.verbose).into_iter().map(|argument| argument.text).collect();
         write!(self.lines, "{}({}) = {}", call.name(), arguments.join(", "), result.outcome())?;
         if result.state() == State::Answered {
             write!(self.lines, " (by policy)")?;
@@ -126,7 +129,7 @@ impl Writer {
 
 fn object(call: &Event, result: &Event, duration: Option<Duration>, time: SystemTime) -> serde_json::Value {
     let named = |Described { name, text }| json!({"name": name, "value": text});
-    let arguments: Vec<_> = call.describe().into_iter().map(named).collect();
+    let arguments: Vec<_> = call.describe(true).into_iter().map(named).collect();
     let returned = (result.state() != State::Entered).then(|| result.result());
     json!({
         "thread": call.thread(),

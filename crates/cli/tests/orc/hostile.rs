@@ -29,7 +29,11 @@ fn raw_at(path: &std::path::Path) -> OwnedFd {
     socket
 }
 
-fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
+pub(crate) fn send(
+    socket: &OwnedFd,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> rustix::io::Result<usize> {
     let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
@@ -194,10 +198,81 @@ fn connections_are_counted() {
 }
 
 fn raw_or_none(store: &Store) -> OwnedFd {
+    raw_to(&store.path().join("socket"))
+}
+
+/// A socket that is connected if that is possible.
+fn raw_to(path: &std::path::Path) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-    let _ = rustix::net::connect(&socket, &SocketAddrUnix::new(store.path().join("socket")).unwrap());
+    let _ = rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap());
     socket
+}
+
+#[test]
+fn descriptors_that_one_uses_up_are_left_for_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = |name: &str| folder.path().join(name);
+    let option = |name: &str| format!("{name}={}", socket(name).display());
+    let tenants = ["greedy", "modest"].map(option);
+    let options = ["--keep", "100000", "--tenant", &tenants[0], "--tenant", &tenants[1]];
+    let store = Store::with_descriptors(1000, &options);
+    let server = store.server();
+    let (greedy, modest) = (connect(&socket("greedy")), connect(&socket("modest")));
+    let mut held = Vec::new();
+    let refused = (0..1000).find_map(|seed| match greedy.register(&bytes(20, seed), Flags::ALONE) {
+        Ok(object) => {
+            held.push(object);
+            None
+        }
+        other => Some(refusal(other)),
+    });
+    assert_eq!(refused, Some(Refusal::Quota), "there is an end to it");
+    assert!(held.len() >= 200, "{}", held.len());
+    // Connections take descriptors, too.
+    let more: Vec<OwnedFd> = (0..600).map(|_| raw_to(&socket("greedy"))).collect();
+    // Others find room, the greedy one is served, and nobody had to die for it.
+    let objects: Vec<_> =
+        (0..50).map(|seed| modest.register(&bytes(20, seed), Flags::ALONE).unwrap()).collect();
+    assert!(Client::connect_to(&socket("modest")).unwrap().request(objects[7].id()).is_ok());
+    assert_eq!(greedy.request(held[0].id()).unwrap().len(), 20);
+    assert_eq!(store.server(), server);
+    // Nor is anything lost when somebody dies.
+    crate::signal(server, libc::SIGKILL);
+    eventually("a new store", || store.server() != server);
+    assert_eq!(greedy.request(held[held.len() - 1].id()).unwrap().len(), 20);
+    assert_eq!(modest.request(objects[49].id()).unwrap().len(), 20);
+    // What is let go of makes room at once, although it would be kept for a day.
+    drop(more);
+    held.truncate(held.len() - 60);
+    eventually("room again", || greedy.register(&bytes(20, 5000), Flags::ALONE).is_ok());
+}
+
+#[test]
+fn races_over_the_last_bytes_of_a_quota_end_well() {
+    let store = Store::new(&["--keep", "0", "--quota", "40K", "--objects", "8"]);
+    std::thread::scope(|scope| {
+        for thread in 0..6_u64 {
+            let client = store.client();
+            scope.spawn(move || {
+                for round in 0..150 {
+                    // Five contents, of one to five pages, for six threads.
+                    let seed = (thread + round) % 5;
+                    let content = bytes(4096 * (1 + usize::try_from(seed).unwrap()), seed);
+                    match client.register(&content, Flags::none()) {
+                        Ok(object) => {
+                            let again = client.request(object.id()).unwrap();
+                            assert!(*again.map().unwrap() == *content && *object.map().unwrap() == *content);
+                        }
+                        other => assert_eq!(refusal(other), Refusal::Quota),
+                    }
+                }
+            });
+        }
+    });
+    let client = store.client();
+    eventually("nothing is left", || client.report().unwrap().objects.is_empty());
+    assert_eq!(client.register(&bytes(40_000, 9), Flags::none()).unwrap().len(), 40_000, "nor counted");
 }
 
 #[test]

@@ -5,11 +5,16 @@
 mod containers;
 mod deaths;
 mod files;
+mod filters;
+mod guest;
 mod hostile;
+mod liars;
+mod odd;
 mod publish;
 mod relocated;
 mod seeing;
 mod sharing;
+mod timing;
 mod unmodified;
 
 use std::path::Path;
@@ -32,6 +37,23 @@ impl Store {
         std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let keeper = start(folder.path(), options);
         Self { folder, keeper }
+    }
+
+    /// One that may open so many files only.
+    fn with_descriptors(most: u64, options: &[&str]) -> Self {
+        use std::os::unix::process::CommandExt as _;
+
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = command(folder.path(), options);
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        let set = move || {
+            // SAFETY: a system call on this process alone.
+            let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+            if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        };
+        // SAFETY: nothing but a system call happens between fork and exec.
+        unsafe { command.pre_exec(set) };
+        Self { folder, keeper: command.spawn().unwrap() }
     }
 
     fn path(&self) -> &Path {
@@ -67,9 +89,13 @@ impl Drop for Store {
 }
 
 fn start(folder: &Path, options: &[&str]) -> Child {
+    command(folder, options).spawn().unwrap()
+}
+
+fn command(folder: &Path, options: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
     command.args(["orc", "serve", "--directory"]).arg(folder).args(options);
-    command.spawn().unwrap()
+    command
 }
 
 fn connect(path: &Path) -> Client {

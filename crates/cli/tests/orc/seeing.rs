@@ -1,5 +1,6 @@
 //! `orrery orc stat` and `orrery orc explain`.
 
+use std::os::unix::fs::FileExt as _;
 use std::process::{Command, Output};
 
 use orrery_orc::Flags;
@@ -63,6 +64,68 @@ fn what_is_shared_is_counted() {
         .sum();
     assert!(shared >= 2 << 20);
     assert!(text(&orc(&["explain", &own, "--all"])).contains("ADDRESSES"));
+}
+
+/// The page frame behind each page of a mapping that is in memory (`/proc/PID/pagemap` in proc(5)).
+fn frames(pid: i32, range: &str) -> Vec<u64> {
+    let bound = |text: &str| usize::from_str_radix(text, 16).unwrap() / 4096;
+    let (start, end) = range.split_once('-').unwrap();
+    let (start, count) = (bound(start), bound(end) - bound(start));
+    let file = std::fs::File::open(format!("/proc/{pid}/pagemap")).unwrap();
+    let mut entries = vec![0; count * 8];
+    file.read_exact_at(&mut entries, start as u64 * 8).unwrap();
+    let entries = entries.chunks(8).map(|entry| u64::from_le_bytes(entry.try_into().unwrap()));
+    entries.filter(|entry| entry >> 63 == 1).map(|entry| entry & ((1 << 55) - 1)).collect()
+}
+
+#[test]
+fn what_is_counted_is_what_the_kernel_counts_for_each_page() {
+    let Ok(counts) = std::fs::File::open("/proc/kpagecount") else {
+        orrery_testing::skipped!("/proc/kpagecount is not to be read here");
+        return;
+    };
+    if !std::path::Path::new(crate::unmodified::PYTHON).exists() {
+        orrery_testing::skipped!("there is no {}", crate::unmodified::PYTHON);
+        return;
+    }
+    let store = Store::new(&[]);
+    let _ = store.client();
+    let mut programs: Vec<_> = (0..3).map(|_| crate::unmodified::Python::start(&store)).collect();
+    let import = "import ssl, _json; print(1)";
+    assert!(programs.iter_mut().all(|program| program.ask(import) == "1"));
+    // All that the three map of objects, and how often the kernel says that each of these pages is mapped.
+    let (mut mapped, mut seen) = (0, Vec::new());
+    let mut pages = std::collections::BTreeSet::new();
+    for program in &programs {
+        let pid = i32::try_from(program.pid()).unwrap();
+        for area in orrery_orc::measure::areas(pid).unwrap().iter().filter(|area| area.is_object()) {
+            mapped += area.resident - area.anonymous;
+            seen.push(area.clone());
+            if area.anonymous == 0 {
+                pages.extend(frames(pid, &area.range));
+            }
+        }
+    }
+    let count = |frame: &u64| {
+        let mut count = [0; 8];
+        counts.read_exact_at(&mut count, frame * 8).unwrap();
+        u64::from_le_bytes(count)
+    };
+    let counted: u64 = pages.iter().map(count).sum();
+    // Those of mappings with copied pages are left out above: few, as most data are read-only.
+    let stat: Value =
+        serde_json::from_str(text(&orc(&["stat", "--directory", store.path().to_str().unwrap(), "--json"])))
+            .unwrap();
+    let told: u64 =
+        stat["realms"].as_object().unwrap().values().map(|realm| realm["mapped"].as_u64().unwrap()).sum();
+    let known = |area: &orrery_orc::measure::Area| {
+        stat["objects"].as_array().unwrap().iter().any(|object| object["inode"] == area.inode)
+    };
+    let unknown: Vec<_> = seen.iter().filter(|area| !known(area)).collect();
+    assert_eq!(told, mapped, "what is told is what the three map, but for {unknown:#?}");
+    let difference = mapped.abs_diff(counted * 4096);
+    assert!(difference * 20 <= mapped, "{mapped} bytes, the kernel counts {counted} pages");
+    assert!(pages.len() as u64 * 4096 * 2 < counted * 4096, "and nearly each page three times");
 }
 
 #[test]

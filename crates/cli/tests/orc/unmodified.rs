@@ -32,7 +32,7 @@ fn library(name: &str) -> String {
 }
 
 /// A program that ends with the test.
-struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {

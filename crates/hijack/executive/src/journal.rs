@@ -10,9 +10,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// How many entries the ring holds.
 pub const ENTRIES: usize = 8192;
 /// How many bytes of memory that arguments point to an entry has room for.
-pub const DATA: usize = 360;
+pub const DATA: usize = 352;
 /// How many pieces of memory an entry can have.
-pub const PIECES: usize = 4;
+pub const PIECES: usize = 8;
 /// How many return addresses an entry has.
 pub const CALLERS: usize = 5;
 
@@ -139,6 +139,7 @@ impl Entry {
 }
 
 const _: () = assert!(size_of::<Entry>() == 504 && size_of::<Slot>() == 512);
+const _: () = assert!(crate::look::LOOKS <= PIECES && DATA <= PIECE_LENGTH as usize);
 
 #[cfg(test)]
 mod tests {
@@ -155,7 +156,7 @@ mod tests {
     #[test]
     fn pieces_belong_to_arguments() {
         let mut entry = Entry::EMPTY;
-        entry.pieces = [2 << PIECE_SHIFT | 3, 1 << PIECE_SHIFT, 4 << PIECE_SHIFT | 2, 0];
+        entry.pieces = [2 << PIECE_SHIFT | 3, 1 << PIECE_SHIFT, 4 << PIECE_SHIFT | 2, 0, 0, 0, 0, 0];
         entry.data[..5].copy_from_slice(b"abcde");
         assert_eq!(entry.piece(1), Some(&b"abc"[..]));
         assert_eq!(entry.piece(0), Some(&b""[..]));

@@ -44,10 +44,12 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("the executive speaks the system calls of Linux on x86-64 only");
 
+pub mod automaton;
 pub mod board;
 pub mod config;
 pub mod glob;
 pub mod journal;
+pub mod look;
 pub mod numbers;
 pub mod plan;
 pub mod policy;
@@ -60,6 +62,7 @@ pub mod policy;
 )]
 mod running {
     pub(crate) mod actions;
+    pub(crate) mod boot;
     pub(crate) mod callers;
     pub(crate) mod conditions;
     pub(crate) mod count;
@@ -77,8 +80,10 @@ mod running {
     pub(crate) mod own;
     pub(crate) mod patch;
     pub(crate) mod paths;
+    pub(crate) mod permits;
     pub(crate) mod policy;
     pub(crate) mod ranges;
+    pub(crate) mod readable;
     pub(crate) mod requests;
     pub(crate) mod serve;
     pub(crate) mod services;

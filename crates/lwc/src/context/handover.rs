@@ -54,6 +54,7 @@ pub(crate) fn switch(
     let hint = prepare(state, slot)?;
     let until = limit.map(|limit| Moment::now().after(limit));
     placing::place(state, slot);
+    say(state);
     let program = state.program;
     let (me, strand) = (state.me, state.strand);
     let link = state.peer_mut(slot)?.link.as_mut().ok_or(Error::NoContext { descriptor: -1 })?;
@@ -66,6 +67,12 @@ pub(crate) fn switch(
     link.publish(strand);
     call(state, slot, hint);
     park(state, Some(slot), until)
+}
+
+/// Before control leaves: says what those are to know by then who share something with us.
+fn say(state: &mut State) {
+    state.say_own();
+    state.say_credentials();
 }
 
 /// Our time was up, and we are about to be killed.
@@ -92,6 +99,7 @@ pub(crate) fn answer(
     }
     let until = limit.map(|limit| Moment::now().after(limit));
     placing::place(state, slot);
+    say(state);
     if state.control().compare_exchange(state.me, target, SeqCst, SeqCst).is_err() {
         await_end();
     }
@@ -102,6 +110,9 @@ pub(crate) fn answer(
 /// Sees to it that the peer can be spoken to; gives the hint for it.
 fn prepare(state: &mut State, slot: usize) -> Result<u32> {
     let peer = state.peer(slot)?;
+    if peer.seat == state.me {
+        return Err(Error::Itself { descriptor: peer.fd.as_raw_fd() });
+    }
     if peer.is_gone(state.program) {
         let descriptor = peer.fd.as_raw_fd();
         let seat = state.program.seat(peer.seat);
@@ -173,7 +184,7 @@ pub(crate) fn call(state: &State, slot: usize, hint: u32) {
     // It sets its flag before it looks at its bell, and we did the reverse: one of the two sees the other.
     if place.by_descriptor.load(SeqCst) != 0 && peer.is_intact() {
         let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
-        let _ = rustix::net::send(&peer.fd, &[0], flags);
+        let _ = rustix::net::send(&*peer.fd, &[0], flags);
     }
 }
 
@@ -193,6 +204,7 @@ pub(crate) fn ask(
     bytes: &[u8],
 ) -> Result<Message> {
     let hint = prepare(state, slot)?;
+    state.say_credentials();
     let (program, me, strand) = (state.program, state.me, state.strand);
     let peer = state.peer_mut(slot)?;
     // Its late answer would be taken for that to another question.
@@ -213,6 +225,7 @@ pub(crate) fn ask(
         if let Some(message) = peer.link.as_mut().and_then(|link| link.take(strand))
             && message.kind == Kind::Reply
         {
+            state.follow_credentials();
             return Ok(message);
         }
         let nap = Moment::now().after(if peer.listener.is_some() { SHORT_NAP } else { NAP });
@@ -223,7 +236,8 @@ pub(crate) fn ask(
         };
         if woken != Woken::Rung {
             let peer = state.peer(slot)?;
-            if is_hung_up(&peer.fd) {
+            // Where it shared our table of descriptors, what it had is still there.
+            if is_hung_up(&peer.fd) || is_dead(pidfd.as_fd()) {
                 return Err(Error::Gone { descriptor });
             }
             trap::refuse_all(peer);
@@ -238,6 +252,15 @@ pub(crate) fn ask(
 
 /// Waits for control. `watched` is whom it was handed to.
 pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
+    let arrival = wait(state, watched, until);
+    state.follow_credentials();
+    if arrival.is_err() {
+        state.sweep_table();
+    }
+    arrival
+}
+
+fn wait(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
     let watched = watched.and_then(|slot| Watched::of(state, slot));
     let mut vigil = Vigil::new(watched, until);
     let mut me = state.me;

@@ -4,14 +4,19 @@
 //! comes from the one context at its other end. That one may be hostile: lengths are checked, and bytes copied once.
 //!
 //! Each strand has a part of it to itself, of which only what is used becomes memory.
+//!
+//! Copies of the process do not have it (MADV_DONTFORK in madvise(2)): what one context says to another is no third one's
+//! business, and a program with thousands of contexts forks without thousands of mappings. Only between two sides that are
+//! about to be one process each, and for a spare of one's own ([`super::spare`]), is it there in the copy, too.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use orrery_domain::forked::Creator;
 use orrery_sys::PAGE;
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::error::{Error, Result};
 use super::id::Id;
@@ -97,6 +102,8 @@ pub(crate) struct Link {
     side: usize,
     /// Up to where each strand's messages were taken.
     taken: Vec<u32>,
+    /// The process that has the mapping.
+    creator: Creator,
 }
 
 // SAFETY: the mapping belongs to the process; the handle is used by one thread at a time, the one that holds the state.
@@ -143,12 +150,30 @@ impl Link {
             LENGTH,
             rustix::io::Errno::NOMEM,
         ))?;
-        Ok(Self { start, id, side, taken: Vec::new() })
+        Ok(Self { start, id, side, taken: Vec::new(), creator: Creator::here() })
     }
 
     /// In a context just created over this mapping: sees it from the other side.
     pub(crate) fn turn(&mut self) {
         self.side = 1 - self.side;
+        self.creator = Creator::here();
+    }
+
+    /// Whether copies of the process that are made from now on have it, too.
+    pub(crate) fn set_copied(&self, copied: bool) {
+        let advice = if copied { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
+        // SAFETY: our own mapping; no copy uses it that does not know that it is there.
+        let _ = unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), LENGTH, advice) };
+    }
+
+    /// In a copy that has it ([`Link::set_copied`]): it is the copy's.
+    pub(crate) fn inherit(&mut self) {
+        self.creator = Creator::here();
+    }
+
+    /// Whether the calling process has it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.creator.is_here()
     }
 
     /// Where a strand's part begins.
@@ -258,7 +283,8 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         // Shared memory without a name cannot be mapped again: what a rollback may bring back stays.
-        if crate::engine::may_go_back() {
+        // Where a copy of the process does not have it, something else may be there.
+        if crate::engine::may_go_back() || !self.is_here() {
             return;
         }
         // SAFETY: our own mapping, with whose handle its last use goes.

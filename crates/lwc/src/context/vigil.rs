@@ -23,6 +23,8 @@ pub(crate) const MOMENT: Duration = Duration::from_millis(20);
 const ABANDONED: Duration = Duration::from_secs(3);
 /// How long a parked context sleeps before it looks whether all is well.
 pub(crate) const NAP: Duration = Duration::from_millis(500);
+/// How long one sleeps at most that waits for nobody in particular: thousands of them are not to keep a machine busy.
+const LONG_NAP: Duration = Duration::from_secs(4);
 /// How long a context that waits for descriptors, too, goes without a look at its bell. Only the root's help to bury
 /// somebody is asked for without a descriptor.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -233,7 +235,8 @@ impl Vigil {
 
     /// Nothing happened for a while.
     fn look_after(&mut self, state: &mut Held) -> Result<()> {
-        self.slice = NAP;
+        let for_nobody = self.watched.is_none() && self.heir.is_none() && state.me != ROOT;
+        self.slice = if for_nobody { (self.slice * 2).clamp(NAP, LONG_NAP) } else { NAP };
         if self.until.is_some_and(|until| Moment::now() >= until) {
             return self.time_out(state);
         }
@@ -245,7 +248,8 @@ impl Vigil {
             // It let go of its sockets: it is dead, or another program by now (execve(2)).
             let known = state.named(descriptor).ok().and_then(|context| state.find(context).ok());
             let peer = known.and_then(|slot| state.peer(slot).ok());
-            if peer.is_some_and(|peer| peer.pid == watched.pid && is_hung_up(&peer.fd)) {
+            let left = |peer: &super::state::Peer| is_hung_up(&peer.fd) || program.is_marked_dead(seat);
+            if peer.is_some_and(|peer| peer.pid == watched.pid && left(peer)) {
                 return self.mourn(state);
             }
             if !state.filtered
@@ -271,6 +275,7 @@ impl Vigil {
         let holder = state.control().load(SeqCst);
         if holder == state.me {
             // Whoever handed it to us should have called by now; it must have died on the way.
+            self.slice = NAP;
             let now = Moment::now();
             if now.since(*self.abandoned.get_or_insert(now)) > ABANDONED {
                 return Err(Error::Orphaned);

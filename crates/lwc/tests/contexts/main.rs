@@ -11,12 +11,15 @@ mod adversary;
 mod bad_input;
 mod calls;
 mod control;
+mod credentials;
+mod crowds;
 mod deaths;
 mod descriptors;
 mod forks;
 mod isolation;
 mod lifetimes;
 mod memory;
+mod names;
 mod overlays;
 mod placing;
 mod signals;
@@ -28,12 +31,15 @@ use adversary::*;
 use bad_input::*;
 use calls::*;
 use control::*;
+use credentials::*;
+use crowds::*;
 use deaths::*;
 use descriptors::*;
 use forks::*;
 use isolation::*;
 use lifetimes::*;
 use memory::*;
+use names::*;
 use overlays::*;
 use placing::*;
 use signals::*;
@@ -41,7 +47,7 @@ use threads::*;
 use vaults::*;
 
 orrery_testing::cases![
-    seconds = 60, trackers = &[];
+    seconds = crowds::seconds(), trackers = &[];
     control_goes_back_and_forth,
     a_switch_carries_bytes,
     create_returns_in_both,
@@ -60,10 +66,29 @@ orrery_testing::cases![
     senseless_specifications_are_refused,
     descriptors_are_copies,
     descriptors_may_be_withheld,
+    a_table_of_descriptors_is_shared,
+    a_shared_table_is_left_in_order,
+    a_shared_table_keeps_others_out,
+    copies_of_a_shared_table_are_apart,
+    shared_tables_have_conditions,
     credentials_are_its_own,
+    credentials_are_shared,
+    what_one_gives_up_all_have_given_up,
+    copies_of_shared_credentials_are_apart,
+    threads_share_credentials,
+    an_ordinary_user_shares_what_there_is,
     closed_names_are_refused,
     without_descriptors_nothing_is_made,
     descriptors_are_overlaid,
+    the_root_is_known_to_all,
+    nobody_switches_to_itself,
+    a_copy_of_a_name_names_the_same,
+    names_travel_by_sockets,
+    a_name_under_way_keeps_its_context,
+    a_name_that_comes_late_is_told,
+    a_forked_process_holds_names,
+    hundreds_live_at_a_time,
+    without_processes_nothing_is_made,
     a_closed_context_ends,
     a_plain_close_ends_it,
     it_lives_while_anybody_holds_it,

@@ -85,6 +85,11 @@ fn file_system(fd: BorrowedFd<'_>) -> u64 {
     rustix::fs::fstatfs(fd).map_or(0, |found| found.f_type as u64)
 }
 
+/// Whether the file lies where reading it comes to an end.
+pub(crate) fn is_local(fd: BorrowedFd<'_>) -> bool {
+    LOCAL.contains(&file_system(fd))
+}
+
 fn readable(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| !flags.intersects(OFlags::WRONLY | OFlags::PATH))
 }
@@ -106,7 +111,7 @@ pub(super) fn examine(fd: BorrowedFd<'_>, piece: &Piece, largest: u64) -> Result
     if piece.offset.checked_add(piece.length).is_none_or(|end| end > size.next_multiple_of(page)) {
         return Err(Refusal::Changed);
     }
-    if !LOCAL.contains(&file_system(fd)) {
+    if !is_local(fd) {
         return Err(Refusal::FileSystem);
     }
     Ok(Shown { key: FileKey::of(&stat, piece), owner: stat.st_uid, mode: stat.st_mode })

@@ -139,6 +139,7 @@ pub(super) fn keep(
     mut records: Records,
     stop: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
+    super::allow_many_files();
     let mut deaths: Vec<Instant> = Vec::new();
     let mut link = link.map(|link| (link, None));
     loop {

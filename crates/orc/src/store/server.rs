@@ -57,7 +57,7 @@ pub(super) struct Server {
 /// Where the keeper's records make no sense, or the kernel refuses what no store can do without.
 pub(super) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
     die_of_panics();
-    allow_many_files();
+    super::allow_many_files();
     let (state, audit) = State::receive(link, launcher)?;
     let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let server = Arc::new(Server {
@@ -91,14 +91,6 @@ fn die_of_panics() {
         report(info);
         std::process::abort();
     }));
-}
-
-/// Each object and each connection needs a descriptor.
-fn allow_many_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // Where this fails there are fewer, and the answers say so.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 impl Server {
@@ -237,7 +229,7 @@ impl Server {
         let realm = listener.tenant.clone().map_or(Realm::User(uid), Realm::Tenant);
         let mut state = self.lock();
         let of_realm = state.connections.values().filter(|other| other.peer.realm == realm).count();
-        if of_realm >= self.config.connections {
+        if of_realm >= self.config.connections || !state.may_have_descriptor(&realm) {
             drop(state);
             // Closing tells enough.
             self.audit.note("refuse", Some(&realm), None, "too many connections");

@@ -21,6 +21,8 @@ use super::table::{Change, Full, Holder, Limits, Table};
 use crate::ObjectId;
 use crate::protocol::{Relocated, Room};
 
+/// Descriptors that are kept free for messages under way, and for the store itself.
+const SPARE: usize = 384;
 /// Most files of a realm that are remembered.
 const MOST_FILES: usize = 65_536;
 
@@ -55,6 +57,10 @@ pub(super) struct State {
     inhabitants: HashMap<u64, usize>,
     /// Where each object lies.
     places: HashMap<(Realm, ObjectId), u64>,
+    /// Descriptors that each realm has: its memory files and its connections.
+    descriptors: HashMap<Realm, usize>,
+    /// Descriptors that all realms may have together.
+    most_descriptors: usize,
     /// The next number of a memory file or connection.
     next: u64,
     /// Held for as long as there is a store.
@@ -122,6 +128,9 @@ impl State {
             books: HashMap::new(),
             inhabitants: HashMap::new(),
             places: HashMap::new(),
+            descriptors: HashMap::new(),
+            // What was there before stays.
+            most_descriptors: usize::MAX,
             next: 1,
             locks: Vec::new(),
             link: None,
@@ -151,7 +160,9 @@ impl State {
                 }
                 Key::Connection(number) => {
                     state.next = state.next.max(number + 1);
-                    let connection = Connection { socket: fd.ok_or_else(missing)?, peer: decode(&value)? };
+                    let peer: ConnectionRecord = decode(&value)?;
+                    state.count(&peer.realm, 1);
+                    let connection = Connection { socket: fd.ok_or_else(missing)?, peer };
                     state.connections.insert(number, Arc::new(connection));
                 }
                 Key::Hold(number, realm, id) => {
@@ -172,7 +183,31 @@ impl State {
             state.put(&Key::Book(realm.clone()), &[], Some(book.fd()));
             state.books.insert(realm, book);
         }
+        state.most_descriptors = most_descriptors();
         Ok((state, audit))
+    }
+
+    fn count(&mut self, realm: &Realm, more: isize) {
+        let count = self.descriptors.entry(realm.clone()).or_insert(0);
+        *count = count.saturating_add_signed(more);
+        if *count == 0 {
+            self.descriptors.remove(realm);
+        }
+    }
+
+    /// Whether `realm` may have another descriptor: as long as it has fewer than are left. So one realm alone gets half of all, the
+    /// next one half of the rest, and whoever comes later still finds some.
+    pub(super) fn may_have_descriptor(&self, realm: &Realm) -> bool {
+        self.descriptors_to_free(realm) == 0
+    }
+
+    /// How many descriptors `realm` has to give back before it may have another.
+    fn descriptors_to_free(&self, realm: &Realm) -> usize {
+        let used: usize = self.descriptors.values().sum();
+        let own = self.descriptors.get(realm).copied().unwrap_or(0);
+        let left = self.most_descriptors.saturating_sub(used);
+        // Each that is given back is one less of its own, and one more that is left.
+        if own < left { 0 } else { (own - left) / 2 + 1 }
     }
 
     /// A number that no memory file and no connection has had.
@@ -261,6 +296,7 @@ impl State {
     pub(super) fn connect(&mut self, socket: OwnedFd, peer: ConnectionRecord) -> (Holder, Arc<Connection>) {
         let number = self.number();
         self.put(&Key::Connection(number), &encode(&peer), Some(socket.as_fd()));
+        self.count(&peer.realm, 1);
         let connection = Arc::new(Connection { socket, peer });
         self.connections.insert(number, Arc::clone(&connection));
         (number, connection)
@@ -268,7 +304,8 @@ impl State {
 
     /// Forgets somebody.
     pub(super) fn disconnect(&mut self, number: Holder, now: u64) {
-        if self.connections.remove(&number).is_some() {
+        if let Some(connection) = self.connections.remove(&number) {
+            self.count(&connection.peer.realm, -1);
             self.table.leave(number, now);
             self.settle();
             self.delete(&Key::Connection(number));
@@ -289,6 +326,14 @@ impl State {
         now: u64,
     ) -> Result<(), Full> {
         let known = self.table.of(realm, id).is_some();
+        let is_alone = !known && !self.inhabitants.contains_key(&object.memory.number);
+        if is_alone && self.descriptors_to_free(realm) > self.table.idle(realm) {
+            return Err(Full);
+        }
+        while is_alone && !self.may_have_descriptor(realm) {
+            self.table.evict_oldest(realm)?;
+            self.settle();
+        }
         self.table.insert(realm, id, object.clone(), bytes, executable, now)?;
         // What had to make room goes first.
         self.settle();
@@ -298,6 +343,7 @@ impl State {
             let count = self.inhabitants.entry(number).or_insert(0);
             *count += 1;
             if *count == 1 {
+                self.count(realm, 1);
                 self.put(&Key::Memory(number), &[], Some(object.memory.fd.as_fd()));
             }
         }
@@ -327,6 +373,7 @@ impl State {
             let left = self.inhabitants.get(&number).map_or(0, |count| count - 1);
             if left == 0 {
                 self.inhabitants.remove(&number);
+                self.count(&realm, -1);
                 self.delete(&Key::Memory(number));
                 if self.packs.get(&realm).is_some_and(|pack| pack.memory.number == number) {
                     self.packs.remove(&realm);
@@ -372,6 +419,13 @@ impl State {
         }
         names.insert(name, id);
     }
+}
+
+/// How many descriptors clients may take up, with objects and connections: all that server and keeper may have, but some.
+fn most_descriptors() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
+    limit - SPARE.min(limit / 2)
 }
 
 fn record(object: &Object, bytes: u64, executable: bool) -> ObjectRecord {

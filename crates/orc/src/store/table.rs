@@ -165,6 +165,23 @@ impl<P> Table<P> {
         Ok(())
     }
 
+    /// How many objects of `realm` nobody holds.
+    pub(super) fn idle(&self, realm: &Realm) -> usize {
+        self.realms.get(realm).map_or(0, |objects| objects.idle.len())
+    }
+
+    /// Evicts the object of `realm` that nobody has held for the longest time.
+    ///
+    /// # Errors
+    /// [`Full`]: all are held.
+    pub(super) fn evict_oldest(&mut self, realm: &Realm) -> Result<(), Full> {
+        let objects = self.realms.get_mut(realm).ok_or(Full)?;
+        let &(_, id) = objects.idle.first().ok_or(Full)?;
+        objects.remove(id);
+        self.changes.push(Change::Evicted(realm.clone(), id));
+        Ok(())
+    }
+
     /// Enters an object that nobody holds yet. Where there is one of that name in exactly this realm it stays, and `object` is
     /// dropped; being executable is added to it.
     ///

@@ -1,23 +1,24 @@
-//! A process' descriptors: files, pipes, eventfds, epolls, timerfds, signalfds, pseudo-terminals, TCP and UDP sockets. What
-//! is none of these is refused.
+//! A process' descriptors: files, pipes, eventfds, epolls, timerfds, signalfds, inotifies, pseudo-terminals, sockets of the
+//! Internet and of the Unix family. What is none of these is hung up: to the program, its other side went away.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use orrery_kimage::{FileKind, InetSocket, OpenFile, Special, Task};
+use orrery_kimage::{Descriptor, FileKind, IdKind, InetSocket, OpenFile, Special, Task};
 
-use super::Context;
-use super::files::{REGULAR, nobody};
+use super::files::{Files, REGULAR, nobody};
 use super::messages::{
     EpollFile, EpollTarget, EventFile, Fdinfo, File, InetSocket as InetImage, PipeData, PipeFile, SignalFile,
     SocketOptions, TcpStream, TimerFile,
 };
-use super::terminals;
+use super::object_messages::FifoFile;
 use super::writer::{ImageFile, Kind};
+use super::{Context, memfds, terminals, unix, watches};
 
 /// `enum fd_types` of CRIU's `fdinfo.proto`.
 const PIPE: u32 = 2;
+const FIFO: u32 = 3;
 const INET: u32 = 4;
 const EVENT: u32 = 6;
 const EPOLL: u32 = 7;
@@ -25,6 +26,8 @@ const SIGNAL: u32 = 9;
 const TIMER: u32 = 17;
 const SECOND: u64 = 1_000_000_000;
 
+const STREAM: u32 = 1;
+const DATAGRAM: u32 = 2;
 const TCP: u32 = 6;
 const ESTABLISHED: u32 = 1;
 const CLOSE: u32 = 7;
@@ -38,18 +41,23 @@ const OPT_WSCALE: u32 = 4;
 #[derive(Default)]
 pub(super) struct Sockets {
     pipes: BTreeMap<u32, (Vec<u8>, u64)>,
+    named_pipes: BTreeMap<u32, (Vec<u8>, u64)>,
     streams: BTreeMap<u32, (TcpStream, Vec<u8>, Vec<u8>)>,
 }
 
 impl Sockets {
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
-        let mut file = ImageFile::create(folder, "pipes-data", Kind::PipesData)?;
-        for (&pipe_id, (content, capacity)) in &self.pipes {
-            let bytes = u32::try_from(content.len())?;
-            file.put(&PipeData { pipe_id, bytes, size: Some(u32::try_from(*capacity)?) })?;
-            file.raw(content)?;
+        for (name, kind, pipes) in
+            [("pipes-data", Kind::PipesData, &self.pipes), ("fifo-data", Kind::FifoData, &self.named_pipes)]
+        {
+            let mut file = ImageFile::create(folder, name, kind)?;
+            for (&pipe_id, (content, capacity)) in pipes {
+                let bytes = u32::try_from(content.len())?;
+                file.put(&PipeData { pipe_id, bytes, size: Some(u32::try_from(*capacity)?) })?;
+                file.raw(content)?;
+            }
+            file.finish()?;
         }
-        file.finish()?;
         for (inode, (stream, received, unacknowledged)) in &self.streams {
             let mut file = ImageFile::create(folder, &format!("tcp-stream-{inode:x}"), Kind::TcpStream)?;
             file.put(stream)?;
@@ -61,33 +69,89 @@ impl Sockets {
     }
 }
 
-pub(super) fn write(context: &mut Context<'_>, process: &Task<'_>, index: u32, folder: &Path) -> Result<()> {
+/// The tables of all processes, each with its process' index.
+#[derive(Default)]
+pub(super) struct Tables(Vec<(u32, Vec<Slot>)>);
+
+/// A descriptor's number, its file's, and whether `execve` closes it.
+type Slot = (u32, u32, bool);
+
+impl Tables {
+    /// Writes them, when it is settled what each file is.
+    pub(super) fn write(&self, files: &Files, folder: &Path) -> Result<()> {
+        for (index, table) in &self.0 {
+            let mut image = ImageFile::create(folder, &format!("fdinfo-{index}"), Kind::Fdinfo)?;
+            for &(fd, id, closes) in table {
+                image.put(&Fdinfo { id, flags: u32::from(closes), kind: files.kind(id), fd })?;
+            }
+            image.finish()?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn write<'k>(context: &mut Context<'k>, process: &Task<'k>, index: u32) -> Result<()> {
     let descriptors = process.descriptors();
     if let Some(problem) = descriptors.problems.first() {
         bail!("its descriptors: {problem}");
     }
-    let mut image = ImageFile::create(folder, &format!("fdinfo-{index}"), Kind::Fdinfo)?;
-    for descriptor in &descriptors.found {
-        let fd = descriptor.number;
-        let known = context.files.known(&descriptor.file).map(|file| (file.id, file.kind));
-        let (id, kind) = match known {
-            Some(known) => known,
-            None => add(context, &descriptor.file).with_context(|| {
-                let path = descriptor.file.path().map(|path| path.display()).unwrap_or_default();
-                format!("its descriptor {fd} ({path})")
-            })?,
-        };
-        image.put(&Fdinfo { id, flags: u32::from(descriptor.closes_on_exec), kind, fd })?;
+    let pid = super::number(process, IdKind::Process)?;
+    let is_stored = |descriptor: &&Descriptor<'_>| {
+        matches!(descriptor.file.kind(), Ok(FileKind::Regular | FileKind::Directory) | Err(_))
+    };
+    let mut table = Vec::new();
+    // Without a file that it reads or writes, a process would go wrong silently: that refuses it, before anything else
+    // has been added for it.
+    for descriptor in descriptors.found.iter().filter(is_stored) {
+        let (id, _) = file(context, &descriptor.file).with_context(|| named(descriptor))?;
+        context.locks.add(process, pid, descriptor).with_context(|| named(descriptor))?;
+        table.push((descriptor.number, id, descriptor.closes_on_exec));
     }
-    context.summary.descriptors += descriptors.found.len();
-    image.finish()
+    for descriptor in descriptors.found.iter().filter(|descriptor| !is_stored(descriptor)) {
+        let id = match file(context, &descriptor.file) {
+            Ok((id, _)) => id,
+            Err(error) => {
+                let remark = format!("process {pid}: {} is hung up: {error:#}", named(descriptor));
+                context.summary.remarks.push(remark);
+                let flags = descriptor.file.flags().unwrap_or(0);
+                let (id, gone) = unix::hang_up(context, flags);
+                context.files.add(&descriptor.file, gone);
+                id
+            }
+        };
+        table.push((descriptor.number, id, descriptor.closes_on_exec));
+    }
+    table.sort_unstable();
+    context.summary.descriptors += table.len();
+    context.tables.0.push((index, table));
+    Ok(())
+}
+
+fn named(descriptor: &Descriptor<'_>) -> String {
+    let path = descriptor.file.path().map(|path| path.display()).unwrap_or_default();
+    format!("its descriptor {} ({path})", descriptor.number)
+}
+
+/// The number and the kind of a file, which is added where it is not known yet.
+pub(super) fn file<'k>(context: &mut Context<'k>, file: &OpenFile<'k>) -> Result<(u32, u32)> {
+    match context.files.known(file) {
+        Some(known) => Ok((known.id, known.kind)),
+        None => add(context, file),
+    }
 }
 
 /// Adds a file to the images.
-fn add(context: &mut Context<'_>, file: &OpenFile<'_>) -> Result<(u32, u32)> {
-    let id = context.files.next();
+fn add<'k>(context: &mut Context<'k>, file: &OpenFile<'k>) -> Result<(u32, u32)> {
     let flags = file.flags()? & !libc::O_CLOEXEC.cast_unsigned();
-    let entry = match file.kind()? {
+    let kind = file.kind()?;
+    if kind == FileKind::Pipe && file.file_system()? != "pipefs" {
+        return named_pipe(context, file, flags);
+    }
+    if let Some(id) = memfds::add(context, file)? {
+        return Ok((id, memfds::MEMFD));
+    }
+    let id = context.files.next();
+    let entry = match kind {
         FileKind::Regular | FileKind::Directory => return Ok((context.files.regular(file)?, REGULAR)),
         FileKind::CharacterDevice => {
             if let Some(terminal) = file.terminal()? {
@@ -99,54 +163,18 @@ fn add(context: &mut Context<'_>, file: &OpenFile<'_>) -> Result<(u32, u32)> {
             }
             return Ok((context.files.regular(file)?, REGULAR));
         }
-        FileKind::Pipe | FileKind::Anonymous => match file.special()? {
-            Special::Pipe { content, capacity } if file.file_system()? == "pipefs" => {
-                let pipe_id = u32::try_from(file.inode_number()?)?;
-                context.sockets.pipes.insert(pipe_id, (content, capacity));
-                let pipe = PipeFile { id, pipe_id, flags, fown: nobody() };
-                File { kind: PIPE, id, pipe: Some(pipe), ..File::default() }
-            }
-            Special::Pipe { .. } => bail!("pipes with names are not carried over yet"),
-            Special::Event { count, semaphore } => {
-                let flags = flags | u32::from(semaphore);
-                let event = EventFile { id, flags, fown: nobody(), counter: count };
-                File { kind: EVENT, id, efd: Some(event), ..File::default() }
-            }
-            Special::Epoll(targets) => {
-                let tfd = targets
-                    .iter()
-                    .map(|t| EpollTarget { id, tfd: t.descriptor, events: t.events, data: t.data })
-                    .collect();
-                let epoll = EpollFile { id, flags, fown: nobody(), tfd };
-                File { kind: EPOLL, id, epfd: Some(epoll), ..File::default() }
-            }
-            Special::Signal { mask } => {
-                let signal = SignalFile { id, flags, fown: nobody(), sigmask: mask };
-                File { kind: SIGNAL, id, sgfd: Some(signal), ..File::default() }
-            }
-            Special::Timer { clock, ticks, flags: settime_flags, interval, expires } => {
-                let left = expires.map_or(0, |expires| context.left(clock, expires));
-                let timer = TimerFile {
-                    id,
-                    flags,
-                    fown: nobody(),
-                    clockid: clock,
-                    ticks,
-                    settime_flags,
-                    vsec: left / SECOND,
-                    vnsec: left % SECOND,
-                    isec: interval / SECOND,
-                    insec: interval % SECOND,
-                };
-                File { kind: TIMER, id, tfd: Some(timer), ..File::default() }
-            }
-            Special::Other(name) => bail!("{name} is not carried over yet"),
-        },
+        FileKind::Pipe | FileKind::Anonymous => special(context, file, id, flags)?,
         FileKind::Socket => {
+            if let Some(socket) = file.unix_socket()? {
+                return unix::add(context, file, &socket);
+            }
             let Some(socket) = file.inet_socket()? else {
-                bail!("sockets of family {} are not carried over yet", file.socket_family()?);
+                bail!("sockets of family {} are not carried over", file.socket_family()?);
             };
             let ino = u32::try_from(file.inode_number()?)?;
+            if ![STREAM, DATAGRAM].contains(&socket.kind) {
+                bail!("sockets of type {} are not carried over", socket.kind);
+            }
             if socket.protocol == TCP {
                 match socket.state {
                     ESTABLISHED => connection(context, file, ino)?,
@@ -168,6 +196,72 @@ fn add(context: &mut Context<'_>, file: &OpenFile<'_>) -> Result<(u32, u32)> {
     Ok((id, kind))
 }
 
+/// A pipe with a name: what leads to it stands beside it.
+fn named_pipe(context: &mut Context<'_>, file: &OpenFile<'_>, flags: u32) -> Result<(u32, u32)> {
+    let path = file.path()?;
+    if path.deleted {
+        bail!("a pipe whose name was removed is not carried over");
+    }
+    let Special::Pipe { content, capacity } = file.special()? else { bail!("it is no pipe") };
+    let pipe_id = u32::try_from(file.inode_number()?)?;
+    context.sockets.named_pipes.insert(pipe_id, (content, capacity));
+    let regf_id = context.files.beside(flags, path.display());
+    let id = context.files.next();
+    let fifo = FifoFile { id, pipe_id, regf_id: Some(regf_id) };
+    context.files.add(file, File { kind: FIFO, id, fifo: Some(fifo), ..File::default() });
+    Ok((id, FIFO))
+}
+
+/// Pipes, and what the kernel knows without a file.
+fn special(context: &mut Context<'_>, file: &OpenFile<'_>, id: u32, flags: u32) -> Result<File> {
+    Ok(match file.special()? {
+        Special::Pipe { content, capacity } => {
+            let pipe_id = u32::try_from(file.inode_number()?)?;
+            context.sockets.pipes.insert(pipe_id, (content, capacity));
+            let pipe = PipeFile { id, pipe_id, flags, fown: nobody() };
+            File { kind: PIPE, id, pipe: Some(pipe), ..File::default() }
+        }
+        Special::Event { count, semaphore } => {
+            let flags = flags | u32::from(semaphore);
+            let event = EventFile { id, flags, fown: nobody(), counter: count };
+            File { kind: EVENT, id, efd: Some(event), ..File::default() }
+        }
+        Special::Epoll(targets) => {
+            let tfd = targets
+                .iter()
+                .map(|t| EpollTarget { id, tfd: t.descriptor, events: t.events, data: t.data })
+                .collect();
+            let epoll = EpollFile { id, flags, fown: nobody(), tfd };
+            File { kind: EPOLL, id, epfd: Some(epoll), ..File::default() }
+        }
+        Special::Signal { mask } => {
+            let signal = SignalFile { id, flags, fown: nobody(), sigmask: mask };
+            File { kind: SIGNAL, id, sgfd: Some(signal), ..File::default() }
+        }
+        Special::Timer { clock, ticks, flags: settime_flags, interval, expires } => {
+            let left = expires.map_or(0, |expires| context.left(clock, expires));
+            let timer = TimerFile {
+                id,
+                flags,
+                fown: nobody(),
+                clockid: clock,
+                ticks,
+                settime_flags,
+                vsec: left / SECOND,
+                vnsec: left % SECOND,
+                isec: interval / SECOND,
+                insec: interval % SECOND,
+            };
+            File { kind: TIMER, id, tfd: Some(timer), ..File::default() }
+        }
+        // `inotify` alone until 6.0, an anonymous inode's name like all others.
+        Special::Other(name) if name.ends_with("inotify") || name.ends_with("[inotify]") => {
+            watches::add(context, file, id, flags)?
+        }
+        Special::Other(name) => bail!("{name} is not carried over"),
+    })
+}
+
 fn inet(id: u32, ino: u32, flags: u32, socket: &InetSocket) -> InetImage {
     let has_peer = socket.destination_port != 0;
     InetImage {
@@ -185,15 +279,16 @@ fn inet(id: u32, ino: u32, flags: u32, socket: &InetSocket) -> InetImage {
         dst_addr: if has_peer { socket.destination.clone() } else { vec![0; socket.source.len()] },
         fown: nobody(),
         opts: SocketOptions {
-            // The kernel doubles what it is told.
-            sndbuf: socket.buffers.0 / 2,
-            rcvbuf: socket.buffers.1 / 2,
+            // CRIU halves them, as the kernel doubles what it is told.
+            sndbuf: socket.buffers.0,
+            rcvbuf: socket.buffers.1,
             snd_tmo_sec: 0,
             snd_tmo_usec: 0,
             rcv_tmo_sec: 0,
             rcv_tmo_usec: 0,
             reuseaddr: Some(socket.reuses_address),
             keepalive: Some(socket.keeps_alive),
+            ..SocketOptions::default()
         },
         v6only: Some(socket.only_v6).filter(|&only| only),
     }

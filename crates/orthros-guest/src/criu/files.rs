@@ -45,6 +45,24 @@ impl Files {
         self.entries.get(usize::try_from(*id).ok()? - 1)
     }
 
+    /// Puts another description in the place of one with the same number.
+    pub(super) fn replace(&mut self, entry: File) {
+        if let Some(place) = self.entries.iter_mut().find(|known| known.id == entry.id) {
+            *place = entry;
+        }
+    }
+
+    /// What a number stands for.
+    pub(super) fn kind(&self, id: u32) -> u32 {
+        let at = usize::try_from(id).unwrap_or(0).wrapping_sub(1);
+        self.entries.get(at).map_or(0, |entry| entry.kind)
+    }
+
+    /// All descriptions of a kind.
+    pub(super) fn of_kind(&self, kind: u32) -> impl Iterator<Item = &File> {
+        self.entries.iter().filter(move |entry| entry.kind == kind)
+    }
+
     /// Adds a file that others may share, and that bears the number [`next`](Self::next).
     pub(super) fn add(&mut self, file: &OpenFile<'_>, entry: File) {
         self.known.insert(file.object().address(), entry.id);
@@ -75,12 +93,13 @@ impl Files {
             Some(known) => known,
             None => {
                 if path.bytes.starts_with(b"/memfd:") || path.bytes.starts_with(b"/SYSV") {
-                    bail!("memfds and System V memory are not carried over yet");
+                    bail!("System V memory, and memfds of large pages, are not carried over");
                 }
                 if file.kind()? != FileKind::Regular {
                     bail!("it has no name any more, and is no regular file");
                 }
                 let attributes = file.attributes()?;
+                file.is_whole()?;
                 let content = file.cached_content(MOST_CONTENT)?;
                 let content =
                     content.context("it has no name any more, and parts of it are only on the disk")?;

@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write as _};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use orrery_kimage::{AddressSpace, Entry, Mapping, OpenFile, PageOwner, Task};
+use orrery_kimage::{AddressSpace, Entry, FileKind, Mapping, OpenFile, PageOwner, Task};
 
 use super::Context;
 use super::messages::{Mm, Pagemap, PagemapHead, Vma};
@@ -21,10 +21,12 @@ const FILE_SHARED: u32 = 1 << 7;
 const ANONYMOUS_SHARED: u32 = 1 << 8;
 const ANONYMOUS_PRIVATE: u32 = 1 << 9;
 const VVAR: u32 = 1 << 12;
+const MEMFD: u32 = 1 << 14;
 /// `PE_PRESENT`: the pages follow in `pages-*.img`.
 pub(super) const PRESENT: u32 = 1 << 2;
-/// `VM_GROWSDOWN` of `include/linux/mm.h`.
+/// `VM_GROWSDOWN` and `VM_LOCKED` of `include/linux/mm.h`.
 const GROWS_DOWN: u64 = 0x100;
+const LOCKED: u64 = 0x2000;
 /// `VM_NORESERVE`.
 const UNRESERVED: u64 = 0x20_0000;
 
@@ -91,6 +93,9 @@ fn vma<'k>(context: &mut Context<'k>, mapping: &Mapping<'k>) -> Result<Vma> {
         // More addresses than there can be memory, which is refused otherwise.
         flags |= libc::MAP_NORESERVE.cast_unsigned();
     }
+    if mapping.flags & LOCKED != 0 {
+        flags |= libc::MAP_LOCKED.cast_unsigned();
+    }
     let (mut shmid, mut pgoff, mut fdflags) = (0, 0, None);
     let status = match (mapping.file()?, label.as_deref()) {
         (Some(file), _) => {
@@ -115,11 +120,30 @@ fn vma<'k>(context: &mut Context<'k>, mapping: &Mapping<'k>) -> Result<Vma> {
                     fdflags: None,
                 });
             }
+            let access = Some(file.flags()? & libc::O_ACCMODE.cast_unsigned());
+            if let Some(id) = super::memfds::add(context, &file)? {
+                let status = REGULAR | MEMFD | if shared { FILE_SHARED } else { FILE_PRIVATE };
+                return Ok(Vma {
+                    start: mapping.start,
+                    end: mapping.end,
+                    pgoff,
+                    shmid: u64::from(id),
+                    prot: u32::try_from(mapping.flags & 7)?,
+                    flags,
+                    status,
+                    fd: -1,
+                    madv: None,
+                    fdflags: access,
+                });
+            }
+            if file.kind()? != FileKind::Regular && path.bytes != b"/dev/zero" {
+                bail!("it maps {}, which is no file", path.display());
+            }
             if path.deleted {
                 bail!("it maps {}, which cannot be opened again", path.display());
             }
             shmid = u64::from(context.files.mapped(&file)?);
-            fdflags = Some(file.flags()? & libc::O_ACCMODE.cast_unsigned());
+            fdflags = access;
             REGULAR | if shared { FILE_SHARED } else { FILE_PRIVATE }
         }
         (None, _) if shared => bail!("it is shared memory of nothing that is known"),

@@ -3,6 +3,8 @@
 
 use prost::Message;
 
+use super::object_messages::{FifoFile, InotifyFile, MemfdFile, UnixSocket};
+
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct KobjIds {
     #[prost(uint32, required, tag = "1")]
@@ -263,7 +265,7 @@ pub(crate) struct Sigaction {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TaskCore {
-    /// 1: alive.
+    /// 1: alive, 2: dead and not waited for, 3: stopped.
     #[prost(uint32, required, tag = "1")]
     pub(crate) task_state: u32,
     #[prost(uint32, required, tag = "2")]
@@ -362,6 +364,8 @@ pub(crate) struct ThreadCore {
     pub(crate) creds: Option<Creds>,
     #[prost(uint32, optional, tag = "11")]
     pub(crate) seccomp_mode: Option<u32>,
+    #[prost(uint32, optional, tag = "12")]
+    pub(crate) seccomp_filter: Option<u32>,
     #[prost(string, optional, tag = "13")]
     pub(crate) comm: Option<String>,
     #[prost(message, optional, tag = "15")]
@@ -574,6 +578,8 @@ pub(crate) struct SocketOptions {
     pub(crate) rcv_tmo_usec: u64,
     #[prost(bool, optional, tag = "7")]
     pub(crate) reuseaddr: Option<bool>,
+    #[prost(bool, optional, tag = "11")]
+    pub(crate) passcred: Option<bool>,
     #[prost(bool, optional, tag = "19")]
     pub(crate) keepalive: Option<bool>,
 }
@@ -821,10 +827,18 @@ pub(crate) struct File {
     pub(crate) sgfd: Option<SignalFile>,
     #[prost(message, optional, tag = "12")]
     pub(crate) tfd: Option<TimerFile>,
+    #[prost(message, optional, tag = "13")]
+    pub(crate) ify: Option<InotifyFile>,
+    #[prost(message, optional, tag = "16")]
+    pub(crate) usk: Option<UnixSocket>,
+    #[prost(message, optional, tag = "17")]
+    pub(crate) fifo: Option<FifoFile>,
     #[prost(message, optional, tag = "18")]
     pub(crate) pipe: Option<PipeFile>,
     #[prost(message, optional, tag = "19")]
     pub(crate) tty: Option<TtyFile>,
+    #[prost(message, optional, tag = "20")]
+    pub(crate) memfd: Option<MemfdFile>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -1,28 +1,42 @@
 //! CRIU's image files, written from a dead kernel's memory instead of from running processes.
 
+mod calls;
 mod connections;
 mod descriptors;
 mod files;
+mod filters;
 mod frozen;
+mod locks;
+mod memfds;
 mod memory;
 mod messages;
+mod object_messages;
 mod shared;
 mod task;
 mod terminals;
+mod unix;
+mod watches;
 mod writer;
 
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
-use orrery_kimage::{IdKind, Kernel, Task};
+use anyhow::{Context as _, Result, bail};
+use orrery_kimage::{IdKind, Kernel, State, Task};
 
+use crate::after::{After, ThreadAfter};
+
+use calls::Answers;
 pub(crate) use connections::{Connection, connections};
-use descriptors::Sockets;
+use descriptors::{Sockets, Tables};
 use files::Files;
+use filters::Filters;
 pub(crate) use frozen::Frozen;
+use locks::Locks;
+use memfds::Memfds;
 use shared::SharedMemory;
 use terminals::Terminals;
+use unix::UnixSockets;
 
 use messages::{Inventory, KobjIds, Pstree, Timens, Timespec};
 use writer::{ImageFile, Kind};
@@ -43,6 +57,9 @@ pub(crate) struct Summary {
     /// What the dead kernel had not written to its disk yet, and was written for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) written: Option<crate::writeback::Written>,
+    /// Files outside the disk that were made again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) carried: Option<crate::elsewhere::Carried>,
     /// What could not be carried over exactly, in words.
     pub(crate) remarks: Vec<String>,
 }
@@ -58,7 +75,17 @@ struct Context<'k> {
     files: Files,
     sockets: Sockets,
     terminals: Terminals,
+    unix: UnixSockets,
+    memfds: Memfds,
+    filters: Filters,
+    locks: Locks,
+    tables: Tables,
     shared: SharedMemory<'k>,
+    after: After,
+    /// What the process that is being written says of its calls.
+    answers: Option<Answers>,
+    /// The namespaces of the service.
+    namespaces: Vec<u64>,
     summary: Summary,
 }
 
@@ -76,9 +103,12 @@ impl Context<'_> {
 
 /// Writes images of the process `pid` and all its descendants into `folder`, ready for `criu restore`.
 ///
+/// What cannot be rebuilt costs what it is: a descriptor is hung up, a process counts as killed, with its descendants, and
+/// its parent is told. Each is remarked.
+///
 /// # Errors
 ///
-/// Whatever cannot be rebuilt ends it, with the process and the reason: half a service is none.
+/// Where the process `pid` itself cannot be rebuilt, with the reason; where the images cannot be written.
 pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -> Result<Summary> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let monotonic = monotonic(kernel).context("cannot read the dead kernel's clock")?;
@@ -90,26 +120,45 @@ pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -
         files: Files::default(),
         sockets: Sockets::default(),
         terminals: Terminals::default(),
+        unix: UnixSockets::default(),
+        memfds: Memfds::default(),
+        filters: Filters::default(),
+        locks: Locks::default(),
+        tables: Tables::default(),
         shared: SharedMemory::default(),
+        after: After::default(),
+        answers: None,
+        namespaces: Vec::new(),
         summary: Summary::default(),
     };
-    let mut tree = Vec::new();
-    let mut pending = vec![kernel.process(pid)?];
-    while let Some(process) = pending.pop() {
-        let children = process.children();
-        if let Some(problem) = children.problems.first() {
-            anyhow::bail!("the children of process {}: {problem}", process.pid()?);
-        }
-        pending.extend(children.found);
-        tree.push(process);
-    }
     let mut pstree = ImageFile::create(folder, "pstree", Kind::Pstree)?;
-    for (index, process) in (1..).zip(&tree) {
+    let mut pending = vec![kernel.process(pid)?];
+    let mut index = 0;
+    while let Some(process) = pending.pop() {
+        index += 1;
         let number = process.pid()?;
-        let own = write_process(&mut context, process, index, folder, &mut pstree, number == pid);
-        own.with_context(|| format!("process {number} ({})", process.name().unwrap_or_default()))?;
+        let told = || format!("process {number} ({})", process.name().unwrap_or_default());
+        let (entry, children) = match one(&mut context, &process, index, folder, number == pid) {
+            Ok(found) => found,
+            Err(error) if number == pid => return Err(error.context(told())),
+            Err(error) => {
+                let remark = format!("{} and its descendants count as killed: {error:#}", told());
+                context.summary.remarks.push(remark);
+                (killed(&mut context, &process, folder).with_context(told)?, Vec::new())
+            }
+        };
+        pstree.put(&entry)?;
+        pending.extend(children);
     }
     pstree.finish()?;
+    let remarks = context.unix.write(&mut context.files, folder)?;
+    context.summary.remarks.extend(remarks);
+    terminals::hang_up(&mut context);
+    context.tables.write(&context.files, folder)?;
+    context.memfds.write(folder)?;
+    context.locks.write(folder)?;
+    context.filters.write(folder)?;
+    context.after.write(folder)?;
     context.files.write(folder)?;
     context.sockets.write(folder)?;
     context.terminals.write(folder)?;
@@ -119,7 +168,6 @@ pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -
     let mut clock = ImageFile::create(folder, &format!("timens-{OWN_CLOCK}"), Kind::Timens)?;
     clock.put(&Timens { monotonic: now, boottime: now })?;
     clock.finish()?;
-    ImageFile::create(folder, "seccomp", Kind::Seccomp)?.finish()?;
     let mut inventory = ImageFile::create(folder, "inventory", Kind::Inventory)?;
     inventory.put(&Inventory {
         img_version: 2,
@@ -154,51 +202,127 @@ fn ids(number: u32, own_clock: bool) -> KobjIds {
     }
 }
 
+/// The namespaces that a process is in, by their addresses, and how deep its numbers are nested.
+fn namespaces(process: &Task<'_>) -> Result<Vec<u64>> {
+    let proxy = process.object().required("nsproxy", "nsproxy")?;
+    let mut found = vec![process.ids(IdKind::Process)?.len() as u64];
+    for path in ["uts_ns", "ipc_ns", "mnt_ns", "net_ns"] {
+        found.push(proxy.u64(path)?);
+    }
+    found.push(process.object().required("cred", "cred")?.u64("user_ns")?);
+    Ok(found)
+}
+
+/// The innermost of a process' numbers.
+fn number(process: &Task<'_>, kind: IdKind) -> Result<u32> {
+    Ok(process.ids(kind)?.last().copied().context("it has no number")?.cast_unsigned())
+}
+
+/// Writes one process, alive or ended, and gives its children.
+fn one<'k>(
+    context: &mut Context<'k>,
+    process: &Task<'k>,
+    index: u32,
+    folder: &Path,
+    is_root: bool,
+) -> Result<(Pstree, Vec<Task<'k>>)> {
+    let threads = process.threads();
+    let ended = matches!(process.state()?, State::Zombie | State::Dead);
+    if ended && !is_root && threads.found.len() <= 1 {
+        return Ok((write_ended(process, task::exit_code(process)?, folder)?, Vec::new()));
+    }
+    let children = process.children();
+    if let Some(problem) = children.problems.first() {
+        bail!("its children: {problem}");
+    }
+    let entry = write_process(context, process, index, folder, is_root)?;
+    Ok((entry, children.found))
+}
+
+/// Writes a process that cannot be rebuilt as one that was killed, and leaves word for its parent.
+fn killed(context: &mut Context<'_>, process: &Task<'_>, folder: &Path) -> Result<Pstree> {
+    let entry = write_ended(process, libc::SIGKILL.cast_unsigned(), folder)?;
+    context.after.bereaved.push(entry.ppid);
+    Ok(entry)
+}
+
+/// Writes a process that has ended, for its parent to find.
+fn write_ended(process: &Task<'_>, exit_code: u32, folder: &Path) -> Result<Pstree> {
+    let pid = number(process, IdKind::Process)?;
+    let mut file = ImageFile::create(folder, &format!("core-{pid}"), Kind::Core)?;
+    file.put(&task::ended(process.name()?, exit_code))?;
+    file.finish()?;
+    for part in ["ids", "mm", "pagemap", "fs"] {
+        // Of an attempt to write it as one that lives.
+        let _ = fs::remove_file(folder.join(format!("{part}-{pid}.img")));
+    }
+    Ok(Pstree {
+        pid,
+        ppid: parent(process)?,
+        pgid: number(process, IdKind::Group)?,
+        sid: number(process, IdKind::Session)?,
+        threads: vec![pid],
+    })
+}
+
 fn write_process<'k>(
     context: &mut Context<'k>,
     process: &Task<'k>,
     index: u32,
     folder: &Path,
-    pstree: &mut ImageFile,
     is_root: bool,
-) -> Result<()> {
-    let number = |kind| -> Result<u32> {
-        let ids = process.ids(kind)?;
-        Ok(ids.last().copied().context("it has no number")?.cast_unsigned())
-    };
-    let pid = number(IdKind::Process)?;
+) -> Result<Pstree> {
+    let pid = number(process, IdKind::Process)?;
+    let own = namespaces(process)?;
+    if is_root {
+        context.namespaces = own;
+    } else if context.namespaces != own {
+        bail!("it is in a namespace other than the service's");
+    }
     let threads = process.threads();
     if let Some(problem) = threads.problems.first() {
-        anyhow::bail!("its threads: {problem}");
+        bail!("its threads: {problem}");
     }
+    context.answers = Answers::of(process)?;
     let mut tids = Vec::new();
+    let mut after = Vec::new();
     for thread in &threads.found {
-        let tid = thread.ids(IdKind::Thread)?.last().copied().context("it has no number")?.cast_unsigned();
+        let tid = number(thread, IdKind::Thread)?;
         tids.push(tid);
         let core = task::core(context, thread, tid == pid).with_context(|| format!("thread {tid}"))?;
         let mut file = ImageFile::create(folder, &format!("core-{tid}"), Kind::Core)?;
         file.put(&core)?;
         file.finish()?;
+        after.push(ThreadAfter {
+            thread: tid,
+            processors: thread.affinity()?,
+            no_new_privileges: thread.no_new_privileges()?,
+            ambient: thread.credentials()?.ambient,
+        });
     }
-    pstree.put(&Pstree {
-        pid,
-        ppid: if is_root { 0 } else { parent(process)? },
-        pgid: number(IdKind::Group)?,
-        sid: number(IdKind::Session)?,
-        threads: tids,
-    })?;
     let mut file = ImageFile::create(folder, &format!("ids-{pid}"), Kind::Ids)?;
     file.put(&ids(index, true))?;
     file.finish()?;
     memory::write(context, process, pid, index, folder)?;
-    descriptors::write(context, process, index, folder)?;
     let fs = context.files.directories(process)?;
     let mut file = ImageFile::create(folder, &format!("fs-{pid}"), Kind::Fs)?;
     file.put(&fs)?;
     file.finish()?;
+    // Last, as what is in its descriptors concerns others.
+    descriptors::write(context, process, index)?;
+    context.after.threads.extend(after);
+    if process.state()? != State::Stopped {
+        context.after.running.push(pid);
+    }
     context.summary.processes += 1;
     context.summary.threads += threads.found.len();
-    Ok(())
+    Ok(Pstree {
+        pid,
+        ppid: if is_root { 0 } else { parent(process)? },
+        pgid: number(process, IdKind::Group)?,
+        sid: number(process, IdKind::Session)?,
+        threads: tids,
+    })
 }
 
 /// The number that a process' parent has where the process lives.

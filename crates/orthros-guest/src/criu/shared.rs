@@ -30,6 +30,7 @@ pub(super) fn is_anonymous(file: &OpenFile<'_>) -> Result<bool> {
 impl<'k> SharedMemory<'k> {
     /// Notes a piece of it, and gives its number.
     pub(super) fn add(&mut self, file: &OpenFile<'k>) -> Result<u64> {
+        file.is_whole()?;
         let number = file.inode_number()?;
         let inode = file.inode()?;
         self.mappings.insert(number, inode.required("i_mapping", "address_space")?);

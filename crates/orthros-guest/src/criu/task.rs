@@ -1,78 +1,42 @@
 //! A thread's core image: registers, signals, limits, credentials.
 //!
-//! A thread that was in a system call is not in it any more. Calls that wait for something are begun again: nothing
-//! had happened yet. Any other call that had not finished fails with `EINTR`: whether it had an effect, nobody knows.
+//! A thread that was in a system call is not in it any more; [`calls`](super::calls) decides what becomes of it.
 
 use anyhow::{Context as _, Result, bail};
-use orrery_kimage::{Object, Registers, Task};
+use orrery_kimage::{Object, Registers, State, Task};
 
 use super::Context;
+use super::calls::{self, Answer, Outcome, decide};
 use super::messages::{
     Core, Creds, Itimer, PosixTimer, Rlimit, Rlimits, Rseq, Sigaction, Siginfo, SignalQueue, SignalStack,
     TaskCore, TaskTimers, ThreadCore, ThreadInfoX86, X86Fpregs, X86Regs,
 };
 
+/// `__USER_CS` of x86-64.
+const CODE_64: u64 = 0x33;
 const SYSCALL_LENGTH: u64 = 2;
 const ENOSYS: i64 = 38;
 /// `ERESTARTSYS` to `ERESTART_RESTARTBLOCK`: the kernel had decided to begin the call again.
 const RESTARTS: std::ops::RangeInclusive<i64> = 512..=516;
 const SIGNALS: u64 = 64;
 const SECOND: u64 = 1_000_000_000;
-
-/// The calls that wait, and have done nothing until what they wait for happens; and those that may be made twice.
-const AGAIN: &[i64] = &[
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_sync,
-    libc::SYS_syncfs,
-    libc::SYS_msync,
-    libc::SYS_pread64,
-    libc::SYS_preadv,
-    libc::SYS_stat,
-    libc::SYS_fstat,
-    libc::SYS_lstat,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
-    libc::SYS_access,
-    libc::SYS_faccessat,
-    libc::SYS_readlink,
-    libc::SYS_readlinkat,
-    libc::SYS_madvise,
-    libc::SYS_truncate,
-    libc::SYS_ftruncate,
-    libc::SYS_read,
-    libc::SYS_poll,
-    libc::SYS_select,
-    libc::SYS_pause,
-    libc::SYS_nanosleep,
-    libc::SYS_accept,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_wait4,
-    libc::SYS_flock,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_rt_sigsuspend,
-    libc::SYS_futex,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_epoll_wait,
-    libc::SYS_waitid,
-    libc::SYS_pselect6,
-    libc::SYS_ppoll,
-    libc::SYS_epoll_pwait,
-    libc::SYS_accept4,
-    libc::SYS_sched_yield,
-    libc::SYS_epoll_pwait2,
-];
+/// `TASK_ALIVE`, `TASK_DEAD` and `TASK_STOPPED` of CRIU.
+const ALIVE: u32 = 1;
+const DEAD: u32 = 2;
+const STOPPED: u32 = 3;
+/// `SIGNAL_GROUP_EXIT` of `include/linux/sched/signal.h`.
+const GROUP_EXIT: u32 = 4;
 
 pub(super) fn core(context: &mut Context<'_>, thread: &Task<'_>, is_leader: bool) -> Result<Core> {
     let task = thread.object();
-    if task.u32("seccomp.mode").unwrap_or(0) != 0 {
-        bail!("it is confined by seccomp, which is not carried over yet");
-    }
+    let (seccomp_mode, seccomp_filter) = context.filters.add(thread)?;
     let mut registers = match context.frozen.general(context.kernel, thread)? {
         Some(registers) => registers,
         None => thread.registers()?,
     };
+    if registers.cs != CODE_64 {
+        bail!("it runs code of 32 bits");
+    }
     resume(context, thread, &mut registers)?;
     let name = thread.name()?;
     let blocked = task.u64("blocked")?;
@@ -92,7 +56,8 @@ pub(super) fn core(context: &mut Context<'_>, thread: &Task<'_>, is_leader: bool
         pdeath_sig: Some(task.u32("pdeath_signal")?).filter(|&signal| signal != 0),
         signals_p: Some(pending(thread, false)?),
         creds: Some(credentials(thread)?),
-        seccomp_mode: Some(0),
+        seccomp_mode: Some(seccomp_mode),
+        seccomp_filter,
         comm: Some(name.clone()),
         rseq_entry: (rseq != 0).then_some(Rseq {
             rseq_abi_pointer: rseq,
@@ -129,14 +94,32 @@ fn resume(context: &mut Context<'_>, thread: &Task<'_>, registers: &mut Register
     if result != -ENOSYS && !restarts {
         return Ok(());
     }
-    if restarts || AGAIN.contains(&call) {
-        registers.ax = registers.orig_ax;
-        registers.ip -= SYSCALL_LENGTH;
-    } else {
-        let remark =
-            format!("thread {}: system call {call} was under way and fails with EINTR", thread.tid()?);
-        context.summary.remarks.push(remark);
-        registers.ax = i64::from(-libc::EINTR).cast_unsigned();
+    let answer = context.answers.as_ref().map_or(Answer::Default, |answers| answers.answer(call));
+    let goes_to_a_place = || calls::goes_to_a_place(thread, registers);
+    // What the kernel had decided to begin again has not been done.
+    let outcome = match decide(call, answer, goes_to_a_place) {
+        Outcome::Fail(_) if restarts && answer == Answer::Default => Outcome::Again,
+        outcome => outcome,
+    };
+    match outcome {
+        Outcome::Again => {
+            registers.ax = registers.orig_ax;
+            registers.ip -= SYSCALL_LENGTH;
+        }
+        Outcome::Ask(entry) => {
+            // A call overwrites `rcx` and `r11`: the library finds the way back in the one.
+            registers.ax = registers.orig_ax;
+            registers.cx = registers.ip;
+            registers.ip = entry;
+        }
+        Outcome::Fail(error) => {
+            let remark = format!(
+                "thread {}: system call {call} was under way and fails with error {error}",
+                thread.tid()?
+            );
+            context.summary.remarks.push(remark);
+            registers.ax = (-i64::from(error)).cast_unsigned();
+        }
     }
     registers.orig_ax = u64::MAX;
     Ok(())
@@ -148,9 +131,9 @@ fn process(context: &mut Context<'_>, thread: &Task<'_>, comm: String, blk_sigse
     let limits = signal.bytes("rlim")?;
     let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
     let rlimits = limits.chunks_exact(16).map(|pair| Rlimit { cur: word(&pair[..8]), max: word(&pair[8..]) });
-    let nothing = Itimer { isec: 0, iusec: 0, vsec: 0, vusec: 0 };
+    let (virt, prof) = thread.processor_timers()?;
     Ok(TaskCore {
-        task_state: 1,
+        task_state: if thread.state()? == State::Stopped { STOPPED } else { ALIVE },
         exit_code: 0,
         personality: task.u32("personality")?,
         flags: task.u32("flags")?,
@@ -158,8 +141,8 @@ fn process(context: &mut Context<'_>, thread: &Task<'_>, comm: String, blk_sigse
         comm,
         timers: Some(TaskTimers {
             real: real_timer(context, signal)?,
-            virt: nothing,
-            prof: nothing,
+            virt: itimer(virt.interval, virt.left.unwrap_or(0)),
+            prof: itimer(prof.interval, prof.left.unwrap_or(0)),
             posix: timers(context, thread)?,
         }),
         rlimits: Some(Rlimits { rlimits: rlimits.collect() }),
@@ -179,13 +162,16 @@ fn timers(context: &Context<'_>, thread: &Task<'_>) -> Result<Vec<PosixTimer>> {
     let mut found = Vec::new();
     for timer in thread.posix_timers()? {
         let clock = u32::try_from(timer.clock).unwrap_or(u32::MAX);
-        if clock > libc::CLOCK_BOOTTIME.cast_unsigned() {
-            bail!("its timer {} goes by clock {}, which is not carried over yet", timer.id, timer.clock);
+        let by_process = timer.clock == libc::CLOCK_PROCESS_CPUTIME_ID;
+        if clock > libc::CLOCK_BOOTTIME.cast_unsigned() || timer.clock == libc::CLOCK_THREAD_CPUTIME_ID {
+            bail!("its timer {} goes by clock {}, of another thread or process", timer.id, timer.clock);
         }
-        if timer.notify > 1 {
-            bail!("its timer {} sends signals to a thread, which is not carried over yet", timer.id);
-        }
-        let left = timer.expires.map_or(0, |expires| context.left(clock, expires));
+        let used = if by_process { thread.processor_time()?.2 } else { 0 };
+        let left = match timer.expires {
+            None => 0,
+            Some(expires) if by_process => expires.saturating_sub(used).max(1000),
+            Some(expires) => context.left(clock, expires),
+        };
         found.push(PosixTimer {
             it_id: timer.id,
             clock_id: clock,
@@ -197,7 +183,7 @@ fn timers(context: &Context<'_>, thread: &Task<'_>) -> Result<Vec<PosixTimer>> {
             insec: timer.interval % SECOND,
             vsec: left / SECOND,
             vnsec: left % SECOND,
-            notify_thread_id: None,
+            notify_thread_id: timer.thread,
         });
     }
     Ok(found)
@@ -209,9 +195,31 @@ fn real_timer(context: &Context<'_>, signal: Object<'_>) -> Result<Itimer> {
     let armed = signal.u32("real_timer.state")? & 1 != 0;
     let left = signal.u64("real_timer.node.expires")?.saturating_sub(context.monotonic).max(1000);
     let left = if armed { left } else { 0 };
-    let split = |time: u64| (time / 1_000_000_000, time % 1_000_000_000 / 1000);
+    Ok(itimer(interval, left))
+}
+
+/// An interval timer, from nanoseconds.
+fn itimer(interval: u64, left: u64) -> Itimer {
+    let split = |time: u64| (time / SECOND, time % SECOND / 1000);
     let ((isec, iusec), (vsec, vusec)) = (split(interval), split(left));
-    Ok(Itimer { isec, iusec, vsec, vusec })
+    Itimer { isec, iusec, vsec, vusec }
+}
+
+/// The core image of a process that has ended, and that its parent has not asked about.
+pub(super) fn ended(comm: String, exit_code: u32) -> Core {
+    let tc = TaskCore { task_state: DEAD, exit_code, comm, ..TaskCore::default() };
+    Core { mtype: 1, thread_info: None, tc: Some(tc), thread_core: None }
+}
+
+/// How a process ended, as `wait` tells it.
+pub(super) fn exit_code(process: &Task<'_>) -> Result<u32> {
+    let task = process.object();
+    let signal = task.required("signal", "signal_struct")?;
+    if signal.u32("flags")? & GROUP_EXIT != 0 {
+        Ok(signal.u32("group_exit_code")?)
+    } else {
+        Ok(task.u32("exit_code")?)
+    }
 }
 
 /// What each signal does, in order, without the two that nobody can change.

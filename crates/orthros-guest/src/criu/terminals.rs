@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use orrery_kimage::{Modes, OpenFile, Terminal};
 
-use super::Context;
 use super::files::nobody;
 use super::messages::{File, Termios, TtyData, TtyFile, TtyInfo, TtyPty, Winsize};
 use super::writer::{ImageFile, Kind};
+use super::{Context, unix};
 
-const TTY: u32 = 11;
+pub(super) const TTY: u32 = 11;
 const PSEUDO: u32 = 1;
 
 /// Both sides of each, by CRIU's number: twice the terminal's, plus one for the master.
@@ -68,12 +68,17 @@ fn termios(modes: &Modes) -> Termios {
 }
 
 impl Terminals {
+    /// Whether the service has both sides of a terminal.
+    pub(super) fn is_whole(&self, side: u32) -> bool {
+        self.sides.contains_key(&side) && self.sides.contains_key(&(side ^ 1))
+    }
+
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
         let mut infos = ImageFile::create(folder, "tty-info", Kind::TtyInfo)?;
         let mut data = ImageFile::create(folder, "tty-data", Kind::TtyData)?;
         for (&side, (info, waiting)) in &self.sides {
-            if !self.sides.contains_key(&(side ^ 1)) {
-                bail!("the other side of terminal {} is not the service's", side / 2);
+            if !self.is_whole(side) {
+                continue;
             }
             infos.put(info)?;
             if !waiting.is_empty() {
@@ -82,5 +87,22 @@ impl Terminals {
         }
         infos.finish()?;
         data.finish()
+    }
+}
+
+/// Hangs up the terminals of which the service has one side only.
+pub(super) fn hang_up(context: &mut Context<'_>) {
+    let alone: Vec<(u32, u32, u32)> = context
+        .files
+        .of_kind(TTY)
+        .filter_map(|file| file.tty.as_ref())
+        .filter(|tty| !context.terminals.is_whole(tty.tty_info_id))
+        .map(|tty| (tty.id, tty.tty_info_id, tty.flags))
+        .collect();
+    for (id, side, flags) in alone {
+        let remark = format!("terminal {} is hung up: its other side is not the service's", side / 2);
+        context.summary.remarks.push(remark);
+        let gone = unix::hang_up_as(context, id, flags);
+        context.files.replace(gone);
     }
 }

@@ -29,6 +29,10 @@ pub(crate) enum Kind {
     TtyData = 0x5941_3026,
     GhostFile = 0x5258_3605,
     RemapFilePath = 0x5913_3954,
+    SocketQueues = 0x5626_4026,
+    MemfdInode = 0x4845_3499,
+    FifoData = 0x5933_3054,
+    FileLocks = 0x5432_3616,
 }
 
 /// An image file in the making.

@@ -9,11 +9,10 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::conditions::Facts;
 use super::count::board;
-use super::journal;
 use super::kernel::{EINTR, ENAMETOOLONG, address, address_mut, call, ticks};
 use super::paths::Room;
 use super::policy::{Policy, policy};
-use super::user;
+use super::{journal, permits, user};
 use crate::journal::{ANSWERED, DONE, ENTERED};
 use crate::numbers;
 use crate::policy::{NO_ARGUMENT, Rule, Shape, action};
@@ -78,7 +77,11 @@ fn judged(call: &Call, room: &mut [u8], perform: impl FnOnce([u64; 6]) -> i64) -
     let mut facts = Facts::new(policy, number, arguments, site, stack, Room::new(room));
     let mut plan = Plan { arguments, answer: None, mapped: [0; 28], piece: [0; 2] };
     let mut told = None;
+    let by_descriptor = permits::is_fstat(number, &arguments, stack);
     for rule in policy.rules(number) {
+        if by_descriptor && rule.descriptors == 0 {
+            continue;
+        }
         let fitting = match facts.meet(rule) {
             Ok(Some(fitting)) => fitting,
             Ok(None) => continue,
@@ -121,23 +124,17 @@ fn judged(call: &Call, room: &mut [u8], perform: impl FnOnce([u64; 6]) -> i64) -
     };
     let result = match told {
         None => go(),
-        Some(rule) => tell(call, rule, shape, &mut facts, answer.is_some(), go),
+        Some(rule) => tell(call, rule, &mut facts, answer.is_some(), go),
     };
     core::hint::black_box((&plan.mapped, &plan.piece));
     result
 }
 
 /// Performs a call and tells of it.
-fn tell(
-    call: &Call,
-    rule: &Rule,
-    shape: &Shape,
-    facts: &mut Facts<'_>,
-    answered: bool,
-    go: impl FnOnce() -> i64,
-) -> i64 {
+fn tell(call: &Call, rule: &Rule, facts: &mut Facts<'_>, answered: bool, go: impl FnOnce() -> i64) -> i64 {
     let mut entry = journal::begin(call.number, call.arguments, call.site, rule, facts);
-    journal::add_pieces(&mut entry, shape, None);
+    let looks = call.policy.looks(call.number);
+    journal::look_before(&mut entry, looks);
     entry.start = ticks();
     if !answered && may_not_return(call.number) {
         entry.state = ENTERED;
@@ -152,7 +149,7 @@ fn tell(
     entry.result = result;
     entry.state = if answered { ANSWERED } else { DONE };
     if !answered {
-        journal::add_pieces(&mut entry, shape, Some(result));
+        journal::look_after(&mut entry, looks);
     }
     journal::write(&entry);
     result

@@ -24,6 +24,8 @@ pub(crate) static ORRERY_CONFIG: Config =
 pub(crate) static TARGETS: [AtomicU64; GATES] = [const { AtomicU64::new(0) }; GATES];
 
 unsafe extern "C" {
+    /// Runs [`super::boot::boot`], and sends SIGSYS to itself, with what that returned in rbx.
+    pub(crate) fn orrery_boot(segment: u64, precise: u64) -> !;
     /// Returns from a signal handler.
     pub(crate) fn orrery_restorer() -> !;
     /// Returns from the signal frame whose context is at `rsp`.
@@ -52,9 +54,11 @@ unsafe extern "C" {
     pub(crate) fn orrery_timed();
     /// Has the policy asked about the call in eax, and returns to rcx.
     pub(crate) fn orrery_judged();
+    /// The same, but has the call performed by the gate in r11 if nothing is to be said about it: see [`super::permits`].
+    pub(crate) fn orrery_asked();
 }
 
-/// What `orrery_judged` pushes: on the program's stack, below its red zone.
+/// What `orrery_judged` and `orrery_asked` push: on the program's stack, below its red zone.
 #[repr(C)]
 pub(crate) struct Patched {
     pub(crate) number: u64,
@@ -80,6 +84,35 @@ global_asm!(
     "jmp qword ptr [rip + {targets} + orrery_gate]",
     ".set orrery_gate, orrery_gate + 8",
     ".endr",
+    "",
+    ".balign 16",
+    ".globl orrery_boot",
+    ".hidden orrery_boot",
+    "orrery_boot:",
+    "call {boot}",
+    "mov rbx, rax",
+    // The program is to find these as it would have.
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "pxor xmm\\n, xmm\\n",
+    ".endr",
+    "mov eax, 39",
+    "syscall",
+    "mov edi, eax",
+    "mov eax, 186",
+    "syscall",
+    "mov esi, eax",
+    "mov edx, 31",
+    // A siginfo: the signal, no error, SI_QUEUE; from nobody, with no value.
+    "lea rsp, [rsp - 128]",
+    "mov qword ptr [rsp], 31",
+    "mov dword ptr [rsp + 8], -1",
+    "mov dword ptr [rsp + 12], 0",
+    "mov qword ptr [rsp + 16], 0",
+    "mov qword ptr [rsp + 24], 0",
+    "mov r10, rsp",
+    "mov eax, 297",
+    "syscall",
+    "ud2",
     "",
     ".balign 16",
     ".globl orrery_restorer",
@@ -427,17 +460,12 @@ global_asm!(
     "orrery_judged:",
     "lea rsp, [rsp - 128]",
     "pushfq",
-    "push rcx",
-    "push rdi",
-    "push rsi",
-    "push rdx",
-    "push r10",
-    "push r8",
-    "push r9",
-    "push rax",
-    "mov rdi, rsp",
-    "push rbp",
+    ".irp register, rcx, rdi, rsi, rdx, r10, r8, r9, rax, rbp",
+    "push \\register",
+    ".endr",
     "mov rbp, rsp",
+    "7:",
+    "lea rdi, [rbp + 8]",
     "and rsp, -16",
     "lea rsp, [rsp - 256]",
     ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
@@ -451,16 +479,46 @@ global_asm!(
     "mov rsp, rbp",
     "pop rbp",
     "lea rsp, [rsp + 8]",
-    "pop r9",
-    "pop r8",
-    "pop r10",
-    "pop rdx",
-    "pop rsi",
-    "pop rdi",
-    "pop rcx",
+    ".irp register, r9, r8, r10, rdx, rsi, rdi, rcx",
+    "pop \\register",
+    ".endr",
     "popfq",
     "lea rsp, [rsp + 128]",
     "jmp rcx",
+    "",
+    // The same registers, and r11: the gate. Pushes the same; nothing of the program's is performed here.
+    ".globl orrery_asked",
+    ".hidden orrery_asked",
+    "orrery_asked:",
+    "lea rsp, [rsp - 128]",
+    "pushfq",
+    ".irp register, rcx, rdi, rsi, rdx, r10, r8, r9, rax, rbp",
+    "push \\register",
+    ".endr",
+    "mov rbp, rsp",
+    "lea rdi, [rbp + 8]",
+    "mov rsi, r11",
+    "and rsp, -16",
+    "lea rsp, [rsp - 256]",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "movaps [rsp + 16 * \\n], xmm\\n",
+    ".endr",
+    "cld",
+    "call {asked}",
+    ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "movaps xmm\\n, [rsp + 16 * \\n]",
+    ".endr",
+    "mov rsp, rbp",
+    "test rax, rax",
+    "jz 7b",
+    "mov r11, rax",
+    "pop rbp",
+    ".irp register, rax, r9, r8, r10, rdx, rsi, rdi, rcx",
+    "pop \\register",
+    ".endr",
+    "popfq",
+    "lea rsp, [rsp + 128]",
+    "jmp r11",
     ".popsection",
     gates = const GATES,
     targets = sym TARGETS,
@@ -478,6 +536,8 @@ global_asm!(
     vfork_child = sym super::threads::vfork_child,
     vfork_parent = sym super::threads::vfork_parent,
     patched = sym super::serve::patched,
+    asked = sym super::permits::asked,
+    boot = sym super::boot::boot,
 );
 
 /// Rows are found by shifting.

@@ -7,15 +7,10 @@ use super::count::board;
 use super::kernel::{address, call, ticks};
 use super::user;
 use crate::journal::{DATA, ENTRIES, Entry, PIECE_LENGTH, PIECE_SHIFT, RESUMED, stamp_of};
+use crate::look::{LOOKS, Look, extent};
 use crate::numbers;
-use crate::policy::{NO_ARGUMENT, Rule, Shape, log};
+use crate::policy::{NO_ARGUMENT, Rule, log};
 
-/// How much of a buffer is told.
-const BUFFER: usize = 48;
-/// How much of a path.
-const PATH: usize = 160;
-/// How much of the address of a socket: that of a unix socket is longest.
-const SOCKET: usize = 110;
 /// How long to wait at a time where the ring is full, in nanoseconds, and how often.
 const PAUSE: [u64; 2] = [0, 200_000];
 const PAUSES: u32 = 50_000;
@@ -46,37 +41,97 @@ pub(crate) fn result(number: u64, result: i64) -> Entry {
     Entry { thread, number: number as u32, state: RESUMED, start: ticks(), result, ..Entry::EMPTY }
 }
 
-/// Adds memory that arguments point to, before the call, or what the call has put there.
-pub(crate) fn add_pieces(entry: &mut Entry, shape: &Shape, result: Option<i64>) {
-    if result.is_none() {
-        for path in shape.path {
-            add(entry, path, PATH, true);
-        }
-        let length = entry.arguments.get(usize::from(shape.address.wrapping_add(1))).copied().unwrap_or(0);
-        add(entry, shape.address, SOCKET.min(length as usize), false);
-    }
-    let length = match (shape.fills != 0, result) {
-        (true, Some(result)) => usize::try_from(result).unwrap_or(0),
-        (false, None) => entry.arguments.get(usize::from(shape.count)).map_or(0, |count| *count as usize),
-        _ => 0,
-    };
-    if shape.count != NO_ARGUMENT && length > 0 {
-        add(entry, shape.count.wrapping_sub(1), BUFFER.min(length), false);
+/// Adds memory that arguments point to, as it is before the call.
+pub(crate) fn look_before(entry: &mut Entry, looks: &[Look; LOOKS]) {
+    for look in looks.iter().filter(|look| look.after == 0) {
+        add(entry, look, None);
     }
 }
 
-fn add(entry: &mut Entry, argument: u8, most: usize, string: bool) {
-    let Some(from) = entry.arguments.get(usize::from(argument)).copied().filter(|from| *from != 0) else {
-        return;
-    };
-    let used: usize = entry.pieces.iter().map(|piece| usize::from(piece & PIECE_LENGTH)).sum();
-    let Some(piece) = entry.pieces.iter_mut().find(|piece| **piece == 0) else { return };
-    let end = (used + most).min(DATA);
-    let Some(room) = entry.data.get_mut(used..end) else { return };
-    let read = if string { user::read_string(from, room) } else { user::read_some(from, room) };
-    if let Ok(length) = read {
-        *piece = (u16::from(argument) + 1) << PIECE_SHIFT | length as u16;
+/// Adds what the call has put into memory that arguments point to.
+pub(crate) fn look_after(entry: &mut Entry, looks: &[Look; LOOKS]) {
+    let Ok(result) = u64::try_from(entry.result) else { return };
+    for look in looks.iter().filter(|look| look.after != 0) {
+        add(entry, look, Some(result));
     }
+}
+
+/// Adds a piece of memory; what cannot be read is not told.
+fn add(entry: &mut Entry, look: &Look, result: Option<u64>) {
+    let argument = |index: u8| entry.arguments.get(usize::from(index)).copied().unwrap_or(0);
+    let from = argument(look.argument);
+    if look.argument == NO_ARGUMENT || from == 0 {
+        return;
+    }
+    let (size, by, most) = (u64::from(look.size), argument(look.by), u64::from(look.most));
+    let length = match look.extent {
+        extent::ONE => size,
+        extent::COUNTED => size.saturating_mul(by),
+        extent::RETURNED => size.saturating_mul(result.unwrap_or(0)),
+        // SAFETY: an integer is any four bytes.
+        extent::POINTED => unsafe { user::read::<u32>(by) }.map_or(0, u64::from),
+        extent::BITS => by.div_ceil(u64::from(u64::BITS)).saturating_mul(8),
+        _ => most,
+    };
+    let length = length.min(most).min(result.filter(|_| is_transfer(look.extent)).unwrap_or(u64::MAX));
+    let used: usize = entry.pieces.iter().map(|piece| usize::from(piece & PIECE_LENGTH)).sum();
+    let end = used.saturating_add(length as usize).min(DATA);
+    let Some(room) = entry.data.get_mut(used..end) else { return };
+    let Some(piece) = entry.pieces.iter_mut().find(|piece| **piece == 0) else { return };
+    let read = match look.extent {
+        extent::STRING => user::read_string(from, room),
+        extent::STRINGS => read_strings(from, room),
+        extent::BUFFERS => read_buffers(from, by, room),
+        // `msg_iov` and `msg_iovlen` are the third and the fourth word of a `struct msghdr`.
+        // SAFETY: integers.
+        extent::MESSAGE => match unsafe { user::read::<[u64; 4]>(from) } {
+            Ok([.., buffers, count]) => read_buffers(buffers, count, room),
+            Err(error) => Err(error),
+        },
+        _ => user::read_some(from, room),
+    };
+    if let Ok(length) = read {
+        *piece = (u16::from(look.argument) + 1) << PIECE_SHIFT | length as u16;
+    }
+}
+
+/// Whether the call transfers what is told, so that there is no more of it than the call returns.
+fn is_transfer(extent: u8) -> bool {
+    matches!(extent, extent::BUFFERS | extent::MESSAGE)
+}
+
+/// Reads strings, each with its zero byte, as far as there is room for whole ones.
+fn read_strings(list: u64, room: &mut [u8]) -> Result<usize, i64> {
+    let mut done = 0;
+    for place in 0.. {
+        let string = user::read_word(list.wrapping_add(8 * place))?;
+        let rest = room.get_mut(done..).unwrap_or(&mut []);
+        if string == 0 || rest.is_empty() {
+            break;
+        }
+        let length = user::read_string(string, rest)?;
+        let Some(zero) = rest.get_mut(length) else { break };
+        *zero = 0;
+        done += length + 1;
+    }
+    Ok(done)
+}
+
+/// Reads the beginning of what a list of buffers holds.
+fn read_buffers(list: u64, count: u64, room: &mut [u8]) -> Result<usize, i64> {
+    let mut done = 0;
+    for place in 0..count {
+        let rest = room.get_mut(done..).unwrap_or(&mut []);
+        if rest.is_empty() {
+            break;
+        }
+        // SAFETY: integers.
+        let [start, length] = unsafe { user::read::<[u64; 2]>(list.wrapping_add(16 * place)) }?;
+        let part = rest.len().min(length as usize);
+        let part = rest.get_mut(..part).unwrap_or(&mut []);
+        done += if part.is_empty() { 0 } else { user::read_some(start, part)? };
+    }
+    Ok(done)
 }
 
 /// Writes an entry.

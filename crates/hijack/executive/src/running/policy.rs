@@ -3,7 +3,9 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::gates::ORRERY_CONFIG;
+use crate::automaton::Automaton;
 use crate::board::CALLS;
+use crate::look::{LOOKS, Look};
 use crate::policy::{Mount, Rule, Shape, Table, Text};
 
 /// The policy, if there is one.
@@ -66,10 +68,23 @@ impl Policy {
         shapes.get(number as usize).unwrap_or(&shapes[CALLS])
     }
 
+    /// What is told of the memory that a call names.
+    pub(crate) fn looks(self, number: u64) -> &'static [Look; LOOKS] {
+        let looks = &self.table().looks;
+        looks.get(number as usize).unwrap_or(&looks[CALLS])
+    }
+
     /// The file systems that programs see where the kernel has none.
     pub(crate) fn mounts(self) -> &'static [Mount] {
         let mounts = self.table().mounts;
         self.slice(mounts, mounts.length)
+    }
+
+    /// The automaton of all path patterns.
+    #[inline(always)]
+    pub(crate) fn automaton(self) -> Option<Automaton<'static>> {
+        let text = self.table().automaton;
+        if text.length == 0 { None } else { Automaton::new(self.slice(text, text.length / 8)) }
     }
 
     /// The patterns for files whose code may call.

@@ -145,7 +145,8 @@ fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
         | numbers::madvise
         | numbers::remap_file_pages
         | numbers::shmat
-        | numbers::shmdt => ranges::change(number, arguments, stack),
+        | numbers::shmdt
+        | numbers::brk => ranges::change(number, arguments, stack),
         numbers::ptrace if arguments[0] == PTRACE_TRACEME => threads::let_trace(arguments),
         // There is one dispatch for a thread, and it is taken.
         numbers::prctl if arguments[0] == PR_SET_SYSCALL_USER_DISPATCH => -EINVAL,

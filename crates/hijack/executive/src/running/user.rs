@@ -4,12 +4,13 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::gates::ORRERY_CONFIG;
-use super::kernel::{EFAULT, address, address_mut, call};
+use super::kernel::{EFAULT, ENOSYS, address, address_mut, call};
+use super::readable;
 use crate::numbers;
 
 const PAGE: u64 = 4096;
 /// How much of a string is read at a time.
-const CHUNK: usize = 128;
+const CHUNK: usize = 256;
 
 /// `struct iovec`.
 #[repr(C)]
@@ -39,6 +40,26 @@ fn transfer(number: u64, ours: u64, theirs: u64, length: u64) -> Option<Result<(
     }
 }
 
+/// Copies from the program's memory to ours.
+fn fetch(ours: u64, theirs: u64, length: usize) -> Result<(), i64> {
+    match readable::all(theirs, length as u64) {
+        Err(error) if error == -ENOSYS => {
+            if let Some(result) = transfer(numbers::process_vm_readv, ours, theirs, length as u64) {
+                return result;
+            }
+        }
+        result => result?,
+    }
+    let (ours, theirs) = (
+        core::ptr::with_exposed_provenance_mut::<u8>(ours as usize),
+        core::ptr::with_exposed_provenance::<u8>(theirs as usize),
+    );
+    // SAFETY: `ours` is memory of that length, by the callers below. Theirs can be read; where nobody could be asked, the program
+    // vouches for the address: where it lies, it gets a SIGSEGV rather than EFAULT.
+    unsafe { core::ptr::copy_nonoverlapping(theirs, ours, length) };
+    Ok(())
+}
+
 /// Reads plain data.
 ///
 /// # Errors
@@ -48,13 +69,7 @@ fn transfer(number: u64, ours: u64, theirs: u64, length: u64) -> Option<Result<(
 /// Any bytes must be a valid `T`.
 pub(crate) unsafe fn read<T: Copy>(from: u64) -> Result<T, i64> {
     let mut value = MaybeUninit::<T>::uninit();
-    match transfer(numbers::process_vm_readv, address_mut(&mut value), from, size_of::<T>() as u64) {
-        Some(result) => result?,
-        // SAFETY: the program vouches for the address; where it lies, it gets a SIGSEGV rather than EFAULT.
-        None => unsafe {
-            value.write(core::ptr::with_exposed_provenance::<T>(from as usize).read_unaligned());
-        },
-    }
+    fetch(address_mut(&mut value), from, size_of::<T>())?;
     // SAFETY: written just now.
     Ok(unsafe { value.assume_init() })
 }
@@ -138,24 +153,11 @@ pub(crate) fn read_some(from: u64, to: &mut [u8]) -> Result<usize, i64> {
         let at = from.wrapping_add(done as u64);
         let length = (to.len() - done).min((PAGE - at % PAGE) as usize);
         let place = to.as_mut_ptr().wrapping_add(done);
-        match transfer(numbers::process_vm_readv, place.addr() as u64, at, length as u64) {
-            Some(Ok(())) => {}
-            Some(Err(error)) => {
-                if done == 0 {
-                    return Err(error);
-                }
-                break;
-            }
-            // SAFETY: as above; `place` has room for that much.
-            None => unsafe {
-                core::ptr::copy_nonoverlapping(
-                    core::ptr::with_exposed_provenance::<u8>(at as usize),
-                    place,
-                    length,
-                );
-            },
+        match fetch(place.expose_provenance() as u64, at, length) {
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+            Ok(()) => done += length,
         }
-        done += length;
     }
     Ok(done)
 }

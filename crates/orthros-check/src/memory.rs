@@ -1,0 +1,89 @@
+//! Mappings that cannot be carried over.
+
+use crate::{Service, Verdict};
+
+/// Looks at the mappings of all processes.
+pub(crate) fn look(service: &mut Service) {
+    let mut found = Vec::new();
+    for process in service.processes.iter().filter(|process| !process.has_ended()) {
+        let mut told = Vec::new();
+        for line in process.text("maps").lines() {
+            let Some((range, flags, name)) = split(line) else { continue };
+            if let Some((why, way_out)) = judge(flags, name)
+                && !told.contains(&name.to_owned())
+            {
+                told.push(name.to_owned());
+                found.push((process.pid, format!("memory at {range} ({name})"), why, way_out));
+            }
+        }
+    }
+    for (pid, object, why, way_out) in found {
+        service.find(pid, object, Verdict::Refused, why, way_out);
+    }
+}
+
+/// A line's range, permissions and name.
+fn split(line: &str) -> Option<(&str, &str, &str)> {
+    let mut words = line.split_ascii_whitespace();
+    let (range, flags) = (words.next()?, words.next()?);
+    // After offset, device and inode stands the name, which may hold blanks.
+    let inode = words.nth(2)?;
+    let at = inode.as_ptr().addr() - line.as_ptr().addr() + inode.len();
+    Some((range, flags, line.get(at..)?.trim()))
+}
+
+/// Why a mapping of this name could not be made again, and what to do about it.
+fn judge(flags: &str, name: &str) -> Option<(&'static str, &'static str)> {
+    let is_shared = flags.ends_with('s');
+    if name.starts_with("/SYSV") {
+        Some(("System V memory is not carried over", "use POSIX shared memory (shm_open) or mmap"))
+    } else if name.starts_with("/anon_hugepage") || name.starts_with("/memfd:hugepage") {
+        Some(("large pages that are asked for by name are not carried over", "use transparent large pages"))
+    } else if name.starts_with("/[aio]") || name.starts_with("anon_inode:") {
+        Some(("it is shared with the kernel", "do without io_uring, aio and perf events"))
+    } else if name.starts_with("socket:") {
+        Some(("it is the memory of a socket", "do without packet rings"))
+    } else if name.starts_with("/dev/zero") || name.starts_with("/dev/shm/") || name.starts_with("/memfd:") {
+        None
+    } else if name.starts_with("/dev/") {
+        Some(("it is a device's memory", "keep devices out of the service"))
+    } else if name.ends_with(" (deleted)") && (is_shared || name.starts_with('/')) {
+        Some((
+            "the file has no name any more, and cannot be opened again",
+            "restart the service after updates, and keep mapped files",
+        ))
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_blanks_are_read_whole() {
+        let line = "7f00-7f01 r--s 00000000 08:01 17                         /tmp/a file (deleted)";
+        assert_eq!(split(line), Some(("7f00-7f01", "r--s", "/tmp/a file (deleted)")));
+        assert_eq!(split("7f00-7f01 rw-p 00000000 00:00 0 "), Some(("7f00-7f01", "rw-p", "")));
+        assert_eq!(split("nonsense"), None);
+    }
+
+    #[test]
+    fn what_survives_is_passed_over_and_what_does_not_is_told() {
+        for fine in
+            ["", "[heap]", "[vdso]", "/usr/lib/libc.so.6", "/dev/zero (deleted)", "/memfd:held (deleted)"]
+        {
+            assert_eq!(judge("rw-s", fine), None, "{fine}");
+        }
+        for bad in [
+            "/SYSV00000000 (deleted)",
+            "/[aio] (deleted)",
+            "anon_inode:[io_uring]",
+            "/dev/mem",
+            "/usr/bin/x (deleted)",
+        ] {
+            assert!(judge("rw-p", bad).is_some(), "{bad}");
+        }
+    }
+}

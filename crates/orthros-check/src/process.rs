@@ -1,0 +1,180 @@
+//! The processes of a service: who they are, and what about them as a whole cannot be carried over.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result, Service, Verdict};
+
+/// `SCHED_DEADLINE` of `sched(7)`.
+const DEADLINE: u32 = 6;
+/// The field of `/proc/PID/stat` that tells the scheduling class, counted after the name.
+const POLICY: usize = 38;
+/// The namespaces that a service shares with the machine, or all of its processes with one another.
+const NAMESPACES: &[&str] = &["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
+
+/// A process.
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    pub(crate) name: String,
+    /// `/proc/PID/status`, by the names of its lines.
+    status: BTreeMap<String, String>,
+}
+
+impl Process {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        Path::new("/proc").join(self.pid.to_string()).join(name)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    fn field(&self, name: &str) -> &str {
+        self.status.get(name).map_or("", String::as_str)
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        self.field(name).split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.field("State").starts_with(['Z', 'X'])
+    }
+
+    fn read(pid: i32) -> Option<Self> {
+        let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let lines = text.lines().filter_map(|line| line.split_once(':'));
+        let status: BTreeMap<String, String> =
+            lines.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect();
+        Some(Self { pid, name: status.get("Name").cloned().unwrap_or_default(), status })
+    }
+}
+
+/// A process and all its descendants.
+pub(crate) fn tree(root: i32) -> Result<Vec<Process>> {
+    let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+    let path = PathBuf::from("/proc");
+    let all = fs::read_dir(&path).map_err(|error| Error::Read { path, error })?;
+    for entry in all.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        if let Some(process) = Process::read(pid) {
+            let parent = i32::try_from(process.number("PPid")).unwrap_or(0);
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    let mut found = vec![Process::read(root).ok_or(Error::NoProcess(root))?];
+    let mut pending = vec![root];
+    while let Some(pid) = pending.pop() {
+        for &child in children.get(&pid).map_or(&[][..], Vec::as_slice) {
+            if let Some(process) = Process::read(child) {
+                found.push(process);
+                pending.push(child);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn namespace(process: &Process, name: &str) -> Option<PathBuf> {
+    fs::read_link(process.path("ns").join(name)).ok()
+}
+
+/// Looks at what concerns a process as a whole.
+pub(crate) fn look(service: &mut Service) {
+    let root: Vec<Option<PathBuf>> = NAMESPACES
+        .iter()
+        .map(|name| service.processes.first().and_then(|process| namespace(process, name)))
+        .collect();
+    let mut found = Vec::new();
+    for process in &service.processes {
+        let mut tell = |object: &str, verdict, why: String, way_out: &str| {
+            found.push((process.pid, object.to_owned(), verdict, why, way_out.to_owned()));
+        };
+        let is_root = service.processes.first().is_some_and(|root| root.pid == process.pid);
+        if process.has_ended() {
+            let threads = process.number("Threads");
+            if is_root || threads > 1 {
+                let why = "its first thread has ended".to_owned();
+                tell("process", Verdict::Refused, why, "let the first thread outlive the others");
+            }
+            continue;
+        }
+        if fs::read_link(process.path("exe")).is_err() && process.text("maps").is_empty() {
+            tell(
+                "process",
+                Verdict::Refused,
+                "it is a thread of the kernel, or somebody else's".to_owned(),
+                "run the check as root, on a program",
+            );
+            continue;
+        }
+        if is_narrow(process) {
+            let why = "its program is for 32 bits".to_owned();
+            tell("program", Verdict::Refused, why, "use a build for x86-64");
+        }
+        for (name, root) in NAMESPACES.iter().zip(&root) {
+            let own = namespace(process, name);
+            if own.is_some() && root.is_some() && own != *root {
+                let why = format!("it is in a {name} namespace other than the service's");
+                tell("namespaces", Verdict::Refused, why, "run it without a sandbox or container of its own");
+            }
+        }
+        if process.number("TracerPid") != 0 {
+            let why = format!("process {} traces it", process.number("TracerPid"));
+            tell("debugger", Verdict::Lost, why, "detach the debugger");
+        }
+        if process.number("VmSwap") > 0 {
+            let why = format!("{} of its memory are in swap", process.field("VmSwap"));
+            tell(
+                "memory",
+                Verdict::Refused,
+                why,
+                "run the service without swap, or lock its memory (mlockall)",
+            );
+        }
+        if policy(process) == Some(DEADLINE) {
+            let why = "a deadline is its scheduling class".to_owned();
+            tell("scheduling", Verdict::Lost, why, "use SCHED_FIFO or SCHED_RR");
+        }
+        for clock in clocks(process) {
+            // Clocks of other threads and processes are numbers below zero.
+            if clock < 0
+                || clock == i64::from(libc::CLOCK_THREAD_CPUTIME_ID)
+                || clock > i64::from(libc::CLOCK_BOOTTIME)
+            {
+                let why = format!("a timer goes by clock {clock}");
+                tell(
+                    "timers",
+                    Verdict::Refused,
+                    why,
+                    "use CLOCK_MONOTONIC, or the process' own processor time",
+                );
+            }
+        }
+    }
+    for (pid, object, verdict, why, way_out) in found {
+        service.find(pid, object, verdict, why, way_out);
+    }
+}
+
+/// Whether its program is an ELF file of class 32.
+fn is_narrow(process: &Process) -> bool {
+    let mut head = [0; 5];
+    fs::File::open(process.path("exe")).and_then(|mut file| file.read_exact(&mut head)).is_ok()
+        && head.starts_with(b"\x7fELF")
+        && head[4] == 1
+}
+
+fn policy(process: &Process) -> Option<u32> {
+    let stat = process.text("stat");
+    // The name, in parentheses, may hold anything.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(POLICY)?.parse().ok()
+}
+
+/// The clocks of its POSIX timers.
+fn clocks(process: &Process) -> Vec<i64> {
+    let text = process.text("timers");
+    text.lines().filter_map(|line| line.strip_prefix("ClockID:")?.trim().parse().ok()).collect()
+}

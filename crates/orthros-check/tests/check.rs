@@ -1,0 +1,159 @@
+//! This test program holds what survives and what does not, and is looked at.
+
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::process::{Command, Stdio};
+
+use orrery_orthros_check::{Finding, Verdict, check};
+
+fn own(fd: i32) -> OwnedFd {
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor is new.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn of(pid: u32) -> Vec<Finding> {
+    check(i32::try_from(pid).unwrap()).unwrap().findings
+}
+
+fn about(findings: &[Finding], number: i32) -> Option<&Finding> {
+    let name = format!("descriptor {number} (");
+    findings.iter().find(|finding| finding.object.starts_with(&name))
+}
+
+#[test]
+fn what_survives_is_not_told_and_what_does_not_is() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let pair = UnixStream::pair().unwrap();
+    // SAFETY: new descriptors, for which nothing is needed.
+    let (netlink, event, memfd) = unsafe {
+        (
+            own(libc::socket(libc::AF_NETLINK, libc::SOCK_RAW, 0)),
+            own(libc::eventfd(0, 0)),
+            own(libc::memfd_create(c"held".as_ptr(), 0)),
+        )
+    };
+    let mut ends = [0; 2];
+    // SAFETY: the array has room for two descriptors.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    let (read, write) = (own(ends[0]), own(ends[1]));
+    let findings = of(std::process::id());
+    for fine in [
+        client.as_raw_fd(),
+        pair.0.as_raw_fd(),
+        pair.1.as_raw_fd(),
+        event.as_raw_fd(),
+        memfd.as_raw_fd(),
+        read.as_raw_fd(),
+    ] {
+        assert_eq!(about(&findings, fine), None);
+    }
+    assert_eq!(about(&findings, netlink.as_raw_fd()).unwrap().verdict, Verdict::HungUp);
+    let waiting = about(&findings, listener.as_raw_fd()).unwrap();
+    assert!(waiting.verdict == Verdict::Lost && waiting.why.contains("1 connections"), "{waiting:?}");
+    drop(write);
+    let alone = of(std::process::id());
+    assert_eq!(about(&alone, read.as_raw_fd()).unwrap().verdict, Verdict::Lost);
+    for finding in &findings {
+        assert!(!finding.why.is_empty() && !finding.way_out.is_empty() && !finding.process.is_empty());
+    }
+}
+
+#[test]
+fn a_socket_whose_other_side_is_another_programs_is_told() {
+    // The child has one side of each, as its standard streams; this program the other.
+    let (inner, _outer) = UnixStream::pair().unwrap();
+    let (device, full) = (File::open("/dev/full").unwrap(), Stdio::null());
+    let mut child = Command::new("sleep")
+        .arg("1000")
+        .stdin(OwnedFd::from(inner))
+        .stdout(device)
+        .stderr(full)
+        .spawn()
+        .unwrap();
+    let findings = of(child.id());
+    let told = about(&findings, 0);
+    match told {
+        Some(told) => assert!(told.verdict == Verdict::HungUp && told.why.contains("another"), "{told:?}"),
+        None => orrery_testing::skipped!("this kernel does not tell who is connected to whom"),
+    }
+    assert_eq!((about(&findings, 1), about(&findings, 2)), (None, None));
+    let report = check(i32::try_from(child.id()).unwrap()).unwrap();
+    assert!(report.survives && report.processes == 1 && report.descriptors >= 3, "{report:?}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(check(i32::try_from(child.id()).unwrap()).unwrap_err().to_string().contains("no process"));
+}
+
+#[test]
+fn memory_that_cannot_be_made_again_refuses() {
+    // SAFETY: a new piece of memory, which goes when this program does.
+    let attached = unsafe {
+        let id = libc::shmget(libc::IPC_PRIVATE, 4096, 0o600);
+        let attached = libc::shmat(id, std::ptr::null(), 0);
+        libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut());
+        (id >= 0).then_some(attached)
+    };
+    if attached.is_none() {
+        orrery_testing::skipped!("no System V memory here");
+        return;
+    }
+    let report = check(i32::try_from(std::process::id()).unwrap()).unwrap();
+    assert!(!report.survives);
+    let first = &report.findings[0];
+    assert!(first.verdict == Verdict::Refused && first.why.contains("System V"), "{first:?}");
+}
+
+#[test]
+fn children_are_looked_at_too_and_a_deleted_file_is_not_passed_over() {
+    let path = std::env::temp_dir().join(format!("orthros-check-{}", std::process::id()));
+    let mut file = File::create_new(&path).unwrap();
+    file.write_all(&[7; 8192]).unwrap();
+    file.sync_all().unwrap();
+    fs::remove_file(&path).unwrap();
+    let script = "sleep 1000 & wait";
+    let mut child = Command::new("sh")
+        .args(["-c", script])
+        .stdin(file)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut report = check(i32::try_from(child.id()).unwrap()).unwrap();
+    while report.processes < 2 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        report = check(i32::try_from(child.id()).unwrap()).unwrap();
+    }
+    // On an ext4 it refuses; elsewhere it may not be written back.
+    let told = about(&report.findings, 0);
+    assert!(told.is_none_or(|told| told.why.contains("name") || told.why.contains("ext4")), "{told:?}");
+    let inner = report.findings.iter().map(|finding| finding.pid).max();
+    assert!(inner.is_none_or(|pid| pid >= i32::try_from(child.id()).unwrap()));
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap_or_default();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for pid in children.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()) {
+        // SAFETY: no pointers are involved; it was this test's grandchild.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+}
+
+#[test]
+fn listeners_with_names_and_datagrams_survive() {
+    let folder = std::env::temp_dir().join(format!("orthros-check-sockets-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let listener = UnixListener::bind(folder.join("listener")).unwrap();
+    let datagram = UnixDatagram::bind(folder.join("datagram")).unwrap();
+    let findings = of(std::process::id());
+    assert_eq!(
+        (about(&findings, listener.as_raw_fd()), about(&findings, datagram.as_raw_fd())),
+        (None, None)
+    );
+    fs::remove_dir_all(&folder).unwrap();
+}

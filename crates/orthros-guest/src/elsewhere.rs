@@ -1,0 +1,155 @@
+//! Files outside the service's disk. They lie in memory (`/tmp`, `/run`, `/dev/shm`, and what was changed in the image),
+//! and so in the dead memory: they are made again under the same names, with the same contents, owners and times.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use orrery_kimage::{MemoryFile, Task, Time};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, chownat, mknodat, utimensat};
+
+/// Made at the end of a guest's first steps: what is older came with the image.
+pub(crate) const MARKER: &[&str] = &["etc", "orrery", "booted"];
+/// Names that are this kernel's own.
+const OWN: &[&str] = &["/run/orrery", "/dev", "/proc", "/sys", "/modules"];
+/// The one folder in `/dev` that is a file system of the service's.
+const SHARED_MEMORY: &str = "/dev/shm";
+const MOST_CONTENT: u64 = 1 << 30;
+
+/// What was carried over.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub(crate) struct Carried {
+    pub(crate) files: usize,
+    pub(crate) bytes: u64,
+}
+
+/// Whether a file is the service's.
+fn is_wanted(path: &Path) -> bool {
+    if path.starts_with(SHARED_MEMORY) {
+        return path != Path::new(SHARED_MEMORY);
+    }
+    let text = path.to_string_lossy();
+    !OWN.iter().any(|own| path.starts_with(own)) && !text.starts_with("/run/criu.")
+}
+
+/// Makes the files of memory file systems again that the service with the root process `root` saw.
+pub(crate) fn carry_over(root: &Task<'_>, remarks: &mut Vec<String>) -> Carried {
+    let walk = root.memory_files(MARKER);
+    remarks.extend(walk.problems.iter().map(|problem| format!("left out {problem}")));
+    let mut carried = Carried::default();
+    let mut known: HashMap<(u32, u64), PathBuf> = HashMap::new();
+    let mut folders: Vec<(PathBuf, &MemoryFile<'_>)> = Vec::new();
+    for file in &walk.found {
+        let path = PathBuf::from(std::ffi::OsStr::from_bytes(&file.path));
+        if !is_wanted(&path) {
+            continue;
+        }
+        match make(file, &path, &mut known) {
+            Ok(None) => {}
+            Ok(Some(bytes)) => {
+                carried.files += 1;
+                carried.bytes += bytes;
+                if path.is_dir() {
+                    folders.push((path, file));
+                }
+            }
+            Err(error) => remarks.push(format!("left out {}: {error:#}", path.display())),
+        }
+    }
+    // What is made in a folder changes its times.
+    for (path, file) in folders.into_iter().rev() {
+        let _ = times(&path, file);
+    }
+    carried
+}
+
+/// Makes a file, and gives how many bytes it has; nothing where it is one that others make.
+fn make(file: &MemoryFile<'_>, path: &Path, known: &mut HashMap<(u32, u64), PathBuf>) -> Result<Option<u64>> {
+    let attributes = &file.attributes;
+    let kind = FileType::from_raw_mode(attributes.mode);
+    if kind == FileType::Socket {
+        // Whoever is bound to it makes it.
+        return Ok(None);
+    }
+    if kind == FileType::Directory {
+        match fs::create_dir(path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+            _ => return own(file, path).map(|()| Some(0)),
+        }
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    if attributes.links > 1 {
+        if let Some(other) = known.get(&(file.device, attributes.number)) {
+            fs::hard_link(other, path)?;
+            return Ok(Some(0));
+        }
+        known.insert((file.device, attributes.number), path.to_owned());
+    }
+    let mut size = 0;
+    match kind {
+        FileType::RegularFile => {
+            let content = file.content(MOST_CONTENT)?;
+            size = content.len() as u64;
+            fs::write(path, content)?;
+        }
+        FileType::Symlink => {
+            let target = file.content(4096)?;
+            std::os::unix::fs::symlink(std::ffi::OsStr::from_bytes(&target), path)?;
+        }
+        kind => {
+            let device = libc::makedev(attributes.device >> 20, attributes.device & 0xf_ffff);
+            mknodat(CWD, path, kind, Mode::from_raw_mode(attributes.mode & 0o7777), device)?;
+        }
+    }
+    own(file, path)?;
+    times(path, file)?;
+    Ok(Some(size))
+}
+
+/// Gives a file its owner and its permissions.
+fn own(file: &MemoryFile<'_>, path: &Path) -> Result<()> {
+    let attributes = &file.attributes;
+    let (uid, gid) = (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid));
+    chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).context("its owner")?;
+    if FileType::from_raw_mode(attributes.mode) != FileType::Symlink {
+        rustix::fs::chmod(path, Mode::from_raw_mode(attributes.mode & 0o7777)).context("its permissions")?;
+    }
+    Ok(())
+}
+
+fn times(path: &Path, file: &MemoryFile<'_>) -> Result<()> {
+    let time = |(seconds, nanoseconds): Time| Timespec { tv_sec: seconds, tv_nsec: i64::from(nanoseconds) };
+    let times = Timestamps {
+        last_access: time(file.attributes.accessed),
+        last_modification: time(file.attributes.modified),
+    };
+    utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).context("its times")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_the_kernels_own_is_left_alone() {
+        for own in [
+            "/run/orrery/images/core-1.img",
+            "/run/criu.kdat",
+            "/dev/null",
+            "/dev/shm",
+            "/proc/1",
+            "/modules/1",
+        ] {
+            assert!(!is_wanted(Path::new(own)), "{own}");
+        }
+        for wanted in ["/run/text", "/tmp/x", "/dev/shm/PostgreSQL.17", "/etc/passwd", "/run/criteria"] {
+            assert!(is_wanted(Path::new(wanted)), "{wanted}");
+        }
+    }
+}
