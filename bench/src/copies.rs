@@ -76,7 +76,7 @@ impl Store {
     /// Where it does not come up.
     pub fn start(on_disk: bool) -> Result<Self> {
         let disk = machine::program_folder()?;
-        if on_disk { Self::with(&["--disk", &disk.to_string_lossy()]) } else { Self::with(&["--in-memory"]) }
+        if on_disk { Self::with(&["--disk", &disk.to_string_lossy()]) } else { Self::with(&[]) }
     }
 
     /// Starts one with these options.

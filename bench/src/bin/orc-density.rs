@@ -90,7 +90,7 @@ impl Way {
             Self::KsmTuned => "KSM, fast",
             Self::HardLinks => "hard links",
             Self::ContentStore => "content store",
-            Self::Orc => "ours, in memory",
+            Self::Orc => "ours, without --disk",
             Self::OrcDisk => "ours",
         }
     }
@@ -244,7 +244,7 @@ fn density(counts: &[usize], records: &mut Vec<Record>) -> Result<()> {
     let trees = Trees::new(PYTHON, counts.iter().copied().max().unwrap_or(1), start)?;
     let mut table = Table::new();
     table.load_style(NOTHING);
-    table.set_header(["COPIES", "PLAIN", "HARD LINKS", "OURS, IN MEMORY", "OURS", "DUPLICATES GONE"]);
+    table.set_header(["COPIES", "PLAIN", "HARD LINKS", "OURS, NO DISK", "OURS", "DUPLICATES GONE"]);
     for &count in counts {
         let memory = |way| -> Result<f64> { Ok(mib(Copies::start(&trees, way, count, start)?.read_only()?)) };
         let (plain, ideal) = (memory(Way::Plain)?, memory(Way::HardLinks)?);

@@ -141,6 +141,6 @@ mod tests {
         assert!([handler, boot].iter().all(|entry| image.code.contains(&(entry - 0x10_0000))));
         // The restorer performs system call 15.
         let at = usize::try_from(restorer - 0x10_0000).unwrap();
-        assert_eq!(image.fixed()[at..at + 7], [0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
+        assert_eq!(image.fixed()[at..at + 9], [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05]);
     }
 }

@@ -22,8 +22,8 @@ use crate::policy::Policy;
 use crate::segment::Segment;
 use crate::{archive, program, steward};
 
-/// A site is rewritten when so many of its calls were dispatched: about as many as rewriting costs.
-const THRESHOLD: u32 = 24;
+/// A site is rewritten when so many of its calls were dispatched: about as many as rewriting costs, which is 16 us.
+const THRESHOLD: u32 = 16;
 const PR_SET_PTRACER: i32 = 0x5961_6d61;
 /// How long to wait for the steward at a time, and how often.
 static PATIENCE: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };

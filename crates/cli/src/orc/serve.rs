@@ -11,9 +11,6 @@ use orrery_orc::store::{
 };
 use orrery_orc::{SOCKET, default_directory};
 
-/// Where objects on disk lie by themselves.
-const DISK: &str = "/var/lib/orrery/orc";
-
 /// Run the store: hold one copy of every object that programs register, until the end is asked for (SIGINT, SIGTERM).
 ///
 /// Two processes do it. Each starts the other anew when it dies; programs notice nothing.
@@ -49,16 +46,17 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "UID")]
     publisher: Vec<u32>,
     /// A folder, on a disk of ext4, XFS or Btrfs, for objects that large files become: their pages come into memory as they
-    /// are needed, not all at once [default: /var/lib/orrery/orc for root, where it can be]
+    /// are needed, not all at once
     #[arg(long, value_name = "FOLDER")]
     disk: Option<PathBuf>,
-    /// Have code of 4 MiB and more in memory whole, where it gets huge pages, although other objects lie on disk: measure
-    /// whether it pays (make bench B=orc-huge)
+    /// Have code of 4 MiB and more in memory whole, where it gets huge pages, although other objects are files: measure whether
+    /// it pays (make bench B=orc-huge)
     #[arg(long)]
     huge_pages: bool,
-    /// Have all objects in memory, where not even root can change them
-    #[arg(long, conflicts_with = "disk")]
-    in_memory: bool,
+    /// The file of the host's secret, from which the places of libraries are derived; made where there is none
+    /// [default: `secret` in the folder]
+    #[arg(long, value_name = "FILE")]
+    secret: Option<PathBuf>,
     /// A file to write down in what happens, one JSON object per line
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -130,19 +128,13 @@ fn stop() -> Result<PipeReader> {
 
 /// Where objects on disk are to lie, if anywhere.
 fn disk(arguments: &Arguments) -> Result<Option<PathBuf>> {
-    if let Some(folder) = &arguments.disk {
-        let folder = std::path::absolute(folder).context("find the disk's folder")?;
-        if let Err(error) = prove_disk(&folder) {
-            eprintln!(
-                "orrery orc: no objects can be made in {}: {error}; they will be in memory",
-                folder.display()
-            );
-            return Ok(None);
-        }
-        return Ok(Some(folder));
+    let Some(folder) = &arguments.disk else { return Ok(None) };
+    let folder = std::path::absolute(folder).context("find the disk's folder")?;
+    if let Err(error) = prove_disk(&folder) {
+        eprintln!("orrery orc: no objects can be made in {}: {error}; they lie elsewhere", folder.display());
+        return Ok(None);
     }
-    let may = !arguments.in_memory && rustix::process::geteuid().is_root();
-    Ok(Some(PathBuf::from(DISK)).filter(|folder| may && prove_disk(folder).is_ok()))
+    Ok(Some(folder))
 }
 
 /// Runs a store until it is told to stop.
@@ -168,6 +160,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             .with_context(|| format!("open the log {}", log.display()))?;
     }
     let disk = disk(arguments)?;
+    let secret = match &arguments.secret {
+        Some(secret) => std::path::absolute(secret).context("find the secret's folder")?,
+        None => folder.join("secret"),
+    };
     let config = Config {
         socket: folder.join(SOCKET),
         tenants,
@@ -181,6 +177,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         log,
         disk,
         huge: arguments.huge_pages,
+        secret: Some(secret),
         ..Config::default()
     };
     let stop = stop()?;

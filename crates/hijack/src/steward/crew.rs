@@ -85,3 +85,49 @@ impl<W: Send> Crew<W> {
         self.wake.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+
+    /// Does pieces of work, one after the other or all at once; gives how many threads that took.
+    fn threads(pieces: usize, at_once: bool, usable: bool) -> usize {
+        let crew = Crew::new();
+        let together = Barrier::new(if at_once { pieces } else { 1 });
+        let seen = Mutex::new(HashSet::new());
+        let perform = |(): ()| {
+            together.wait();
+            seen.lock().unwrap().insert(thread::current().id());
+            usable
+        };
+        thread::scope(|scope| {
+            for piece in 0..pieces {
+                crew.give(scope, (), &perform);
+                while !(crew.is_idle() || at_once && piece + 1 < pieces) {
+                    thread::yield_now();
+                }
+            }
+            crew.dismiss();
+        });
+        seen.into_inner().unwrap().len()
+    }
+
+    #[test]
+    fn threads_are_used_again() {
+        assert_eq!(threads(50, false, true), 1);
+    }
+
+    #[test]
+    fn each_piece_has_a_thread_for_itself() {
+        assert_eq!(threads(2 * WAITING, true, true), 2 * WAITING);
+    }
+
+    #[test]
+    fn threads_that_are_not_usable_go() {
+        assert_eq!(threads(5, false, false), 5);
+    }
+}

@@ -242,6 +242,7 @@ fn deliver(
         false => state.add_grant(parent.0, parent.2, rights)?,
     };
     let generation = seat.generation.load(SeqCst);
+    state.heard_calls |= listener.is_some();
     let slot =
         state.add_peer(child.1, child.2, copied.pidfd, (number, generation), Some(link), Some(grant))?;
     let peer = state.peer_mut(slot)?;
@@ -300,7 +301,7 @@ fn live(
         settled.store(0, SeqCst);
     }
     // It binds this thread and those that come of it: all that the context will have.
-    let isolated = if spec.isolated { isolate::enter() } else { Ok(()) };
+    let isolated = if spec.isolated { isolate::enter(&spec.taken()) } else { Ok(()) };
     let outcome = isolated
         .map_err(|errno| (11, errno))
         .and_then(|()| {

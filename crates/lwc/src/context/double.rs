@@ -20,7 +20,7 @@
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
-use std::sync::Arc;
+use std::rc::Rc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use orrery_domain::Moment;
@@ -229,7 +229,7 @@ pub(crate) fn install(state: &mut State, note: &Note, fds: Vec<OwnedFd>) -> rust
             let placed = unsafe { syscall!(Sysno::dup3, first.as_raw_fd(), number, libc::O_CLOEXEC) };
             placed.map_err(|errno| Errno::from_raw_os_error(errno.into_raw()))?;
             peer.inode = inode(number).unwrap_or(0);
-            peer.pidfd = Arc::new(pidfd);
+            peer.pidfd = Rc::new(pidfd);
             // The new program has its own numbers.
             peer.pid = 0;
             if let Some(link) = &link {

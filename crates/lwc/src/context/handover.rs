@@ -8,7 +8,7 @@
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::Arc;
+use std::rc::Rc;
 
 use orrery_domain::gate::is_dead;
 use orrery_domain::{Gate, Moment, Partner, Woken};
@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::process::PidfdFlags;
 
 use super::error::{Error, Result};
+use super::holder::Holder;
 use super::link::{Kind, Message, ROOM};
 use super::program::{DOUBLE, ROOT, STRANGER};
 use super::state::{State, is_hung_up};
@@ -41,7 +42,8 @@ pub(crate) fn switch(
     if bytes.len() > ROOM {
         return Err(Error::TooLong { bytes: bytes.len(), room: ROOM });
     }
-    let target = state.peer(slot)?.seat;
+    let peer = state.peer(slot)?;
+    let (target, next) = (peer.seat, peer.holder());
     if limit.is_some() && target == ROOT {
         return Err(Error::RootLimit);
     }
@@ -56,16 +58,26 @@ pub(crate) fn switch(
     placing::place(state, slot);
     say(state);
     let program = state.program;
-    let (me, strand) = (state.me, state.strand);
+    let (own, strand) = (state.own_holder(), state.strand);
+    let at_link = state.take_caller(slot);
     let link = state.peer_mut(slot)?.link.as_mut().ok_or(Error::NoContext { descriptor: -1 })?;
     // All that the other side is going to read is written before anything waits for a cache line of its own.
     link.stage(strand, Kind::Switch, word, 0, bytes);
-    program.place(strand, target).face.leave(hint);
-    if program.control(strand).compare_exchange(me, target, SeqCst, SeqCst).is_err() {
+    let place = program.place(strand, target);
+    if !at_link {
+        place.face.leave(hint);
+    }
+    if own.gives_way(program.control(strand), next).is_err() {
         await_end();
     }
     link.publish(strand);
-    call(state, slot, hint);
+    // Who waits at the link sees by itself what was said there.
+    if at_link {
+        place.face.call_if_asleep();
+        call_by_descriptor(state, slot);
+    } else {
+        call(state, slot, hint);
+    }
     park(state, Some(slot), until)
 }
 
@@ -90,7 +102,7 @@ pub(crate) fn answer(
     limit: Option<Duration>,
 ) -> Result<Arrival> {
     let peer = state.peer(slot)?;
-    let (target, descriptor) = (peer.seat, peer.fd.as_raw_fd());
+    let (next, descriptor) = (peer.holder(), peer.fd.as_raw_fd());
     if peer.is_gone(state.program) {
         return Err(Error::Gone { descriptor });
     }
@@ -100,9 +112,10 @@ pub(crate) fn answer(
     let until = limit.map(|limit| Moment::now().after(limit));
     placing::place(state, slot);
     say(state);
-    if state.control().compare_exchange(state.me, target, SeqCst, SeqCst).is_err() {
+    if state.own_holder().gives_way(state.control(), next).is_err() {
         await_end();
     }
+    state.set_caller(None);
     trap::reply(state, slot, answer);
     park(state, Some(slot), until)
 }
@@ -159,7 +172,7 @@ fn meet_heir(state: &mut State, slot: usize) -> Result<()> {
         let _ =
             rustix::thread::futex::wait(&seat.settled, rustix::thread::futex::Flags::empty(), 0, Some(&nap));
     }
-    peer.pidfd = Arc::new(orrery_sys::descriptors::raise(pidfd));
+    peer.pidfd = Rc::new(orrery_sys::descriptors::raise(pidfd));
     peer.pid = there;
     Ok(())
 }
@@ -181,7 +194,14 @@ pub(crate) fn call(state: &State, slot: usize, hint: u32) {
     let place = state.program.place(state.strand, peer.seat);
     place.face.leave(hint);
     place.face.call();
-    // It sets its flag before it looks at its bell, and we did the reverse: one of the two sees the other.
+    call_by_descriptor(state, slot);
+}
+
+/// Calls a peer that waits for descriptors.
+fn call_by_descriptor(state: &State, slot: usize) {
+    let Ok(peer) = state.peer(slot) else { return };
+    let place = state.program.place(state.strand, peer.seat);
+    // It sets its flag before it looks at its bell and its link, and we did the reverse: one of the two sees the other.
     if place.by_descriptor.load(SeqCst) != 0 && peer.is_intact() {
         let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
         let _ = rustix::net::send(&*peer.fd, &[0], flags);
@@ -260,18 +280,32 @@ pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Momen
     arrival
 }
 
+#[inline]
 fn wait(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
-    let watched = watched.and_then(|slot| Watched::of(state, slot));
-    let mut vigil = Vigil::new(watched, until);
     let mut me = state.me;
+    // Who it is now: another thread of ours may find somebody else on its seat before long.
+    let watched = watched.and_then(|slot| Watched::of(state, slot));
+    if let Some(watched) = &watched
+        && let Some(arrival) = await_answer(state, watched)
+    {
+        return Ok(arrival);
+    }
+    let mut vigil = if state.me == me { Vigil::new(watched, until) } else { Vigil::new(None, None) };
+    // A copy of the thread, in a new context, handed nothing to anybody.
+    me = state.me;
     loop {
+        if let Some(slot) = vigil.watched().and_then(|watched| watched.answered_at(state))
+            && let Some(arrival) = take(state, slot)
+        {
+            return Ok(arrival);
+        }
         if let Some(arrival) = look(state) {
             return Ok(arrival);
         }
         if let Some(Watched { descriptor, seat, pid, .. }) = vigil.speechless {
             return Err(Error::Died { descriptor, end: reaper::bury(state, seat, pid) });
         }
-        if state.peers.iter().flatten().any(|peer| peer.listener.as_ref().is_some_and(|l| !l.is_over)) {
+        if state.hears_calls() {
             if let Some(arrival) = vigil.wait_for_all(state)? {
                 return Ok(arrival);
             }
@@ -290,6 +324,27 @@ fn wait(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Resu
             vigil = Vigil::new(None, None);
         }
     }
+}
+
+/// The answer of a peer, should it come before it is time to sleep, as most do. Nothing is made ready for any other case.
+#[inline]
+fn await_answer(state: &mut Held, watched: &Watched) -> Option<Arrival> {
+    let (program, me, strand) = (state.program, state.me, state.strand);
+    if state.hears_calls() {
+        return None;
+    }
+    let own = &program.place(strand, me).face;
+    let mut heard = Gate::home(own, own).heard();
+    if state.looked() != Some(heard) {
+        if let Some(arrival) = look(state) {
+            return Some(arrival);
+        }
+        heard = state.looked()?;
+    }
+    let lobe = watched.lobe()?;
+    let gate = Gate::home(own, &program.place(strand, watched.seat).face);
+    state.away(|| gate.poll(heard, || lobe.is_called()))?;
+    watched.answered_at(state).and_then(|slot| take(state, slot))
 }
 
 /// What our bell was rung for: control, or a request, which is served.
@@ -312,7 +367,7 @@ fn look(state: &mut Held) -> Option<Arrival> {
     reaper::serve(state.program, state.me, state.strand);
     // The hint may be a lie, or that of a caller whose message was taken for another's. And another thread of the caller may
     // have introduced it, of which we have not taken note yet.
-    if hint == STRANGER || state.control().load(SeqCst) == state.me {
+    if hint == STRANGER || Holder::of(state.control()) == state.own_holder() {
         introduce::accept_all(state);
     }
     if let Some(arrival) = trap::take_kept(state) {
@@ -322,11 +377,13 @@ fn look(state: &mut Held) -> Option<Arrival> {
 }
 
 /// A message of one peer, if there is one.
+#[inline]
 fn take(state: &mut Held, slot: usize) -> Option<Arrival> {
     let strand = state.strand;
     while let Some(message) = state.peers.get_mut(slot)?.as_mut()?.link.as_mut()?.take(strand) {
         match message.kind {
             Kind::Switch => {
+                state.set_caller(message.listens.then_some(slot));
                 return Some(Arrival {
                     caller: state.handle(slot),
                     word: message.word,

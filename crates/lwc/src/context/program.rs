@@ -15,6 +15,7 @@ use orrery_domain::gate::Face;
 use rustix::process::Pid;
 
 use super::error::{Error, Result};
+use super::holder::Holder;
 
 /// How many contexts a program has at most, the root included.
 pub(crate) const SEATS: usize = 4096;
@@ -89,7 +90,7 @@ impl Place {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Strand {
-    /// The seat that has its control.
+    /// Who has its control: a [`Holder`].
     pub(crate) control: AtomicU32,
     /// What its thread in the root is asked to do: see [`super::reaper`].
     pub(crate) request: AtomicU32,
@@ -157,7 +158,7 @@ impl Program {
         program.head().highest_strand.store(strand, SeqCst);
         program.seat(ROOT).pid.store(rustix::process::getpid().as_raw_pid().unsigned_abs(), SeqCst);
         program.strand(strand).origin.store(ROOT + 1, SeqCst);
-        program.strand(strand).control.store(ROOT, SeqCst);
+        program.strand(strand).control.store(program.holder(ROOT).word(), SeqCst);
         program.clear_place(strand, ROOT);
         program.place(strand, ROOT).thread.store(own_thread(), SeqCst);
         Ok((program, file))
@@ -209,6 +210,11 @@ impl Program {
         unsafe { self.memory.start().add(PLACES_AT).cast::<Place>().add(index).as_ref() }
     }
 
+    /// The context that is on a seat now, as who has control.
+    pub(crate) fn holder(&self, seat: u32) -> Holder {
+        Holder::new(seat, self.seat(seat).generation.load(SeqCst))
+    }
+
     /// The places where a socket may be listed.
     fn names(&self, socket: u64) -> impl Iterator<Item = &Name> {
         let spread = socket.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -245,7 +251,7 @@ impl Program {
         Some((seat, u32::try_from(owner >> 32).ok()?))
     }
 
-    /// The number of the seat that has a strand's control.
+    /// The word that says who has a strand's control.
     pub(crate) fn control(&self, strand: u32) -> &AtomicU32 {
         &self.strand(strand).control
     }
@@ -253,7 +259,8 @@ impl Program {
     /// Whether the context of a seat has any strand's control. Neither allocates nor touches thread-local storage.
     pub(crate) fn has_control(&self, seat: u32) -> bool {
         self.strands().any(|strand| {
-            self.control(strand).load(SeqCst) == seat && self.place(strand, seat).thread.load(SeqCst) != 0
+            Holder::of(self.control(strand)) == self.holder(seat)
+                && self.place(strand, seat).thread.load(SeqCst) != 0
         })
     }
 
@@ -314,7 +321,7 @@ impl Program {
                 && strand.origin.compare_exchange(0, seat + 1, SeqCst, SeqCst).is_ok()
             {
                 strand.request.store(0, SeqCst);
-                strand.control.store(seat, SeqCst);
+                strand.control.store(self.holder(seat).word(), SeqCst);
                 let place = self.place(number, seat);
                 place.reset();
                 place.thread.store(thread, SeqCst);
@@ -334,7 +341,7 @@ impl Program {
     pub(crate) fn clear_place(&self, strand: u32, seat: u32) {
         let place = self.place(strand, seat);
         place.reset();
-        let left = self.control(strand).load(SeqCst) == seat;
+        let left = Holder::of(self.control(strand)) == self.holder(seat);
         place.left.store(u32::from(left), SeqCst);
     }
 

@@ -9,7 +9,7 @@
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::rc::Rc;
 
 use orrery_domain::forked::Creator;
 use orrery_domain::gate::Pace;
@@ -22,9 +22,11 @@ use super::Context;
 use super::credentials::Common;
 use super::door::Door;
 use super::error::{Error, Result};
+use super::holder::Holder;
 use super::id::Id;
 use super::introduce;
 use super::leash::Leash;
+use super::lending::Loan;
 use super::link::Link;
 use super::program::{Place, Program, ROOT, Seat};
 use super::ranges::SharedRange;
@@ -44,7 +46,8 @@ pub(crate) struct Peer {
     pub(crate) fd: ManuallyDrop<OwnedFd>,
     /// The inode behind it: the program may have closed it, and something else have its number.
     pub(crate) inode: u64,
-    pub(crate) pidfd: Arc<OwnedFd>,
+    /// Cloned and dropped by who holds the state only.
+    pub(crate) pidfd: Rc<OwnedFd>,
     /// Whose pidfd that is, as its seat said: another one has succeeded it where the seat says otherwise.
     pub(crate) pid: u32,
     pub(crate) seat: u32,
@@ -61,6 +64,15 @@ pub(crate) struct Peer {
     pub(crate) listener: Option<Listener>,
     /// How often we two switch, for each strand.
     pub(crate) paces: Vec<Option<Pace>>,
+    /// What priority each strand has lent to it.
+    pub(crate) loans: Vec<Option<Loan>>,
+}
+
+/// A peer as it was when it handed control to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    serial: u32,
+    pid: u32,
 }
 
 /// Our end of a descriptor that others hold of us.
@@ -100,6 +112,8 @@ pub(crate) struct State {
     pub(crate) overlaid: Vec<PageRange>,
     /// Whether we are filtered ourselves.
     pub(crate) filtered: bool,
+    /// Whether we may move others, as far as is known.
+    pub(crate) may_place: bool,
     /// The table of descriptors, where others share it.
     pub(crate) table: Option<Table>,
     /// The credentials, where others share them.
@@ -110,9 +124,13 @@ pub(crate) struct State {
     pub(crate) cpus: Option<CpuSet>,
     /// The state of each strand's bell when it last looked around.
     looked: Vec<Option<u32>>,
+    /// Of each strand, the peer that it has control from, where that one waits at the link.
+    callers: Vec<Option<Waiting>>,
     /// What wakes a strand of ours that waits for descriptors.
     kicks: Vec<Option<OwnedFd>>,
     serials: u32,
+    /// Whether there ever was a peer whose system calls arrive here: most contexts need not look.
+    pub(crate) heard_calls: bool,
 }
 
 pub(crate) fn own_pidfd() -> Result<OwnedFd> {
@@ -144,13 +162,16 @@ impl State {
             shared: Vec::new(),
             overlaid: Vec::new(),
             filtered: false,
+            may_place: true,
             table: None,
             common: None,
             creators_name: -1,
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             looked: Vec::new(),
+            callers: Vec::new(),
             kicks: Vec::new(),
             serials: 0,
+            heard_calls: false,
         };
         root.name_itself()?;
         Ok(root)
@@ -179,7 +200,12 @@ impl State {
         self.program.place(self.strand, self.me)
     }
 
-    /// Which seat has the calling strand's control.
+    /// We, as who has control.
+    pub(crate) fn own_holder(&self) -> Holder {
+        self.program.holder(self.me)
+    }
+
+    /// Who has the calling strand's control: a [`Holder`].
     pub(crate) fn control(&self) -> &'static AtomicU32 {
         self.program.control(self.strand)
     }
@@ -191,6 +217,25 @@ impl State {
 
     pub(crate) fn set_looked(&mut self, heard: Option<u32>) {
         *entry(&mut self.looked, self.strand) = heard;
+    }
+
+    /// Notes that the calling strand has control from a peer that waits at the link, or has it in any other way.
+    pub(crate) fn set_caller(&mut self, slot: Option<usize>) {
+        let caller = slot.and_then(|slot| self.peers.get(slot)?.as_ref()).map(Peer::waiting);
+        *entry(&mut self.callers, self.strand) = caller;
+    }
+
+    /// Whether the peer still waits at the link to which control is about to go: it cannot have gone away from there
+    /// meanwhile, unless somebody else has its name now. What was noted is over with that.
+    pub(crate) fn take_caller(&mut self, slot: usize) -> bool {
+        let caller = self.callers.get_mut(self.strand as usize).and_then(Option::take);
+        caller.is_some() && caller == self.peers.get(slot).and_then(Option::as_ref).map(Peer::waiting)
+    }
+
+    /// Whether system calls of any peer arrive here.
+    pub(crate) fn hears_calls(&self) -> bool {
+        self.heard_calls
+            && self.peers.iter().flatten().any(|peer| peer.listener.as_ref().is_some_and(|l| !l.is_over))
     }
 
     /// What wakes the calling strand while it waits for descriptors, made where there is none yet; `None` where the
@@ -228,7 +273,13 @@ impl State {
     /// In a new context: what its creator's strands looked at, or wait for, is not its own.
     pub(crate) fn forget_strands(&mut self) {
         self.looked.clear();
+        self.forget_callers();
         self.kicks.clear();
+    }
+
+    /// What is known of who waits where may be of another time, or another program.
+    pub(crate) fn forget_callers(&mut self) {
+        self.callers.clear();
     }
 
     /// The same where the descriptors are another context's.
@@ -262,7 +313,7 @@ impl State {
             id,
             fd: ManuallyDrop::new(fd),
             inode,
-            pidfd: Arc::new(pidfd),
+            pidfd: Rc::new(pidfd),
             pid: self.program.seat(seat).pid.load(SeqCst),
             seat,
             generation,
@@ -272,6 +323,7 @@ impl State {
             silent: Vec::new(),
             listener: None,
             paces: Vec::new(),
+            loans: Vec::new(),
         });
         Ok(slot)
     }
@@ -468,6 +520,15 @@ impl State {
 }
 
 impl Peer {
+    fn waiting(&self) -> Waiting {
+        Waiting { serial: self.serial, pid: self.pid }
+    }
+
+    /// It, as who has control.
+    pub(crate) fn holder(&self) -> Holder {
+        Holder::new(self.seat, self.generation)
+    }
+
     /// Whether it has ended.
     pub(crate) fn is_gone(&self, program: &Program) -> bool {
         let generation = program.seat(self.seat).generation.load(core::sync::atomic::Ordering::SeqCst);

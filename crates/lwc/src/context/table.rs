@@ -10,7 +10,7 @@
 
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering::SeqCst};
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::rc::Rc;
 
 use orrery_domain::SharedMemory;
 use orrery_domain::gate::is_dead;
@@ -114,7 +114,7 @@ pub(crate) struct Table {
 #[derive(Debug)]
 struct Tenant {
     who: u16,
-    pidfd: Arc<OwnedFd>,
+    pidfd: Rc<OwnedFd>,
     /// Our end of the name that it has of us.
     grant: usize,
 }
@@ -184,7 +184,7 @@ impl State {
     }
 
     /// A context that shares the table has been created.
-    pub(crate) fn add_tenant(&mut self, pidfd: Arc<OwnedFd>, grant: usize) {
+    pub(crate) fn add_tenant(&mut self, pidfd: Rc<OwnedFd>, grant: usize) {
         if let Some(table) = &mut self.table {
             table.tenants.push(Tenant { who: table.next, pidfd, grant });
         }
@@ -244,7 +244,7 @@ impl State {
             leave(core::mem::replace(&mut shared.file, file));
         }
         for peer in self.peers.iter_mut().flatten() {
-            let pidfd = Arc::new(copy(&peer.pidfd)?);
+            let pidfd = Rc::new(copy(&peer.pidfd)?);
             core::mem::forget(core::mem::replace(&mut peer.pidfd, pidfd));
             core::mem::forget(peer.listener.take());
         }

@@ -55,6 +55,9 @@ pub struct Config {
     /// Whether large code is to lie in memory, although there may be a disk, and to have huge pages there.
     #[serde(default)]
     pub huge: bool,
+    /// The file of the host's secret, from which the places of libraries are derived; made where there is none. Without it
+    /// places are others each time.
+    pub secret: Option<PathBuf>,
     /// Threads that answer.
     pub workers: usize,
 }
@@ -74,6 +77,7 @@ impl Default for Config {
             log: None,
             disk: None,
             huge: false,
+            secret: None,
             workers: 4,
         }
     }

@@ -44,8 +44,8 @@ pub(crate) enum Outcome {
 /// Changed under the lock of `ranges` only.
 static GATES_USED: AtomicU32 = AtomicU32::new(0);
 
-/// Rewrites the site whose call instruction ends at `end` and made this call.
-pub(crate) fn rewrite(end: u64, number: u64) -> Outcome {
+/// Rewrites the site whose call instruction ends at `end` and was executed with `made` in all of rax.
+pub(crate) fn rewrite(end: u64, made: u64) -> Outcome {
     let Some(start) = end.checked_sub(CODE as u64).filter(|start| ranges::containing(*start, end).is_some())
     else {
         return Outcome::Refused;
@@ -59,7 +59,7 @@ pub(crate) fn rewrite(end: u64, number: u64) -> Outcome {
         Some(None) => return Outcome::Refused,
         None => return Outcome::Later,
     };
-    let Some(way) = Way::of(&plan, number) else { return Outcome::Refused };
+    let Some(way) = Way::of(&plan, made) else { return Outcome::Refused };
     ranges::try_locked(|| match ranges::containing(start, end) {
         // Another thread was faster: what is to be said about landings holds for one jump only.
         Some(_) if read() != code => Outcome::Later,
@@ -144,6 +144,19 @@ impl Way {
     }
 }
 
+impl Way {
+    /// The call's number, if it is always the same.
+    fn number(self) -> Option<u16> {
+        match self {
+            Self::Gate { number }
+            | Self::Function { number, .. }
+            | Self::Asked { number }
+            | Self::Answer { number, .. } => Some(number),
+            Self::Any { .. } => None,
+        }
+    }
+}
+
 /// Makes the stub, then the jump to it.
 ///
 /// # Safety
@@ -194,6 +207,7 @@ unsafe fn jump(plan: &Plan, way: Way, code: &[u64; CODE / 8], end: u64, range: (
             }
         }
     }
+    stubs::note(gate as usize, place.at, stub.length, plan, way.number());
     // SAFETY: the stub's page is ours; the site's page is code, by the caller.
     unsafe {
         if !with_bytes(place.page(), place.at, code) {

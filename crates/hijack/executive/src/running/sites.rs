@@ -53,8 +53,8 @@ fn within(sites: &'static [Site], hash: usize, address: u64) -> Option<&'static 
     })
 }
 
-/// A call was dispatched that came from before `address`. When it is one too many, has the site rewritten.
-pub(crate) fn note(address: u64, number: u64) {
+/// A call was dispatched that came from before `address`, with this in rax. When it is one too many, has the site rewritten.
+pub(crate) fn note(address: u64, made: u64) {
     let threshold = ORRERY_CONFIG.threshold.load(Relaxed);
     if ORRERY_CONFIG.unpatched.load(Relaxed) != 0 || ORRERY_CONFIG.filtered.load(Relaxed) != 0 {
         return;
@@ -69,7 +69,7 @@ pub(crate) fn note(address: u64, number: u64) {
     if hits + 1 < threshold {
         return;
     }
-    match patch::rewrite(address, number) {
+    match patch::rewrite(address, made) {
         // Should the site be dispatched again, it is another one: its file was unmapped.
         Outcome::Done => {
             site.hits.store(0, Relaxed);

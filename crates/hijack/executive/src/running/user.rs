@@ -83,17 +83,39 @@ pub(crate) unsafe fn read<T: Copy>(from: u64) -> Result<T, i64> {
 /// # Safety
 /// Any bytes must be a valid `T`.
 pub(crate) unsafe fn read_beside<T: Copy>(stack: u64, from: u64) -> Result<T, i64> {
-    /// No frame of ours is larger.
-    const NEAR: u64 = 16 * PAGE;
-    let here = 0_u8;
-    let on_it = stack.wrapping_sub(address(&here)) < NEAR;
-    let last = from.wrapping_add(size_of::<T>() as u64 - 1);
-    if on_it && from >= stack && last >= from && last / PAGE == (stack - 1) / PAGE {
+    if is_beside(stack, from, size_of::<T>()) {
         // SAFETY: the page is there, by that.
         return Ok(unsafe { core::ptr::with_exposed_provenance::<T>(from as usize).read_unaligned() });
     }
     // SAFETY: by the caller.
     unsafe { read(from) }
+}
+
+/// Whether so much memory is above the stack pointer in the page that is just below it, on a stack that we are on, too.
+fn is_beside(stack: u64, at: u64, length: usize) -> bool {
+    /// No frame of ours is larger.
+    const NEAR: u64 = 16 * PAGE;
+    let here = 0_u8;
+    let on_it = stack.wrapping_sub(address(&here)) < NEAR;
+    let last = at.wrapping_add(length as u64 - 1);
+    on_it && at >= stack && last >= at && last / PAGE == (stack - 1) / PAGE
+}
+
+/// Writes plain data, as [`read_beside`] reads.
+///
+/// # Errors
+/// `-EFAULT`.
+///
+/// # Safety
+/// The program must have asked for this to be written there.
+pub(crate) unsafe fn write_beside<T: Copy>(stack: u64, to: u64, value: T) -> Result<(), i64> {
+    if is_beside(stack, to, size_of::<T>()) {
+        // SAFETY: the page is there, by that, and what a stack is in can be written to.
+        unsafe { core::ptr::with_exposed_provenance_mut::<T>(to as usize).write_unaligned(value) };
+        return Ok(());
+    }
+    // SAFETY: by the caller.
+    unsafe { write(to, value) }
 }
 
 /// Reads a word.
