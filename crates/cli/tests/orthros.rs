@@ -231,12 +231,23 @@ fn an_editor_in_its_terminal_and_one_of_everything_survive() {
     terminal.set_read_timeout(Some(std::time::Duration::from_secs(180))).unwrap();
     type_into(&mut terminal, b"", "Exit");
     type_into(&mut terminal, b"typed before\r", "before");
+    // What would not survive is told before it happens.
+    up.say("run orrery-guest check");
+    let report: Value = serde_json::from_str(up.expect("ran")["text"].as_str().unwrap()).unwrap();
+    let verdicts = |verdict: &str| {
+        let findings = report["findings"].as_array().unwrap();
+        findings.iter().filter(|finding| finding["verdict"] == verdict).count()
+    };
+    assert!(report["survives"] == false && verdicts("refused") == 1 && verdicts("hung-up") > 0, "{report}");
     up.say("crash");
     let summary = &up.expect("survived")["failover"]["summary"];
-    assert_eq!((&summary["connections"], &summary["processes"]), (&Value::from(1), &Value::from(5)));
+    assert_eq!((&summary["connections"], &summary["processes"]), (&Value::from(1), &Value::from(6)));
     // What cannot be carried over costs only itself.
     let remarks = summary["remarks"].to_string();
-    assert!(remarks.contains("is hung up: sockets of family 16") && remarks.contains("count as killed"), "{remarks}");
+    assert!(
+        remarks.contains("is hung up: sockets of family 16") && remarks.contains("count as killed"),
+        "{remarks}"
+    );
     type_into(&mut terminal, b"typed after", "after");
     // Write it out, under the name that it has.
     type_into(&mut terminal, b"\x0f", "Write");
@@ -247,6 +258,27 @@ fn an_editor_in_its_terminal_and_one_of_everything_survive() {
     assert_eq!(up.verdict(), "right");
     up.say("quit");
     up.expect("end");
+}
+
+#[test]
+fn a_process_of_this_machine_is_checked() {
+    let mut command = Command::new("sleep");
+    command.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let pid = child.id().to_string();
+    let check = |arguments: &[&str]| orthros().arg("check").args(arguments).output().unwrap();
+    let output = check(&[&pid, "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["survives"], &report["processes"]), (&Value::from(true), &Value::from(1)));
+    let output = check(&[&pid]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 processes"), "{output:?}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let output = check(&[&pid]);
+    assert!(!output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no process"), "{output:?}");
+    assert!(!check(&[]).status.success() && !check(&["--folder", "/no/such"]).status.success());
 }
 
 #[test]
