@@ -57,7 +57,7 @@ bench-known:
 	fi
 
 bench-build: bootstrap
-	$(CARGO) build --release --locked -p orrery-bench -p orrery-capi -p orrery-cli -p orrery-warm
+	$(CARGO) build --release --locked -p orrery-bench -p orrery-capi -p orrery-cli -p orrery-warm -p orrery-orthros-guest
 
 promises: bench-build ## hold SPECIFICATION.md's numbers against fresh measurements
 	QUICK='$(QUICK)' $(TARGET)/release/promises $(if $(WRITE),--write)
@@ -68,15 +68,23 @@ docs: bootstrap ## the book (docs/book) and the interfaces' reference (target/do
 	    $(CARGO) install --locked --root $(TARGET)/tools mdbook@$(MDBOOK_VERSION)
 	$(MDBOOK) build docs
 
-soak: bootstrap ## the long tests, leaks and rare orders of events: RUNS=1000000 rollbacks, CASES=5000 random programs
+soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random programs, CRASHES=50 kernels (SEED=1)
 	ORRERY_RUNS=$(or $(RUNS),1000000) scripts/bounded 60m \
 	    $(CARGO) test --release --locked -p orrery-lwc --test rollback -- runs_leave_nothing_behind
 	ORRERY_CASES=$(or $(CASES),5000) scripts/bounded 60m \
 	    $(CARGO) test --release --locked -p orrery-memory --test space_model
+	ORRERY_CONTEXTS=4095 scripts/bounded 20m \
+	    $(CARGO) test --release --locked -p orrery-lwc --test contexts -- hundreds_live_at_a_time
 	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test hijack_programs
 	ORRERY_CASES=200 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test hijack_fuzz
 	ORRERY_HAMMERINGS=500 scripts/bounded 60m \
 	    $(CARGO) test --release --locked -p orrery-cli --test hijack_windows -- rewriting
+
+	$(CARGO) build --release --locked -p orrery-cli -p orrery-orthros-guest
+	for kinds in panic,oops,oom,nmi,hang,spin,lockup panic; do \
+	    scripts/bounded 60m $(TARGET)/release/orrery orthros soak --kinds $$kinds --crashes $(or $(CRASHES),50) \
+	        --seed $(or $(SEED),1) --record $(TARGET)/soak-$$kinds.jsonl || exit 1; \
+	done
 
 fmt: bootstrap ## give all sources their shape
 	$(CARGO) fmt --all

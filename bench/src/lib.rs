@@ -50,6 +50,7 @@ pub mod key_value;
 pub mod lock_manager;
 pub mod machine;
 pub mod ours;
+pub mod pairs;
 pub mod promise;
 pub mod record;
 pub mod rival;

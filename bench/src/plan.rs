@@ -106,18 +106,35 @@ pub struct Case {
     pub(crate) work: String,
     pub(crate) quantities: Vec<(String, Quantity)>,
     pub(crate) quick: bool,
+    pub(crate) share: u32,
 }
 
 impl Case {
     /// A case that contenders know as `work`; give it at least one [quantity](Self::quantity).
     pub fn new(work: impl Into<String>) -> Self {
-        Self { work: work.into(), quantities: Vec::new(), quick: false }
+        Self { work: work.into(), quantities: Vec::new(), quick: false, share: 1 }
     }
 
     /// Also reads `quantity` from the samples, recorded under `name`.
     #[must_use]
     pub fn quantity(mut self, name: impl Into<String>, quantity: Quantity) -> Self {
         self.quantities.push((name.into(), quantity));
+        self
+    }
+
+    /// The same, recorded under other names.
+    #[must_use]
+    pub fn renamed(mut self, name: impl Fn(&str) -> String) -> Self {
+        for (old, _) in &mut self.quantities {
+            *old = name(old);
+        }
+        self
+    }
+
+    /// Has it so many times as much of the time as other cases: where one run takes long.
+    #[must_use]
+    pub fn share(mut self, share: u32) -> Self {
+        self.share = share.max(1);
         self
     }
 
@@ -184,6 +201,11 @@ impl Group {
     pub fn case(mut self, case: Case) -> Self {
         self.cases.push(case);
         self
+    }
+
+    /// How much of the time its cases are to have.
+    pub(crate) fn share(&self) -> u32 {
+        self.cases.iter().map(|case| case.share).sum()
     }
 }
 

@@ -176,24 +176,24 @@ impl Bench {
     }
 
     fn measure(&self, deadline: Instant, absences: &mut Absences) -> Result<Vec<Record>> {
-        let mut cases_left: usize = self.groups.iter().map(|group| group.cases.len()).sum();
-        if cases_left == 0 {
+        let mut shares_left: u32 = self.groups.iter().map(Group::share).sum();
+        if shares_left == 0 {
             return Ok(Vec::new());
         }
-        let bar = ProgressBar::new(u64::try_from(cases_left)?);
+        let bar = ProgressBar::new(shares_left.into());
         bar.set_style(
             ProgressStyle::with_template("{bar:30} {pos}/{len} {wide_msg}").context("progress bar")?,
         );
         let mut records = Vec::new();
         for group in &self.groups {
             let now = Instant::now();
-            let per_case = deadline.saturating_duration_since(now) / u32::try_from(cases_left)?;
-            let group_deadline = now + per_case * u32::try_from(group.cases.len())?;
+            let share = deadline.saturating_duration_since(now) / shares_left;
+            let group_deadline = now + share * group.share();
             for (case, quantity, rival, pairs) in hold(group, group_deadline, &bar, absences)? {
                 records.push(self.record(case, quantity, rival, &pairs));
             }
-            cases_left -= group.cases.len();
-            bar.inc(u64::try_from(group.cases.len())?);
+            shares_left -= group.share();
+            bar.inc(group.share().into());
         }
         bar.finish_and_clear();
         Ok(records)

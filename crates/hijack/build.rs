@@ -37,6 +37,8 @@ fn main() {
             "force-unwind-tables=no",
             "-C",
             "overflow-checks=no",
+            "-C",
+            "force-frame-pointers=yes",
         ])
         .arg("-C")
         .arg(format!("linker={}", env::var("CC").unwrap_or_else(|_| "cc".to_owned())))

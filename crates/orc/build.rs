@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const SOURCES: [&str; 7] = ["auditor", "environment", "files", "line", "place", "relocated", "segments"];
+const SOURCES: [&str; 9] =
+    ["auditor", "environment", "files", "libraries", "line", "names", "place", "relocated", "segments"];
 
 fn main() {
     println!("cargo::rerun-if-changed=auditor");

@@ -32,7 +32,9 @@
  *
  * A context is named by a descriptor. It ends when the last context that holds one closes it, unless it has
  * control. A new context holds one of its creator; whoever is switched to holds one of its caller. Close them
- * with lwClose, which also lets go of what the library keeps; close(2) ends contexts just the same.
+ * with lwClose, which also lets go of what the library keeps; close(2) ends contexts just the same. Copies
+ * (dup(2)) and what came over a socket of your own (SCM_RIGHTS in unix(7)) name the same context, with the
+ * same rights; a process forked by fork(2) holds copies, too. The root is LWC_ROOT in every context.
  *
  * THREADS
  *
@@ -73,6 +75,7 @@
  *   EAGAIN    more than 256 threads use contexts
  *   ECHILD    contexts belong to another process, of which this one was forked, and could not be copied
  *   EBADF     the descriptor names no context here
+ *   EDEADLK   the descriptor names the calling context itself
  *   ESRCH     the context has ended before
  *   EINVAL    a range is empty, not made of pages of 4096 bytes, given twice, or of memory that cannot be
  *             shared: the stack, unmapped, not readable and writable
@@ -95,11 +98,14 @@ extern "C" {
 #define LWC_VM 1      /* memory: addresses and bytes, whole pages */
 #define LWC_FD 2      /* descriptors: the first one, and how many */
 #define LWC_SYSCALL 3 /* system calls: the first number (SYS_...), and how many */
-#define LWC_CRED 4    /* credentials: in the mask of lwSyscall */
+#define LWC_CRED 4    /* credentials: all of them (0, LWC_ALL); and in the mask of lwSyscall */
 
 /* What becomes of it. */
-#define LWC_COW 0x1   /* lwCreate: a copy, as without a specification; lwOverlay: a copy */
-#define LWC_SHARE 0x2 /* memory: one and the same in both contexts, at the same address */
+#define LWC_COW 0x1 /* lwCreate: a copy, as without a specification; lwOverlay: a copy */
+/* memory: one and the same in both contexts, at the same address; descriptors, all of them (0, LWC_ALL): one
+ * table, in which both find what either opens, including names of contexts with all rights; credentials:
+ * who either becomes, the other is when control next comes there */
+#define LWC_SHARE 0x2
 #define LWC_UNMAP 0x4 /* lwCreate: not in the new context; lwOverlay: remove the overlay */
 #define LWC_MAY_ACCESS                                                                                       \
     0x8 /* lwCreate: the new context may overlay it or have it called; with another or alone */
@@ -107,6 +113,9 @@ extern "C" {
 
 /* A length: all there is from `start` on. */
 #define LWC_ALL ((size_t)-1)
+
+/* The descriptor of the root, in every context. It carries no rights. */
+#define LWC_ROOT 1000
 
 struct lwc_spec {
     int type;
@@ -136,7 +145,9 @@ struct lwc_spec {
  * *caller and its argument in *args. Memory marked LWC_SHARE must not be malloc's.
  *
  * Errors, beside those above:
- *   EINVAL    caller or args is null; a type, how or option is unknown; LWC_SHARE of anything but LWC_VM
+ *   EINVAL    caller or args is null; a type, how or option is unknown; LWC_SHARE of a part of the
+ *             descriptors or credentials, of all descriptors together with LWC_UNMAP of some or with LWC_SYSTRAP,
+ *             or of system calls
  *   ENOSPC    there are 4096 contexts
  *   EFAULT    the new context died of what was unmapped
  */

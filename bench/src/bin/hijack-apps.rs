@@ -52,6 +52,8 @@ const RULES: &str = "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EAC
 const FILES: usize = 10_000;
 const SOURCES: usize = 6;
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Runs of whole programs take long, and differ: too few of them say nothing.
+const QUICK_SECONDS: u64 = 85;
 
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
@@ -66,7 +68,7 @@ fn main() -> Result<ExitCode> {
     }
     let scene = tempfile::tempdir()?;
     let place = scene.path().to_owned();
-    let mut bench = Bench::new("hijack-apps", arguments.options);
+    let mut bench = Bench::new("hijack-apps", arguments.options.quick_within(QUICK_SECONDS));
     let redis = |way| entry(way, move || Redis::start(way, pin));
     let pages = place.clone();
     let nginx = |way| {
@@ -83,24 +85,33 @@ fn main() -> Result<ExitCode> {
         let sources = sources.clone();
         entry(way, move || Run::new(way, pin, sources_in(&sources)?, &["make", "-s", "-B"]))
     };
-    let rate = |work: &'static str, name: String| Case::new(work).quantity(name, Quantity::Rate).quick(true);
-    let time = |work: &'static str, name: String| {
+    let rate = |work: &'static str, name: &str| Case::new(work).quantity(name, Quantity::Rate).quick(true);
+    let time = |work: &'static str, name: &str| {
         Case::new(work).quantity(name, Quantity::Mean(Unit::Milliseconds)).quick(true)
     };
-    bench.group(
-        beside("redis", &redis).case(rate("get", "redis GET".into())).case(rate("set", "redis SET".into())),
-    );
-    bench.group(
-        ruled("redis", &redis).case(rate("get", named("redis GET"))).case(rate("set", named("redis SET"))),
-    );
-    bench.group(beside("nginx", &nginx).case(rate("page", "nginx".into())));
-    bench.group(ruled("nginx", &nginx).case(rate("page", named("nginx"))));
-    bench.group(beside("git", &git).case(time("status", "git status".into())));
-    bench.group(ruled("git", &git).case(time("status", named("git status"))));
-    bench.group(beside("gcc", &gcc).case(time("build", "gcc build".into())));
-    bench.group(ruled("gcc", &gcc).case(time("build", named("gcc build"))));
+    let programs: [(&str, Start<'_>, Vec<Case>); 4] = [
+        ("redis", &redis, vec![rate("get", "redis GET"), rate("set", "redis SET")]),
+        ("nginx", &nginx, vec![rate("page", "nginx").share(3)]),
+        ("git", &git, vec![time("status", "git status").share(2)]),
+        ("gcc", &gcc, vec![time("build", "gcc build").share(3)]),
+    ];
+    for (name, entry, cases) in &programs {
+        let with = |group: Group, cases: Vec<Case>| cases.into_iter().fold(group, Group::case);
+        bench.group(with(Group::new(*name, entry(EXECUTIVE)).against(entry(NATIVE)), cases.clone()));
+        let ruled = Group::new(format!("{name}, path policy"), entry(POLICY)).against(entry(NATIVE));
+        bench.group(with(ruled, cases.iter().map(|case| case.clone().renamed(named)).collect()));
+    }
+    // Tracers take so long that beside them the others would hardly run.
+    for (name, entry, cases) in &programs {
+        let traced = Group::new(format!("{name}, traced"), entry(EXECUTIVE));
+        let traced = [STRACE, PTRACE].into_iter().fold(traced, |group, way| group.against(entry(way)));
+        bench.group(cases.iter().cloned().map(|case| case.share(1)).fold(traced, Group::case));
+    }
     bench.run()
 }
+
+/// Starts a program, looked at in a way.
+type Start<'a> = &'a dyn Fn(&'static str) -> Entry;
 
 fn named(case: &str) -> String {
     format!("{case}, path policy")
@@ -108,17 +119,6 @@ fn named(case: &str) -> String {
 
 fn entry<C: Contender + 'static>(way: &'static str, start: impl Fn() -> Result<C> + 'static) -> Entry {
     Entry::new(way, start)
-}
-
-/// An executive that allows all, beside its rivals.
-fn beside(name: &str, entry: &dyn Fn(&'static str) -> Entry) -> Group {
-    let group = Group::new(name, entry(EXECUTIVE));
-    [NATIVE, STRACE, PTRACE].into_iter().fold(group, |group, way| group.against(entry(way)))
-}
-
-/// One that has a policy to ask, beside the program alone.
-fn ruled(name: &str, entry: &dyn Fn(&'static str) -> Entry) -> Group {
-    Group::new(format!("{name}, path policy"), entry(POLICY)).against(entry(NATIVE))
 }
 
 /// A command that becomes these words, looked at in a way.

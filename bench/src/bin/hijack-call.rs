@@ -8,6 +8,7 @@
 
 use std::ffi::{OsString, c_int, c_void};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -47,6 +48,7 @@ const TIMED: &str = "executive, timed";
 const FIRST: &str = "executive, first calls";
 const NATIVE: &str = "native";
 const POLICY: &str = "executive, path policy";
+const REMEMBERED: &str = "executive, remembered";
 const PTRACE: &str = "ptrace (SYSCALL)";
 const EMULATED: &str = "ptrace (SYSEMU)";
 const PAGE_ZERO: &str = "page zero";
@@ -56,6 +58,8 @@ const PRELOAD: &str = "LD_PRELOAD";
 
 /// A rule that is asked about each call that takes a path, and fits none.
 const RULES: &str = "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EACCES'\n";
+/// Answers that executives give themselves.
+const ANSWERS: &str = "[services]\nremember = ['process', 'user']\n";
 /// What a library that is loaded before the C library does to see its calls.
 const SHIM: &str = r#"
 #define _GNU_SOURCE
@@ -100,6 +104,20 @@ fn main() -> Result<ExitCode> {
         group = group.case(Case::new(case).quantity(case, Quantity::Mean(Unit::Nanoseconds)).quick(true));
     }
     bench.group(group);
+    // Of each call that takes a path, the rules want to know which.
+    let mut ruled = Group::new("path rules", entry(POLICY, pin)).against(entry(NATIVE, pin));
+    for case in ["open and close", "stat", "stat, relative", "fstat"] {
+        let name = format!("{case}, path policy");
+        ruled = ruled.case(Case::new(case).quantity(name, Quantity::Mean(Unit::Nanoseconds)).quick(true));
+    }
+    bench.group(ruled);
+    let mut remembered = Group::new("remembered", entry(REMEMBERED, pin)).against(entry(NATIVE, pin));
+    for case in ["getpid", "geteuid"] {
+        let name = format!("{case}, remembered");
+        remembered =
+            remembered.case(Case::new(case).quantity(name, Quantity::Mean(Unit::Nanoseconds)).quick(true));
+    }
+    bench.group(remembered);
     let added = |name: &'static str, ours: &'static str, rivals: &[&'static str]| {
         let quantity = Quantity::Mean(Unit::Nanoseconds);
         let case = Case::new("getppid").quantity(name, quantity).quick(true);
@@ -166,6 +184,7 @@ fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
         }
         PRELOAD => return preloaded(pin),
         POLICY => options.counted(false).policy(Policy::parse(RULES, "built in")?),
+        REMEMBERED => options.counted(false).policy(Policy::parse(ANSWERS, "built in")?),
         PATCHED => options.counted(false),
         COUNTED => options,
         TIMED => options.timed(true),
@@ -195,7 +214,8 @@ fn inside(pin: Pin) -> ExitCode {
 fn call(work: &str, zero: c_int, null: c_int) -> Result<()> {
     let mut byte = 0_u8;
     let place: *mut c_void = (&raw mut byte).cast();
-    // SAFETY: one byte is read or written; what is opened is closed.
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: one byte is read or written; what is opened is closed; a status has room for a status.
     let result = unsafe {
         match work {
             "getppid" => isize::from(libc::getppid() != 0),
@@ -205,6 +225,11 @@ fn call(work: &str, zero: c_int, null: c_int) -> Result<()> {
                 let file = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY);
                 isize::from(libc::close(file) == 0)
             }
+            "getpid" => isize::from(libc::getpid() != 0),
+            "geteuid" => isize::from(libc::geteuid() != libc::uid_t::MAX),
+            "stat" => isize::from(libc::stat(c"/dev/null".as_ptr(), status.as_mut_ptr()) == 0),
+            "stat, relative" => isize::from(libc::stat(c".".as_ptr(), status.as_mut_ptr()) == 0),
+            "fstat" => isize::from(libc::fstat(zero, status.as_mut_ptr()) == 0),
             other => bail!("there is no call {other:?}"),
         }
     };

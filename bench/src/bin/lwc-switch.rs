@@ -6,6 +6,9 @@
 //! Where two CPUs are free, contexts that switch all the time go apart and spin. That is measured beside the rivals on one
 //! CPU, which is the best that they can do, and beside the same with each side on a CPU of its own, as a scheduler likes to
 //! put them.
+//!
+//! Two floors are shown, which no switch between processes can be below on this kernel: a turn word and sched_yield(2) on one
+//! CPU, a turn word alone on two.
 
 use std::process::ExitCode;
 
@@ -35,15 +38,20 @@ enum Role {
 
 const CONTEXT: &str = "context";
 const VAULT: &str = "vault call";
-const RIVALS: [(&str, Between, By); 6] = [
+const RIVALS: [(&str, Between, By); 8] = [
     ("thread + futex", Between::Threads, By::Futex),
     ("thread + semaphore", Between::Threads, By::Semaphore),
     ("process + futex", Between::Processes, By::Futex),
     ("process + semaphore", Between::Processes, By::Semaphore),
     ("process + pipe", Between::Processes, By::Pipe),
     ("process + Unix socket", Between::Processes, By::Socket),
+    (YIELD, Between::Processes, By::Yield),
+    (SPIN, Between::Processes, By::Spin),
 ];
 
+/// The floors.
+const YIELD: &str = "process + sched_yield";
+const SPIN: &str = "process + spinning";
 const COROUTINE: &str = "swapcontext";
 /// What is added to a rival's name where its sides are on two CPUs.
 const ACROSS: &str = ", two CPUs";
@@ -74,13 +82,14 @@ fn main() -> Result<ExitCode> {
     let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
     let mut bench = Bench::new("lwc-switch", arguments.options);
     let mut switches = Group::new("same CPU", entry(CONTEXT, pin)).case(case("same CPU/switch"));
-    for (rival, ..) in RIVALS {
+    // On one CPU, who spins keeps the other from running.
+    for (rival, ..) in RIVALS.into_iter().filter(|(rival, ..)| *rival != SPIN) {
         switches = switches.against(entry(rival, pin));
     }
     bench.group(switches.against(entry(COROUTINE, pin)));
     let mut spinning = Group::new("spinning", entry(CONTEXT, Pin::None)).case(case("spinning/switch"));
     spinning = spinning.against(entry("thread + futex", pin));
-    for rival in ["thread + futex", "process + semaphore", "process + Unix socket"] {
+    for rival in ["thread + futex", "process + semaphore", "process + Unix socket", SPIN] {
         spinning = spinning.against(entry(format!("{rival}{ACROSS}"), Pin::None));
     }
     bench.group(spinning);

@@ -1,9 +1,11 @@
 //! `make bench B=orc-load`: what it costs to start a program that shares its code, and to load a library.
 //!
 //! Warm: the store knows the files, and the kernel has them cached where they are not shared. A program that does nothing
-//! shows the fixed cost, one that loads libraries what users notice, a dlopen(3) what a library costs. Cold: the program
-//! comes from a tree that nobody has seen, whose files are on disk; the store has the same bytes from another tree.
+//! shows the fixed cost, real ones (Python with libraries, Redis, nginx, git) what users notice, a dlopen(3) what a library
+//! costs. Cold: the program comes from a tree that nobody has seen, whose files are on disk; the store has the same bytes from
+//! another tree.
 
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use orrery_bench::copies::{Running, Store, files_of, plant, planted};
 use orrery_bench::{Bench, Case, Contender, Entry, Group, Options, Quantity, Sample, Skipped, Unit, machine};
+use tempfile::TempDir;
 
 /// Starts of programs that share beside plain ones
 #[derive(Parser)]
@@ -31,7 +34,13 @@ struct Starts {
     store: Option<Store>,
     /// What Python with its libraries is made of.
     files: Vec<PathBuf>,
+    /// For nginx's settings and logs.
+    folder: TempDir,
 }
+
+/// All that nginx needs to say that its settings are good.
+const NGINX: &str =
+    "error_log stderr; pid FOLDER/pid; events {} http { access_log off; server { listen 127.0.0.1:1; } }";
 
 impl Starts {
     fn new(sharing: bool) -> Result<Self> {
@@ -41,22 +50,34 @@ impl Starts {
             .map_err(|error| Skipped(format!("{PYTHON} cannot load what it should: {error:#}")))?;
         let files = files_of(running.pid())?;
         let store = if sharing { Some(Store::start(false)?) } else { None };
-        Ok(Self { store, files })
+        let folder = tempfile::tempdir()?;
+        let settings = NGINX.replace("FOLDER", &folder.path().display().to_string());
+        std::fs::write(folder.path().join("nginx.conf"), settings)?;
+        Ok(Self { store, files, folder })
     }
 
-    /// Runs the command; how long that took, or how long it says.
-    fn run(&self, command: &mut Command) -> Result<Duration> {
+    /// Runs the command; how long that took, and what it said.
+    fn timed(&self, command: &mut Command) -> Result<(Duration, String)> {
         if let Some(store) = &self.store {
             store.share(command)?;
         }
         let begin = Instant::now();
-        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+        let output = command.stdin(Stdio::null()).output();
         let elapsed = begin.elapsed();
-        ensure!(output.status.success(), "{command:?} failed");
-        match std::str::from_utf8(&output.stdout)?.trim() {
-            "" => Ok(elapsed),
-            said => Ok(Duration::from_nanos(said.parse().context("a number of nanoseconds")?)),
-        }
+        let name = command.get_program().to_string_lossy().into_owned();
+        let output = output.map_err(|error| Skipped(format!("{name} cannot be started: {error}")))?;
+        ensure!(output.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
+        Ok((elapsed, String::from_utf8(output.stdout)?))
+    }
+
+    fn run(&self, command: &mut Command) -> Result<Duration> {
+        self.timed(command).map(|(elapsed, _)| elapsed)
+    }
+
+    /// How long a library took to load, as the program says.
+    fn dlopen(&self) -> Result<Duration> {
+        let (_, said) = self.timed(Command::new(PYTHON).args(["-c", DLOPEN]))?;
+        Ok(Duration::from_nanos(said.trim().parse().context("a number of nanoseconds")?))
     }
 
     fn cold(&self) -> Result<Duration> {
@@ -76,8 +97,19 @@ impl Contender for Starts {
         for _ in 0..iterations {
             latencies.push(match work {
                 "true" => self.run(&mut Command::new("/bin/true"))?,
-                "dlopen" => self.run(Command::new(PYTHON).args(["-c", DLOPEN]))?,
+                "dlopen" => self.dlopen()?,
                 "cold" => self.cold()?,
+                // Debian's redis-tools has the server under this name, too.
+                "redis" => self.run(Command::new("redis-check-rdb").arg0("redis-server").arg("--version"))?,
+                "nginx" => {
+                    let settings = self.folder.path().join("nginx.conf");
+                    self.run(Command::new("nginx").args(["-t", "-q", "-c"]).arg(settings))?
+                }
+                "git" => self.run(
+                    Command::new("git")
+                        .args(["config", "--list", "--system"])
+                        .env("GIT_CONFIG_NOSYSTEM", "1"),
+                )?,
                 _ => self.run(Command::new(PYTHON).args(["-c", LIBRARIES]))?,
             });
         }
@@ -90,13 +122,16 @@ fn main() -> Result<ExitCode> {
     let plain = Entry::new("plain", || Starts::new(false));
     let mut group = Group::new("orc-load", Entry::new("orrery orc run", || Starts::new(true))).against(plain);
     let cases = [
-        ("true", "true"),
-        ("python", "python with libraries"),
-        ("dlopen", "dlopen of libcrypto"),
-        ("cold", "python from a new tree, cold"),
+        ("true", "true", Unit::Microseconds),
+        ("git", "git --version", Unit::Microseconds),
+        ("redis", "redis-server --version", Unit::Microseconds),
+        ("nginx", "nginx -t", Unit::Milliseconds),
+        ("python", "python with libraries", Unit::Milliseconds),
+        ("dlopen", "dlopen of libcrypto", Unit::Microseconds),
+        ("cold", "python from a new tree, cold", Unit::Milliseconds),
     ];
-    for (work, name) in cases {
-        let p50 = Quantity::Percentile(50, Unit::Milliseconds);
+    for (work, name, unit) in cases {
+        let p50 = Quantity::Percentile(50, unit);
         group = group.case(Case::new(work).quantity(format!("{name}/p50"), p50).quick(true));
     }
     bench.group(group);

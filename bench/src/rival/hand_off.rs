@@ -32,6 +32,10 @@ pub enum By {
     Pipe,
     /// A pair of Unix sockets.
     Socket,
+    /// A turn word and sched_yield(2): as little as a hand-over takes where both sides stay runnable on one CPU.
+    Yield,
+    /// A turn word and nothing: as little as it takes where each side has a CPU.
+    Spin,
 }
 
 /// Two semaphores and a turn word, in memory that a forked process shares.
@@ -40,13 +44,31 @@ struct Shared {
     there: libc::sem_t,
     back: libc::sem_t,
     turn: AtomicU32,
+    /// A line of the cache for each side, which it alone writes.
+    said: [Line; 2],
 }
+
+#[repr(align(128))]
+struct Line(AtomicU32);
 
 /// One side of a hand-over.
 enum Side {
-    Semaphore { post: *mut libc::sem_t, wait: *mut libc::sem_t },
-    Futex { word: *const AtomicU32, mine: u32 },
+    Semaphore {
+        post: *mut libc::sem_t,
+        wait: *mut libc::sem_t,
+    },
+    Futex {
+        word: *const AtomicU32,
+        mine: u32,
+    },
     Streams(Box<dyn Read>, Box<dyn Write>),
+    /// Each says how often it has handed over. The first to do so waits for as many of the other's; that one for one more.
+    Words {
+        mine: *const AtomicU32,
+        theirs: *const AtomicU32,
+        ahead: u32,
+        between: fn(),
+    },
 }
 
 // SAFETY: the pointers go to shared memory that is never unmapped, and what they point to is made for many threads; the
@@ -73,6 +95,10 @@ impl Side {
                 futex::wake(word, futex::Flags::empty(), 1)?;
             }
             Self::Streams(_, to) => to.write_all(&[1])?,
+            Self::Words { mine, .. } => {
+                // SAFETY: see `Send`.
+                unsafe { &**mine }.fetch_add(1, Ordering::SeqCst);
+            }
         }
         Ok(())
     }
@@ -91,6 +117,14 @@ impl Side {
                 }
             }
             Self::Streams(from, _) => from.read_exact(&mut [0])?,
+            Self::Words { mine, theirs, ahead, between } => {
+                // SAFETY: see `Send`.
+                let (mine, theirs) = unsafe { (&**mine, &**theirs) };
+                let awaited = mine.load(Ordering::Relaxed).wrapping_add(*ahead);
+                while theirs.load(Ordering::SeqCst) != awaited {
+                    between();
+                }
+            }
         }
         Ok(())
     }
@@ -178,6 +212,16 @@ fn sides(by: By) -> Result<(Side, Side)> {
                 _ => (Side::Futex { word: turn, mine: 0 }, Side::Futex { word: turn, mine: 1 }),
             })
         }
+        By::Yield | By::Spin => {
+            let shared = shared()?;
+            // SAFETY: fresh memory of that size; it is never unmapped.
+            let words = unsafe { [&raw const (*shared).said[0].0, &raw const (*shared).said[1].0] };
+            let between = if by == By::Spin { core::hint::spin_loop } else { rustix::thread::sched_yield };
+            Ok((
+                Side::Words { mine: words[0], theirs: words[1], ahead: 0, between },
+                Side::Words { mine: words[1], theirs: words[0], ahead: 1, between },
+            ))
+        }
         By::Pipe => {
             let (there, here) = (std::io::pipe()?, std::io::pipe()?);
             Ok((
@@ -239,7 +283,7 @@ mod tests {
     #[test]
     fn every_way_leads_there_and_back() {
         for between in [Between::Threads, Between::Processes] {
-            for by in [By::Semaphore, By::Futex, By::Pipe, By::Socket] {
+            for by in [By::Semaphore, By::Futex, By::Pipe, By::Socket, By::Yield] {
                 let mut way = HandOff::new(between, by).unwrap();
                 let sample = way.measure("switch", 20).unwrap();
                 assert_eq!(sample.iterations, 40, "{between:?} {by:?}");
@@ -248,6 +292,11 @@ mod tests {
                     Err(error) => println!("SKIPPED: {error:#}"),
                 }
             }
+        }
+        // On one CPU each hand-over would take a time slice.
+        match HandOff::across(Between::Processes, By::Spin) {
+            Ok(mut way) => assert_eq!(way.measure("switch", 20).unwrap().iterations, 40),
+            Err(error) => println!("SKIPPED: {error:#}"),
         }
     }
 }

@@ -432,6 +432,11 @@ unsafe fn specification(specs: &[LwcSpec], options: c_uint) -> Result<Spec> {
                     COW => {}
                     0 if one.how != 0 => {}
                     UNMAP => spec = spec.close_descriptors(first, last),
+                    SHARE if first == 0 && one.length == usize::MAX => spec = spec.share_descriptors(true),
+                    SHARE => {
+                        let why = "a part of a table of descriptors cannot be shared: share all (0, LWC_ALL)";
+                        return Err(Error::Unmet { why });
+                    }
                     _ => return Err(odd()),
                 }
                 if one.how & MAY_ACCESS != 0 {
@@ -450,6 +455,15 @@ unsafe fn specification(specs: &[LwcSpec], options: c_uint) -> Result<Spec> {
                 if one.how & MAY_ACCESS != 0 {
                     spec = spec.may_call(&calls);
                 }
+            }
+            CRED if one.start == 0 && matches!(one.length, 0 | usize::MAX) => match one.how {
+                COW => {}
+                SHARE => spec = spec.share_credentials(true),
+                _ => return Err(odd()),
+            },
+            CRED => {
+                let why = "a part of the credentials cannot be told from the rest: take all (0, LWC_ALL)";
+                return Err(Error::Unmet { why });
             }
             _ => return Err(odd()),
         }

@@ -126,6 +126,7 @@ fn context_number(error: &ContextError) -> c_int {
         ContextError::OtherProcess | ContextError::NotTheRoot => libc::ECHILD,
         ContextError::TooManyThreads { .. } => libc::EAGAIN,
         ContextError::NoContext { .. } => libc::EBADF,
+        ContextError::Itself { .. } => libc::EDEADLK,
         ContextError::Gone { .. } => libc::ESRCH,
         ContextError::Died { .. } | ContextError::Orphaned => libc::EOWNERDEAD,
         ContextError::TimedOut | ContextError::Silent { .. } => libc::ETIMEDOUT,
@@ -138,6 +139,7 @@ fn context_number(error: &ContextError) -> c_int {
         ContextError::RootLimit
         | ContextError::Unaligned { .. }
         | ContextError::Overlap { .. }
+        | ContextError::Unmet { .. }
         | ContextError::Memory { .. } => libc::EINVAL,
         ContextError::Birth { errno, .. } => errno.raw_os_error(),
         ContextError::System(error) => error.errno.raw_os_error(),

@@ -2,8 +2,10 @@
 
 mod check;
 mod config;
+mod counter;
 mod demo;
 mod remote;
+mod soak;
 mod up;
 
 use std::os::unix::net::UnixStream;
@@ -12,7 +14,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use orrery_orthros::Failover;
+use orrery_orthros::{Failover, Status};
 use serde::Serialize;
 
 /// Run a service in a pair of virtual machines, so that it survives its kernel's panic: processes, memory, files it has
@@ -27,6 +29,8 @@ pub(crate) struct Arguments {
 enum Command {
     /// Let redis survive two kernel panics while a client counts over one TCP connection
     Demo(demo::Arguments),
+    /// Let redis and a writer of files survive many crashes of all kinds, and tell what became of each
+    Soak(soak::Arguments),
     /// Run a service in a pair, in the foreground; commands are read from standard input, and from those below
     Up(up::Arguments),
     /// Tell which machine has the service of a pair that runs, and which stands by
@@ -47,6 +51,12 @@ struct Common {
     /// Memory of each machine in MiB, a power of two
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = power_of_two)]
     memory: u64,
+    /// Processors of each machine
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: u32,
+    /// How long a processor may be silent before its machine is given up
+    #[arg(long, value_name = "SECONDS", default_value_t = SILENCE, value_parser = silence)]
+    silence: f64,
     /// Where consoles and sockets lie; without it, in a temporary folder that is removed afterwards
     #[arg(long)]
     folder: Option<PathBuf>,
@@ -63,9 +73,21 @@ fn power_of_two(text: &str) -> Result<u64, String> {
     }
 }
 
+/// In seconds: ten heartbeats.
+const SILENCE: f64 = 1.0;
+
+fn silence(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        // A machine of several processors hears each of them less often than ten times a second.
+        Ok(seconds) if (0.5..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("a processor may be silent for 0.5 to 3600 seconds".to_owned()),
+    }
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.command {
         Command::Demo(arguments) => demo::run(arguments),
+        Command::Soak(arguments) => soak::run(arguments),
         Command::Up(arguments) => up::run(arguments),
         Command::Status(target) => remote::say(target, "status"),
         Command::Crash(arguments) => remote::crash(arguments),
@@ -84,6 +106,8 @@ struct Event<'e> {
     seconds: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     failover: Option<&'e Failover>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<&'e Status>,
     text: String,
 }
 
@@ -117,8 +141,15 @@ impl Story {
             event,
             seconds,
             failover: None,
+            status: None,
             text: text.into(),
         })
+    }
+
+    fn tell_status(&self, status: &Status) -> Result<()> {
+        let at = self.start.elapsed().as_secs_f64();
+        let (event, text) = ("status", status.to_string());
+        self.print(&Event { at, event, seconds: None, failover: None, status: Some(status), text })
     }
 
     fn tell_failover(&self, failover: &Failover) -> Result<()> {
@@ -133,7 +164,7 @@ impl Story {
         }
         let at = self.start.elapsed().as_secs_f64();
         let seconds = Some(failover.seconds);
-        self.print(&Event { at, event: "survived", seconds, failover: Some(failover), text })
+        self.print(&Event { at, event: "survived", seconds, failover: Some(failover), status: None, text })
     }
 
     fn print(&self, event: &Event<'_>) -> Result<()> {

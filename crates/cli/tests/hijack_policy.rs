@@ -57,6 +57,156 @@ fn paths_are_denied_however_they_are_written() {
     assert_eq!(text(&output.stdout), "file\npolicy.toml\n", "{}", text(&output.stderr));
 }
 
+/// Asks about each path a hundred times: the first calls from a place are dispatched, further ones come from a rewritten place,
+/// where the path is read as it lies. All must be answered alike.
+#[test]
+fn rewritten_places_decide_about_paths_as_dispatch_does() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["secret", "open"] {
+        fs::create_dir(directory.path().join(name)).unwrap();
+        fs::write(directory.path().join(name).join("x"), "content\n").unwrap();
+    }
+    fs::write(directory.path().join("open/a.key"), "").unwrap();
+    let policy = "
+        [[rule]]
+        call = ['access', 'faccessat', 'faccessat2', 'openat']
+        path = ['DIR/secret/**', '/**/*.key']
+        deny = 'EACCES'
+        [[rule]]
+        call = 'access'
+        path = 'DIR/open/fi?st*'
+        deny = 'EIO'";
+    let script = "
+import ctypes, errno, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = libc.sbrk.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.sbrk.argtypes = [ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+def by_access(path):
+    return libc.access(path, 0)
+def by_number(path):
+    return libc.syscall(21, path, 0)
+def by_directory(path):
+    return libc.syscall(439, -100, path, 0, 0)
+def often(path):
+    told = set()
+    for call in by_access, by_number, by_directory:
+        for _ in range(100):
+            ctypes.set_errno(0)
+            told.add('ok' if call(path) == 0 else errno.errorcode[ctypes.get_errno()])
+    return ' or '.join(sorted(told))
+here = os.getcwd()
+for path in ['secret/x', './secret/x', 'open/../secret/x', 'open/x', 'secret', 'secret/', 'secretive', 'open/a.key', 'open/./x',
+             '.', '..', '', '/', '//', 'HERE/secret/x', 'HERE//./secret/./x/', 'HERE/open/x', '/../HERE/secret', '/HERE/open/../secret',
+             '/etc/passwd', 'a' * 300, './' * 700 + 'open/x', './' * 700 + 'secret/x', '/nothing/a..b.key']:
+    print(path[:30], often(path.replace('HERE', here).encode()))
+os.chdir('secret'); print('x', often(b'x'))
+os.chdir('../open'); print('x', often(b'x'), often(b'../secret/x'))
+os.chdir('..')
+void = ctypes.c_void_p
+page = libc.mmap(None, 8192, 3, 0x22, -1, 0)
+def put(at, path):
+    ctypes.memmove(at, path, len(path))
+    return void(at)
+text = put(page + 100, b'open/x\\0'); print('mapped', often(text))
+libc.mprotect(page, 4096, 0); print('protected', often(text))
+libc.mprotect(page, 4096, 3); print('readable', often(text))
+across = put(page + 4093, b'open/x\\0'); print('across', often(across))
+libc.mprotect(page + 4096, 4096, 0); print('half', often(across))
+last = put(page + 4089, b'open/x\\0'); print('last', often(last))
+libc.munmap(page, 4096); print('unmapped', often(text))
+print('nowhere', often(void(8)), often(void(1 << 63)), often(void(2**64 - 1)))
+old = libc.sbrk(0); libc.sbrk(16384)
+heap = put((old + 12288) & ~4095, b'open/x\\0'); print('heap', often(heap))
+libc.sbrk(-16384); print('shrunk', often(heap))
+";
+    let output = in_directory(directory.path(), policy, &[PYTHON, "-c", script], &[]);
+    let expected = "\
+secret/x EACCES
+./secret/x EACCES
+open/../secret/x EACCES
+open/x ok
+secret EACCES
+secret/ EACCES
+secretive ENOENT
+open/a.key EACCES
+open/./x ok
+. ok
+.. ok
+ ENOENT
+/ ok
+// ok
+HERE/secret/x EACCES
+HERE//./secret/./x/ EACCES
+HERE/open/x ok
+/../HERE/secret EACCES
+/HERE/open/../secret EACCES
+/etc/passwd ok
+AAAA ENAMETOOLONG
+./././././././././././././././ ok
+./././././././././././././././ EACCES
+/nothing/a..b.key EACCES
+x EACCES
+x ok EACCES
+mapped ok
+protected EFAULT
+readable ok
+across ok
+half EFAULT
+last ok
+unmapped EFAULT
+nowhere EFAULT EFAULT EFAULT
+heap ok
+shrunk EFAULT
+";
+    let told = text(&output.stdout).replace(&"a".repeat(30), "AAAA");
+    assert_eq!(told, expected, "{}", text(&output.stderr));
+}
+
+/// Whether a call is an `fstat` is not for the C library to say.
+#[test]
+fn fstat_is_one_however_it_is_made() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("file"), "content\n").unwrap();
+    let script = "
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+room = ctypes.create_string_buffer(512)
+def told(*call):
+    seen = set()
+    for _ in range(100):
+        ctypes.set_errno(0)
+        seen.add('ok' if libc.syscall(*call) == 0 else errno.errorcode[ctypes.get_errno()])
+    return ' or '.join(seen)
+print(told(5, 0, room), told(262, 0, b'', room, 0x1000), told(332, 0, b'', 0x1000, 0xfff, room), told(262, 0, b'', room, 0))
+";
+    for (calls, expected) in [
+        ("'%file'", "ok ok ok EACCES\n"),
+        ("'fstat'", "EACCES ok ok ENOENT\n"),
+        ("['%file', 'fstat']", "EACCES EACCES EACCES EACCES\n"),
+        ("'newfstatat'", "ok EACCES ok EACCES\n"),
+    ] {
+        let directory = directory.path().canonicalize().unwrap();
+        let policy = directory.join("policy.toml");
+        let rule =
+            format!("[[rule]]\ncall = {calls}\npath = '{}/file'\ndeny = 'EACCES'", directory.display());
+        fs::write(&policy, rule).unwrap();
+        let file = fs::File::open(directory.join("file")).unwrap();
+        let mut command = Command::new(ORRERY);
+        command.args(["run", "--policy"]).arg(&policy).args(["--", PYTHON, "-c", script]);
+        let output = command.stdin(Stdio::from(file)).output().unwrap();
+        assert_eq!(text(&output.stdout), expected, "{calls}: {}", text(&output.stderr));
+    }
+}
+
 #[test]
 fn what_comes_first_decides() {
     if facility::is_missing() {

@@ -148,6 +148,8 @@ fn files_survive_as_they_were_left_and_so_does_who_writes_them() {
             "/var/lib/service",
             "--folder",
             pair.to_str().unwrap(),
+            "--cpus",
+            "2",
         ],
         &["orrery-guest", "scribble", "/var/lib/service", "7"],
     );
@@ -156,7 +158,14 @@ fn files_survive_as_they_were_left_and_so_does_who_writes_them() {
     std::thread::sleep(std::time::Duration::from_secs(3));
     let mut operations = 0;
     // A hang says nothing: it is the silence that is noticed.
-    for (command, cause) in [("crash oops", "panic"), ("failover", "request"), ("crash hang", "silence")] {
+    let ways = [
+        ("crash oops", "panic"),
+        ("failover", "request"),
+        ("crash hang", "silence"),
+        ("crash nmi", "panic"),
+        ("crash spin", "silence"),
+    ];
+    for (command, cause) in ways {
         up.say(command);
         let survived = up.expect("survived");
         // On a machine so busy that a guest gets no time, silence is noticed before a panic is told.
@@ -216,7 +225,7 @@ fn an_editor_in_its_terminal_and_one_of_everything_survive() {
     let file = format!("{TERMINFO}:{TERMINFO}");
     let script = "orrery-guest objects & exec orrery-guest terminal 23 nano -I /run/text";
     let mut up = Up::start(
-        &["--network", &network, "--program", "nano", "--file", &file],
+        &["--network", &network, "--program", "nano", "--file", &file, "--silence", "60"],
         &["busybox", "sh", "-c", script],
     );
     up.expect("help");
@@ -239,9 +248,13 @@ fn an_editor_in_its_terminal_and_one_of_everything_survive() {
         findings.iter().filter(|finding| finding["verdict"] == verdict).count()
     };
     assert!(report["survives"] == false && verdicts("refused") == 1 && verdicts("hung-up") > 0, "{report}");
-    up.say("crash");
-    let summary = &up.expect("survived")["failover"]["summary"];
+    // Taking all memory takes a while, in which the kernel may be silent.
+    up.say("crash oom");
+    let survived = up.expect("survived");
+    let failover = &survived["failover"];
+    let summary = &failover["summary"];
     assert_eq!((&summary["connections"], &summary["processes"]), (&Value::from(1), &Value::from(6)));
+    assert_eq!(failover["cause"], "panic", "it was noticed by what the kernel said");
     // What cannot be carried over costs only itself.
     let remarks = summary["remarks"].to_string();
     assert!(
@@ -258,6 +271,98 @@ fn an_editor_in_its_terminal_and_one_of_everything_survive() {
     assert_eq!(up.verdict(), "right");
     up.say("quit");
     up.expect("end");
+}
+
+/// The number of the backup's QEMU.
+fn backup_of(up: &mut Up) -> rustix::process::Pid {
+    up.say("status");
+    let status = up.expect("status");
+    let pid = status["status"]["backup"]["pid"].as_i64().unwrap();
+    rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
+}
+
+#[test]
+fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
+    use rustix::process::{Signal, kill_process};
+    if let Some(why) = missing(&[("mkfs.ext4", "e2fsprogs")]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let options = ["--disk", "64M", "--silence", "60"];
+    let mut up = Up::start(&options, &["orrery-guest", "scribble", "/data", "5"]);
+    up.expect("help");
+    let first = backup_of(&mut up);
+    kill_process(first, Signal::KILL).unwrap();
+    up.expect("backup died");
+    up.expect("renewed");
+    let second = backup_of(&mut up);
+    assert_ne!(first, second);
+    // It is told to rescue the service, and dies before it can. A processor that is locked up is silent for two seconds before
+    // the kernel panics of it, which is borne here.
+    kill_process(second, Signal::STOP).unwrap();
+    up.say("crash lockup");
+    up.expect("died");
+    kill_process(second, Signal::KILL).unwrap();
+    up.expect("again");
+    let survived = up.expect("survived");
+    assert_eq!(survived["failover"]["steps"][0]["name"], "new backup", "{survived}");
+    assert_eq!(survived["failover"]["cause"], "panic", "it was noticed by what the kernel said");
+    up.expect("renewed");
+    let verdict = up.verdict();
+    assert!(verdict.starts_with("right:"), "{verdict}");
+    up.say("quit");
+    up.expect("end");
+}
+
+#[test]
+fn what_a_host_lacks_is_told_and_nothing_is_changed() {
+    use std::os::unix::process::CommandExt as _;
+    if let Some(why) = missing(&[("ip", "iproute2"), ("mount", "mount")]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let said = |command: &mut Command| {
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().to_str().unwrap();
+    // Programs are looked for in /usr/sbin, too; QEMU is not there.
+    let told = said(orthros().args(["up", "--", "true"]).env("PATH", at));
+    assert!(
+        told.contains("qemu-system-x86_64 is not installed") && told.contains("apt-get install"),
+        "{told}"
+    );
+    // A network of this name is somebody's, and stays.
+    let name = format!("orrery-taken-{}", std::process::id());
+    let ip = |words: &[&str]| Command::new("ip").args(words).output().unwrap();
+    assert!(ip(&["netns", "add", &name]).status.success());
+    let told = said(orthros().args(["up", "--network", &name, "--", "true"]));
+    let left = String::from_utf8_lossy(&ip(&["netns", "list"]).stdout).into_owned();
+    ip(&["netns", "delete", &name]);
+    assert!(told.contains("File exists") && told.contains(&name), "{told}");
+    assert!(left.contains(&name), "{left}");
+    // A folder with no room for the guests' image.
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1M", "none", at]).status().unwrap();
+    if mounted.success() {
+        let told = said(orthros().args(["up", "--folder", at, "--", "true"]));
+        Command::new("umount").arg(at).status().unwrap();
+        assert!(told.contains("No space left") && told.contains("image"), "{told}");
+    } else {
+        orrery_testing::skipped!("a full folder: tmpfs cannot be mounted");
+    }
+    // Someone who may not make networks; where the program cannot be reached by others, there is nothing to see.
+    let mut command = orthros();
+    command.args(["up", "--network", "mine", "--", "true"]).env("HOME", "/nonexistent").uid(65534).gid(65534);
+    match command.stdin(Stdio::null()).output() {
+        Ok(output) => {
+            let told = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(told.contains("making a network takes root"), "{told}");
+        }
+        Err(error) => orrery_testing::skipped!("no rights: {error}"),
+    }
 }
 
 #[test]
@@ -292,6 +397,10 @@ fn bad_arguments_change_nothing() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     assert!(refused(&["up", "--memory", "300", "--", "x"]).contains("256"));
+    assert!(refused(&["up", "--cpus", "0", "--", "x"]).contains("cpus"));
+    assert!(refused(&["up", "--silence", "0.1", "--", "x"]).contains("0.5"));
+    assert!(refused(&["soak", "--kinds", "oops,boredom"]).contains("boredom"));
+    assert!(refused(&["soak", "--crashes", "0"]).contains("crashes"));
     assert!(refused(&["up"]).contains("SERVICE"));
     assert!(refused(&["up", "--file", "x", "--", "y"]).contains("HERE:THERE"));
     assert!(refused(&["up", "--config", file.to_str().unwrap()]).contains("memory = 300"));

@@ -37,6 +37,25 @@ pub struct Copied {
 /// # Safety
 /// The process has one thread as far as libc knows, or the copy only runs async-signal-safe code.
 pub unsafe fn copy_process(kin: Kin) -> core::result::Result<Option<Copied>, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { copy(kin, 0) }
+}
+
+/// The same, except that the copy has no table of descriptors of its own: it shares the caller's (CLONE_FILES).
+///
+/// # Errors
+/// Those of clone(2).
+///
+/// # Safety
+/// As for [`copy_process`]; and the copy leaves alone what descriptors of the original's it knows.
+pub unsafe fn copy_process_sharing_files(kin: Kin) -> core::result::Result<Option<Copied>, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { copy(kin, libc::CLONE_FILES) }
+}
+
+/// # Safety
+/// See [`copy_process`].
+unsafe fn copy(kin: Kin, more: i32) -> core::result::Result<Option<Copied>, Errno> {
     const PR_GET_TID_ADDRESS: usize = 40;
     let mut thread_id: usize = 0;
     // libc keeps the thread's number where the kernel clears it at the end; the child's copy wants the child's number.
@@ -46,7 +65,7 @@ pub unsafe fn copy_process(kin: Kin) -> core::result::Result<Option<Copied>, Err
     let mut robust_len: usize = 0;
     // SAFETY: the kernel writes one pointer and one size.
     let listed = unsafe { syscall!(Sysno::get_robust_list, 0, &raw mut robust, &raw mut robust_len) };
-    let mut flags = libc::CLONE_PIDFD.cast_unsigned() as usize;
+    let mut flags = (libc::CLONE_PIDFD | more).cast_unsigned() as usize;
     if kin == Kin::Sibling {
         flags |= libc::CLONE_PARENT.cast_unsigned() as usize;
     }

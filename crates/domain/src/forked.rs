@@ -22,16 +22,19 @@ pub struct Creator(u64);
 
 impl Creator {
     /// The calling process.
+    #[inline]
     pub fn here() -> Self {
         Self(generation())
     }
 
     /// Whether the calling process is the one that was meant. Async-signal-safe.
+    #[inline]
     pub fn is_here(self) -> bool {
         self.0 == generation()
     }
 
     /// A number that no other living process among the caller's ancestors and descendants has; never 0.
+    #[inline]
     pub fn number(self) -> u64 {
         self.0
     }
@@ -48,6 +51,7 @@ pub(crate) fn enter() {
 }
 
 /// A number that is this process' own among its ancestors.
+#[inline]
 fn generation() -> u64 {
     let mut page = PAGE_OF_OURS.load(Ordering::Acquire);
     if page.is_null() {
@@ -59,14 +63,17 @@ fn generation() -> u64 {
     // SAFETY: the page is never unmapped.
     let word = unsafe { &*page };
     match word.load(Ordering::Relaxed) {
-        0 => {
-            // Fresh, or wiped by a fork.
-            let own = pid();
-            word.store(own, Ordering::Relaxed);
-            own
-        }
+        // Fresh, or wiped by a fork.
+        0 => note(word),
         own => own,
     }
+}
+
+#[cold]
+fn note(word: &AtomicU64) -> u64 {
+    let own = pid();
+    word.store(own, Ordering::Relaxed);
+    own
 }
 
 /// The process id. A child that gets the number of a dead ancestor cannot hold that ancestor's handles and see it.

@@ -44,6 +44,8 @@ const SPIN: Duration = Duration::from_micros(20);
 const YIELDS: u32 = 8;
 /// What a wait may take, yields and all, in the processor's ticks (some 50 us): after more, somebody else has run.
 const LOST: u64 = 150_000;
+/// Of so many waits one is timed, as long as no loss is known of.
+const SAMPLE: u32 = 4;
 /// How many waits that sleep at once follow the first loss, and at most.
 const WARY: u32 = 64;
 const WARIEST: u32 = 1 << 16;
@@ -79,6 +81,8 @@ pub struct Face {
     wary: AtomicU32,
     /// How many there were to be when it last lost time, less those that went well since.
     caution: AtomicU32,
+    /// How often the owner has waited by yielding, around the end.
+    waits: AtomicU32,
 }
 
 impl Face {
@@ -111,8 +115,22 @@ impl Face {
         left != 0
     }
 
-    /// Notes how long the owner yielded.
-    fn yielded(&self, ticks: u64) {
+    /// When the owner begins to yield, where that is to be known: a clock costs as much as the rest of a wait, and losses do
+    /// not come alone.
+    fn begins_to_yield(&self) -> Option<u64> {
+        let waits = self.waits.load(Ordering::Relaxed).wrapping_add(1);
+        self.waits.store(waits, Ordering::Relaxed);
+        (waits.is_multiple_of(SAMPLE) || self.caution.load(Ordering::Relaxed) != 0).then(ticks)
+    }
+
+    /// Notes how long the owner yielded, if it is known.
+    fn yielded(&self, began: Option<u64>) {
+        if let Some(began) = began {
+            self.lost(ticks().wrapping_sub(began));
+        }
+    }
+
+    fn lost(&self, ticks: u64) {
         let caution = self.caution.load(Ordering::Relaxed);
         if ticks > LOST {
             let caution = caution.saturating_mul(2).clamp(WARY, WARIEST);
@@ -136,6 +154,12 @@ impl Face {
     /// Calls the owner, who waits at [`Gate::home`]: whatever was written before is seen by it.
     pub fn call(&self) {
         protocol::ring(&self.bell, &self.sleepers);
+    }
+
+    /// Calls the owner only where it sleeps: it looks at something else beside its bell ([`Gate::wait_for`]), which the
+    /// caller has just changed, by a sequentially consistent write.
+    pub fn call_if_asleep(&self) {
+        protocol::ring_if_asleep(&self.bell, &self.sleepers);
     }
 
     /// Starts over for a new owner, whatever the last one left.
@@ -224,49 +248,76 @@ impl<'a> Gate<'a> {
         until: impl FnOnce() -> Option<Moment>,
         partner: Partner<'_>,
     ) -> Woken {
+        self.wait_for(heard, || false, until, partner)
+    }
+
+    /// The same, for one who may be called in another way, too, as `called` tells: by a word that comes with what is said
+    /// in it, for instance, which spares the two CPUs a line of the cache. Who calls so must see to it that a sleeper
+    /// wakes up ([`Face::call_if_asleep`]).
+    pub fn wait_for(
+        &self,
+        heard: u32,
+        called: impl Fn() -> bool,
+        until: impl FnOnce() -> Option<Moment>,
+        partner: Partner<'_>,
+    ) -> Woken {
+        if self.poll(heard, &called) { Woken::Rung } else { self.rest(heard, called, until(), partner) }
+    }
+
+    /// The first two rooms of [`Gate::wait_for`]: false where it is time to [`Gate::rest`].
+    #[inline]
+    pub fn poll(&self, heard: u32, called: impl Fn() -> bool) -> bool {
         let bell = self.bell;
+        let is_called = || called() || bell.load(Ordering::SeqCst) != heard;
         let mine = self.show_cpu();
-        let began = ticks();
+        if is_called() {
+            return true;
+        }
+        let mut began = None;
         for round in 0..=YIELDS {
-            if bell.load(Ordering::SeqCst) != heard {
-                if round != 0 {
-                    self.mine.yielded(ticks().wrapping_sub(began));
-                }
-                return Woken::Rung;
+            if round != 0 && is_called() {
+                self.mine.yielded(began);
+                return true;
             }
             let theirs = self.theirs.cpu.load(Ordering::Relaxed);
             if theirs != NOWHERE && theirs != mine {
-                if spin(bell, heard) {
-                    return Woken::Rung;
+                return spin(is_called);
+            }
+            if round == 0 {
+                if self.mine.is_wary() {
+                    return false;
                 }
-                break;
-            }
-            if round == 0 && self.mine.is_wary() {
-                break;
-            }
-            if round == YIELDS {
-                self.mine.yielded(ticks().wrapping_sub(began));
-                break;
+                began = self.mine.begins_to_yield();
+            } else if round == YIELDS {
+                self.mine.yielded(began);
+                return false;
             }
             rustix::thread::sched_yield();
         }
-        self.sleep(heard, until(), partner)
+        false
     }
 
     /// Waits like [`Gate::wait`], but asleep from the start: where the partner works for longer than a hand-over takes, a
     /// waiter that only yields is run again and again in the midst of that work.
     pub fn wait_asleep(&self, heard: u32, until: Option<Moment>, partner: Partner<'_>) -> Woken {
-        self.sleep(heard, until, partner)
+        self.rest(heard, || false, until, partner)
     }
 
+    /// The third room of [`Gate::wait_for`].
     #[cold]
-    fn sleep(&self, heard: u32, until: Option<Moment>, partner: Partner<'_>) -> Woken {
+    pub fn rest(
+        &self,
+        heard: u32,
+        called: impl Fn() -> bool,
+        until: Option<Moment>,
+        partner: Partner<'_>,
+    ) -> Woken {
         let bell = self.bell;
         let naps = &self.mine.naps;
         naps.store(naps.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.mine.cpu.store(NOWHERE, Ordering::Relaxed);
         let mut rest = Rest { bell, heard, until, partner, mark: &self.theirs.mark, seen: 0, now: Moment(0) };
-        let woken = protocol::sleep(bell, &self.mine.sleepers, heard, &mut rest);
+        let woken = protocol::sleep(bell, &self.mine.sleepers, heard, &called, &mut rest);
         self.show_cpu();
         woken
     }
@@ -352,17 +403,21 @@ impl Night for Rest<'_> {
     }
 }
 
-/// Looks at the bell for a while; true where it was rung.
-fn spin(bell: &AtomicU32, heard: u32) -> bool {
-    let end = Moment::now().after(SPIN);
+/// Looks for a call for a while; true where there was one.
+///
+/// With a pause between two looks (PAUSE): the line that is looked at arrives a quarter sooner than where looks pile up.
+fn spin(is_called: impl Fn() -> bool) -> bool {
+    let mut end = None;
     loop {
         for _ in 0..64 {
-            if bell.load(Ordering::SeqCst) != heard {
+            if is_called() {
                 return true;
             }
             core::hint::spin_loop();
         }
-        if Moment::now() >= end {
+        // Most calls come before a clock is looked at.
+        let now = Moment::now();
+        if now >= *end.get_or_insert(now.after(SPIN)) {
             return false;
         }
     }
@@ -452,16 +507,16 @@ mod tests {
         let face = Face::default();
         let waits = |face: &Face| (0..u32::MAX).find(|_| !face.is_wary());
         assert_eq!(waits(&face), Some(0));
-        face.yielded(LOST);
+        face.lost(LOST);
         assert_eq!(waits(&face), Some(0), "that was no loss");
         for expected in [WARY, 2 * WARY, 4 * WARY] {
-            face.yielded(LOST + 1);
+            face.lost(LOST + 1);
             assert_eq!(waits(&face), Some(expected));
         }
-        (0..20).for_each(|_| face.yielded(LOST + 1));
+        (0..20).for_each(|_| face.lost(LOST + 1));
         assert_eq!(waits(&face), Some(WARIEST));
-        (0..WARIEST).for_each(|_| face.yielded(1));
-        face.yielded(LOST + 1);
+        (0..WARIEST).for_each(|_| face.lost(1));
+        face.lost(LOST + 1);
         assert_eq!(waits(&face), Some(WARY), "all is forgotten");
     }
 

@@ -28,6 +28,19 @@ pub(crate) struct Image {
     pub(crate) config: u64,
     entries: usize,
     relative: Vec<(usize, u64)>,
+    /// Nothing before this depends on where the image lies.
+    split: usize,
+}
+
+/// Addresses of functions in an image.
+#[derive(Debug)]
+pub(crate) struct Entries {
+    /// The kernel calls it for each call that is dispatched.
+    pub(crate) handler: u64,
+    /// What that returns to.
+    pub(crate) restorer: u64,
+    /// What has to run first.
+    pub(crate) boot: u64,
 }
 
 fn broken(what: impl ToString) -> Error {
@@ -73,30 +86,43 @@ impl Image {
             };
             relative.push((index(offset)?, relocation.addend().cast_unsigned()));
         }
+        let entries = index(symbol("ORRERY_ENTRIES")?)?;
+        let split = relative.iter().map(|(at, _)| *at).fold(entries, usize::min);
         let image = Self {
             length,
             code: code.ok_or_else(|| broken("it has no code"))?,
             config: symbol("ORRERY_CONFIG")?,
-            entries: index(symbol("ORRERY_ENTRIES")?)?,
+            entries,
             relative,
+            split,
             bytes,
         };
         let fits = |at: usize| at + 8 <= image.bytes.len();
-        if !image.relative.iter().all(|(at, _)| fits(*at)) || !fits(image.entries + 8) {
+        if !image.relative.iter().all(|(at, _)| fits(*at)) || !fits(image.entries + 16) {
             return Err(broken("a relocation lies outside of its data"));
         }
         Ok(image)
     }
 
-    /// The bytes to put at an address, and the addresses of handler and restorer there.
-    pub(crate) fn placed(&self, base: u64) -> (Vec<u8>, [u64; 2]) {
-        let mut bytes = self.bytes.clone();
+    /// The bytes that are the same wherever the image lies: all of its code.
+    pub(crate) fn fixed(&self) -> &[u8] {
+        self.bytes.get(..self.split).unwrap_or(&[])
+    }
+
+    /// What follows these at an address, with room behind it up to `end`, and the entries there.
+    pub(crate) fn placed(&self, base: u64, end: usize) -> (Vec<u8>, Entries) {
+        let mut bytes = self.bytes[self.split..].to_vec();
+        bytes.resize(end.max(self.bytes.len()) - self.split, 0);
         for (at, addend) in &self.relative {
-            bytes[*at..at + 8].copy_from_slice(&base.wrapping_add(*addend).to_le_bytes());
+            let at = at - self.split;
+            bytes[at..at + 8].copy_from_slice(&base.wrapping_add(*addend).to_le_bytes());
         }
-        let entry = |at: usize| bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
-        let entries = [entry(self.entries), entry(self.entries + 8)];
-        (bytes, entries)
+        let entry = |at: usize| {
+            let at = at - self.split;
+            bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes)
+        };
+        let [handler, restorer, boot] = [0, 8, 16].map(|offset| entry(self.entries + offset));
+        (bytes, Entries { handler, restorer, boot })
     }
 }
 
@@ -109,10 +135,12 @@ mod tests {
         let image = Image::embedded().unwrap();
         assert!(image.code.start >= PAGE && image.code.end <= image.length);
         assert!(!image.code.contains(&image.config));
-        let (bytes, [handler, restorer]) = image.placed(0x10_0000);
-        assert!(image.code.contains(&(handler - 0x10_0000)));
+        let end = index(image.config).unwrap() + 100;
+        let (bytes, Entries { handler, restorer, boot }) = image.placed(0x10_0000, end);
+        assert!(image.fixed().len() + bytes.len() >= end);
+        assert!([handler, boot].iter().all(|entry| image.code.contains(&(entry - 0x10_0000))));
         // The restorer performs system call 15.
         let at = usize::try_from(restorer - 0x10_0000).unwrap();
-        assert_eq!(bytes[at..at + 7], [0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
+        assert_eq!(image.fixed()[at..at + 9], [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05]);
     }
 }

@@ -1,15 +1,22 @@
 //! Puts an executive under a program that has just been executed.
 //!
-//! The program's thread stands at the end of its `execve`, before its first instruction. It is made to perform a few
-//! system calls, with the `syscall` instruction that the kernel's vDSO contains: map room for the image, attach the
-//! board, make code executable, take SIGSYS, arm dispatch. Then it has the registers back that the kernel gave it.
+//! The program's thread stands at the end of its `execve`, before its first instruction. It is made to perform two system
+//! calls, with the `syscall` instruction that the kernel's vDSO contains: map room for the image, make its code executable. The
+//! image, its settings and the policy's table are written there at once. Then the thread runs the image's own beginning,
+//! which attaches the board, takes SIGSYS and arms dispatch, and tells by a signal when it is done. It has the registers back then
+//! that the kernel gave it.
+//!
+//! Each stop costs two changes between processes, and each look into `/proc` some microseconds, for every program that is
+//! executed. So there are few of them.
 
-use std::fs;
-use std::io;
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStringExt;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use libc::c_long;
 use orrery_executive::board::Unfollowed;
@@ -31,20 +38,31 @@ pub(crate) struct Settings {
     pub(crate) policy: Policy,
     /// What the policy's mounts lead to.
     pub(crate) mounted: Arc<[Mounted]>,
+    /// The policy's tables that were made so far.
+    pub(crate) tables: Tables,
 }
 
-const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
-const ON: u64 = 1;
-/// In no C library's headers yet; from Linux 6.10 on.
-const SYS_MSEAL: c_long = 462;
+/// Tables of a policy, by the rules that are in them: which of them a program has depends on its name.
+#[derive(Debug, Default)]
+pub(crate) struct Tables(Mutex<HashMap<Vec<bool>, Arc<[u8]>>>);
+
+impl Tables {
+    fn get(&self, settings: &Settings, program: &[u8]) -> Arc<[u8]> {
+        let concerned = settings.policy.concerned(program);
+        let mut tables = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let make = || settings.policy.table(program, &settings.mounted).into();
+        Arc::clone(tables.entry(concerned).or_insert_with(make))
+    }
+}
+
 const PAGE: u64 = 4096;
-/// Nanoseconds by which timers may be late on purpose.
-const SHORTEST_SLACK: u64 = 1;
 /// How often a thread may stop on its way to a call.
 const MOST_STOPS: usize = 1000;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Where the vDSO's `syscall` is looked for.
-const VDSO_BYTES: usize = 8192;
+const VDSO_BYTES: usize = 4096;
+/// What a function may use below a stack pointer that it was not called with.
+const BELOW: u64 = 256;
 /// What `cs` holds in 64-bit programs.
 const LONG_MODE: u64 = 0x33;
 const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
@@ -91,30 +109,58 @@ impl Puppet<'_> {
         }
         Ok(result.cast_unsigned())
     }
+
+    /// Runs a function of two arguments that ends with SIGSYS, and its result in rbx.
+    fn run(&mut self, function: u64, [first, second]: [u64; 2]) -> io::Result<()> {
+        let mut registers = self.registers;
+        (registers.rdi, registers.rsi) = (first, second);
+        registers.rip = function;
+        registers.rsp = registers.rsp.wrapping_sub(BELOW) & !15;
+        registers.orig_rax = u64::MAX;
+        self.tracee.set_registers(&registers)?;
+        for _ in 0..MOST_STOPS {
+            self.tracee.resume(0);
+            match self.tracee.wait() {
+                Stop::Signal(libc::SIGSYS) => {
+                    let result = self.tracee.registers()?.rbx.cast_signed();
+                    let error = i32::try_from(-result).unwrap_or(libc::EIO);
+                    return if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) };
+                }
+                Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+                Stop::Signal(libc::SIGSTOP) => self.stopped = true,
+                // What is not blocked is forced: the image does not run here.
+                Stop::Signal(_) => return Err(io::Error::from_raw_os_error(libc::EFAULT)),
+                _ => {}
+            }
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
 }
 
 /// Puts an executive under the program that `tracee` has executed, and lets it go with this mask.
 ///
+/// Gives whether the thread was let go of for certain.
+///
 /// # Errors
-/// Why not; the program then runs without.
+/// Why there is no executive; the program then runs without.
 pub(crate) fn inject(
     mut tracee: Tracee,
     mask: u64,
     image: &Image,
     segment: &Segment,
     settings: &Settings,
-) -> Result<(), Unfollowed> {
+) -> (bool, Result<(), Unfollowed>) {
     let result = prepare(&mut tracee, image, segment, settings);
     let gone = result.is_err() && tracee.registers().is_err();
     let _gone = tracee.set_mask(mask & !SIGSYS_BIT);
     let pid = tracee.pid();
-    tracee.detach();
+    let detached = tracee.detach();
     if let Ok(true) = result {
         // SAFETY: stops a process that was to be stopped.
         unsafe { libc::kill(pid, libc::SIGSTOP) };
     }
     // Where the program was killed meanwhile, there is nobody to tell of.
-    if gone { Ok(()) } else { result.map(drop) }
+    (detached, if gone { Ok(()) } else { result.map(drop) })
 }
 
 /// Whether the process was to be stopped meanwhile.
@@ -134,8 +180,9 @@ fn prepare(
     puppet.run_to_call().map_err(failed)?;
     puppet.registers = puppet.tracee.registers().map_err(failed)?;
     puppet.registers.orig_rax = u64::MAX;
-    find_gadget(&mut puppet).map_err(failed)?;
-    let arranged = arrange(&mut puppet, image, segment, settings);
+    let maps = Maps::of(puppet.tracee.pid()).map_err(failed)?;
+    find_gadget(&mut puppet, &maps).map_err(failed)?;
+    let arranged = arrange(&mut puppet, &maps, image, segment, settings);
     if let Some(word) = puppet.covered {
         puppet.tracee.exchange(puppet.gadget, word).map_err(failed)?;
     }
@@ -145,14 +192,24 @@ fn prepare(
 }
 
 /// A `syscall` instruction: the vDSO's, or one that lies over the program's first instruction meanwhile.
-fn find_gadget(puppet: &mut Puppet<'_>) -> io::Result<()> {
+fn find_gadget(puppet: &mut Puppet<'_>, maps: &Maps) -> io::Result<()> {
+    /// Where it is in the vDSO, which is the same for all programs.
+    static OFFSET: OnceLock<Option<u64>> = OnceLock::new();
     let pid = puppet.tracee.pid();
-    if let Some(vdso) = auxiliary(pid, libc::AT_SYSINFO_EHDR)? {
-        let mut bytes = vec![0; VDSO_BYTES];
-        if read_memory(pid, vdso, &mut bytes).is_ok()
-            && let Some(at) = bytes.windows(2).position(|pair| pair == SYSCALL)
+    if let Some(vdso) = maps.vdso {
+        let is_call = |at: u64| {
+            let mut bytes = [0; SYSCALL.len()];
+            read_memory(pid, at, &mut bytes).is_ok() && bytes == SYSCALL
+        };
+        let look = || {
+            let mut bytes = vec![0; VDSO_BYTES];
+            read_memory(pid, vdso, &mut bytes).ok()?;
+            Some(bytes.windows(2).position(|pair| pair == SYSCALL)? as u64)
+        };
+        if let Some(offset) = *OFFSET.get_or_init(look)
+            && is_call(vdso + offset)
         {
-            puppet.gadget = vdso + at as u64;
+            puppet.gadget = vdso + offset;
             return Ok(());
         }
     }
@@ -165,50 +222,52 @@ fn find_gadget(puppet: &mut Puppet<'_>) -> io::Result<()> {
     Ok(())
 }
 
-fn auxiliary(pid: libc::pid_t, key: u64) -> io::Result<Option<u64>> {
-    let bytes = fs::read(format!("/proc/{pid}/auxv"))?;
-    let mut words = bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
-    while let (Some(found), Some(value)) = (words.next(), words.next()) {
-        if found == key {
-            return Ok(Some(value));
-        }
-    }
-    Ok(None)
-}
-
 /// Whether programs may read `fs` without the kernel, and have the instruction that hashes it.
-fn may_read_fs(pid: libc::pid_t) -> io::Result<bool> {
+fn may_read_fs() -> bool {
     /// `HWCAP2_FSGSBASE` of `asm/hwcap2.h`.
     const FSGSBASE: u64 = 1 << 1;
-    let allowed = auxiliary(pid, libc::AT_HWCAP2)?.is_some_and(|bits| bits & FSGSBASE != 0);
-    Ok(allowed && std::arch::is_x86_feature_detected!("sse4.2"))
+    // SAFETY: asks for a number, which is the same for all programs.
+    let allowed = unsafe { libc::getauxval(libc::AT_HWCAP2) } & FSGSBASE != 0;
+    allowed && std::arch::is_x86_feature_detected!("sse4.2")
 }
 
 /// What is put into the process: the image, and behind it the policy's table.
 struct Load<'a> {
     image: &'a Image,
     program: Vec<u8>,
-    table: Vec<u8>,
+    table: Arc<[u8]>,
 }
 
-impl Load<'_> {
-    fn table_length(&self) -> u64 {
-        (self.table.len() as u64).next_multiple_of(PAGE)
+impl<'a> Load<'a> {
+    fn new(pid: libc::pid_t, image: &'a Image, settings: &Settings) -> io::Result<Self> {
+        // Where nobody asks for it, its name is not looked for.
+        let named = settings.policy.asks_for_programs();
+        let program = if named {
+            fs::read_link(format!("/proc/{pid}/exe"))?.into_os_string().into_vec()
+        } else {
+            Vec::new()
+        };
+        let table = settings.tables.get(settings, &program);
+        Ok(Self { image, program, table })
     }
 
     fn length(&self) -> u64 {
-        self.image.length + self.table_length()
+        self.image.length + (self.table.len() as u64).next_multiple_of(PAGE)
     }
 }
 
-fn arrange(puppet: &mut Puppet<'_>, image: &Image, segment: &Segment, settings: &Settings) -> io::Result<()> {
-    let program = fs::read_link(format!("/proc/{}/exe", puppet.tracee.pid()))?.into_os_string().into_vec();
-    let table = settings.policy.table(&program, &settings.mounted);
-    let load = Load { image, program, table };
+fn arrange(
+    puppet: &mut Puppet<'_>,
+    maps: &Maps,
+    image: &Image,
+    segment: &Segment,
+    settings: &Settings,
+) -> io::Result<()> {
+    let load = Load::new(puppet.tracee.pid(), image, settings)?;
     let protection = u64::try_from(libc::PROT_READ | libc::PROT_WRITE).unwrap_or(0);
     let flags = u64::try_from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unwrap_or(0);
     let base = puppet.call(libc::SYS_mmap, [0, load.length(), protection, flags, u64::MAX, 0])?;
-    let result = furnish(puppet, base, &load, segment, settings);
+    let result = furnish(puppet, base, maps, &load, segment, settings);
     if result.is_err() {
         puppet.call(libc::SYS_munmap, [base, load.length(), 0, 0, 0, 0])?;
     }
@@ -218,96 +277,116 @@ fn arrange(puppet: &mut Puppet<'_>, image: &Image, segment: &Segment, settings: 
 fn furnish(
     puppet: &mut Puppet<'_>,
     base: u64,
+    maps: &Maps,
     load: &Load<'_>,
     segment: &Segment,
     settings: &Settings,
 ) -> io::Result<()> {
     let image = load.image;
     let pid = puppet.tracee.pid();
-    let ranges = code_ranges(pid)?;
-    let user = user_of(pid)?;
-    let id = u64::try_from(segment.id()).unwrap_or(0);
-    let board = segment.lend(user, || puppet.call(libc::SYS_shmat, [id, 0, 0, 0, 0, 0]))?;
-    let result = (|| {
-        let (bytes, [handler, restorer]) = image.placed(base);
-        write_memory(pid, base, &bytes)?;
-        let config = base + image.config;
-        let put = |offset: usize, value: &[u8]| write_memory(pid, config + offset as u64, value);
-        let code = base + image.code.start;
-        let code_length = image.code.end - image.code.start;
-        let action = offset_of!(Config, action);
-        for (offset, value) in [
-            (offset_of!(Config, board), board),
-            (offset_of!(Config, board_length), size_of_val(segment.board()) as u64),
-            (offset_of!(Config, image), base),
-            (offset_of!(Config, image_length), load.length()),
-            (offset_of!(Config, policy), if load.table.is_empty() { 0 } else { base + image.length }),
-            (offset_of!(Config, services), services(pid, settings)),
-            (offset_of!(Config, code), code),
-            (offset_of!(Config, code_length), code_length),
-            (action + offset_of!(Action, handler), handler),
-            (action + offset_of!(Action, flags), ACTION_FLAGS),
-            (action + offset_of!(Action, restorer), restorer),
-        ] {
-            put(offset, &value.to_le_bytes())?;
+    let config = usize::try_from(image.config).unwrap_or(0);
+    let ranges = maps.code.get(..maps.code.len().min(RANGES)).unwrap_or_default();
+    let end = config + offset_of!(Config, ranges) + size_of::<Range>() * ranges.len();
+    let (mut bytes, entries) = image.placed(base, end);
+    let mut put = |offset: usize, value: &[u8]| {
+        if let Some(place) = bytes
+            .get_mut(config + offset - image.fixed().len()..)
+            .and_then(|rest| rest.get_mut(..value.len()))
+        {
+            place.copy_from_slice(value);
         }
-        put(offset_of!(Config, counted), &[u8::from(settings.counted)])?;
-        put(offset_of!(Config, own_counters), &[u8::from(may_read_fs(pid)?)])?;
-        put(offset_of!(Config, timed), &[u8::from(settings.timed)])?;
-        put(offset_of!(Config, unpatched), &[u8::from(!settings.patch)])?;
-        put(offset_of!(Config, threshold), &settings.threshold.to_le_bytes())?;
-        for (index, (start, end, file)) in ranges.into_iter().take(RANGES).enumerate() {
-            let at = offset_of!(Config, ranges) + index * size_of::<Range>();
-            let marks = settings.policy.marks(&load.program, file.as_bytes());
-            for (offset, value) in [
-                (offset_of!(Range, start), start),
-                (offset_of!(Range, end), end),
-                (offset_of!(Range, marks), marks),
-            ] {
-                put(at + offset, &value.to_le_bytes())?;
-            }
-        }
-        write_memory(pid, base + image.length, &load.table)?;
-        let read_only = u64::try_from(libc::PROT_READ).unwrap_or(0);
-        let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
-        puppet.call(libc::SYS_mprotect, [code, code_length, executable, 0, 0, 0])?;
-        for (start, length) in [(base, image.code.start), (base + image.length, load.table_length())] {
-            if length > 0 {
-                puppet.call(libc::SYS_mprotect, [start, length, read_only, 0, 0, 0])?;
-            }
-        }
-        if settings.policy.services().sleep.is_some() {
-            let option = u64::try_from(libc::PR_SET_TIMERSLACK).unwrap_or(0);
-            puppet.call(libc::SYS_prctl, [option, SHORTEST_SLACK, 0, 0, 0, 0])?;
-        }
-        let signal = u64::try_from(libc::SIGSYS).unwrap_or(0);
-        let action = config + action as u64;
-        puppet.call(libc::SYS_rt_sigaction, [signal, action, 0, 8, 0, 0])?;
-        // The last call but one: nothing can be undone any more, and armed dispatch would have it delivered. Kernels before
-        // 6.10 cannot: then the executive alone keeps the program from changing these mappings.
-        let _older = puppet.call(SYS_MSEAL, [base, load.length(), 0, 0, 0, 0]);
-        let dispatch = [PR_SET_SYSCALL_USER_DISPATCH, ON, code, code_length, 0, 0];
-        puppet.call(libc::SYS_prctl, dispatch)?;
-        segment.board().followed.fetch_add(1, Relaxed);
-        Ok(())
-    })();
-    if result.is_err() {
-        puppet.call(libc::SYS_shmdt, [board, 0, 0, 0, 0, 0])?;
+    };
+    let code = base + image.code.start;
+    let code_length = image.code.end - image.code.start;
+    let action = offset_of!(Config, action);
+    for (offset, value) in [
+        (offset_of!(Config, board_length), size_of_val(segment.board()) as u64),
+        (offset_of!(Config, image), base),
+        (offset_of!(Config, image_length), load.length()),
+        (offset_of!(Config, policy), if load.table.is_empty() { 0 } else { base + image.length }),
+        (offset_of!(Config, services), services(pid, settings)),
+        (offset_of!(Config, code), code),
+        (offset_of!(Config, code_length), code_length),
+        (action + offset_of!(Action, handler), entries.handler),
+        (action + offset_of!(Action, flags), ACTION_FLAGS),
+        (action + offset_of!(Action, restorer), entries.restorer),
+    ] {
+        put(offset, &value.to_le_bytes());
     }
-    result
+    for (offset, flag) in [
+        (offset_of!(Config, counted), settings.counted),
+        (offset_of!(Config, own_counters), may_read_fs()),
+        (offset_of!(Config, timed), settings.timed),
+        (offset_of!(Config, unpatched), !settings.patch),
+    ] {
+        put(offset, &[u8::from(flag)]);
+    }
+    put(offset_of!(Config, threshold), &settings.threshold.to_le_bytes());
+    for (index, (start, end, file)) in ranges.iter().enumerate() {
+        let at = offset_of!(Config, ranges) + index * size_of::<Range>();
+        let marks = settings.policy.marks(&load.program, file.as_bytes());
+        for (offset, value) in [
+            (offset_of!(Range, start), *start),
+            (offset_of!(Range, end), *end),
+            (offset_of!(Range, marks), marks),
+        ] {
+            put(at + offset, &value.to_le_bytes());
+        }
+    }
+    write_memory(pid, base, [image.fixed(), &bytes])?;
+    if !load.table.is_empty() {
+        write_memory(pid, base + image.length, [&load.table])?;
+    }
+    let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
+    puppet.call(libc::SYS_mprotect, [code, code_length, executable, 0, 0, 0])?;
+    let id = u64::try_from(segment.id()).unwrap_or(0);
+    let precise = u64::from(settings.policy.services().sleep.is_some());
+    let mut boot = || puppet.run(entries.boot, [id, precise]);
+    match boot() {
+        // Another user's program.
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => segment.lend(user_of(pid)?, boot)?,
+        result => result?,
+    }
+    segment.board().followed.fetch_add(1, Relaxed);
+    Ok(())
 }
 
 /// Which services are on in a process: numbers of users may change where nobody has said yet what they are in its namespace.
 fn services(pid: libc::pid_t, settings: &Settings) -> u64 {
-    let mapped = |name: &str| fs::read(format!("/proc/{pid}/{name}")).is_ok_and(|map| !map.is_empty());
     let bits = settings.policy.services().bits();
+    if bits & service::USER == 0 {
+        return bits;
+    }
+    let mapped = |name: &str| fs::read(format!("/proc/{pid}/{name}")).is_ok_and(|map| !map.is_empty());
     if mapped("uid_map") && mapped("gid_map") { bits } else { bits & !service::USER }
 }
 
-/// What the kernel mapped to be executed: the program, and its loader.
-fn code_ranges(pid: libc::pid_t) -> io::Result<Vec<(u64, u64, String)>> {
-    let maps = fs::read(format!("/proc/{pid}/maps"))?;
-    Ok(String::from_utf8_lossy(&maps).lines().filter_map(code_range).collect())
+/// What the kernel has mapped: the program, its loader, and what it provides itself.
+struct Maps {
+    /// Code: start, end and file.
+    code: Vec<(u64, u64, String)>,
+    /// Where the vDSO begins.
+    vdso: Option<u64>,
+}
+
+impl Maps {
+    fn of(pid: libc::pid_t) -> io::Result<Self> {
+        /// More than the few mappings of a new program take.
+        const MOST: usize = 16 << 10;
+        let mut bytes = vec![0; MOST];
+        let mut file = File::open(format!("/proc/{pid}/maps"))?;
+        let mut length = 0;
+        loop {
+            match file.read(bytes.get_mut(length..).unwrap_or(&mut []))? {
+                0 => break,
+                read => length += read,
+            }
+        }
+        let text: Cow<'_, str> = String::from_utf8_lossy(bytes.get(..length).unwrap_or(&[]));
+        let vdso = text.lines().find(|line| line.ends_with("[vdso]")).and_then(|line| line.split_once('-'));
+        let vdso = vdso.and_then(|(start, _)| u64::from_str_radix(start, 16).ok());
+        Ok(Self { code: text.lines().filter_map(code_range).collect(), vdso })
+    }
 }
 
 /// Start, end and file of a mapping of code.
@@ -344,9 +423,11 @@ mod tests {
     #[test]
     fn this_processs_own_code_and_user_are_found() {
         let own = i32::try_from(std::process::id()).unwrap();
-        assert!(!code_ranges(own).unwrap().is_empty());
+        let maps = Maps::of(own).unwrap();
+        assert!(!maps.code.is_empty());
+        // SAFETY: asks for a number.
+        assert_eq!(maps.vdso, Some(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) }));
         // SAFETY: asks for a number.
         assert_eq!(user_of(own).unwrap(), unsafe { libc::geteuid() });
-        assert!(auxiliary(own, libc::AT_PAGESZ).unwrap() == Some(4096));
     }
 }

@@ -17,13 +17,13 @@ use crate::counts::Counts;
 use crate::error::{Error, Result};
 use crate::events::Events;
 use crate::image::Image;
-use crate::inject::Settings;
+use crate::inject::{Settings, Tables};
 use crate::policy::Policy;
 use crate::segment::Segment;
 use crate::{archive, program, steward};
 
-/// A site is rewritten when so many of its calls were dispatched: about as many as rewriting costs.
-const THRESHOLD: u32 = 24;
+/// A site is rewritten when so many of its calls were dispatched: about as many as rewriting costs, which is 16 us.
+const THRESHOLD: u32 = 16;
 const PR_SET_PTRACER: i32 = 0x5961_6d61;
 /// How long to wait for the steward at a time, and how often.
 static PATIENCE: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
@@ -124,7 +124,8 @@ impl Hijack {
         counted |= timed;
         let mounted: Arc<[Mounted]> = archive::make_all(&policy.services().mounts)?.into();
         let mounted = Arc::clone(self.mounted.get_or_init(|| mounted));
-        let settings = Settings { counted, timed, patch, threshold, policy, mounted };
+        let settings =
+            Settings { counted, timed, patch, threshold, policy, mounted, tables: Tables::default() };
         steward::start(segment, image, settings)
     }
 
@@ -243,14 +244,17 @@ impl Hijack {
 
     /// The steward's process number, when it has begun.
     fn await_steward(&self) -> u32 {
-        let board = self.segment.board();
-        for _ in 0..WAITS * 100 {
-            if board.steward.load(Acquire) != 0 {
+        let steward = &self.segment.board().steward;
+        for _ in 0..WAITS {
+            if steward.load(Acquire) != 0 {
                 break;
             }
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            // SAFETY: a futex call on a word that stays.
+            unsafe {
+                libc::syscall(libc::SYS_futex, steward.as_ptr(), libc::FUTEX_WAIT, 0, &raw const PATIENCE);
+            }
         }
-        board.steward.load(Acquire)
+        steward.load(Acquire)
     }
 
     /// Has the steward trace this thread, as an executive would.

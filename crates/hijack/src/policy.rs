@@ -42,6 +42,7 @@
 //! archive = "app.tar"
 //! ```
 
+mod automaton;
 mod compile;
 mod services;
 mod table;
@@ -91,7 +92,7 @@ impl Policy {
     pub fn telling(calls: Vec<u32>, places: bool) -> Self {
         let rule = Rule { log: if places { log::PLACES } else { log::CALLS }, ..Rule::default() };
         Self {
-            rules: vec![Compiled { rule, calls, ..Compiled::default() }],
+            rules: vec![Compiled { rule, calls, descriptors: true, ..Compiled::default() }],
             lines: vec![0],
             ..Self::default()
         }
@@ -111,7 +112,7 @@ impl Policy {
         let value = -i64::from(errno);
         let rule = Rule { action: action::ANSWER, value, site, times, ..Rule::default() };
         Self {
-            rules: vec![Compiled { rule, calls: vec![call], ..Compiled::default() }],
+            rules: vec![Compiled { rule, calls: vec![call], descriptors: true, ..Compiled::default() }],
             lines: vec![0],
             ..Self::default()
         }

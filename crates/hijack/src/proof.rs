@@ -30,17 +30,23 @@ impl<'a> Readings<'a> {
     }
 
     /// Whether every reading arrives at a place.
+    #[cfg(test)]
     pub(crate) fn agree_on(&self, place: usize) -> bool {
+        self.agree_unless(place, &|_, _| false)
+    }
+
+    /// The same, where a reading is not the true one if it passes the place by an impossible instruction, from here to there.
+    pub(crate) fn agree_unless(&self, place: usize, impossible: &dyn Fn(usize, usize) -> bool) -> bool {
         let Some(last) = place.checked_sub(LONGEST) else { return false };
         let mut arrivals = 0;
         for start in 0..=last {
-            let mut at = start;
+            let (mut before, mut at) = (start, start);
             while at < place && self.lengths[at] != 0 {
-                at += self.lengths[at];
+                (before, at) = (at, at + self.lengths[at]);
             }
             match at {
                 _ if at == place => arrivals += 1,
-                _ if at > place => return false,
+                _ if at > place && !impossible(before, at) => return false,
                 _ => {}
             }
         }

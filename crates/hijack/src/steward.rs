@@ -5,6 +5,8 @@
 //! path of a call). It belongs to no guest: it is nobody's child but init's, has a session of its own and no descriptor
 //! of the program's open. It ends when no guest is left, which it knows from the number of those attached to the board.
 
+mod crew;
+
 use std::ffi::{c_int, c_uint};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -24,6 +26,7 @@ use crate::inject::{Settings, inject};
 use crate::segment::Segment;
 use crate::tracee::{Stop, Tracee, read_memory};
 use crate::window;
+use crew::Crew;
 
 /// How often to look whether guests are left.
 static INTERVAL: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 250_000_000 };
@@ -101,9 +104,12 @@ struct Steward {
 impl Steward {
     fn serve(self) {
         let board = self.segment.board();
-        board.steward.store(std::process::id(), Relaxed);
         board.privileged.store(u32::from(may_trace_the_privileged()), Relaxed);
-        let busy = AtomicU32::new(0);
+        board.steward.store(std::process::id(), Release);
+        // SAFETY: wakes whoever waits for a steward, on a word that stays.
+        unsafe { libc::syscall(libc::SYS_futex, board.steward.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+        let crew = Crew::new();
+        let follow = |(asked, request): (Asked, &Request)| self.follow(&asked, request);
         thread::scope(|scope| {
             loop {
                 let rung = board.doorbell.load(Acquire);
@@ -112,42 +118,38 @@ impl Steward {
                         continue;
                     }
                     match request.kind.load(Relaxed) {
-                        EXEC => {
-                            busy.fetch_add(1, AcqRel);
-                            // Taken: it is not asked any more when the list is next looked through.
-                            let (asked, request) = (Asked::take(request), request);
-                            let (this, busy) = (&self, &busy);
-                            scope.spawn(move || {
-                                this.follow(&asked, request);
-                                busy.fetch_sub(1, AcqRel);
-                            });
-                        }
+                        // Taken: it is not asked any more when the list is next looked through.
+                        EXEC => crew.give(scope, (Asked::take(request), request), &follow),
                         SITE => answer(request, if judge(board, request) { YES } else { 0 }),
                         _ => answer(request, 0),
                     }
                 }
                 if board.doorbell.load(Acquire) == rung {
                     wait(&board.doorbell, rung);
-                    if self.segment.attached().is_none_or(|attached| attached <= 1) && busy.load(Acquire) == 0
-                    {
+                    if self.segment.attached().is_none_or(|attached| attached <= 1) && crew.is_idle() {
                         break;
                     }
                     collect(board);
                 }
             }
+            crew.dismiss();
         });
     }
 
-    /// Waits for a thread to execute a program, and puts an executive under that.
-    fn follow(&self, asked: &Asked, request: &Request) {
+    /// Waits for a thread to execute a program, and puts an executive under that. Whether nothing is traced by this thread
+    /// afterwards.
+    fn follow(&self, asked: &Asked, request: &Request) -> bool {
         let mut tracee = match asked.trace() {
             Ok(tracee) => tracee,
-            Err(reason) => return answer(request, reason as u32 + 1),
+            Err(reason) => {
+                answer(request, reason as u32 + 1);
+                return true;
+            }
         };
         answer(request, YES);
         loop {
             match tracee.wait() {
-                Stop::Gone => return,
+                Stop::Gone => return true,
                 Stop::Exec => break,
                 Stop::Group => tracee.listen(),
                 Stop::Signal(libc::SIGSYS) if tracee.signal_value() == Some(EXEC_FAILED) => {
@@ -157,11 +159,13 @@ impl Steward {
                 Stop::Call | Stop::Other => tracee.resume(0),
             }
         }
-        if let Err(reason) = inject(tracee, asked.mask, &self.image, &self.segment, &self.settings)
+        let (free, result) = inject(tracee, asked.mask, &self.image, &self.segment, &self.settings);
+        if let Err(reason) = result
             && let Some(counter) = self.segment.board().unfollowed.get(reason as usize)
         {
             counter.fetch_add(1, Relaxed);
         }
+        free
     }
 }
 

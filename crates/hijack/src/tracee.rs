@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_long, c_void};
 use std::io;
-use std::mem::{MaybeUninit, size_of_val};
+use std::mem::MaybeUninit;
 
 /// Why a traced thread stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,9 +93,9 @@ impl Tracee {
         ptrace(libc::PTRACE_SYSCALL, self.pid, NONE, NONE).map(drop)
     }
 
-    /// Stops tracing.
-    pub(crate) fn detach(self) {
-        let _gone = ptrace(libc::PTRACE_DETACH, self.pid, NONE, NONE);
+    /// Stops tracing. Whether that worked; if not, the thread is let go of when the tracing thread ends.
+    pub(crate) fn detach(self) -> bool {
+        ptrace(libc::PTRACE_DETACH, self.pid, NONE, NONE).is_ok()
     }
 
     pub(crate) fn registers(&self) -> io::Result<libc::user_regs_struct> {
@@ -152,13 +152,16 @@ pub(crate) fn read_memory(pid: libc::pid_t, from: u64, to: &mut [u8]) -> io::Res
     complete(done, to.len())
 }
 
-/// Writes to a process's memory.
-pub(crate) fn write_memory(pid: libc::pid_t, to: u64, from: &[u8]) -> io::Result<()> {
-    let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: size_of_val(from) };
-    let remote = remote(to, from.len());
-    // SAFETY: the local piece is the slice, and only read.
-    let done = unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
-    complete(done, from.len())
+/// Writes to a process's memory: pieces that lie one behind the other there.
+pub(crate) fn write_memory<const N: usize>(pid: libc::pid_t, to: u64, from: [&[u8]; N]) -> io::Result<()> {
+    let local =
+        from.map(|piece| libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() });
+    let length = from.iter().map(|piece| piece.len()).sum();
+    let remote = remote(to, length);
+    let pieces = libc::c_ulong::try_from(N).unwrap_or(0);
+    // SAFETY: the local pieces are the slices, and only read.
+    let done = unsafe { libc::process_vm_writev(pid, local.as_ptr(), pieces, &raw const remote, 1, 0) };
+    complete(done, length)
 }
 
 fn remote(at: u64, length: usize) -> libc::iovec {

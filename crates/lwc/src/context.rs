@@ -84,15 +84,18 @@
 mod birth;
 mod calls;
 mod carry;
+mod credentials;
 mod door;
 mod double;
 mod error;
 mod handover;
+mod holder;
 mod id;
 mod identity;
 mod introduce;
 mod isolate;
 mod leash;
+mod lending;
 mod link;
 mod lock;
 mod new_root;
@@ -110,6 +113,7 @@ mod spec;
 mod state;
 mod still;
 mod strands;
+mod table;
 mod trap;
 mod turn;
 mod vigil;
@@ -127,6 +131,9 @@ pub use perform::Own;
 pub use rights::Rights;
 pub use spec::Spec;
 pub use trap::Call;
+
+/// The number of the root's descriptor, the same in every context ([`root`]).
+pub const ROOT: RawFd = state::WELL_KNOWN;
 
 use birth::Born;
 pub(crate) use birth::die;
@@ -205,6 +212,16 @@ pub fn create(spec: &Spec, entry: impl FnOnce(Start) -> Infallible) -> Result<Co
     }
 }
 
+/// The root, the context in which the program began. Its descriptor has the number [`ROOT`] in every context, and carries no
+/// rights; its creator's others, if the root is that, may.
+///
+/// # Errors
+/// [`Error::NoContext`] where there are no contexts yet, where the number was closed or taken away ([`Spec::close_descriptors`]),
+/// and where the program used it before its first context, or may have none so high (RLIMIT_NOFILE in getrlimit(2)).
+pub fn root() -> Result<Context> {
+    Context::of_descriptor(ROOT)
+}
+
 /// Creates a context, which begins by returning from this call as well.
 ///
 /// # Errors
@@ -243,12 +260,15 @@ impl Context {
         self.fd
     }
 
-    /// The context that a descriptor names in the calling one.
+    /// The context that a descriptor names in the calling one. Copies (dup(2)) name the same context with the same rights,
+    /// and so does what came over a socket of the program's own (SCM_RIGHTS in unix(7)). From this call on it is a name like
+    /// others: [`Context::close`] closes it.
     ///
     /// # Errors
-    /// [`Error::NoContext`]: it names none, or was closed behind our back.
+    /// [`Error::NoContext`]: it names none of this program, or was closed behind our back. [`Error::Gone`] of a descriptor that
+    /// was no name here before: what it named has ended.
     pub fn of_descriptor(descriptor: RawFd) -> Result<Self> {
-        held(descriptor)?.named(descriptor)
+        held(descriptor)?.named_or_adopted(descriptor)
     }
 
     /// Switches there, with a value and at most [`ROOM`] bytes. Returns when control comes back, whoever returns it.
@@ -457,6 +477,7 @@ impl Context {
         {
             link.set_closed();
         }
+        state.sweep_table();
         Ok(())
     }
 }

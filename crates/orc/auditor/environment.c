@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 #include "parts.h"
@@ -9,10 +10,16 @@
 enum state { UNKNOWN, SHARE, LEAVE_ALONE };
 
 static enum state state;
+/* Whether the loader is at work, and whether filters were looked for since it began. */
+static int is_at_work, has_looked_for_filters;
 static struct sockaddr_un store;
 static int verbose, under_seccomp, old_kernel, without_places;
 
+static char folder[sizeof store.sun_path];
+static int has_read;
+
 const struct sockaddr_un *store_address(void) { return &store; }
+const char *store_folder(void) { return folder; }
 
 void say(const char *what, const char *name) {
     char text[400];
@@ -45,9 +52,16 @@ void close_file(int fd) {
         CALL3(SYS_close, fd, 0, 0);
 }
 
+void close_own(int fd, uint64_t inode) {
+    struct stat found;
+    if (fd >= 0 && CALL3(SYS_fstat, fd, &found, 0) == 0 && found.st_ino == inode)
+        close_file(fd);
+}
+
 static void read_variable(const char *variable, size_t length) {
     if (same(variable, "ORRERY_ORC=", 11) && length - 11 < sizeof store.sun_path - 8) {
         copy(store.sun_path, variable + 11, length - 11);
+        copy(folder, store.sun_path, length - 11);
         copy(store.sun_path + length - 11, length > 11 ? "/socket" : "", length > 11 ? 8 : 1);
     } else if (same(variable, "ORRERY_ORC_VERBOSE=1", 21)) {
         verbose = 1;
@@ -88,6 +102,15 @@ static void read_environment(char *buffer, size_t size) {
     close_file(fd);
 }
 
+int is_store_known(void) {
+    char buffer[4352];
+    if (!has_read) {
+        has_read = 1;
+        read_environment(buffer, sizeof buffer);
+    }
+    return store.sun_path[0] != 0;
+}
+
 /* Whether system calls are filtered. A filter may kill whoever makes a call that it does not expect, so this reads a
    file, as the loader does at this time. */
 static int is_filtered(char *buffer, size_t size) {
@@ -101,14 +124,22 @@ static int is_filtered(char *buffer, size_t size) {
     return 1;
 }
 
+void begin_work(void) { is_at_work = 1; }
+
+void begin_search(void) { has_looked_for_filters &= is_at_work; }
+
+void end_work(void) { is_at_work = has_looked_for_filters = 0; }
+
 int may_share(void) {
     char buffer[4352];
     if (state == LEAVE_ALONE)
         return 0;
+    if (state == SHARE && has_looked_for_filters)
+        return 1;
+    has_looked_for_filters = 1;
     if (state == UNKNOWN) {
         state = LEAVE_ALONE;
-        read_environment(buffer, sizeof buffer);
-        if (!store.sun_path[0])
+        if (!is_store_known())
             return 0;
         store.sun_family = AF_UNIX;
         if (!under_seccomp && is_filtered(buffer, sizeof buffer)) {

@@ -29,6 +29,7 @@ struct opened {
 /* A file whose segments are to be exchanged. */
 struct file {
     int fd;
+    struct stat found;
     const char *name;
     /* The part of the file that its segments show. */
     uint64_t start, end;
@@ -63,10 +64,9 @@ void forget_opened(const struct link_map *map) {
 /* ---- gathering ---- */
 
 /* Opens the file that is mapped: not one that has taken its name since. */
-static int open_mapped(const char *name, uint64_t inode) {
-    struct stat found;
+static int open_mapped(const char *name, uint64_t inode, struct stat *found) {
     int fd = open_file(name[0] ? name : "/proc/self/exe");
-    if (fd >= 0 && CALL3(SYS_fstat, fd, &found, 0) == 0 && found.st_ino == inode)
+    if (fd >= 0 && CALL3(SYS_fstat, fd, found, 0) == 0 && found->st_ino == inode)
         return fd;
     close_file(fd);
     say("left alone: the file is no longer there under its name", name);
@@ -98,7 +98,7 @@ static int gather(struct file *file, const struct opened *object) {
         file->executable |= at.executable;
         file->segments[file->segment_count++] = at;
     }
-    return file->segment_count > 0 && (file->fd = open_mapped(object->name, inside.inode)) >= 0;
+    return file->segment_count > 0 && (file->fd = open_mapped(object->name, inside.inode, &file->found)) >= 0;
 }
 
 /* ---- exchanging ---- */
@@ -154,6 +154,20 @@ static void serve_file(struct file *file, const struct answer *answer, int fd) {
     /* The store has the bytes now: the file's cached pages serve nobody but plain programs, which keep what they map. */
     if (answer->fresh)
         CALL6(SYS_fadvise64, file->fd, 0, 0, 4 /* POSIX_FADV_DONTNEED */, 0, 0);
+}
+
+/* Exchanges what is to be had without asking; whether it was. */
+static int serve_named(struct file *file) {
+    struct entry entry;
+    int known = find_file(&file->found, file->end, file->executable ? EXECUTABLE : 0, &entry);
+    int fd = known ? open_object(&entry, file->end) : -1;
+    if (fd < 0)
+        return 0;
+    for (size_t i = 0; i < file->segment_count; i++)
+        exchange_segment(&file->segments[i], file, fd, file->start);
+    close_file(fd);
+    close_file(file->fd);
+    return 1;
 }
 
 /* Asks for what was gathered, and exchanges what there is; keeps what the store was too busy for. */
@@ -215,7 +229,7 @@ void share_files(void) {
         struct batch *batch = (struct batch *)place;
         for (size_t i = 0; i < count; i++) {
             struct file *file = &batch->files[batch->count];
-            if (!gather(file, &opened[i]))
+            if (!gather(file, &opened[i]) || serve_named(file))
                 continue;
             batch->count++;
             batch->bytes += file->end - file->start;

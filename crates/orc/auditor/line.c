@@ -45,6 +45,9 @@ static int is_connected(void) {
         close_file((int)fd);
         fd = high;
     }
+    /* Connecting may take as long as sending: a store that hangs soon has more callers than it listens to. */
+    CALL6(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience, 0);
+    CALL6(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience, 0);
     if (CALL3(SYS_connect, fd, store_address(), sizeof(struct sockaddr_un)) < 0) {
         close_file((int)fd);
         give_up("left alone: there is no store");
@@ -56,8 +59,6 @@ static int is_connected(void) {
         give_up("left alone: the store belongs to another user");
         return 0;
     }
-    CALL6(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience, 0);
-    CALL6(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience, 0);
     connection = (int)fd;
     owner = self;
     return 1;
@@ -143,8 +144,8 @@ int is_sealed(int fd, uint64_t end) {
     struct statx more;
     long seals = CALL3(SYS_fcntl, fd, F_GET_SEALS, 0);
     long needed = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
-    /* An object on disk is a file that nobody may change any more. */
-    if (seals < 0)
+    /* An object with a name, or on disk, is a file that nobody may change any more. In a tmpfs it has seals, too. */
+    if (seals < 0 || (seals & needed) == 0)
         return CALL6(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &more, 0) == 0 &&
                (more.stx_attributes & more.stx_attributes_mask & STATX_ATTR_IMMUTABLE) &&
                more.stx_size >= end;

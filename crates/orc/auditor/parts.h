@@ -13,11 +13,22 @@
 #define HUGE (2UL << 20)
 /* Most pieces in one message, as in protocol.rs. */
 #define MOST_PIECES 64
+/* Room for the path of an object. */
+#define PATH_LENGTH 768
+
+/* A range of addresses. */
+struct range {
+    uintptr_t start, end;
+};
 
 /* ---- environment.c: what the program was told, and what it may do ---- */
 
-/* Whether there is anything to do in this process, at this time. */
+/* Whether there is anything to do in this process, at this time. Filters of system calls are looked for once for each piece of
+   work of the loader's: when it begins, or searches without having begun, as dlopen(3) does first. */
 int may_share(void);
+void begin_work(void);
+void begin_search(void);
+void end_work(void);
 /* Whether nothing is to be done any more, as far as that is known. */
 int is_left_alone(void);
 /* Whether libraries are to lie where the kernel puts them. */
@@ -28,11 +39,17 @@ int is_old_kernel(void);
 void give_up(const char *why);
 /* Says something on standard error, where that is wanted. */
 void say(const char *what, const char *name);
-/* The address of the store's socket. */
+/* Whether the program was told of a store. */
+int is_store_known(void);
+/* The store's folder, and the address of the socket in it. */
+const char *store_folder(void);
 const struct sockaddr_un *store_address(void);
 
 int open_file(const char *path);
 void close_file(int fd);
+/* Closes what stayed open from one call of the loader to the next, if it is still what it was: a program may have closed all
+   that it did not know, and opened something else. */
+void close_own(int fd, uint64_t inode);
 
 /* ---- line.c: the connection to the store, and its language (protocol.rs) ---- */
 
@@ -81,6 +98,45 @@ int ask_store(struct exchange *exchange, enum request request, enum reply reply)
 /* Whether the memory file shows so many bytes for good. */
 int is_sealed(int fd, uint64_t end);
 
+/* ---- names.c: what is known without asking ---- */
+
+#define KEY_WORDS 8
+enum { KEY_FILE = 1, KEY_PLACE = 2, KEY_RELOCATED = 3 };
+
+#define LOADABLE 2u
+
+/* Something that the store has written down: a slot of the index. */
+struct entry {
+    uint64_t state, key[KEY_WORDS], value[3];
+    char name[160];
+};
+
+struct stat;
+/* Looks something up; whether it is there. */
+int find_entry(const uint64_t key[KEY_WORDS], struct entry *entry);
+/* Looks a file up; whether there is an object that shows all of it before `end` and has these flags. */
+int find_file(const struct stat *found, uint64_t end, uint64_t flags, struct entry *entry);
+/* Opens the object of an entry; a descriptor, or -1 where it is gone or does not show `end` bytes for good. */
+int open_object(const struct entry *entry, uint64_t end);
+/* The path of the object that was opened last. */
+const char *object_name(void);
+/* Nothing more will be looked up for now. */
+void finish_names(void);
+/* From where to where libraries' places are; empty where that is not known. */
+struct range span_of_places(void);
+uint64_t mix(uint64_t hash, uint64_t word);
+
+/* ---- libraries.c: libraries loaded from objects ---- */
+
+/* The loader is about to open this file: what it is to open. */
+const char *find_library(const char *name, int is_searched);
+/* It has mapped what it opened; whether that was an object. */
+int note_library(const struct link_map *map);
+/* It will unmap it. */
+void forget_library(const struct link_map *map);
+/* It has opened all it wanted. */
+void finish_libraries(void);
+
 /* ---- segments.c: what the kernel says of the program's memory ---- */
 
 /* A mapping of a file. */
@@ -88,11 +144,6 @@ struct mapping {
     uintptr_t start, end;
     uint64_t offset, inode;
     int writable, executable, readable, shared;
-};
-
-/* A range of addresses. */
-struct range {
-    uintptr_t start, end;
 };
 
 /* Gets ready to be asked; whether that is possible. `done_looking` ends it. */
@@ -124,8 +175,8 @@ struct placed {
     size_t length;
 };
 
-/* The loader is about to open this file: sees to it that it is mapped where the book says. */
-void prepare_place(const char *path);
+/* The loader is about to map this file, of so many bytes: sees to it that it is mapped where the book says. */
+void prepare_place(int fd, uint64_t size);
 /* The loader has mapped what it wanted. */
 void finish_places(void);
 /* What lies at this address will be unmapped. */

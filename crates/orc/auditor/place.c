@@ -12,7 +12,6 @@
  */
 #define _GNU_SOURCE
 #include <sys/mman.h>
-#include <sys/stat.h>
 
 #include "parts.h"
 
@@ -28,9 +27,9 @@
 
 /* As in book.rs. */
 struct book {
-    uint64_t start, end, slots, next;
+    uint64_t start, end, slots, zero;
     struct {
-        uint64_t key, address;
+        uint64_t key, address, end, zero;
     } slot[];
 };
 
@@ -42,6 +41,8 @@ struct library {
 
 static const struct book *book;
 static int without_book;
+/* From where to where places are, as the index or the book has it. */
+static struct range span;
 /* What is filled: the book's own part, with the occupied ranges left out, and gaps above it. */
 static struct range filled;
 static struct range fillings[MOST_FILLINGS];
@@ -62,11 +63,6 @@ void forget_placed(size_t index) { placed[index] = placed[--count]; }
 
 /* ---- the library ---- */
 
-static uint64_t mix(uint64_t hash, uint64_t word) {
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
-    return hash ^ hash >> 29;
-}
-
 static uint64_t key_of(const char *bytes, uint64_t size) {
     uint64_t hash = mix(1, size);
     for (size_t i = 0; i < KEY_BYTES; i += 8) {
@@ -78,20 +74,18 @@ static uint64_t key_of(const char *bytes, uint64_t size) {
 }
 
 /* Reads what has to be known of a library before it is mapped; whether it is one, and worth a place. */
-static int examine(int fd, struct library *library) {
+static int examine(int fd, uint64_t size, struct library *library) {
     char bytes[KEY_BYTES] __attribute__((aligned(8)));
-    struct stat found;
     long got = CALL6(SYS_pread64, fd, bytes, sizeof bytes, 0, 0, 0);
-    int known = CALL3(SYS_fstat, fd, &found, 0) == 0;
     const ElfW(Ehdr) *header = (const void *)bytes;
-    if (!known || got < (long)sizeof bytes || !same(header->e_ident, ELFMAG, SELFMAG) ||
+    if (got < (long)sizeof bytes || !same(header->e_ident, ELFMAG, SELFMAG) ||
         header->e_ident[EI_CLASS] != ELFCLASS64 || header->e_type != ET_DYN ||
         header->e_phentsize != sizeof(ElfW(Phdr)) || header->e_phoff % 8 ||
         header->e_phoff + header->e_phnum * sizeof(ElfW(Phdr)) > sizeof bytes)
         return 0;
     const ElfW(Phdr) *segment = (const void *)(bytes + header->e_phoff);
     uintptr_t end = 0;
-    *library = (struct library){key_of(bytes, (uint64_t)found.st_size), 0, PAGE, 0, 0};
+    *library = (struct library){key_of(bytes, size), 0, PAGE, 0, 0};
     for (size_t i = 0; i < header->e_phnum; i++, segment++) {
         if (segment->p_type == PT_LOAD) {
             if (!end && segment->p_vaddr >= PAGE)
@@ -125,15 +119,23 @@ static int open_book(const struct library *library) {
         long place = CALL6(SYS_mmap, NULL, length, PROT_READ, MAP_SHARED, fd, 0);
         if (!has_failed(place))
             book = (const struct book *)place;
-        if (book && (length < sizeof *book || book->slots * 16 + sizeof *book > length || !book->slots ||
-                     book->slots & (book->slots - 1)))
+        if (book && (length < sizeof *book || book->slots * sizeof *book->slot + sizeof *book > length ||
+                     !book->slots || book->slots & (book->slots - 1)))
             book = NULL;
+        if (book)
+            span = (struct range){book->start, book->end};
     }
     close_file(fd);
     return book != NULL;
 }
 
 static uint64_t look_up(uint64_t key) {
+    uint64_t words[KEY_WORDS] = {KEY_PLACE, key};
+    struct entry entry;
+    if (find_entry(words, &entry)) {
+        span = span_of_places();
+        return entry.value[0];
+    }
     for (uint64_t i = 0; book && i < book->slots; i++) {
         uint64_t at = (key + i) & (book->slots - 1);
         uint64_t found = __atomic_load_n(&book->slot[at].key, __ATOMIC_ACQUIRE);
@@ -151,8 +153,8 @@ static uint64_t address_of(const struct library *library) {
         without_book = !open_book(library);
         address = look_up(library->key);
     }
-    int good = book && address > book->start && address < book->end && address % library->alignment == 0 &&
-               library->length + HUGE <= book->end - address;
+    int good = address > span.start && address < span.end && address % library->alignment == 0 &&
+               library->length + HUGE <= span.end - address;
     return good ? address : 0;
 }
 
@@ -212,7 +214,7 @@ static int unfill(struct range range) {
 
 /* Fills the book's part, up to the lowest of what lies above. */
 static int fill_book(uintptr_t end) {
-    struct range part = {book->start, end};
+    struct range part = {span.start, end};
     uintptr_t reached = around_occupied(part, fill);
     if (reached == end) {
         filled = part;
@@ -222,7 +224,7 @@ static int fill_book(uintptr_t end) {
     return 0;
 }
 
-/* Fills every gap above the book's start in which something of this length would be put. */
+/* Fills every gap above the first place in which something of this length would be put. */
 static int fill_gaps(size_t size) {
     while (filling_count < MOST_FILLINGS) {
         long at = CALL6(SYS_mmap, NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -231,7 +233,7 @@ static int fill_gaps(size_t size) {
         struct range gap = {(uintptr_t)at, (uintptr_t)at + size};
         fillings[filling_count++] = gap;
         /* The kernel seeks from below, or has no room above. */
-        if (gap.start < book->end)
+        if (gap.start < span.end)
             return 0;
         if (fill_book(gap.start)) {
             /* Small things get a place of their own. */
@@ -286,12 +288,12 @@ static int make_hole(int fd, uintptr_t start, size_t length) {
     return 0;
 }
 
-void prepare_place(const char *path) {
+void prepare_place(int fd, uint64_t size) {
     struct library library;
-    if (without_book || is_left_alone() || count == MOST_PLACED || occupied_count + 4 > MOST_OCCUPIED)
+    if (size <= LEFT_FREE || is_without_places() || is_left_alone() || count == MOST_PLACED ||
+        occupied_count + 4 > MOST_OCCUPIED)
         return;
-    int fd = open_file(path);
-    if (fd >= 0 && examine(fd, &library)) {
+    if (examine(fd, size, &library)) {
         uintptr_t start = address_of(&library);
         struct range place = {start, start + library.length};
         int is_free = start != 0;
@@ -310,7 +312,6 @@ void prepare_place(const char *path) {
                 close_hole();
         }
     }
-    close_file(fd);
 }
 
 void finish_places(void) {

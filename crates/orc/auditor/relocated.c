@@ -82,6 +82,17 @@ static int is_settled(const struct placed *place) {
     return 1;
 }
 
+/* Exchanges what is to be had without asking; whether it was of use. */
+static int exchange_named(const struct placed *place) {
+    const struct name *name = &place->name;
+    uint64_t key[KEY_WORDS] = {KEY_RELOCATED, name->key, name->address, name->start, name->length};
+    struct entry entry;
+    int fd = find_entry(key, &entry) ? open_object(&entry, place->length) : -1;
+    size_t equal = fd >= 0 ? exchange_equal(place, fd, 0) : 0;
+    close_file(fd);
+    return equal > 0;
+}
+
 static void share_some(struct placed *places, size_t count) {
     struct name names[MOST_PIECES];
     struct answer answers[MOST_PIECES];
@@ -115,7 +126,8 @@ void share_relocated(void) {
         size_t count = 0;
         while (i < placed_count() && count < MOST_PIECES) {
             if (is_settled(placed_at(i))) {
-                places[count++] = *placed_at(i);
+                places[count] = *placed_at(i);
+                count += !exchange_named(&places[count]);
                 forget_placed(i);
             } else {
                 i++;

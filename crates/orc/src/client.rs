@@ -401,13 +401,14 @@ fn dial(path: &Path) -> Result<OwnedFd> {
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
+    // Connecting may take as long as sending: a store that hangs soon has more callers than it listens to.
+    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE)).map_err(failed)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE)).map_err(failed)?;
     rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(failed)?;
     let uid = socket_peercred(&socket).map_err(failed)?.uid;
     if !uid.is_root() && uid != rustix::process::geteuid() {
         return Err(Error::Owner { path: path.to_owned(), uid: uid.as_raw() });
     }
-    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE)).map_err(failed)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE)).map_err(failed)?;
     Ok(orrery_sys::descriptors::raise(socket))
 }
 

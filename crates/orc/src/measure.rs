@@ -13,7 +13,7 @@ use crate::store::Report;
 const OBJECTS: &str = "/memfd:orc:";
 /// The store's book of places, which is shared memory and no object.
 const BOOK: &str = "/memfd:orc:book";
-/// How the names of objects on disk begin.
+/// How the names of objects begin that are files.
 const ON_DISK: &str = "/orc:";
 
 /// One mapping of a process, with its pages counted. Sizes are in bytes.
@@ -47,7 +47,7 @@ impl Area {
     /// Whether it shows an object of a store.
     pub fn is_object(&self) -> bool {
         self.name.starts_with(OBJECTS) && !self.name.starts_with(BOOK)
-            || self.name.contains(ON_DISK) && self.name.ends_with(" (deleted)")
+            || self.name.rsplit_once('/').is_some_and(|(_, name)| name.starts_with(&ON_DISK[1..]))
     }
 }
 

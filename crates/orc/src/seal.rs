@@ -8,10 +8,10 @@
 //!
 //! Memory files are in memory whole. A file on disk with `FS_IMMUTABLE_FL` (ioctl_iflags(2)), which has no name any more, shows the
 //! same bytes as long as nobody with `CAP_LINUX_IMMUTABLE` interferes, and only those pages of it are in memory that
-//! somebody needs.
+//! somebody needs. One that keeps its name can be had without asking the store (`store/shelf.rs`).
 
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use core::ptr::NonNull;
@@ -30,8 +30,56 @@ const FILLING: SealFlags = SealFlags::FUTURE_WRITE.union(SealFlags::SHRINK).unio
 #[derive(Debug)]
 pub(crate) struct Draft {
     fd: OwnedFd,
-    window: Window,
-    is_on_disk: bool,
+    /// Of memory. Files are written by pwrite(2): written in large portions, they are cached in large folios, which are mapped
+    /// with fewer and shorter faults than pages that came one by one.
+    window: Option<Window>,
+    length: usize,
+    kind: Kind,
+}
+
+/// Where a draft is, and so what makes it immutable.
+#[derive(Debug)]
+enum Kind {
+    Memory,
+    Unnamed,
+    Named(Name),
+}
+
+/// A draft's name, which goes with it.
+#[derive(Debug)]
+struct Name(PathBuf);
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        let _ = rustix::fs::unlink(&self.0);
+    }
+}
+
+/// A draft that is written, and not yet sealed.
+#[derive(Debug)]
+pub(crate) struct Closed {
+    fd: OwnedFd,
+    kind: Kind,
+}
+
+static DRAFTS: AtomicU64 = AtomicU64::new(0);
+
+/// A new file in `folder`.
+fn create(folder: &Path, name: &str, length: usize) -> rustix::io::Result<(OwnedFd, PathBuf)> {
+    let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
+    let path = folder.join(format!("{name}.{}-{number}", std::process::id()));
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o444))?;
+    // Room for all of it before it is written: a mapping has no way of saying that the disk is full.
+    let made = rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, length as u64)
+        .and_then(|()| rustix::fs::fchmod(&fd, Mode::from_raw_mode(0o444)));
+    match made {
+        Ok(()) => Ok((fd, path)),
+        Err(errno) => {
+            let _ = rustix::fs::unlink(&path);
+            Err(errno)
+        }
+    }
 }
 
 impl Draft {
@@ -44,50 +92,104 @@ impl Draft {
         }?;
         rustix::fs::ftruncate(&fd, length as u64)?;
         let window = Window::new(fd.as_fd(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
-        Ok(Self { fd, window, is_on_disk: false })
+        Ok(Self { fd, window: Some(window), length, kind: Kind::Memory })
     }
 
     /// The same in a file of `folder`, which has a name for a moment only.
     pub(crate) fn on_disk(folder: &Path, name: &str, length: usize) -> rustix::io::Result<Self> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!("{name}.{}-{number}", std::process::id()));
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o444))?;
+        let (fd, path) = create(folder, name, length)?;
         rustix::fs::unlink(&path)?;
-        // Room for all of it before it is written: a mapping has no way of saying that the disk is full.
-        rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, length as u64)?;
-        let window = Window::new(fd.as_fd(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
-        Ok(Self { fd, window, is_on_disk: true })
+        Ok(Self { fd, window: None, length, kind: Kind::Unnamed })
     }
 
-    /// Its bytes, to be filled.
+    /// The same in a file of `folder` that is to have a name: see [`Closed::seal_as`].
+    pub(crate) fn named(folder: &Path, length: usize) -> rustix::io::Result<Self> {
+        let (fd, path) = create(folder, "draft", length)?;
+        Ok(Self { fd, window: None, length, kind: Kind::Named(Name(path)) })
+    }
+
+    /// How many bytes it has.
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Its bytes, to be filled, where it is memory. Files have none: see [`Draft::put`].
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        let Some(window) = &self.window else { return &mut [] };
         // SAFETY: the file is ours alone, nobody else has a descriptor of it yet, and `self` is borrowed exclusively.
-        unsafe { core::slice::from_raw_parts_mut(self.window.start.as_ptr(), self.window.length) }
+        unsafe { core::slice::from_raw_parts_mut(window.start.as_ptr(), window.length) }
+    }
+
+    /// Writes `bytes` at `offset`.
+    pub(crate) fn put(&mut self, offset: usize, bytes: &[u8]) -> rustix::io::Result<()> {
+        if offset.checked_add(bytes.len()).is_none_or(|end| end > self.length) {
+            return Err(Errno::RANGE);
+        }
+        if let Some(window) = &self.window {
+            return window.fill(offset, bytes);
+        }
+        let mut written = 0;
+        while written < bytes.len() {
+            let at = (offset + written) as u64;
+            written += rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.fd, &bytes[written..], at))?;
+        }
+        Ok(())
     }
 
     /// Makes it what it is for good.
     pub(crate) fn seal(self) -> rustix::io::Result<OwnedFd> {
-        let Self { fd, window, is_on_disk } = self;
+        self.close().seal()
+    }
+
+    /// Ends the writing.
+    pub(crate) fn close(self) -> Closed {
         // A writable mapping is in the way of the seal.
+        let Self { fd, window, kind, .. } = self;
         drop(window);
-        if is_on_disk {
-            rustix::fs::ioctl_setflags(&fd, rustix::fs::ioctl_getflags(&fd)? | IFlags::IMMUTABLE)?;
-            // The descriptor at hand may still write.
-            let again = format!("/proc/self/fd/{}", fd.as_raw_fd());
-            return rustix::fs::open(again, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        Closed { fd, kind }
+    }
+
+    /// Takes the right to write from everybody but the holder of what this returns.
+    pub(crate) fn seal_for_others(self) -> rustix::io::Result<(OwnedFd, Window)> {
+        let Self { fd, window: Some(window), .. } = self else { return Err(Errno::INVAL) };
+        rustix::fs::fcntl_add_seals(&fd, FILLING)?;
+        Ok((fd, window))
+    }
+}
+
+impl Closed {
+    /// Whether it is to have a name.
+    pub(crate) fn is_named(&self) -> bool {
+        matches!(self.kind, Kind::Named(_))
+    }
+
+    /// Makes it what it is for good. What was to have a name has none.
+    pub(crate) fn seal(self) -> rustix::io::Result<OwnedFd> {
+        let Self { fd, kind } = self;
+        if !matches!(kind, Kind::Memory) {
+            drop(kind);
+            return immutable(&fd);
         }
         rustix::fs::fcntl_add_seals(&fd, FOR_GOOD | SealFlags::SEAL)?;
         Ok(fd)
     }
 
-    /// Takes the right to write from everybody but the holder of what this returns.
-    pub(crate) fn seal_for_others(self) -> rustix::io::Result<(OwnedFd, Window)> {
-        let Self { fd, window, .. } = self;
-        rustix::fs::fcntl_add_seals(&fd, FILLING)?;
-        Ok((fd, window))
+    /// Gives what was to have a name this one, in its folder, and makes it what it is for good.
+    pub(crate) fn seal_as(self, path: &Path) -> rustix::io::Result<OwnedFd> {
+        let Self { fd, kind: Kind::Named(name) } = self else { return Err(Errno::INVAL) };
+        rustix::fs::rename(&name.0, path)?;
+        // Nothing has that name any more.
+        drop(name);
+        immutable(&fd).inspect_err(|_| drop(Name(path.to_owned())))
     }
+}
+
+/// Makes a file immutable; the descriptor that this returns can only read it.
+fn immutable(fd: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::ioctl_setflags(fd, rustix::fs::ioctl_getflags(fd)? | IFlags::IMMUTABLE)?;
+    // The descriptor at hand may still write.
+    let again = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    rustix::fs::open(again, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// A mapping of a memory file.
@@ -168,10 +270,11 @@ pub(crate) enum Strength {
 
 /// Whether the first `end` bytes of `fd` are there to stay, and how sure that is; `None` where they are not.
 pub(crate) fn strength(fd: BorrowedFd<'_>, end: u64) -> Option<Strength> {
+    // A file in a tmpfs has seals, too, of which none matters.
     let seals = match rustix::fs::fcntl_get_seals(fd) {
-        Ok(seals) => seals,
-        Err(_) if is_immutable(fd) => FOR_GOOD,
-        Err(_) => return None,
+        Ok(seals) if seals.contains(FILLING) || seals.contains(FOR_GOOD) => seals,
+        _ if is_immutable(fd) => FOR_GOOD,
+        _ => return None,
     };
     let size = u64::try_from(rustix::fs::fstat(fd).ok()?.st_size).ok()?;
     // A mapping shows the last page whole.
@@ -220,7 +323,9 @@ mod tests {
     fn what_is_immutable_stays() {
         let folder = tempfile::tempdir_in("/var/tmp").unwrap();
         let mut draft = Draft::on_disk(folder.path(), "test", 8192).unwrap();
-        draft.bytes()[8191] = 7;
+        draft.put(8191, &[7]).unwrap();
+        assert_eq!((draft.put(8191, &[7; 2]), draft.length()), (Err(Errno::RANGE), 8192));
+        assert!(draft.bytes().is_empty());
         assert_eq!(strength(draft.fd.as_fd(), 1), None, "not yet");
         let fd = match draft.seal() {
             Ok(fd) => fd,
@@ -239,6 +344,38 @@ mod tests {
         assert_eq!(rustix::io::pread(&fd, &mut byte, 8191), Ok(1));
         assert_eq!(byte, [7]);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it has no name");
+    }
+
+    #[test]
+    fn what_has_a_name_can_be_opened_and_stays() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        drop(Draft::named(folder.path(), 4096).unwrap());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a draft's name goes with it");
+        let path = folder.path().join("object");
+        let mut draft = Draft::named(folder.path(), 4096).unwrap();
+        draft.put(0, &[7]).unwrap();
+        let closed = draft.close();
+        assert!(closed.is_named());
+        let fd = match closed.seal_as(&path) {
+            Ok(fd) => fd,
+            Err(errno) => {
+                assert!(!path.exists());
+                eprintln!("SKIPPED: no file can be made immutable in /var/tmp: {errno}");
+                return;
+            }
+        };
+        assert_eq!(strength(fd.as_fd(), 4096), Some(Strength::ForGood));
+        let other = std::fs::File::open(&path).unwrap();
+        assert_eq!(strength(other.as_fd(), 4096), Some(Strength::ForGood));
+        assert!(std::fs::File::options().write(true).open(&path).is_err());
+        assert!(std::fs::remove_file(&path).is_err());
+        // Nor can another take its name.
+        let second = Draft::named(folder.path(), 4096).unwrap().close().seal_as(&path);
+        assert_eq!(second.unwrap_err(), Errno::PERM);
+        let memory = Draft::new("test", 4096).unwrap();
+        assert_eq!(memory.close().seal_as(&path).unwrap_err(), Errno::INVAL);
+        rustix::fs::ioctl_setflags(&fd, rustix::fs::ioctl_getflags(&fd).unwrap() - IFlags::IMMUTABLE)
+            .unwrap();
     }
 
     #[test]

@@ -13,13 +13,17 @@ mod audit;
 mod book;
 mod config;
 mod content;
+mod elf;
+mod index;
 mod keeper;
 mod object;
 mod pack;
 mod realm;
 mod records;
 mod report;
+mod secret;
 mod server;
+mod shelf;
 mod socket;
 mod state;
 mod table;
@@ -55,6 +59,11 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
     let tenants = config.tenants.iter().map(|tenant| &tenant.socket);
     for folder in std::iter::once(&config.socket).chain(tenants).filter_map(|socket| socket.parent()) {
         crate::auditor::install(folder)?;
+    }
+    // What a store that was killed together with its keeper has left.
+    shelf::clear(config);
+    if let Some(path) = &config.secret {
+        secret::Secret::of(path)?;
     }
     let result = keeper::keep(launcher, None, records, Some(stop));
     drop(names);

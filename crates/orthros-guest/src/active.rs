@@ -6,11 +6,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use crate::control::{Asked, Control, Said};
-use crate::{crash, disk, nest, setup};
+use crate::{beats, crash, disk, nest, setup};
 
 /// Where the image says what the service is: a program and its arguments, in JSON.
 const SERVICE: &str = "/etc/orrery/service";
-const BEAT: Duration = Duration::from_millis(100);
 /// How long the disk that the machine started with may take to appear.
 const PLUGGED: Duration = Duration::from_secs(10);
 
@@ -28,21 +27,8 @@ pub(crate) fn run() -> Result<()> {
 /// What the guest with the service does besides: heartbeats, and what it is asked.
 pub(crate) fn serve(nest: i32) -> Result<()> {
     let mut control = Control::open()?;
-    std::thread::spawn(|| {
-        let Ok(mut control) = Control::open() else { return };
-        let count = std::thread::available_parallelism().map_or(1, usize::from);
-        for cpu in (0..count).cycle() {
-            let mut set = rustix::thread::CpuSet::new();
-            set.set(cpu);
-            // On the processor that the beat is about: if it does not run, neither does this thread.
-            if rustix::thread::sched_setaffinity(None, &set).is_ok()
-                && control.say(&Said::Beat { cpu }).is_err()
-            {
-                return;
-            }
-            std::thread::sleep(BEAT / u32::try_from(count).unwrap_or(1));
-        }
-    });
+    let (physical, cpus) = beats::start().context("cannot send heartbeats")?;
+    control.say(&Said::Beats { physical, cpus })?;
     loop {
         match control.listen()? {
             Asked::Run { argv } => {

@@ -9,7 +9,7 @@ use orrery_kimage::{Kernel, Layout, MappedMemory};
 
 use crate::after::After;
 use crate::control::{Asked, Control, Said, Step};
-use crate::{active, criu, disk, elsewhere, nest, setup, writeback};
+use crate::{active, criu, disk, elsewhere, nest, online, setup, writeback};
 
 /// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
 const VENDOR: &str = "0x1af4";
@@ -17,6 +17,8 @@ const DEVICE: &str = "0x1110";
 /// How long the dead guest's disk may take to appear.
 const PLUGGED: Duration = Duration::from_secs(10);
 const IMAGES: &str = "/run/orrery/images";
+/// From 64 MiB on, room matters more than the time it takes to free it.
+const MANY_PAGES: u64 = 16 << 10;
 
 pub(crate) fn run() -> Result<()> {
     let mut control = Control::open()?;
@@ -84,6 +86,28 @@ fn arm() -> Result<(Kernel, f64)> {
     Ok((kernel, start.elapsed().as_secs_f64()))
 }
 
+/// Lets more be mapped than there is memory, proc_sys_vm(5): criu makes each mapping writable first, of which the kernel
+/// counts all against its memory, also what a service has reserved and never used (MariaDB: 8 TiB).
+struct Overcommit(Option<String>);
+
+impl Overcommit {
+    const SETTING: &str = "/proc/sys/vm/overcommit_memory";
+
+    fn allow() -> Self {
+        let before = fs::read_to_string(Self::SETTING).ok();
+        let _ = fs::write(Self::SETTING, "1");
+        Self(before)
+    }
+}
+
+impl Drop for Overcommit {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            let _ = fs::write(Self::SETTING, before);
+        }
+    }
+}
+
 /// What was read of a service.
 struct Rescue {
     pid: i32,
@@ -136,7 +160,13 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
     ];
     let after = After::read(Path::new(IMAGES))?;
     let still = if after.must_stop() { &["--leave-stopped"][..] } else { &[] };
-    let argv: Vec<String> = argv.iter().chain(&more).chain(still).map(|&word| word.to_owned()).collect();
+    let hook = ["--action-script", "/usr/bin/orrery-guest"];
+    // What has been restored is freed at once: both together would not fit where a service has half of the memory.
+    let dedup: &[&str] = if summary.pages > MANY_PAGES { &["--auto-dedup"] } else { &[] };
+    let argv = argv.iter().chain(&more).chain(still).chain(&hook).chain(dedup);
+    let argv: Vec<String> = argv.map(|&word| word.to_owned()).collect();
+    let begin = online::now();
+    let _all = Overcommit::allow();
     let nest = match nest::start(&argv, true) {
         Ok(nest) => nest,
         Err(error) => {
@@ -149,8 +179,11 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
     };
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
     summary.remarks.extend(after.apply(nest));
-    step("restore");
-    setup::go_online()?;
-    step("network");
+    let online = online::report().context("the service never came onto the network")?;
+    let seconds = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64();
+    steps.push(Step { name: "restore", seconds: seconds(begin, online.from) });
+    steps.push(Step { name: "network", seconds: seconds(online.from, online.to) });
+    steps.push(Step { name: "resume", seconds: seconds(online.to, online::now()) });
+    summary.remarks.extend(online.remark);
     Ok((nest, Said::Survived { pid, steps, summary }))
 }

@@ -12,8 +12,8 @@ const PORT: &str = "/dev/ttyS1";
 #[derive(Debug, Serialize)]
 #[serde(tag = "said", rename_all = "lowercase")]
 pub(crate) enum Said {
-    /// A processor lives.
-    Beat { cpu: usize },
+    /// Where in this machine's memory its processors leave their heartbeats, one number for each.
+    Beats { physical: u64, cpus: usize },
     /// The active runs its service, under this number.
     Ready { pid: i32 },
     /// The backup is up.
@@ -22,6 +22,8 @@ pub(crate) enum Said {
     Armed { release: String, seconds: f64 },
     /// The service has been read, and nothing is in the way of rebuilding it.
     Read,
+    /// The service comes onto the network now: what it does from here on the old machine does not know of.
+    Online,
     /// The service lives again.
     Survived { pid: i32, steps: Vec<Step>, summary: crate::criu::Summary },
     /// The answer of a program that was run.

@@ -14,9 +14,13 @@ pub(crate) fn crash(kind: &str, bait: Option<String>) -> Result<()> {
     match kind {
         "panic" => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         "oom" => exhaust(),
-        "nmi" => set("unknown_nmi_panic", "1"),
-        "oops" | "hang" | "spin" => {
+        "oops" | "hang" | "spin" | "lockup" => {
             set("panic_on_oops", "1")?;
+            if kind == "lockup" {
+                // A processor that nothing else runs on for twice this is locked up.
+                set("watchdog_thresh", "1")?;
+                set("softlockup_panic", "1")?;
+            }
             let bait = bait.context("the host has prepared no file to read")?;
             std::thread::spawn(move || fs::read(bait));
             Ok(())

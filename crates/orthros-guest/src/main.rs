@@ -8,13 +8,17 @@
 mod active;
 mod after;
 mod backup;
+mod beats;
+mod burden;
 mod control;
 mod crash;
 mod criu;
 mod disk;
 mod elsewhere;
 mod nest;
+mod nudge;
 mod objects;
+mod online;
 mod scribble;
 mod setup;
 mod terminal;
@@ -27,8 +31,11 @@ use anyhow::{Context as _, Result, bail};
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let result =
-        if std::process::id() == 1 && words.first() != Some(&"nest") { init() } else { command(&words) };
+    let result = match online::stage() {
+        Some(stage) => online::at(&stage),
+        None if std::process::id() == 1 && words.first() != Some(&"nest") => init(),
+        None => command(&words),
+    };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -59,6 +66,7 @@ fn init() -> Result<()> {
 
 fn command(words: &[&str]) -> Result<()> {
     match words {
+        ["burden", mib, files, threads] => burden::run(mib.parse()?, files.parse()?, threads.parse()?),
         ["count", path] => count(path),
         ["objects"] => objects::run(),
         ["check"] => check(nest::any_service().context("no service runs here")?),
@@ -73,7 +81,7 @@ fn command(words: &[&str]) -> Result<()> {
             Ok(())
         }
         _ => bail!(
-            "usage: orrery-guest count FILE | objects | check [PID] | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | images MEMORY PID FOLDER"
+            "usage: orrery-guest burden MIB FILES THREADS | count FILE | objects | check [PID] | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | images MEMORY PID FOLDER"
         ),
     }
 }

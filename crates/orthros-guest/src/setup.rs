@@ -1,13 +1,17 @@
 //! A guest's first steps: file systems, modules, the loopback interface.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use rustix::mount::{MountFlags, mount};
 
+const CARD: &CStr = c"eth0";
+/// `IFF_UP` of `linux/if.h`.
+const UP: libc::c_short = 1;
 /// `(what, where, type)`.
 const MOUNTS: &[(&str, &str, &str)] = &[
     ("proc", "/proc", "proc"),
@@ -22,7 +26,9 @@ const MOUNTS: &[(&str, &str, &str)] = &[
 pub(crate) fn prepare() -> Result<()> {
     for (what, place, kind) in MOUNTS {
         fs::create_dir_all(place).with_context(|| format!("cannot create {place}"))?;
-        mount(*what, *place, *kind, MountFlags::empty(), None)
+        // Half of the memory would be the most otherwise, and images of a service may take more.
+        let options = (*place == "/run").then_some(c"size=95%");
+        mount(*what, *place, *kind, MountFlags::empty(), options)
             .with_context(|| format!("cannot mount {place}"))?;
     }
     // SAFETY: one thread runs yet.
@@ -59,7 +65,37 @@ pub(crate) fn go_online() -> Result<()> {
     if parameter("orrery.address").is_none() {
         return Ok(());
     }
-    run(&["ip", "link", "set", "eth0", "up"])
+    // The kernel then tells everyone whose card has this address now.
+    let _ = fs::write("/proc/sys/net/ipv4/conf/eth0/arp_notify", "1");
+    switch_on(CARD)?;
+    match parameter("orrery.gateway") {
+        Some(gateway) => run(&["ip", "route", "replace", "default", "via", &gateway, "dev", "eth0"]),
+        None => Ok(()),
+    }
+}
+
+/// Switches a card on, netdevice(7); a program that does so would take ten times as long to start.
+fn switch_on(name: &CStr) -> Result<()> {
+    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
+    // SAFETY: the structure is integers and bytes, for which nothing is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.to_bytes_with_nul()) {
+        *to = from.cast_signed();
+    }
+    // SAFETY: the request names a card, and is writable; the flags are what was just asked for.
+    let result = unsafe {
+        if libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) == 0 {
+            request.ifr_ifru.ifru_flags |= UP;
+            libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request)
+        } else {
+            -1
+        }
+    };
+    if result != 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(error).with_context(|| format!("cannot switch {} on", name.to_string_lossy()));
+    }
+    Ok(())
 }
 
 /// Takes back what only a backup needs.

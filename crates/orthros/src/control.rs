@@ -1,5 +1,6 @@
 //! Lines of JSON from and to a guest, over its second serial port, which QEMU shows as a socket.
 
+use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -15,10 +16,12 @@ use crate::error::{Error, Result, file};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(tag = "said", rename_all = "lowercase")]
 pub enum Said {
-    /// A processor lives.
-    Beat {
-        /// Which.
-        cpu: usize,
+    /// Where in the machine's memory its processors leave their heartbeats.
+    Beats {
+        /// The page's address.
+        physical: u64,
+        /// How many processors there are.
+        cpus: usize,
     },
     /// The active runs its service.
     Ready {
@@ -36,6 +39,8 @@ pub enum Said {
     },
     /// The service has been read, and nothing is in the way of rebuilding it.
     Read,
+    /// The service comes onto the network now: what it does from here on the old machine does not know of.
+    Online,
     /// The service lives again.
     Survived {
         /// Its number in the guest that survives.
@@ -74,8 +79,11 @@ pub struct Step {
 pub struct Control {
     machine: String,
     stream: UnixStream,
-    said: Receiver<(Instant, Said)>,
-    beats: Vec<Instant>,
+    said: Receiver<Said>,
+    /// What was said before anyone listened.
+    kept: VecDeque<Said>,
+    /// Where the heartbeats are, once that was said.
+    beats: Option<(u64, usize)>,
 }
 
 impl Control {
@@ -85,20 +93,20 @@ impl Control {
     ///
     /// [`Error::File`].
     pub fn connect(machine: &str, socket: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(socket).map_err(file("connect to", socket))?;
+        let stream = crate::machine::connect(socket).map_err(file("connect to", socket))?;
         let reader = stream.try_clone().map_err(file("connect to", socket))?;
         let (sender, said) = channel();
         std::thread::spawn(move || {
             for line in BufReader::new(reader).split(b'\n').map_while(std::result::Result::ok) {
                 // The port's first bytes may be of the kernel; what is no message is nobody's.
                 if let Ok(said) = serde_json::from_slice(&line)
-                    && sender.send((Instant::now(), said)).is_err()
+                    && sender.send(said).is_err()
                 {
                     return;
                 }
             }
         });
-        Ok(Self { machine: machine.to_owned(), stream, said, beats: Vec::new() })
+        Ok(Self { machine: machine.to_owned(), stream, said, kept: VecDeque::new(), beats: None })
     }
 
     /// Asks for something.
@@ -111,40 +119,39 @@ impl Control {
         sent.map_err(|error| Error::Guest { machine: self.machine.clone(), why: error.to_string() })
     }
 
-    /// The next thing that is said other than heartbeats, if it is said within `patience`.
+    /// The next thing that is said other than where heartbeats are, if it is said within `patience`.
     pub fn listen(&mut self, patience: Duration) -> Option<Said> {
         let deadline = Instant::now() + patience;
         loop {
+            if let Some(said) = self.kept.pop_front() {
+                return Some(said);
+            }
             let left = deadline.saturating_duration_since(Instant::now());
             match self.said.recv_timeout(left) {
-                Ok((at, Said::Beat { cpu })) => self.beat(at, cpu),
-                Ok((_, said)) => return Some(said),
+                Ok(Said::Beats { physical, cpus }) => self.beats = Some((physical, cpus)),
+                Ok(said) => return Some(said),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
             }
         }
     }
 
-    fn beat(&mut self, at: Instant, cpu: usize) {
-        if self.beats.len() <= cpu {
-            self.beats.resize(cpu + 1, at);
-        }
-        self.beats[cpu] = at;
-    }
-
-    /// How long the processor that was silent longest has been so; nothing before the first beat.
-    pub fn silence(&mut self) -> Option<Duration> {
-        while let Ok((at, said)) = self.said.try_recv() {
-            if let Said::Beat { cpu } = said {
-                self.beat(at, cpu);
+    /// Where the heartbeats are and of how many processors; nothing before that was said.
+    pub(crate) fn beats(&mut self) -> Option<(u64, usize)> {
+        while let Ok(said) = self.said.try_recv() {
+            match said {
+                Said::Beats { physical, cpus } => self.beats = Some((physical, cpus)),
+                said => self.kept.push_back(said),
             }
         }
-        self.beats.iter().map(Instant::elapsed).max()
+        self.beats
     }
 
-    /// Forgets how long processors have been silent.
-    pub(crate) fn forgive(&mut self) {
-        self.silence();
-        self.beats.fill(Instant::now());
+    /// Why what was asked for without waiting for an answer did not work, if that was said.
+    pub(crate) fn complaint(&mut self) -> Option<Error> {
+        self.beats();
+        let at = self.kept.iter().position(|said| matches!(said, Said::Failed { .. }))?;
+        let Some(Said::Failed { why }) = self.kept.remove(at) else { return None };
+        Some(Error::Guest { machine: self.machine.clone(), why })
     }
 
     /// Waits for something to be said; anything that failed is an error.

@@ -32,6 +32,24 @@ pub enum Error {
         /// The package that has it.
         package: &'static str,
     },
+    /// something that only some may do
+    #[error("{operation} takes root; {way}")]
+    Rights {
+        /// What was to be done.
+        operation: &'static str,
+        /// What can be done instead.
+        way: String,
+    },
+    /// too little memory for both machines
+    #[error(
+        "both machines together take {needs} MiB, and {has} MiB can be had; --memory says how much each has"
+    )]
+    Room {
+        /// What they take.
+        needs: u64,
+        /// What there is.
+        has: u64,
+    },
     /// a program that was started failed
     #[error("`{command}` failed: {why}")]
     Command {
@@ -69,6 +87,16 @@ pub enum Error {
         what: String,
         /// Where to look.
         hint: String,
+    },
+    /// the survivor was lost when the service had begun to go on in it
+    #[error(
+        "{machine} was lost after the service had come onto the network in it: {why}; from the older memory it would go back in time, and is not rebuilt"
+    )]
+    Gone {
+        /// The machine's name.
+        machine: String,
+        /// What was noticed.
+        why: String,
     },
     /// a guest answered that it could not
     #[error("{machine}: {why}")]

@@ -41,11 +41,15 @@ pub enum Fault {
     Hang,
     /// A processor runs in circles within the kernel. Nothing is said for a long time.
     Spin,
+    /// The same, and the kernel panics when it notices that a processor is locked up, which takes it two seconds: it says so
+    /// first only where its silence is borne for longer.
+    Lockup,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Panic, Self::Oops, Self::Oom, Self::Nmi, Self::Hang, Self::Spin];
+    pub const ALL: [Self; 7] =
+        [Self::Panic, Self::Oops, Self::Oom, Self::Nmi, Self::Hang, Self::Spin, Self::Lockup];
 
     /// What it is called.
     #[must_use]
@@ -57,6 +61,7 @@ impl Fault {
             Self::Nmi => "nmi",
             Self::Hang => "hang",
             Self::Spin => "spin",
+            Self::Lockup => "lockup",
         }
     }
 
@@ -78,7 +83,7 @@ impl Fault {
             // What the kernel lets its other processors do when one panics: forbid interrupts and halt for ever.
             Self::Hang => Some(Some("stop_this_cpu")),
             // What it lets a second processor do that panics while the first is at it.
-            Self::Spin => Some(Some("panic_smp_self_stop")),
+            Self::Spin | Self::Lockup => Some(Some("panic_smp_self_stop")),
             Self::Panic | Self::Oom | Self::Nmi => None,
         }
     }

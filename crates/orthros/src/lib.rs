@@ -9,9 +9,12 @@ mod guest;
 mod initramfs;
 mod kernel;
 mod machine;
+mod means;
 mod net;
 mod pair;
+mod pulse;
 mod qmp;
+mod status;
 
 pub use control::{Control, Said, Step};
 pub use disk::{DiskConfig, DiskSource};
@@ -24,3 +27,4 @@ pub use machine::{Machine, MachineConfig};
 pub use net::Network;
 pub use pair::{Cause, Failover, Pair, PairConfig};
 pub use qmp::{Event, Qmp};
+pub use status::{Role, Status};

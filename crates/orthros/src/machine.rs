@@ -1,19 +1,29 @@
 //! One virtual machine: a QEMU process whose memory is a file that others may map, and a monitor to command it.
+//!
+//! The memory is a memfd, reached by its name in `/proc`: whatever file system the machine's folder is on, no page of it is
+//! ever written to a disk, and whatever ends this process, nothing of it is left. A link in the folder leads to it.
 
 use std::fs;
-use std::io::{self, Read as _};
-use std::os::fd::AsRawFd as _;
+use std::io::{self, ErrorKind, Read as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{FileExt as _, symlink};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
+
 use crate::command::require;
 use crate::error::{Error, Result, file};
 use crate::kernel::KernelFiles;
 use crate::net::Network;
 use crate::qmp::Qmp;
+
+/// How long QEMU may take to make its sockets, on a machine with other things to do.
+const SOCKETS: Duration = Duration::from_secs(60);
 
 /// What a machine is made of.
 #[derive(Clone, Debug)]
@@ -40,6 +50,8 @@ pub struct Machine {
     child: Child,
     folder: PathBuf,
     started: Instant,
+    /// Its memory.
+    _memory: OwnedFd,
     keep: bool,
 }
 
@@ -49,6 +61,44 @@ fn has_kvm() -> bool {
     let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let virtualizes = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
     virtualizes && fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok()
+}
+
+/// Copies a file and leaves its holes as they are, by lseek(2).
+fn copy_what_is_there(from: &mut fs::File, to: &mut fs::File) -> io::Result<()> {
+    let length = from.metadata()?.len();
+    to.set_len(length)?;
+    let mut bytes = vec![0; 1 << 20];
+    let mut end = 0;
+    while end < length {
+        let start = match seek(from.as_fd(), SeekFrom::Data(end)) {
+            Ok(start) => start,
+            // Nothing but a hole from there on.
+            Err(rustix::io::Errno::NXIO) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        end = seek(from.as_fd(), SeekFrom::Hole(start))?;
+        let mut at = start;
+        while at < end {
+            let part = usize::try_from(end - at).unwrap_or(usize::MAX).min(bytes.len());
+            from.read_exact_at(&mut bytes[..part], at)?;
+            to.write_all_at(&bytes[..part], at)?;
+            at += u64::try_from(part).unwrap_or(u64::MAX);
+        }
+    }
+    Ok(())
+}
+
+/// Connects to a socket that QEMU has made, and that it may not listen at yet.
+pub(crate) fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let deadline = Instant::now() + SOCKETS;
+    loop {
+        match UnixStream::connect(socket) {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < deadline => {
+                sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
+    }
 }
 
 impl Machine {
@@ -75,10 +125,14 @@ impl Machine {
         let qemu = require("qemu-system-x86_64", "qemu-system-x86")?;
         fs::create_dir_all(folder).map_err(file("create", folder))?;
         let at = |kind: &str| folder.join(format!("{}.{kind}", config.name));
+        let memory = memfd_create("orrery-guest", MemfdFlags::CLOEXEC)
+            .map_err(|error| file("create", &at("ram"))(error.into()))?;
         for kind in ["qmp", "control", "ram"] {
             // Of a machine that was killed along with its watcher, and could not tidy up.
             let _ = fs::remove_file(at(kind));
         }
+        let name = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+        symlink(&name, at("ram")).map_err(file("create", &at("ram")))?;
         let size = config.memory_mib;
         let mut command = Command::new(&qemu);
         let accelerator = if has_kvm() { "kvm" } else { "tcg" };
@@ -86,12 +140,10 @@ impl Machine {
         // The plainest processor: no states of registers that a backup could lack, no fifth level of tables.
         command.args(["-accel", accelerator, "-cpu", "qemu64", "-smp", &config.cpus.to_string()]);
         command.args(["-m", &format!("{size}M"), "-object"]);
-        command.arg(format!(
-            "memory-backend-file,id=ram,share=on,size={size}M,mem-path={}",
-            at("ram").display()
-        ));
+        command.arg(format!("memory-backend-file,id=ram,share=on,size={size}M,mem-path={name}"));
         command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&config.initramfs);
-        command.args(["-append", &format!("console=ttyS0 quiet {}", config.append)]);
+        // A kernel gives its timer a moment to show that it works, and stops for ever where its processor had no time in it.
+        command.args(["-append", &format!("console=ttyS0 quiet no_timer_check {}", config.append)]);
         command.arg("-serial").arg(format!("file:{}", at("console").display()));
         let control = at("control");
         command
@@ -129,13 +181,13 @@ impl Machine {
             why: error.to_string(),
         })?;
         let (name, folder) = (config.name.clone(), folder.to_owned());
-        let mut machine = Self { name, child, folder, started: Instant::now(), keep: false };
+        let mut machine = Self { name, child, folder, started: Instant::now(), _memory: memory, keep: false };
         machine.wait_for_file("qmp")?;
         Ok(machine)
     }
 
     fn wait_for_file(&mut self, kind: &str) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + SOCKETS;
         while !self.file(kind).exists() {
             if let Ok(Some(status)) = self.child.try_wait() {
                 let said = fs::read_to_string(self.file("qemu")).unwrap_or_default();
@@ -145,7 +197,7 @@ impl Machine {
                 });
             }
             if Instant::now() > deadline {
-                return Err(self.timeout(20, "QEMU's sockets"));
+                return Err(self.timeout(SOCKETS.as_secs(), "QEMU's sockets"));
             }
             sleep(Duration::from_millis(5));
         }
@@ -224,9 +276,24 @@ impl Machine {
         }
     }
 
-    /// Leaves its memory file where it is when the machine is gone.
-    pub fn keep_memory(&mut self) {
+    /// Puts its memory into its folder as a file, which stays when the machine is gone. Pages that were never used take no room.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`] where that cannot be written; the memory is then still where it was.
+    pub fn keep_memory(&mut self) -> Result<()> {
+        let (path, aside) = (self.file("ram"), self.file("ram.new"));
+        let copied = fs::File::open(&path).and_then(|mut from| {
+            let mut to = fs::File::create(&aside)?;
+            copy_what_is_there(&mut from, &mut to)?;
+            fs::rename(&aside, &path)
+        });
+        copied.map_err(|error| {
+            let _ = fs::remove_file(&aside);
+            file("write", &path)(error)
+        })?;
         self.keep = true;
+        Ok(())
     }
 
     /// Whether its QEMU is there.
@@ -250,5 +317,32 @@ impl Drop for Machine {
         for kind in ["control", "qmp"] {
             let _ = fs::remove_file(self.file(kind));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_not_copied() {
+        use std::os::unix::fs::MetadataExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let open = |name| {
+            fs::File::options()
+                .create(true)
+                .truncate(true)
+                .read(true)
+                .write(true)
+                .open(folder.path().join(name))
+        };
+        let (mut from, mut to) = (open("from").unwrap(), open("to").unwrap());
+        from.set_len(64 << 20).unwrap();
+        from.write_all_at(b"here", 5 << 20).unwrap();
+        copy_what_is_there(&mut from, &mut to).unwrap();
+        let mut bytes = [0; 4];
+        to.read_exact_at(&mut bytes, 5 << 20).unwrap();
+        assert_eq!((&bytes, to.metadata().unwrap().len()), (b"here", 64 << 20));
+        assert!(to.metadata().unwrap().blocks() * 512 < 1 << 20);
     }
 }

@@ -12,7 +12,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::control::{Control, Said, Step};
@@ -22,13 +22,14 @@ use crate::fault::Fault;
 use crate::guest::{Service, write_image};
 use crate::kernel::KernelFiles;
 use crate::machine::{Machine, MachineConfig};
+use crate::means;
 use crate::net::{MAC, Network};
+use crate::pulse::Pulse;
 use crate::qmp::Qmp;
+use crate::status::{Role, Status};
 
 /// How long a guest may take to boot on a machine with other things to do.
 const BOOT: Duration = Duration::from_secs(300);
-/// How long a processor may be silent.
-const SILENCE: Duration = Duration::from_secs(1);
 /// How long a service may take to be ended.
 const END: Duration = Duration::from_secs(20);
 /// How long a rescue may take.
@@ -47,6 +48,8 @@ pub struct PairConfig {
     pub memory_mib: u64,
     /// Processors of each machine.
     pub cpus: u32,
+    /// How long one of them may be silent before the machine is given up.
+    pub silence: Duration,
     /// The name of the network to make, which takes root; without one the service has none.
     pub network: Option<String>,
     /// The service's disk.
@@ -54,7 +57,7 @@ pub struct PairConfig {
 }
 
 /// Why a failover was begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cause {
     /// The kernel said that it panicked.
@@ -89,6 +92,24 @@ struct Member {
     has_disk: bool,
     /// Whether the service's disk is to be plugged into it.
     wants_disk: bool,
+    /// Its heartbeats, when they have been found.
+    pulse: Option<Pulse>,
+    /// Whether the service has come onto the network in it.
+    online: bool,
+}
+
+impl Member {
+    /// The longest silence of one of its processors; nothing before it is known where they beat.
+    fn silence(&mut self) -> Result<Option<Duration>> {
+        if self.pulse.is_none()
+            && let Some((physical, cpus)) = self.control.beats()
+        {
+            let (name, memory) = (self.machine.name(), self.machine.file("ram"));
+            self.pulse = Some(Pulse::find(name, &memory, physical, cpus)?);
+        }
+        let Some(pulse) = &mut self.pulse else { return Ok(None) };
+        pulse.silence().map(|(silence, _)| Some(silence))
+    }
 }
 
 /// A running pair. Dropped, both machines are killed and their memory is gone.
@@ -106,6 +127,8 @@ pub struct Pair {
     pid: i32,
     generation: u32,
     failovers: u32,
+    /// How long a processor may be silent.
+    patience: Duration,
 }
 
 impl Pair {
@@ -113,8 +136,10 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// [`Error::Missing`] where something is not installed, [`Error::Timeout`], [`Error::Guest`] where a guest said why.
+    /// [`Error::Missing`] where something is not installed, [`Error::Rights`], [`Error::Room`], before anything is made;
+    /// [`Error::Timeout`], [`Error::Guest`] where a guest said why.
     pub fn up(config: PairConfig) -> Result<Self> {
+        means::look_for(&config)?;
         std::fs::create_dir_all(&config.folder).map_err(crate::error::file("create", &config.folder))?;
         let disk = config.disk.as_ref().map(|disk| Disk::obtain(disk, &config.folder)).transpose()?;
         let kernel = KernelFiles::obtain(&config.cache)?;
@@ -128,7 +153,9 @@ impl Pair {
             network.attach(&active.port)?;
         }
         let backup = Some(start(&config, &shared, 1, Some(&active.machine))?);
+        let patience = config.silence;
         let mut pair = Self {
+            patience,
             config,
             kernel,
             image,
@@ -183,15 +210,44 @@ impl Pair {
         self.backup.as_ref().map(|backup| &backup.machine)
     }
 
+    /// Which machine is what.
+    pub fn status(&mut self) -> Status {
+        let role = |machine: &mut Machine| Role {
+            name: machine.name().to_owned(),
+            pid: machine.pid(),
+            lives: machine.runs(),
+        };
+        Status {
+            active: role(&mut self.active.machine),
+            backup: self.backup.as_mut().map(|backup| role(&mut backup.machine)),
+            service: self.pid,
+            failovers: self.failovers,
+        }
+    }
+
+    /// Bears a processor's silence for this long, or again for as long as was configured.
+    pub fn be_patient(&mut self, silence: Option<Duration>) {
+        self.patience = silence.unwrap_or(self.config.silence);
+    }
+
+    /// Whether the machine that stands by is there.
+    pub fn backup_lives(&mut self) -> bool {
+        self.backup.as_mut().is_some_and(|backup| backup.machine.runs())
+    }
+
     /// Whether the machine with the service is there; it may stand still.
     pub fn active_lives(&mut self) -> bool {
         self.active.machine.runs()
     }
 
-    /// Leaves the active's memory where it is when the pair is gone, and tells where.
-    pub fn keep_memory(&mut self) -> PathBuf {
-        self.active.machine.keep_memory();
-        self.active.machine.file("ram")
+    /// Leaves the active's memory as a file when the pair is gone, and tells where.
+    ///
+    /// # Errors
+    ///
+    /// As [`Machine::keep_memory`].
+    pub fn keep_memory(&mut self) -> Result<PathBuf> {
+        self.active.machine.keep_memory()?;
+        Ok(self.active.machine.file("ram"))
     }
 
     /// How often the service has moved.
@@ -218,22 +274,22 @@ impl Pair {
     ///
     /// [`Error::Guest`] where it cannot be asked to, or its kernel offers no such way.
     pub fn crash(&mut self, fault: Fault) -> Result<()> {
+        if fault == Fault::Nmi {
+            // The guest has to know before that this is a reason to panic.
+            self.active.control.run(&["sh", "-c", "echo 1 > /proc/sys/kernel/unknown_nmi_panic"])?;
+            return self.active.qmp.execute("inject-nmi", &json!({})).map(drop);
+        }
         let machine = &self.active.machine;
         let bait = fault.prepare(machine.name(), &machine.file("ram"))?;
-        self.active.control.ask(&json!({"do": "crash", "kind": fault.name(), "bait": bait}))?;
-        if fault == Fault::Nmi {
-            // The guest has to be told before that this is a reason to panic.
-            std::thread::sleep(Duration::from_millis(200));
-            self.active.qmp.execute("inject-nmi", &json!({}))?;
-        }
-        Ok(())
+        self.active.control.ask(&json!({"do": "crash", "kind": fault.name(), "bait": bait}))
     }
 
     /// Waits until the active fails, at most `patience`.
     ///
     /// # Errors
     ///
-    /// [`Error::Qmp`] where QEMU itself is gone: then its memory is, too.
+    /// [`Error::Qmp`] where QEMU itself is gone; [`Error::Guest`] where the guest says that it could not
+    /// [`crash`](Self::crash) as it was told to.
     pub fn watch(&mut self, patience: Duration) -> Result<Option<Cause>> {
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
@@ -242,8 +298,11 @@ impl Pair {
             {
                 return Ok(Some(Cause::Panic));
             }
-            if self.active.control.silence().is_some_and(|silence| silence > SILENCE) {
+            if self.active.silence()?.is_some_and(|silence| silence > self.patience) {
                 return Ok(Some(Cause::Silence));
+            }
+            if let Some(complaint) = self.active.control.complaint() {
+                return Err(complaint);
             }
         }
         Ok(None)
@@ -257,19 +316,23 @@ impl Pair {
     /// and not needed ([`Cause::Request`]), and the service cannot be carried over, it goes on where it is.
     pub fn fail_over(&mut self, cause: Cause) -> Result<Failover> {
         let start = Instant::now();
-        let Some(mut backup) = self.backup.take() else {
-            return Err(Error::Guest {
-                machine: self.active.machine.name().to_owned(),
-                why: "it has no backup".to_owned(),
-            });
-        };
         let mut steps = Vec::new();
+        if !self.backup_lives() {
+            // It died, now or before. The memory is still there, for a new one to read.
+            let seconds = self.renew()?;
+            steps.push(Step { name: "new backup".to_owned(), seconds });
+        }
+        let Some(mut backup) = self.backup.take() else { return Err(confused(&self.active.machine)) };
         let told = self.rescue(&mut backup, cause, &mut steps);
         let (pid, rebuilt, summary) = match told {
             Ok(Said::Survived { pid, steps, summary }) => (pid, steps, summary),
             other => {
-                // The memory was only read: the backup may try again.
                 let error = other.err().unwrap_or_else(|| confused(&backup.machine));
+                if backup.online {
+                    let (machine, why) = (backup.machine.name().to_owned(), error.to_string());
+                    return Err(Error::Gone { machine, why });
+                }
+                // The memory was only read: the backup may try again, or another one.
                 self.backup = Some(backup);
                 return Err(error);
             }
@@ -320,6 +383,9 @@ impl Pair {
             self.plug(backup)?;
         }
         backup.control.ask(&json!({"do": "rebuild"}))?;
+        let said = backup.control.expect("the service to be rebuilt", RESCUE)?;
+        let Said::Online = said else { return Ok(said) };
+        backup.online = true;
         backup.control.expect("the service to live again", RESCUE)
     }
 
@@ -345,7 +411,9 @@ impl Pair {
             network.attach(&self.active.port)?;
         }
         self.active.qmp.execute("cont", &json!({}))?;
-        self.active.control.forgive();
+        if let Some(pulse) = &mut self.active.pulse {
+            pulse.forgive();
+        }
         Ok(())
     }
 
@@ -363,13 +431,47 @@ impl Pair {
         }
     }
 
-    /// Starts a new backup for the survivor of a failover, and gives how long that took, in seconds.
+    /// Boots the service's machine anew, as one does who has no backup: what was in its memory is lost. There is no backup
+    /// then until [`renew`](Self::renew).
+    ///
+    /// # Errors
+    ///
+    /// As [`up`](Self::up).
+    pub fn reboot(&mut self) -> Result<()> {
+        self.backup = None;
+        self.active.machine.kill();
+        self.generation += 1;
+        let shared = Shared {
+            kernel: &self.kernel,
+            image: &self.image,
+            network: self.network.as_ref(),
+            disk: self.disk.as_ref(),
+        };
+        let active = start(&self.config, &shared, self.generation, None)?;
+        if let Some(network) = &self.network {
+            network.detach(&self.active.port)?;
+            network.attach(&active.port)?;
+        }
+        self.active = active;
+        self.registers.clear();
+        let Said::Ready { pid } = self.active.control.expect("the service to run", BOOT)? else {
+            return Err(confused(&self.active.machine));
+        };
+        self.pid = pid;
+        Ok(())
+    }
+
+    /// Starts a new backup, for the survivor of a failover or in place of one that died, and gives how long that took, in
+    /// seconds.
     ///
     /// # Errors
     ///
     /// As [`up`](Self::up).
     pub fn renew(&mut self) -> Result<f64> {
         let begin = Instant::now();
+        if let (Some(dead), Some(network)) = (self.backup.take(), &self.network) {
+            network.detach(&dead.port)?;
+        }
         self.generation += 1;
         let shared = Shared {
             kernel: &self.kernel,
@@ -435,5 +537,5 @@ fn start(
     let machine = Machine::start_within(&machine, shared.kernel, &config.folder, shared.network)?;
     let qmp = machine.qmp()?;
     let control = Control::connect(machine.name(), &machine.file("control"))?;
-    Ok(Member { machine, qmp, control, port, has_disk, wants_disk: false })
+    Ok(Member { machine, qmp, control, port, has_disk, wants_disk: false, pulse: None, online: false })
 }

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -14,10 +13,6 @@ use crate::error::{Error, Result};
 
 /// How long QEMU may take to answer anything.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// How long QEMU may take from naming its socket (`bind`) to taking connections (`listen`): until then the file is
-/// there, and refuses.
-const LISTENING: Duration = Duration::from_secs(2);
 
 /// Something that happened in a machine by itself.
 #[derive(Clone, Debug)]
@@ -48,15 +43,7 @@ impl Qmp {
     pub fn connect(machine: &str, socket: &Path) -> Result<Self> {
         let failed =
             |why: String| Error::Qmp { machine: machine.to_owned(), command: "connect".to_owned(), why };
-        let deadline = Instant::now() + LISTENING;
-        let stream = loop {
-            match UnixStream::connect(socket) {
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < deadline => {
-                    sleep(Duration::from_millis(2));
-                }
-                connected => break connected.map_err(|error| failed(error.to_string()))?,
-            }
-        };
+        let stream = crate::machine::connect(socket).map_err(|error| failed(error.to_string()))?;
         let copy = stream.try_clone().map_err(|error| failed(error.to_string()))?;
         let mut qmp = Self {
             machine: machine.to_owned(),
@@ -166,7 +153,7 @@ impl Qmp {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use std::thread::{self, sleep};
 
     use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 

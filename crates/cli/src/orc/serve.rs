@@ -47,6 +47,10 @@ pub(super) struct Arguments {
     /// are needed, not all at once
     #[arg(long, value_name = "FOLDER")]
     disk: Option<PathBuf>,
+    /// The file of the host's secret, from which the places of libraries are derived; made where there is none
+    /// [default: `secret` in the folder]
+    #[arg(long, value_name = "FILE")]
+    secret: Option<PathBuf>,
     /// A file to write down in what happens, one JSON object per line
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -140,6 +144,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     }
     let disk =
         arguments.disk.as_ref().map(std::path::absolute).transpose().context("find the disk's folder")?;
+    let secret = match &arguments.secret {
+        Some(secret) => std::path::absolute(secret).context("find the secret's folder")?,
+        None => folder.join("secret"),
+    };
     let config = Config {
         socket: folder.join(SOCKET),
         tenants,
@@ -152,6 +160,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         publishers: arguments.publisher.clone(),
         log,
         disk,
+        secret: Some(secret),
         ..Config::default()
     };
     let stop = stop()?;

@@ -1,6 +1,7 @@
 //! A pair described in a file, as `orrery orthros up --config` takes it.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use orrery_orthros::{DiskConfig, DiskSource, Service};
@@ -15,6 +16,12 @@ pub(super) struct PairFile {
     /// Memory of each machine in MiB.
     #[serde(default = "PairFile::memory")]
     memory: u64,
+    /// Processors of each machine.
+    #[serde(default = "PairFile::cpus")]
+    cpus: u32,
+    /// How long one of them may be silent, in seconds.
+    #[serde(default = "PairFile::silence")]
+    silence: f64,
     /// The network to make.
     network: Option<String>,
     /// Where consoles, sockets and a new disk lie.
@@ -56,6 +63,8 @@ impl DiskTable {
 pub(super) struct Wanted {
     pub(super) service: Service,
     pub(super) memory_mib: u64,
+    pub(super) cpus: u32,
+    pub(super) silence: Duration,
     pub(super) network: Option<String>,
     pub(super) folder: Option<PathBuf>,
     pub(super) disk: Option<DiskConfig>,
@@ -64,6 +73,14 @@ pub(super) struct Wanted {
 impl PairFile {
     fn memory() -> u64 {
         256
+    }
+
+    fn cpus() -> u32 {
+        1
+    }
+
+    fn silence() -> f64 {
+        super::SILENCE
     }
 
     /// Reads a file.
@@ -78,10 +95,22 @@ impl PairFile {
         ensure!(!file.service.is_empty(), "service: name a program, as in service = [\"redis-server\"]");
         let memory_mib = super::power_of_two(&file.memory.to_string())
             .map_err(|why| anyhow::anyhow!("memory = {}: {why}", file.memory))?;
+        ensure!((1..=64).contains(&file.cpus), "cpus = {}: a machine has from 1 to 64", file.cpus);
+        let silence = super::silence(&file.silence.to_string())
+            .map_err(|why| anyhow::anyhow!("silence = {}: {why}", file.silence))?;
+        let silence = Duration::from_secs_f64(silence);
         let disk = file.disk.map(DiskTable::check).transpose().context("disk")?;
         let files = file.files.into_iter().map(|file| (file.here, file.there)).collect();
         let service = Service { argv: file.service, programs: file.programs, files };
-        Ok(Wanted { service, memory_mib, network: file.network, folder: file.folder, disk })
+        Ok(Wanted {
+            service,
+            memory_mib,
+            cpus: file.cpus,
+            silence,
+            network: file.network,
+            folder: file.folder,
+            disk,
+        })
     }
 }
 
@@ -142,6 +171,8 @@ mod tests {
         assert!(refused("").contains("service"));
         assert!(refused("service = []").contains("name a program"));
         assert!(refused("service = ['x']\nmemory = 300").contains("256, 512"));
+        assert!(refused("service = ['x']\ncpus = 0").contains("from 1 to 64"));
+        assert!(refused("service = ['x']\nsilence = 0.1").contains("0.5 to 3600"));
         let told = refused("service = ['x']\nmemroy = 256");
         assert!(told.contains("memroy") && told.contains("line 2"), "{told}");
         assert!(refused("service = ['x']\n[disk]\n").contains("either size or image"));

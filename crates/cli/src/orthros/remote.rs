@@ -92,7 +92,7 @@ pub(crate) struct Crash {
     #[command(flatten)]
     target: Target,
     /// How: panic, oops (a wild pointer), oom, nmi, hang (a processor halts with interrupts off), spin (one runs in
-    /// circles within the kernel)
+    /// circles within the kernel), lockup (the same, and the kernel panics when it notices)
     #[arg(long, default_value = "panic", value_parser = Fault::parse)]
     kind: Fault,
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use orrery_orthros::{Cause, DiskConfig, DiskSource, Fault, Network, Pair, PairConfig, Service, cache};
+use orrery_orthros::{
+    Cause, DiskConfig, DiskSource, Error, Fault, Network, Pair, PairConfig, Service, cache,
+};
 
 use super::config::{PairFile, Wanted};
 use super::remote::Lines;
@@ -67,6 +69,8 @@ fn wanted(arguments: &Arguments) -> Result<Wanted> {
     Ok(Wanted {
         service: Service { argv: arguments.service.clone(), programs: arguments.programs.clone(), files },
         memory_mib: arguments.common.memory,
+        cpus: arguments.common.cpus,
+        silence: Duration::from_secs_f64(arguments.common.silence),
         network: arguments.network.clone(),
         folder: None,
         disk,
@@ -86,14 +90,28 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         cache: cache(),
         service: wanted.service,
         memory_mib: wanted.memory_mib,
-        cpus: 1,
+        cpus: wanted.cpus,
+        silence: wanted.silence,
         network: wanted.network,
         disk: wanted.disk,
     })?;
     story.tell("armed", None, format!("the service runs{}", address.unwrap_or_default()))?;
     story.tell("help", None, "commands: status, crash [KIND], failover, run PROGRAM ARGUMENTS, quit")?;
     loop {
-        let mut cause = pair.watch(Duration::from_millis(100))?;
+        let mut cause = match pair.watch(Duration::from_millis(100)) {
+            Err(error @ Error::Guest { .. }) => {
+                // It was told to die, and could not.
+                story.tell("failed", None, error.to_string())?;
+                story.hang_up();
+                None
+            }
+            result => result?,
+        };
+        if cause.is_none() && !pair.backup_lives() {
+            story.tell("backup died", None, "the backup has died; a new one is started")?;
+            let seconds = pair.renew()?;
+            story.tell("renewed", Some(seconds), format!("a new backup stands by after {seconds:.1} s"))?;
+        }
         while let Some(line) = lines.next() {
             let words: Vec<&str> = line.text.split_whitespace().collect();
             let mut listener = line.from;
@@ -139,7 +157,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// Answers what changes nothing.
 fn answer(pair: &mut Pair, story: &Story, words: &[&str]) -> Result<()> {
     match words {
-        ["status"] => story.tell("status", None, status(pair)),
+        ["status"] => story.tell_status(&pair.status()),
         ["run", argv @ ..] if !argv.is_empty() => match pair.run(argv) {
             Ok(output) => story.tell("ran", None, output.trim_end()),
             Err(error) => story.tell("failed", None, error.to_string()),
@@ -172,14 +190,18 @@ fn survive(pair: &mut Pair, story: &Story, cause: Cause, keep: bool) -> Result<b
             Ok(failover) => return story.tell_failover(&failover).map(|()| true),
             Err(error) => error,
         };
-        if tries > 0 {
+        let gone = matches!(error, Error::Gone { .. });
+        if tries > 0 && !gone {
             story.tell("again", None, format!("{error}; trying again"))?;
         } else if pair.active_lives() {
             story.tell("failed", None, format!("the service stays where it is: {error}"))?;
             return Ok(false);
         } else {
             let kept = if keep {
-                format!("; the dead memory is {}", pair.keep_memory().display())
+                match pair.keep_memory() {
+                    Ok(path) => format!("; the dead memory is {}", path.display()),
+                    Err(error) => format!("; its memory is lost: {error}"),
+                }
             } else {
                 String::new()
             };
@@ -187,18 +209,4 @@ fn survive(pair: &mut Pair, story: &Story, cause: Cause, keep: bool) -> Result<b
             bail!("the service could not be rebuilt: {error}{kept}");
         }
     }
-}
-
-fn status(pair: &Pair) -> String {
-    let backup = pair
-        .backup()
-        .map_or_else(|| "none".to_owned(), |backup| format!("{} (pid {})", backup.name(), backup.pid()));
-    let active = pair.active();
-    format!(
-        "active {} (pid {}), backup {backup}, service {} in its guest, {} failovers",
-        active.name(),
-        active.pid(),
-        pair.pid(),
-        pair.failovers()
-    )
 }

@@ -36,10 +36,25 @@ static void install(int signal, void (*handler)(int), int flags) {
     sigaction(signal, &action, NULL);
 }
 
+// Waits until the main thread has slept in a call for a while, however busy the machine is.
+static void await_sleep(void) {
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", getpid());
+    for (int calm = 0; calm < 10;) {
+        usleep(2000);
+        int file = open(path, O_RDONLY);
+        ssize_t length = read(file, text, sizeof text - 1);
+        close(file);
+        text[length < 0 ? 0 : length] = 0;
+        char *state = strrchr(text, ')');
+        calm = state && state[2] == 'S' ? calm + 1 : 0;
+    }
+}
+
 static void *poke(void *pipe) {
-    usleep(50000);
+    await_sleep();
     kill(getpid(), SIGUSR1);
-    usleep(50000);
+    await_sleep();
     write(((int *)pipe)[1], "x", 1);
     return NULL;
 }
@@ -56,9 +71,9 @@ static void restart(void) {
         sigaddset(&set, SIGUSR1);
         pthread_sigmask(SIG_BLOCK, &set, NULL);
         pthread_t thread;
+        hits = 0;
         pthread_create(&thread, NULL, poke, fds);
         pthread_sigmask(SIG_UNBLOCK, &set, NULL);
-        hits = 0;
         ssize_t got = read(fds[0], &byte, 1);
         printf("%zd %s %d\n", got, got < 0 ? strerror(errno) : "", hits);
         pthread_join(thread, NULL);

@@ -9,11 +9,13 @@ mod filters;
 mod guest;
 mod hostile;
 mod liars;
+mod names;
 mod odd;
 mod publish;
 mod relocated;
 mod seeing;
 mod sharing;
+mod steps;
 mod timing;
 mod unmodified;
 
@@ -84,6 +86,19 @@ impl Drop for Store {
                 }
                 !Path::new(&format!("/proc/{pid}")).exists() || zombie(pid)
             });
+        }
+        sweep(self.path());
+    }
+}
+
+/// Removes the objects that stores have left that were killed: nobody may, as long as they are immutable.
+fn sweep(folder: &Path) {
+    for realm in std::fs::read_dir(folder.join("objects")).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(realm.path()).into_iter().flatten().flatten() {
+            let flags = rustix::fs::OFlags::RDONLY;
+            if let Ok(fd) = rustix::fs::open(entry.path(), flags, rustix::fs::Mode::empty()) {
+                let _ = rustix::fs::ioctl_setflags(&fd, rustix::fs::IFlags::empty());
+            }
         }
     }
 }

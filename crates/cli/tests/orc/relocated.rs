@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::unmodified::{PYTHON, Python, run};
+use crate::unmodified::{PYTHON, Python, Running, run};
 use crate::{Store, eventually, signal};
 
 /// A line of `/proc/PID/maps`.
@@ -33,7 +33,7 @@ fn code(pid: u32) -> Option<Line> {
 }
 
 fn relocated(pid: u32) -> Vec<Line> {
-    maps(pid).into_iter().filter(|line| line.name.starts_with("/memfd:orc:relocated")).collect()
+    maps(pid).into_iter().filter(|line| line.name.contains("orc:relocated")).collect()
 }
 
 /// Loads the library, and something else, after which what the first was relocated to is shared.
@@ -83,6 +83,19 @@ fn relocated_data_are_in_memory_once() {
     let mut three = Python::start(&store);
     assert!(load(&mut three));
     assert_eq!(code(three.pid()).unwrap().range, place);
+    // So does one that is started anew, with the same secret.
+    let folder = store.path().to_owned();
+    drop(three);
+    let secret = fs::read(folder.join("secret")).unwrap();
+    assert_eq!(secret.len(), 32);
+    let kept = tempfile::tempdir().unwrap();
+    let path = kept.path().join("secret");
+    fs::copy(folder.join("secret"), &path).unwrap();
+    let same = Store::new(&["--secret", path.to_str().unwrap()]);
+    let _ = same.client();
+    let mut five = Python::start(&same);
+    assert!(load(&mut five));
+    assert_eq!(code(five.pid()).unwrap().range, place, "the same secret, another store");
     // Another store has other places.
     let other = Store::new(&[]);
     let _ = other.client();
@@ -100,7 +113,7 @@ fn nothing_is_left_of_making_room() {
     let _ = store.client();
     let mut python = Python::start(&store);
     let path = python.ask(
-        "import ssl; print([l.split()[5] for l in open('/proc/self/maps') if 'memfd:orc:libcrypto.so' in l][0])",
+        "import ssl; print([l.split()[5] for l in open('/proc/self/maps') if 'orc:libcrypto.so' in l][0])",
     );
     assert!(path.contains("libcrypto"), "{path}");
     let size = |pid: u32| -> u64 {
@@ -145,18 +158,18 @@ fn files_own_pages_are_needed_no_more() {
         let tree = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let program = tree.path().join("sleep");
         fs::copy("/bin/sleep", &program).unwrap();
-        let mut child = run(&store, &[program.to_str().unwrap(), "1000"])
+        let child = run(&store, &[program.to_str().unwrap(), "1000"])
             .env("ORRERY_ORC_KERNEL", kernel)
             .spawn()
             .unwrap();
+        let child = Running(child);
         eventually("the exchange", || {
-            let lines = maps(child.id());
-            lines.iter().any(|line| line.access == "r-xp" && line.name.contains("/memfd:orc:sleep"))
+            let lines = maps(child.0.id());
+            lines.iter().any(|line| line.access == "r-xp" && line.name.contains("orc:sleep"))
         });
         // Given to the store once, and so are writable pages that nobody has written.
-        let areas = orrery_orc::measure::areas(i32::try_from(child.id()).unwrap()).unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
+        let areas = orrery_orc::measure::areas(i32::try_from(child.0.id()).unwrap()).unwrap();
+        drop(child);
         let own: Vec<_> = areas.iter().filter(|area| area.name.contains("/sleep")).collect();
         assert!(own.iter().all(|area| area.resident == area.anonymous), "{kernel}: {own:?}");
     }

@@ -10,7 +10,7 @@ use shuttle::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 
-use super::protocol::{Night, Word, ring, sleep};
+use super::protocol::{Night, Word, ring, ring_if_asleep, sleep};
 use super::{OWNER_DIED, Woken};
 
 /// A word, and the kernel's list of those who sleep on any word (one lock for all, as in a hash bucket of futex(2)).
@@ -93,13 +93,19 @@ impl Night for Endless<'_> {
 
 fn wait(mine: &Side, theirs: &Side, heard: u32, careless: bool) -> Woken {
     let mut night = Endless { theirs, bell: &theirs.bell, heard, mark: 0, careless };
-    sleep(&theirs.bell, &mine.sleepers, heard, &mut night)
+    sleep(&theirs.bell, &mine.sleepers, heard, &|| false, &mut night)
 }
 
 /// Waits for any who ring the bell of one's own, as contexts do.
 fn wait_at_home(mine: &Side, theirs: &Side, heard: u32) -> Woken {
     let mut night = Endless { theirs, bell: &mine.bell, heard, mark: 0, careless: false };
-    sleep(&mine.bell, &mine.sleepers, heard, &mut night)
+    sleep(&mine.bell, &mine.sleepers, heard, &|| false, &mut night)
+}
+
+/// The same, for one who is also called by a word of its own.
+fn wait_for_word(mine: &Side, theirs: &Side, heard: u32, word: &AtomicU32, read: u32) -> Woken {
+    let mut night = Endless { theirs, bell: &mine.bell, heard, mark: 0, careless: false };
+    sleep(&mine.bell, &mine.sleepers, heard, &|| word.load(SeqCst) != read, &mut night)
 }
 
 fn pair() -> (Arc<Side>, Arc<Side>) {
@@ -191,4 +197,44 @@ fn who_is_called_by_many_hears_each() {
         callers.into_iter().for_each(|caller| caller.join().unwrap());
     };
     shuttle::check_dfs(run, Some(20_000));
+}
+
+/// Two take turns by words, as contexts do that switch to and fro; bells are rung for sleepers only.
+fn turns_by_words(rounds: u32, deaf: bool) {
+    let (a, b) = pair();
+    let words = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+    let call = move |word: &AtomicU32, round: u32, callee: &Side| {
+        word.store(round + 1, SeqCst);
+        if !deaf {
+            ring_if_asleep(&callee.bell, &callee.sleepers);
+        }
+    };
+    let (a2, b2, words2) = (a.clone(), b.clone(), words.clone());
+    let other = thread::spawn(move || {
+        for round in 0..rounds {
+            while words2[0].load(SeqCst) == round {
+                let heard = b2.bell.read();
+                assert_eq!(wait_for_word(&b2, &a2, heard, &words2[0], round), Woken::Rung);
+            }
+            call(&words2[1], round, &a2);
+        }
+    });
+    for round in 0..rounds {
+        call(&words[0], round, &b);
+        while words[1].load(SeqCst) == round {
+            let heard = a.bell.read();
+            assert_eq!(wait_for_word(&a, &b, heard, &words[1], round), Woken::Rung);
+        }
+    }
+    other.join().unwrap();
+    assert_eq!((a.sleepers.read(), b.sleepers.read()), (0, 0));
+}
+
+#[test]
+fn who_is_called_by_a_word_hears_it_asleep() {
+    shuttle::check_dfs(|| turns_by_words(1, false), Some(20_000));
+    shuttle::check_random(|| turns_by_words(3, false), 3_000);
+    shuttle::check_pct(|| turns_by_words(3, false), 3_000, 3);
+    let broken = || shuttle::check_random(|| turns_by_words(2, true), 3_000);
+    assert!(catch_unwind(AssertUnwindSafe(broken)).is_err(), "a sleeper that nobody rings went unnoticed");
 }

@@ -6,10 +6,25 @@
 //!
 //! - they hand over so often that no wait is longer than a spin: [`OFTEN`] there and back;
 //! - the program may use two CPUs, and the kernel counts fewer runnable tasks than that (`/proc/loadavg`);
-//! - it proved to be faster. Being apart is a trial: waits that end in sleep, a pace no better than together, or
-//!   a machine that has become busy end it, and the next trial comes later, twice as late each time.
+//! - it proves to be faster.
 //!
-//! So a busy machine costs a trial now and then, bounded by a dozen sleeps, and nobody is starved: a spinner gives up
+//! What a pace goes by are *batches* of rounds: how long a round took on average, and how often one of the two slept.
+//!
+//! ```text
+//!              often, idle, not too soon               3 good
+//!   together ───────────────────────────────▶ trial ─────────────▶ apart
+//!       ▲                                       │                    │
+//!       ├──── 2 bad, or busy: the next ───┘                    │
+//!       │     trial comes twice as late                              │
+//!       └──── 3 bad in a row, or so many more bad than good; busy ──────┘
+//! ```
+//!
+//! A batch is good where a round took less than when they were last together, and hardly any ended in sleep. One bad
+//! batch says nothing: the program may have done something else for a while, and the kernel's count of runnable tasks
+//! is that of a moment. After a stay that had proved itself the next trial comes soon; after one that failed at once it
+//! comes later and later, up to [`LONGEST`].
+//!
+//! So a busy machine costs a trial now and then, bounded by two dozen sleeps, and nobody is starved: a spinner gives up
 //! after [`super::SPIN`], whatever it waits for.
 //!
 //! `ORRERY_GATE` in the environment sets it down: `together`, `apart`, or `auto`, the default.
@@ -27,10 +42,20 @@ const OFTEN: Duration = Duration::from_micros(8);
 const PATIENCE: Duration = Duration::from_millis(10);
 /// ... and after this at last.
 const LONGEST: Duration = Duration::from_secs(5);
-/// How often the machine's load is looked at while apart.
+/// A stay apart that was this long has proved that the next one is worth a trial soon.
+const PROVEN: Duration = Duration::from_millis(100);
+/// How often the machine's load is looked at while apart, and how soon again where it seemed busy.
 const LOOK: Duration = Duration::from_millis(50);
+const NEXT_LOOK: Duration = Duration::from_millis(5);
+/// How often in a row it must seem so.
+const BUSY: u8 = 3;
 /// How many waits of a batch apart may end in sleep: some do while one of the two moves to its CPU.
 const NAPS: u32 = 12;
+/// How many good batches prove a trial, and how many bad ones end it.
+const GOOD: u8 = 3;
+const BAD: u8 = 2;
+/// A stay apart ends with so many faults. A bad batch is two, a good one takes one back.
+const FAULTS: u8 = 6;
 
 /// Where the two should run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,33 +98,52 @@ fn runnable() -> Option<usize> {
     text.split_whitespace().nth(3)?.split('/').next()?.parse().ok()
 }
 
+/// How two are placed, and what speaks against it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// On one CPU.
+    Together,
+    /// On two, to see what comes of it.
+    Trial { good: u8, bad: u8 },
+    /// On two, which proved to be better.
+    Apart { faults: u8 },
+}
+
 /// The pace of two who hand over to each other, as one of them keeps it.
 #[derive(Clone, Debug)]
 pub struct Pace {
+    stage: Stage,
+    /// How many rounds of the batch there were.
     rounds: u32,
+    /// When the batch began; 0 where it is not to be timed.
     since: Moment,
-    place: Place,
-    /// What a round took when they were last together.
-    usual: Duration,
-    /// The naps of both when the batch began.
+    /// The naps of both when it began.
     naps: u32,
+    /// What a round takes when they are together. Pauses do not count: it grows by an eighth at a time, and falls at once.
+    usual: Duration,
+    /// When they went apart.
+    apart: Moment,
     patience: Duration,
     /// No trial before this.
     next: Moment,
-    looked: Moment,
+    /// When the machine's load is to be looked at, and how often in a row it seemed busy.
+    look: Moment,
+    seemed_busy: u8,
 }
 
 impl Default for Pace {
     fn default() -> Self {
         Self {
+            stage: Stage::Together,
             rounds: 0,
             since: Moment(0),
-            place: Place::Together,
-            usual: Duration::MAX,
             naps: 0,
+            usual: Duration::MAX,
+            apart: Moment(0),
             patience: PATIENCE,
             next: Moment(0),
-            looked: Moment(0),
+            look: Moment(0),
+            seemed_busy: 0,
         }
     }
 }
@@ -107,75 +151,114 @@ impl Default for Pace {
 impl Pace {
     /// Where the two are to be now.
     pub fn place(&self) -> Place {
-        match forced() {
-            Some(place) => place,
-            None => self.place,
-        }
+        forced().unwrap_or(match self.stage {
+            Stage::Together => Place::Together,
+            Stage::Trial { .. } | Stage::Apart { .. } => Place::Apart,
+        })
     }
 
     /// Counts one round, there and back. `naps` is how often both have slept so far ([`super::Face::naps`]). True where
     /// they slept in most rounds of late, as if they were not where they should be.
+    #[inline]
     pub fn count(&mut self, naps: u32, around: &impl Surroundings) -> (Place, bool) {
-        let astray = self.rounds + 1 >= BATCH && naps.wrapping_sub(self.naps) > BATCH / 2;
-        match forced() {
-            None => (self.step(naps, around), astray),
-            Some(place) => {
-                self.rounds += 1;
-                if self.rounds >= BATCH {
-                    self.begin(naps, Moment(0));
-                }
-                (place, astray)
-            }
-        }
-    }
-
-    fn step(&mut self, naps: u32, around: &impl Surroundings) -> Place {
         self.rounds += 1;
-        let apart = self.place == Place::Apart;
-        if apart && naps.wrapping_sub(self.naps) > NAPS {
-            self.give_up(naps, around.now());
-        } else if self.rounds >= BATCH {
-            let now = around.now();
-            let round = now.since(self.since) / self.rounds;
-            if self.since == Moment(0) {
-                // The first batch is not timed.
-            } else if apart {
-                let is_better = round < self.usual - self.usual / 8;
-                let is_busy = now.since(self.looked) >= LOOK && {
-                    self.looked = now;
-                    !around.has_idle_cpu()
-                };
-                if is_better && !is_busy {
-                    self.patience = PATIENCE;
-                } else {
-                    self.give_up(naps, now);
-                }
-            } else {
-                self.usual = round;
-                if round <= OFTEN && now >= self.next {
-                    if around.has_idle_cpu() {
-                        self.place = Place::Apart;
-                        self.looked = now;
-                        // What moving costs is not the pace's.
-                        self.begin(naps, Moment(0));
-                        return self.place;
+        let slept = naps.wrapping_sub(self.naps);
+        let ends = self.rounds >= BATCH || slept > NAPS && self.stage != Stage::Together;
+        let astray = self.rounds >= BATCH && slept > BATCH / 2;
+        if ends {
+            self.end_batch(naps, slept, around);
+        }
+        (self.place(), astray)
+    }
+
+    #[cold]
+    fn end_batch(&mut self, naps: u32, slept: u32, around: &impl Surroundings) {
+        if forced().is_none() {
+            self.judge(slept, around);
+        }
+        self.rounds = 0;
+        self.naps = naps;
+    }
+
+    /// Goes by what a batch showed, and begins the next one.
+    fn judge(&mut self, slept: u32, around: &impl Surroundings) {
+        let now = around.now();
+        let began = core::mem::replace(&mut self.since, now);
+        let round = (began != Moment(0)).then(|| now.since(began) / self.rounds);
+        let is_good = round.map(|round| slept <= NAPS && round < self.usual - self.usual / 8);
+        match (self.stage, is_good) {
+            (Stage::Together, _) => {
+                if let Some(round) = round {
+                    self.usual = round.min(self.usual.saturating_add(self.usual / 8));
+                    // Not after a pause: a trial is judged by what is usual.
+                    if round <= self.usual {
+                        self.consider(now, around);
                     }
-                    self.wait_longer(now);
                 }
             }
-            self.begin(naps, now);
+            (_, _) if self.is_busy(now, around) => self.go_together(now),
+            // Not timed: one of the two moved. But if they do nothing but sleep, that is bad.
+            (_, None) if slept <= NAPS => {}
+            (Stage::Trial { good, bad }, Some(true)) => {
+                let good = good + 1;
+                self.stage =
+                    if good < GOOD { Stage::Trial { good, bad } } else { Stage::Apart { faults: 0 } };
+            }
+            (Stage::Trial { good, bad }, _) => {
+                if bad + 1 < BAD {
+                    self.stage = Stage::Trial { good, bad: bad + 1 };
+                } else {
+                    self.go_together(now);
+                }
+            }
+            (Stage::Apart { faults }, Some(true)) => {
+                self.stage = Stage::Apart { faults: faults.saturating_sub(1) }
+            }
+            (Stage::Apart { faults }, _) => {
+                if faults + 2 < FAULTS {
+                    self.stage = Stage::Apart { faults: faults + 2 };
+                } else {
+                    self.go_together(now);
+                }
+            }
         }
-        self.place
     }
 
-    fn begin(&mut self, naps: u32, now: Moment) {
-        (self.rounds, self.since, self.naps) = (0, now, naps);
+    /// Begins a trial where that makes sense.
+    fn consider(&mut self, now: Moment, around: &impl Surroundings) {
+        if self.usual > OFTEN || now < self.next {
+            return;
+        }
+        if !around.has_idle_cpu() {
+            return self.wait_longer(now);
+        }
+        self.stage = Stage::Trial { good: 0, bad: 0 };
+        (self.apart, self.look, self.seemed_busy) = (now, now.after(LOOK), 0);
+        // What moving costs is not the pace's.
+        self.since = Moment(0);
     }
 
-    fn give_up(&mut self, naps: u32, now: Moment) {
-        self.place = Place::Together;
+    /// Whether others want a CPU, when it is time to look: seen so often in a row.
+    fn is_busy(&mut self, now: Moment, around: &impl Surroundings) -> bool {
+        if now < self.look {
+            return false;
+        }
+        if around.has_idle_cpu() {
+            (self.seemed_busy, self.look) = (0, now.after(LOOK));
+        } else {
+            (self.seemed_busy, self.look) = (self.seemed_busy + 1, now.after(NEXT_LOOK));
+        }
+        self.seemed_busy >= BUSY
+    }
+
+    fn go_together(&mut self, now: Moment) {
+        let proven = matches!(self.stage, Stage::Apart { .. }) && now.since(self.apart) >= PROVEN;
+        self.stage = Stage::Together;
+        self.since = Moment(0);
+        if proven {
+            self.patience = PATIENCE;
+        }
         self.wait_longer(now);
-        self.begin(naps, now);
     }
 
     fn wait_longer(&mut self, now: Moment) {
@@ -195,106 +278,4 @@ fn forced() -> Option<Place> {
 }
 
 #[cfg(test)]
-mod tests {
-    use core::cell::Cell;
-
-    use super::*;
-
-    struct Staged {
-        now: Cell<u64>,
-        idle: Cell<bool>,
-    }
-
-    impl Surroundings for Staged {
-        fn now(&self) -> Moment {
-            Moment(self.now.get())
-        }
-
-        fn has_idle_cpu(&self) -> bool {
-            self.idle.get()
-        }
-    }
-
-    fn stage(idle: bool) -> Staged {
-        Staged { now: Cell::new(1), idle: Cell::new(idle) }
-    }
-
-    /// So many rounds of `nanoseconds` each, of which every one has `naps`; where they end.
-    fn rounds(
-        pace: &mut Pace,
-        around: &Staged,
-        count: u32,
-        nanoseconds: u64,
-        naps: &mut u32,
-        each: u32,
-    ) -> Place {
-        let mut place = pace.place;
-        for _ in 0..count {
-            around.now.set(around.now.get() + nanoseconds);
-            *naps = naps.wrapping_add(each);
-            place = pace.step(*naps, around);
-        }
-        place
-    }
-
-    #[test]
-    fn who_hands_over_often_goes_apart_and_stays_where_that_is_faster() {
-        let (mut pace, around, mut naps) = (Pace::default(), stage(true), 0);
-        assert_eq!(
-            rounds(&mut pace, &around, BATCH, 2_000, &mut naps, 1),
-            Place::Together,
-            "not measured yet"
-        );
-        assert_eq!(rounds(&mut pace, &around, BATCH, 2_000, &mut naps, 1), Place::Apart);
-        assert_eq!(rounds(&mut pace, &around, 1000 * BATCH, 500, &mut naps, 0), Place::Apart);
-        around.idle.set(false);
-        assert_eq!(
-            rounds(&mut pace, &around, 2000 * BATCH, 500, &mut naps, 0),
-            Place::Together,
-            "others came"
-        );
-    }
-
-    #[test]
-    fn who_works_between_stays_together() {
-        let (mut pace, around, mut naps) = (Pace::default(), stage(true), 0);
-        assert_eq!(rounds(&mut pace, &around, 100 * BATCH, 20_000, &mut naps, 1), Place::Together);
-    }
-
-    #[test]
-    fn a_busy_machine_sees_no_trial() {
-        let (mut pace, around, mut naps) = (Pace::default(), stage(false), 0);
-        assert_eq!(rounds(&mut pace, &around, 100 * BATCH, 2_000, &mut naps, 0), Place::Together);
-    }
-
-    #[test]
-    fn a_trial_in_which_they_sleep_ends_at_once_and_later_ones_come_later() {
-        let (mut pace, around, mut naps) = (Pace::default(), stage(true), 0);
-        rounds(&mut pace, &around, 2 * BATCH, 2_000, &mut naps, 0);
-        assert_eq!(pace.place, Place::Apart);
-        assert_eq!(rounds(&mut pace, &around, NAPS + 1, 40_000, &mut naps, 1), Place::Together);
-        let mut trials = Vec::new();
-        let start = around.now.get();
-        while around.now.get() < start + 200_000_000 {
-            if rounds(&mut pace, &around, 1, 2_000, &mut naps, 0) == Place::Apart {
-                trials.push(around.now.get() - start);
-                rounds(&mut pace, &around, NAPS + 1, 40_000, &mut naps, 1);
-            }
-        }
-        // After 10, 20, 40, 80 ms.
-        assert_eq!(trials.len(), 4, "{trials:?}");
-    }
-
-    #[test]
-    fn a_trial_that_is_no_faster_ends() {
-        let (mut pace, around, mut naps) = (Pace::default(), stage(true), 0);
-        rounds(&mut pace, &around, 2 * BATCH, 2_000, &mut naps, 0);
-        assert_eq!(rounds(&mut pace, &around, 2 * BATCH, 1_900, &mut naps, 0), Place::Together);
-    }
-
-    #[test]
-    fn the_kernel_counts_whoever_asks() {
-        assert!(runnable().is_some_and(|count| count >= 1), "is /proc mounted?");
-        assert!(!Machine { cpus: 1 }.has_idle_cpu());
-    }
-}
+mod tests;

@@ -38,17 +38,33 @@ pub(super) fn ring(bell: &impl Word, sleepers: &impl Word) {
     }
 }
 
-/// Sleeps until `bell` is no longer `heard`, or the night is over.
-pub(super) fn sleep(bell: &impl Word, sleepers: &impl Word, heard: u32, night: &mut impl Night) -> Woken {
+/// Rings only where somebody sleeps, after a sequentially consistent write to what the other one looks at beside its bell:
+/// that write takes the place of the ring in the argument above, and the ring is what changes the word that is slept on.
+pub(super) fn ring_if_asleep(bell: &impl Word, sleepers: &impl Word) {
+    if sleepers.read() != 0 {
+        bell.add(1);
+        bell.wake();
+    }
+}
+
+/// Sleeps until `bell` is no longer `heard`, somebody has `called` in another way, or the night is over.
+pub(super) fn sleep(
+    bell: &impl Word,
+    sleepers: &impl Word,
+    heard: u32,
+    called: &impl Fn() -> bool,
+    night: &mut impl Night,
+) -> Woken {
     sleepers.add(1);
+    let is_called = || called() || bell.read() != heard;
     let woken = loop {
-        if bell.read() != heard {
+        if is_called() {
             break Woken::Rung;
         }
         match night.is_over() {
             None => night.doze(),
             // Its last words count: it may have rung between our look at the bell and its death.
-            Some(Woken::PartnerGone) if bell.read() != heard => break Woken::Rung,
+            Some(Woken::PartnerGone) if is_called() => break Woken::Rung,
             Some(woken) => break woken,
         }
     };

@@ -31,7 +31,8 @@
 //!   never contain SIGSYS (`masks`), and its SIGSYS handler is only remembered (`actions`).
 //! - The handler runs with the program's own mask. A signal that arrives during a blocking call interrupts the
 //!   executive's call as it would have interrupted the program's; restarting is done by the kernel, in the executive.
-//!   The program's handler may leave with `siglongjmp`: nothing is held across a call that may be interrupted.
+//!   The program's handler may leave with `siglongjmp`: nothing is held across a call that may be interrupted. What it
+//!   finds in its `ucontext` is the program at its own call, not the executive (`handlers`).
 //! - Nothing in the path of a call allocates or locks. Mapping and unmapping *code*, and rewriting it, exclude one
 //!   another (`ranges`); these hold a flag with all signals blocked.
 //! - Dispatch is a property of a thread and not inherited: `threads` arms every new thread and process before it runs
@@ -44,6 +45,7 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("the executive speaks the system calls of Linux on x86-64 only");
 
+pub mod automaton;
 pub mod board;
 pub mod config;
 pub mod glob;
@@ -61,6 +63,7 @@ pub mod policy;
 )]
 mod running {
     pub(crate) mod actions;
+    pub(crate) mod boot;
     pub(crate) mod callers;
     pub(crate) mod conditions;
     pub(crate) mod count;
@@ -70,6 +73,7 @@ mod running {
     #[cfg(feature = "image")]
     pub(crate) mod freestanding;
     pub(crate) mod gates;
+    pub(crate) mod handlers;
     pub(crate) mod journal;
     pub(crate) mod kernel;
     pub(crate) mod landings;
@@ -78,8 +82,10 @@ mod running {
     pub(crate) mod own;
     pub(crate) mod patch;
     pub(crate) mod paths;
+    pub(crate) mod permits;
     pub(crate) mod policy;
     pub(crate) mod ranges;
+    pub(crate) mod readable;
     pub(crate) mod requests;
     pub(crate) mod serve;
     pub(crate) mod services;

@@ -55,6 +55,16 @@ pub struct Step {
     pub kind: Move,
 }
 
+impl Step {
+    /// How many bytes it takes once it has moved.
+    pub fn moved(&self) -> usize {
+        match self.kind {
+            Move::Branch => 6,
+            _ => usize::from(self.length),
+        }
+    }
+}
+
 /// How to rewrite a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {

@@ -83,6 +83,8 @@ pub struct Table {
     pub callers: Text,
     /// Where the mounts are, and how many: a [`Mount`] each.
     pub mounts: Text,
+    /// The automaton of all path patterns: see [`crate::automaton`]; none: patterns are asked one by one.
+    pub automaton: Text,
     /// For each call, its references.
     pub calls: [Span; CALLS + 1],
     /// What is known of the calls.
@@ -123,6 +125,11 @@ pub struct Rule {
     pub log: u32,
     /// How much of the path pattern is replaced by the target.
     pub prefix: u32,
+    /// Not zero: it is asked about a look at a file by its descriptor, too: an `fstat` that is made as `newfstatat` or
+    /// `statx` with an empty path.
+    pub descriptors: u32,
+    /// Nothing.
+    pub padding: u32,
     /// What the call returns, or how many bytes it gets.
     pub value: i64,
     /// Nanoseconds to wait first.
@@ -133,6 +140,8 @@ pub struct Rule {
     pub site: u64,
     /// Patterns, one of which a path must match.
     pub path: Text,
+    /// The automaton's bit for these patterns; zero: it has none.
+    pub fits: u64,
     /// What the path's beginning is replaced by, or an address to connect to.
     pub target: Text,
     /// An address to which the call goes.

@@ -17,6 +17,8 @@ pub(crate) struct Compiled {
     pub(crate) calls: Vec<u32>,
     /// Patterns for paths, with separators.
     pub(crate) path: Vec<u8>,
+    /// Whether it is about `fstat`, however that is made.
+    pub(crate) descriptors: bool,
     /// Patterns for paths of unix sockets.
     pub(crate) address_path: Vec<u8>,
     pub(crate) target: Vec<u8>,
@@ -26,6 +28,8 @@ pub(crate) struct Compiled {
     pub(crate) programs: Vec<u8>,
 }
 
+/// Calls that are an `fstat` if their path is empty.
+const BY_EMPTY_PATH: [&str; 2] = ["newfstatat", "statx"];
 /// Without these, a program could not go on, or not end.
 const NEVER_ANSWERED: [&str; 3] = ["rt_sigreturn", "exit", "exit_group"];
 const KINDS: [(&str, u32); 7] = [
@@ -120,6 +124,9 @@ fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compile
         return wrong(&text.call, "none of these calls fits what the rule says of them");
     }
     compiled.calls = signatures.iter().map(|signature| signature.number).collect();
+    // C libraries make `fstat` as a `newfstatat` with an empty path: that takes no path, whatever the group says of the call.
+    compiled.descriptors = signatures.iter().any(|signature| signature.name == "fstat")
+        || named.iter().any(|(signature, explicit)| *explicit && BY_EMPTY_PATH.contains(&signature.name));
     for (files, place) in [(&text.caller, &mut compiled.callers), (&text.program, &mut compiled.programs)] {
         if let Some(files) = files {
             *place = patterns(files, |word| Ok(values::file_pattern(word)))?;

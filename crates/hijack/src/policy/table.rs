@@ -7,8 +7,8 @@ use orrery_executive::board::CALLS;
 use orrery_executive::glob;
 use orrery_executive::policy::{Address, MAGIC, Mount, Rule, Shape, Span, Table, Text, action};
 
-use super::Policy;
 use super::compile::Compiled;
+use super::{Policy, automaton};
 use crate::archive::Mounted;
 use crate::calls;
 use crate::told;
@@ -50,6 +50,17 @@ fn bytes_of<T: Copy>(value: &T) -> &[u8] {
 }
 
 impl Policy {
+    /// Whether anything depends on which program is executed, or from where it is called.
+    pub(crate) fn asks_for_programs(&self) -> bool {
+        self.rules.iter().any(|compiled| !compiled.programs.is_empty() || !compiled.callers.is_empty())
+    }
+
+    /// Which rules are about a program.
+    pub(crate) fn concerned(&self, program: &[u8]) -> Vec<bool> {
+        let concerns = |programs: &[u8]| programs.is_empty() || glob::any_matches(programs, program);
+        self.rules.iter().map(|compiled| concerns(&compiled.programs)).collect()
+    }
+
     /// The table for one program: without rules that are about others, with the mounts that this process holds. Empty where
     /// there are neither.
     pub(crate) fn table(&self, program: &[u8], mounted: &[Mounted]) -> Vec<u8> {
@@ -79,6 +90,16 @@ impl Policy {
         layout.bytes.extend(references.iter().flat_map(|reference| reference.to_ne_bytes()));
         layout.align();
 
+        let mut lists: Vec<&[u8]> = Vec::new();
+        for list in rules.iter().map(|compiled| compiled.path.as_slice()).filter(|list| !list.is_empty()) {
+            if !lists.contains(&list) {
+                lists.push(list);
+            }
+        }
+        let automaton = automaton::compile(&lists);
+        let automaton_text = layout.text(automaton.as_deref().unwrap_or(&[]));
+        layout.align();
+
         // Their texts follow when all places are known.
         let callers: Vec<_> =
             rules.iter().map(|compiled| &compiled.callers).filter(|callers| !callers.is_empty()).collect();
@@ -90,6 +111,9 @@ impl Policy {
         for (index, compiled) in rules.iter().enumerate() {
             let mut rule = compiled.rule;
             rule.path = layout.text(&compiled.path);
+            let list = lists.iter().position(|list| *list == compiled.path);
+            rule.fits = list.filter(|_| automaton.is_some()).map_or(0, |list| 1 << list);
+            rule.descriptors = u32::from(compiled.descriptors);
             rule.target = layout.text(&compiled.target);
             rule.address = Address { path: layout.text(&compiled.address_path), ..rule.address };
             if !compiled.callers.is_empty() {
@@ -126,6 +150,7 @@ impl Policy {
             (offset_of!(Table, references), bytes_of(&references_text)),
             (offset_of!(Table, callers), bytes_of(&callers_text)),
             (offset_of!(Table, mounts), bytes_of(&mounts_text)),
+            (offset_of!(Table, automaton), bytes_of(&automaton_text)),
             (offset_of!(Table, calls), bytes_of(&spans)),
             (offset_of!(Table, shapes), bytes_of(&shapes)),
             (offset_of!(Table, looks), bytes_of(&told::looks())),

@@ -1,5 +1,3 @@
-use iced_x86::{Decoder, DecoderOptions};
-
 use super::*;
 
 fn code(last: &[u8]) -> [u8; CODE] {
@@ -19,6 +17,22 @@ fn a_mov_makes_room_alone() {
     // mov $39,%rax
     let plan = super::plan(&code(&[0x48, 0xc7, 0xc0, 39, 0, 0, 0, 0x0f, 0x05])).unwrap();
     assert_eq!((lengths(&plan), plan.number), (vec![7], Some(39)));
+}
+
+#[test]
+fn what_would_have_faulted_is_no_instruction() {
+    // mov $102,%eax; syscall; ret; nopl 0(%rax,%rax,1); mov $107,%eax; syscall: from glibc's `getuid` on.
+    let before = [0xb8, 102, 0, 0, 0, 0x0f, 0x05, 0xc3, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0];
+    let alone = |last: &[u8]| {
+        let plan = plan(&code(&[&before, &before, last].concat()));
+        plan.is_some_and(|plan| lengths(&plan) == [5] && plan.number.is_some())
+    };
+    assert!(alone(&[0xb8, 107, 0, 0, 0, 0x0f, 0x05]));
+    // With a number above page zero, add %bh,0x1000(%rax) may be one.
+    assert!(!alone(&[0xb8, 0, 16, 0, 0, 0x0f, 0x05]));
+    // As may lea 39(%rax),%edi, which reads no memory, and mov %edi,39(%rbp).
+    assert!(!alone(&[0x8d, 0xb8, 39, 0, 0, 0, 0x0f, 0x05]));
+    assert!(!alone(&[0x89, 0xbd, 39, 0, 0, 0, 0x0f, 0x05]));
 }
 
 #[test]

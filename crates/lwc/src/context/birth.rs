@@ -6,10 +6,10 @@
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use core::time::Duration;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 
 use orrery_domain::Moment;
-use orrery_domain::copy::{Copied, Kin, copy_process};
+use orrery_domain::copy::{Copied, Kin, copy_process, copy_process_sharing_files};
 use orrery_domain::forked::Creator;
 use orrery_domain::gate::is_dead;
 use orrery_domain::watch::Watcher;
@@ -28,6 +28,7 @@ use super::ranges::{contains, privatise, share, unmap, without};
 use super::rights::Rights;
 use super::spec::{Checked, Spec};
 use super::state::State;
+use super::table::Dowry;
 use super::trap::{self, Listener};
 use super::turn::Held;
 use super::{Arrival, Context, handover, introduce, isolate, perform, reaper, still, strands};
@@ -97,6 +98,7 @@ pub(crate) fn create(state: &mut Held, spec: &Spec) -> Result<Born> {
     let checked = spec.check()?;
     state.sweep_grants();
     reaper::sweep(state);
+    state.sweep_table();
     share_all(state, &checked.share)?;
     let threaded = still::others()? != 0;
     for _ in 1..ATTEMPTS {
@@ -111,12 +113,24 @@ pub(crate) fn create(state: &mut Held, spec: &Spec) -> Result<Born> {
 fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> Result<Born> {
     let ends = prepare(state)?;
     let seat = ends.seat;
+    if spec.shares_table {
+        state.open_table()?;
+    } else {
+        state.say_own();
+    }
+    if spec.shares_credentials {
+        state.open_credentials()?;
+    } else {
+        state.say_credentials();
+    }
     let kin = if state.me == ROOT { Kin::HiddenChild } else { Kin::Sibling };
     let others = if spec.alone || !threaded { None } else { still::Still::hold(state.program, state.me)? };
     let mask = others.as_ref().map_or_else(signals::block_all, still::Still::mask);
     // SAFETY: no other thread holds anything that we need; where it holds what the C library needs, the copy hangs, and is
     // given up.
-    let copied = match unsafe { copy_process(kin) } {
+    let copied =
+        unsafe { if spec.shares_table { copy_process_sharing_files(kin) } else { copy_process(kin) } };
+    let copied = match copied {
         Ok(None) => {
             let others = ManuallyDrop::new(others);
             let number = live(state, ends, spec, checked, mask, others.as_ref(), threaded);
@@ -124,18 +138,26 @@ fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> 
             return Ok(Born::Context(state.handle(number), arrival));
         }
         Ok(Some(copied)) => Ok(copied),
-        Err(errno) => Err(Error::Birth { step: "be forked", errno }),
+        Err(errno) => {
+            state.clear_out_unborn();
+            Err(Error::Birth { step: "be forked", errno })
+        }
     };
     drop(others);
     signals::set_mask(mask);
-    let delivered =
-        copied.and_then(|copied| deliver(state, ends, copied, spec, checked.access.clone(), threaded));
+    let mut dowry = None;
+    let delivered = copied
+        .and_then(|copied| deliver(state, ends, copied, spec, checked.access.clone(), threaded, &mut dowry));
     if delivered.is_err() {
         // Whatever there is of it goes; a seat without a process is given up by ourselves.
         let pid = state.program.seat(seat).pid.load(SeqCst);
         reaper::bury(state, seat, pid);
         if state.program.pid(seat).is_none() {
             state.program.vacate(seat);
+        }
+        if let Some(dowry) = dowry {
+            dowry.take_back();
+            state.clear_out_unborn();
         }
     }
     delivered.map(|slot| Born::Creator(state.handle(slot)))
@@ -184,10 +206,12 @@ fn deliver(
     spec: &Spec,
     access: Vec<PageRange>,
     threaded: bool,
+    dowry: &mut Option<Dowry>,
 ) -> Result<usize> {
     let Ends { link, seat: number, child, parent, watcher: _ } = ends;
-    drop(child.0);
-    drop(parent.1);
+    if spec.shares_table {
+        *dowry = Some(Dowry::of([child.0, parent.1]));
+    }
     let seat = state.program.seat(number);
     seat.pid.store(copied.pid.as_raw_pid().unsigned_abs(), SeqCst);
     await_settled(&seat.settled, &copied, threaded);
@@ -213,10 +237,20 @@ fn deliver(
         None
     };
     let rights = Rights { memory: access, files: spec.fetchable.clone(), calls: spec.callable };
-    let grant = state.add_grant(parent.0, parent.2, rights)?;
+    let grant = match spec.shares_table {
+        true => state.add_tenants_grant(parent.0, parent.2, rights),
+        false => state.add_grant(parent.0, parent.2, rights)?,
+    };
     let generation = seat.generation.load(SeqCst);
-    let slot = state.add_peer(child.1, child.2, copied.pidfd, (number, generation), link, Some(grant))?;
-    state.peer_mut(slot)?.listener = listener;
+    state.heard_calls |= listener.is_some();
+    let slot =
+        state.add_peer(child.1, child.2, copied.pidfd, (number, generation), Some(link), Some(grant))?;
+    let peer = state.peer_mut(slot)?;
+    peer.listener = listener;
+    if spec.shares_table {
+        let pidfd = peer.pidfd.clone();
+        state.add_tenant(pidfd, grant);
+    }
     Ok(slot)
 }
 
@@ -267,7 +301,7 @@ fn live(
         settled.store(0, SeqCst);
     }
     // It binds this thread and those that come of it: all that the context will have.
-    let isolated = if spec.isolated { isolate::enter() } else { Ok(()) };
+    let isolated = if spec.isolated { isolate::enter(&spec.taken()) } else { Ok(()) };
     let outcome = isolated
         .map_err(|errno| (11, errno))
         .and_then(|()| {
@@ -276,6 +310,7 @@ fn live(
         .and_then(|()| settle(state, ends, spec, checked, others.is_some()));
     match outcome {
         Ok(slot) => {
+            state.say_own();
             let mask = mask | deaf;
             signals::set_mask(mask);
             settled.store(1, SeqCst);
@@ -283,6 +318,7 @@ fn live(
             slot
         }
         Err((step, errno)) => {
+            state.say_own();
             settled.store(step << 16 | errno.raw_os_error().unsigned_abs() & 0xfff, SeqCst);
             let _ = futex::wake(settled, futex::Flags::empty(), 1);
             die()
@@ -298,6 +334,8 @@ fn settle(
     counterparts: bool,
 ) -> core::result::Result<usize, (u32, Errno)> {
     let Ends { mut link, seat, child, parent, watcher } = ends;
+    let (own_end, creators_name_of_us, own_id) = child;
+    let (creators_end, creators_name, creators_id) = parent;
     let at = |step: u32| move |errno: Errno| (step, errno);
     let because = |step: u32| {
         move |error: Error| match error {
@@ -306,6 +344,17 @@ fn settle(
         }
     };
     let creator = (state.me, state.program.seat(state.me).generation.load(SeqCst));
+    state.creators_name = -1;
+    state.common.take_if(|_| !spec.shares_credentials);
+    if spec.shares_table {
+        // Its creator's, in a table that is that one's, too.
+        let _ = (creators_end.into_raw_fd(), creators_name_of_us.into_raw_fd());
+        state.share_table().map_err(at(4))?;
+        state.creators_name = creators_name.as_raw_fd();
+    } else {
+        drop((creators_end, creators_name_of_us));
+        state.leave_table();
+    }
     state.me = seat;
     state.creator = Creator::here();
     state.program.place(state.strand, seat).thread.store(own_thread(), SeqCst);
@@ -319,8 +368,6 @@ fn settle(
     if let Some(leash) = state.leash.take() {
         leash.close_copy();
     }
-    drop(parent.0);
-    drop(child.1);
     for peer in state.peers.iter_mut().flatten() {
         peer.link = None;
         peer.through = None;
@@ -334,10 +381,11 @@ fn settle(
     let leash = Leash::make(state.program, seat).map_err(because(0))?;
     state.leash = Some(leash);
     let creators_pidfd = core::mem::replace(&mut state.pidfd, super::state::own_pidfd().map_err(because(0))?);
-    let grant = state.add_grant(child.0, child.2, Rights::all()).map_err(because(0))?;
+    let grant = state.add_grant(own_end, own_id, Rights::all()).map_err(because(0))?;
     link.turn();
-    let slot =
-        state.add_peer(parent.1, parent.2, creators_pidfd, creator, link, Some(grant)).map_err(because(0))?;
+    let slot = state
+        .add_peer(creators_name, creators_id, creators_pidfd, creator, Some(link), Some(grant))
+        .map_err(because(0))?;
     close_descriptors(state, slot, leash.descriptor(), &spec.close).map_err(at(4))?;
     let memory = spec.trap.then(trap::open_memory).transpose().map_err(at(7))?;
     if !spec.dumpable {

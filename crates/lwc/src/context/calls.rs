@@ -199,6 +199,82 @@ const GLOBAL: &[libc::c_long] = &[
     libc::SYS_ioperm,
 ];
 
+/// Calls by which a process changes how others of its user run: whom they are about is said by this argument, which must be
+/// 0 or the caller's number, if a kind that an argument before it tells is this.
+const ABOUT_PROCESSES: [(libc::c_long, u32, Option<u32>); 7] = [
+    (libc::SYS_prlimit64, 0, None),
+    (libc::SYS_sched_setaffinity, 0, None),
+    (libc::SYS_sched_setscheduler, 0, None),
+    (libc::SYS_sched_setparam, 0, None),
+    (libc::SYS_sched_setattr, 0, None),
+    (libc::SYS_setpriority, 1, Some(libc::PRIO_PROCESS)),
+    (libc::SYS_ioprio_set, 1, Some(WHO_PROCESS)),
+];
+/// `IOPRIO_WHO_PROCESS`.
+const WHO_PROCESS: u32 = 1;
+
+/// The filter that refuses such calls about other processes than `own`, but for those `taken` by another filter.
+pub(crate) fn about_others(own: u32, taken: &Calls) -> Vec<libc::sock_filter> {
+    let mut program = preamble();
+    let judged = ABOUT_PROCESSES.iter().filter(|(call, ..)| !taken.has(number_of(*call)));
+    for (call, whom, kind) in judged {
+        let test =
+            |argument: u32, value| [step(LOAD, 0, 0, ARGUMENTS + 8 * argument), step(EQUAL, 0, 0, value)];
+        // The kernel takes the lower half of each.
+        let mut body = Vec::new();
+        if let Some(kind) = kind {
+            let [load, mut is] = test(0, *kind);
+            (is.jt, is.jf) = (0, 4);
+            body.extend([load, is]);
+        }
+        let [load, mut nobody] = test(*whom, 0);
+        nobody.jt = 1;
+        let mut us = nobody;
+        (us.k, us.jt, us.jf) = (own, 0, 1);
+        body.extend([
+            load,
+            nobody,
+            us,
+            step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+            step(RETURN, 0, 0, REFUSED),
+        ]);
+        let length = u8::try_from(body.len()).unwrap_or(u8::MAX);
+        program.push(step(EQUAL, 0, length, number_of(*call)));
+        program.extend(body);
+    }
+    program.push(step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW));
+    program
+}
+
+// What filters are made of (seccomp(2)).
+const LOAD: u16 = 0x20;
+const EQUAL: u16 = 0x15;
+const ABOVE: u16 = 0x25;
+const FROM: u16 = 0x35;
+const RETURN: u16 = 0x06;
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const ARGUMENTS: u32 = 16;
+/// Numbers of the x32 interface, under which every call exists a second time.
+const X32: u32 = 0x4000_0000;
+const REFUSED: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs();
+
+const fn step(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+/// What all filters begin with: calls by other interfaces are refused, and the number is loaded.
+fn preamble() -> Vec<libc::sock_filter> {
+    vec![
+        step(LOAD, 0, 0, ARCHITECTURE),
+        step(EQUAL, 1, 0, ARCHITECTURE_HERE),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
+        step(LOAD, 0, 0, NUMBER),
+        step(FROM, 0, 1, X32),
+        step(RETURN, 0, 0, REFUSED),
+    ]
+}
+
 impl Calls {
     /// No call.
     pub const fn none() -> Self {
@@ -283,26 +359,7 @@ impl Calls {
 
     /// The filter that answers these calls with `action`, in process `own`.
     pub(crate) fn filter(&self, action: u32, own: u32) -> Vec<libc::sock_filter> {
-        const LOAD: u16 = 0x20;
-        const EQUAL: u16 = 0x15;
-        const ABOVE: u16 = 0x25;
-        const FROM: u16 = 0x35;
-        const RETURN: u16 = 0x06;
-        const NUMBER: u32 = 0;
-        const ARCHITECTURE: u32 = 4;
-        const ARGUMENTS: u32 = 16;
-        /// Numbers of the x32 interface, under which every call exists a second time.
-        const X32: u32 = 0x4000_0000;
-        let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs();
-        let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-        let mut program = vec![
-            step(LOAD, 0, 0, ARCHITECTURE),
-            step(EQUAL, 1, 0, ARCHITECTURE_HERE),
-            step(RETURN, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
-            step(LOAD, 0, 0, NUMBER),
-            step(FROM, 0, 1, X32),
-            step(RETURN, 0, 0, refused),
-        ];
+        let mut program = preamble();
         for (number, argument, value) in harmless(own) {
             program.extend([
                 step(EQUAL, 0, 6, number),
@@ -317,7 +374,7 @@ impl Calls {
         let mut one = |first, last, action| {
             program.extend([step(FROM, 0, 2, first), step(ABOVE, 1, 0, last), step(RETURN, 0, 0, action)]);
         };
-        one(number_of(libc::SYS_io_uring_setup), number_of(libc::SYS_io_uring_register), refused);
+        one(number_of(libc::SYS_io_uring_setup), number_of(libc::SYS_io_uring_register), REFUSED);
         let mut withheld = *self;
         for number in ESSENTIAL.map(number_of) {
             withheld.0[(number / 64) as usize] &= !(1 << (number % 64));
@@ -416,6 +473,30 @@ mod tests {
         assert_eq!(say(libc::SYS_tgkill, [1000, 5, 6, 0, 0, 0]), libc::SECCOMP_RET_ALLOW);
         assert_eq!(say(libc::SYS_tgkill, [0, 5, 6, 0, 0, 0]), 77);
         assert_eq!(say(libc::SYS_sendmsg, [0; 6]), 77);
+    }
+
+    #[test]
+    fn how_others_run_is_left_alone() {
+        let program = about_others(1000, &Calls::none());
+        let say = |call, arguments| run(&program, number_of(call), ARCHITECTURE_HERE, arguments);
+        let allow = libc::SECCOMP_RET_ALLOW;
+        for (call, whom, kind) in ABOUT_PROCESSES {
+            for (pid, expected) in [(0, allow), (1000, allow), (1 << 32, allow), (5, REFUSED), (1, REFUSED)] {
+                let mut arguments = [u64::from(kind.unwrap_or(0)), 0, 0, 0, 0, 0];
+                arguments[whom as usize] = pid;
+                assert_eq!(say(call, arguments), expected, "{call} of {pid}");
+            }
+        }
+        // Whole groups, and all of a user, even if named by 0.
+        for kind in [libc::PRIO_PGRP, libc::PRIO_USER] {
+            assert_eq!(say(libc::SYS_setpriority, [kind.into(), 0, 0, 0, 0, 0]), REFUSED);
+        }
+        assert_eq!(say(libc::SYS_ioprio_set, [2, 0, 0, 0, 0, 0]), REFUSED);
+        assert_eq!(say(libc::SYS_setrlimit, [5; 6]), allow);
+        assert_eq!(say(libc::SYS_read, [5; 6]), allow);
+        assert_eq!(run(&program, 0x4000_0000, ARCHITECTURE_HERE, [0; 6]), REFUSED, "by its other number");
+        let left = about_others(1000, &Calls::all());
+        assert_eq!(run(&left, number_of(libc::SYS_prlimit64), ARCHITECTURE_HERE, [5; 6]), allow);
     }
 
     #[test]

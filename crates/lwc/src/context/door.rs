@@ -40,8 +40,9 @@ impl Door {
         Some((Self { socket: descriptors::raise(socket), turn: descriptors::raise(turn) }, name))
     }
 
-    pub(crate) fn has(&self, number: RawFd) -> bool {
-        self.socket.as_raw_fd() == number || self.turn.as_raw_fd() == number
+    /// The numbers of its descriptors.
+    pub(crate) fn numbers(&self) -> [RawFd; 2] {
+        [self.socket.as_raw_fd(), self.turn.as_raw_fd()]
     }
 
     /// Waits until no other copy is asking, and forgets who knocked for one that is gone. The end of the process, or of

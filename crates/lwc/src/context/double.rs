@@ -20,7 +20,7 @@
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
-use std::sync::Arc;
+use std::rc::Rc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use orrery_domain::Moment;
@@ -116,6 +116,8 @@ fn become_double(
 ) -> Result<()> {
     let failed = |errno| Error::system("make a double of a context", 0, errno);
     state.keep();
+    state.leave_table();
+    state.common = None;
     let pidfd = own_pidfd()?;
     let own = rustix::process::getpid().as_raw_pid().unsigned_abs();
     let (me, strand) = (state.me, state.strand);
@@ -138,6 +140,7 @@ fn become_double(
     // SAFETY: nobody else closes it.
     unsafe { rustix::io::close(main) };
     exchange(state, line, until).map_err(failed)?;
+    state.list_names();
 
     let place = state.program.place(strand, me);
     state.program.clear_place(strand, me);
@@ -171,6 +174,7 @@ fn exchange(state: &mut State, line: &OwnedFd, until: Moment) -> rustix::io::Res
     loop {
         let (note, fds) = Note::receive(line, until)?;
         if note.what == ALL {
+            state.forget_links();
             return Ok(());
         }
         install(state, &note, fds)?;
@@ -225,11 +229,12 @@ pub(crate) fn install(state: &mut State, note: &Note, fds: Vec<OwnedFd>) -> rust
             let placed = unsafe { syscall!(Sysno::dup3, first.as_raw_fd(), number, libc::O_CLOEXEC) };
             placed.map_err(|errno| Errno::from_raw_os_error(errno.into_raw()))?;
             peer.inode = inode(number).unwrap_or(0);
-            peer.pidfd = Arc::new(pidfd);
+            peer.pidfd = Rc::new(pidfd);
             // The new program has its own numbers.
             peer.pid = 0;
             if let Some(link) = &link {
                 link.set_slot(index);
+                link.set_copied(false);
             }
             peer.link = link;
             peer.listener = None;

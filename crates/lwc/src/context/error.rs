@@ -47,6 +47,14 @@ pub enum Error {
         /// The descriptor.
         descriptor: i32,
     },
+    /// The context is the calling one.
+    #[error(
+        "descriptor {descriptor} names the calling context itself: whoever has control need not switch to it"
+    )]
+    Itself {
+        /// The descriptor.
+        descriptor: i32,
+    },
     /// The context ended before.
     #[error("the context of descriptor {descriptor} has ended: close the descriptor and create a new one")]
     Gone {
@@ -92,6 +100,12 @@ pub enum Error {
         start: usize,
         /// Its length in bytes.
         length: usize,
+    },
+    /// What is asked for cannot be had, or not together.
+    #[error("the specification cannot be met: {why}")]
+    Unmet {
+        /// Why not.
+        why: &'static str,
     },
     /// Two specifications contradict.
     #[error("the specifications of {first:#x} and of {second:#x} overlap: give each range one")]

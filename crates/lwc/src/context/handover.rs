@@ -8,7 +8,7 @@
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::Arc;
+use std::rc::Rc;
 
 use orrery_domain::gate::is_dead;
 use orrery_domain::{Gate, Moment, Partner, Woken};
@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::process::PidfdFlags;
 
 use super::error::{Error, Result};
+use super::holder::Holder;
 use super::link::{Kind, Message, ROOM};
 use super::program::{DOUBLE, ROOT, STRANGER};
 use super::state::{State, is_hung_up};
@@ -41,7 +42,8 @@ pub(crate) fn switch(
     if bytes.len() > ROOM {
         return Err(Error::TooLong { bytes: bytes.len(), room: ROOM });
     }
-    let target = state.peer(slot)?.seat;
+    let peer = state.peer(slot)?;
+    let (target, next) = (peer.seat, peer.holder());
     if limit.is_some() && target == ROOT {
         return Err(Error::RootLimit);
     }
@@ -54,18 +56,35 @@ pub(crate) fn switch(
     let hint = prepare(state, slot)?;
     let until = limit.map(|limit| Moment::now().after(limit));
     placing::place(state, slot);
+    say(state);
     let program = state.program;
-    let (me, strand) = (state.me, state.strand);
+    let (own, strand) = (state.own_holder(), state.strand);
+    let at_link = state.take_caller(slot);
     let link = state.peer_mut(slot)?.link.as_mut().ok_or(Error::NoContext { descriptor: -1 })?;
     // All that the other side is going to read is written before anything waits for a cache line of its own.
     link.stage(strand, Kind::Switch, word, 0, bytes);
-    program.place(strand, target).face.leave(hint);
-    if program.control(strand).compare_exchange(me, target, SeqCst, SeqCst).is_err() {
+    let place = program.place(strand, target);
+    if !at_link {
+        place.face.leave(hint);
+    }
+    if own.gives_way(program.control(strand), next).is_err() {
         await_end();
     }
     link.publish(strand);
-    call(state, slot, hint);
+    // Who waits at the link sees by itself what was said there.
+    if at_link {
+        place.face.call_if_asleep();
+        call_by_descriptor(state, slot);
+    } else {
+        call(state, slot, hint);
+    }
     park(state, Some(slot), until)
+}
+
+/// Before control leaves: says what those are to know by then who share something with us.
+fn say(state: &mut State) {
+    state.say_own();
+    state.say_credentials();
 }
 
 /// Our time was up, and we are about to be killed.
@@ -83,7 +102,7 @@ pub(crate) fn answer(
     limit: Option<Duration>,
 ) -> Result<Arrival> {
     let peer = state.peer(slot)?;
-    let (target, descriptor) = (peer.seat, peer.fd.as_raw_fd());
+    let (next, descriptor) = (peer.holder(), peer.fd.as_raw_fd());
     if peer.is_gone(state.program) {
         return Err(Error::Gone { descriptor });
     }
@@ -92,9 +111,11 @@ pub(crate) fn answer(
     }
     let until = limit.map(|limit| Moment::now().after(limit));
     placing::place(state, slot);
-    if state.control().compare_exchange(state.me, target, SeqCst, SeqCst).is_err() {
+    say(state);
+    if state.own_holder().gives_way(state.control(), next).is_err() {
         await_end();
     }
+    state.set_caller(None);
     trap::reply(state, slot, answer);
     park(state, Some(slot), until)
 }
@@ -102,6 +123,9 @@ pub(crate) fn answer(
 /// Sees to it that the peer can be spoken to; gives the hint for it.
 fn prepare(state: &mut State, slot: usize) -> Result<u32> {
     let peer = state.peer(slot)?;
+    if peer.seat == state.me {
+        return Err(Error::Itself { descriptor: peer.fd.as_raw_fd() });
+    }
     if peer.is_gone(state.program) {
         let descriptor = peer.fd.as_raw_fd();
         let seat = state.program.seat(peer.seat);
@@ -148,7 +172,7 @@ fn meet_heir(state: &mut State, slot: usize) -> Result<()> {
         let _ =
             rustix::thread::futex::wait(&seat.settled, rustix::thread::futex::Flags::empty(), 0, Some(&nap));
     }
-    peer.pidfd = Arc::new(orrery_sys::descriptors::raise(pidfd));
+    peer.pidfd = Rc::new(orrery_sys::descriptors::raise(pidfd));
     peer.pid = there;
     Ok(())
 }
@@ -170,10 +194,17 @@ pub(crate) fn call(state: &State, slot: usize, hint: u32) {
     let place = state.program.place(state.strand, peer.seat);
     place.face.leave(hint);
     place.face.call();
-    // It sets its flag before it looks at its bell, and we did the reverse: one of the two sees the other.
+    call_by_descriptor(state, slot);
+}
+
+/// Calls a peer that waits for descriptors.
+fn call_by_descriptor(state: &State, slot: usize) {
+    let Ok(peer) = state.peer(slot) else { return };
+    let place = state.program.place(state.strand, peer.seat);
+    // It sets its flag before it looks at its bell and its link, and we did the reverse: one of the two sees the other.
     if place.by_descriptor.load(SeqCst) != 0 && peer.is_intact() {
         let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
-        let _ = rustix::net::send(&peer.fd, &[0], flags);
+        let _ = rustix::net::send(&*peer.fd, &[0], flags);
     }
 }
 
@@ -193,6 +224,7 @@ pub(crate) fn ask(
     bytes: &[u8],
 ) -> Result<Message> {
     let hint = prepare(state, slot)?;
+    state.say_credentials();
     let (program, me, strand) = (state.program, state.me, state.strand);
     let peer = state.peer_mut(slot)?;
     // Its late answer would be taken for that to another question.
@@ -213,6 +245,7 @@ pub(crate) fn ask(
         if let Some(message) = peer.link.as_mut().and_then(|link| link.take(strand))
             && message.kind == Kind::Reply
         {
+            state.follow_credentials();
             return Ok(message);
         }
         let nap = Moment::now().after(if peer.listener.is_some() { SHORT_NAP } else { NAP });
@@ -223,7 +256,8 @@ pub(crate) fn ask(
         };
         if woken != Woken::Rung {
             let peer = state.peer(slot)?;
-            if is_hung_up(&peer.fd) {
+            // Where it shared our table of descriptors, what it had is still there.
+            if is_hung_up(&peer.fd) || is_dead(pidfd.as_fd()) {
                 return Err(Error::Gone { descriptor });
             }
             trap::refuse_all(peer);
@@ -238,17 +272,40 @@ pub(crate) fn ask(
 
 /// Waits for control. `watched` is whom it was handed to.
 pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
-    let watched = watched.and_then(|slot| Watched::of(state, slot));
-    let mut vigil = Vigil::new(watched, until);
+    let arrival = wait(state, watched, until);
+    state.follow_credentials();
+    if arrival.is_err() {
+        state.sweep_table();
+    }
+    arrival
+}
+
+#[inline]
+fn wait(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
     let mut me = state.me;
+    // Who it is now: another thread of ours may find somebody else on its seat before long.
+    let watched = watched.and_then(|slot| Watched::of(state, slot));
+    if let Some(watched) = &watched
+        && let Some(arrival) = await_answer(state, watched)
+    {
+        return Ok(arrival);
+    }
+    let mut vigil = if state.me == me { Vigil::new(watched, until) } else { Vigil::new(None, None) };
+    // A copy of the thread, in a new context, handed nothing to anybody.
+    me = state.me;
     loop {
+        if let Some(slot) = vigil.watched().and_then(|watched| watched.answered_at(state))
+            && let Some(arrival) = take(state, slot)
+        {
+            return Ok(arrival);
+        }
         if let Some(arrival) = look(state) {
             return Ok(arrival);
         }
         if let Some(Watched { descriptor, seat, pid, .. }) = vigil.speechless {
             return Err(Error::Died { descriptor, end: reaper::bury(state, seat, pid) });
         }
-        if state.peers.iter().flatten().any(|peer| peer.listener.as_ref().is_some_and(|l| !l.is_over)) {
+        if state.hears_calls() {
             if let Some(arrival) = vigil.wait_for_all(state)? {
                 return Ok(arrival);
             }
@@ -267,6 +324,27 @@ pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Momen
             vigil = Vigil::new(None, None);
         }
     }
+}
+
+/// The answer of a peer, should it come before it is time to sleep, as most do. Nothing is made ready for any other case.
+#[inline]
+fn await_answer(state: &mut Held, watched: &Watched) -> Option<Arrival> {
+    let (program, me, strand) = (state.program, state.me, state.strand);
+    if state.hears_calls() {
+        return None;
+    }
+    let own = &program.place(strand, me).face;
+    let mut heard = Gate::home(own, own).heard();
+    if state.looked() != Some(heard) {
+        if let Some(arrival) = look(state) {
+            return Some(arrival);
+        }
+        heard = state.looked()?;
+    }
+    let lobe = watched.lobe()?;
+    let gate = Gate::home(own, &program.place(strand, watched.seat).face);
+    state.away(|| gate.poll(heard, || lobe.is_called()))?;
+    watched.answered_at(state).and_then(|slot| take(state, slot))
 }
 
 /// What our bell was rung for: control, or a request, which is served.
@@ -289,7 +367,7 @@ fn look(state: &mut Held) -> Option<Arrival> {
     reaper::serve(state.program, state.me, state.strand);
     // The hint may be a lie, or that of a caller whose message was taken for another's. And another thread of the caller may
     // have introduced it, of which we have not taken note yet.
-    if hint == STRANGER || state.control().load(SeqCst) == state.me {
+    if hint == STRANGER || Holder::of(state.control()) == state.own_holder() {
         introduce::accept_all(state);
     }
     if let Some(arrival) = trap::take_kept(state) {
@@ -299,11 +377,13 @@ fn look(state: &mut Held) -> Option<Arrival> {
 }
 
 /// A message of one peer, if there is one.
+#[inline]
 fn take(state: &mut Held, slot: usize) -> Option<Arrival> {
     let strand = state.strand;
     while let Some(message) = state.peers.get_mut(slot)?.as_mut()?.link.as_mut()?.take(strand) {
         match message.kind {
             Kind::Switch => {
+                state.set_caller(message.listens.then_some(slot));
                 return Some(Arrival {
                     caller: state.handle(slot),
                     word: message.word,

@@ -42,6 +42,7 @@ pub(crate) fn ensure(state: &mut State, slot: usize) -> Result<bool> {
     let generation = state.seat().generation.load(Ordering::SeqCst);
     let grant = state.add_grant(own, id, Rights::none())?;
     link.set_slot(slot);
+    link.set_copied(false);
     let words = [&state.me.to_ne_bytes()[..], &generation.to_ne_bytes(), &id.0, &link.id.0].concat();
     let fds = [file.as_fd(), theirs.as_fd(), state.pidfd.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
@@ -49,8 +50,8 @@ pub(crate) fn ensure(state: &mut State, slot: usize) -> Result<bool> {
     ancillary.push(SendAncillaryMessage::ScmRights(&fds));
     let peer = state.peer(slot)?;
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    sendmsg(&peer.fd, &[IoSlice::new(&words)], &mut ancillary, flags).map_err(|errno| {
-        let descriptor = std::os::fd::AsRawFd::as_raw_fd(&peer.fd);
+    sendmsg(&*peer.fd, &[IoSlice::new(&words)], &mut ancillary, flags).map_err(|errno| {
+        let descriptor = std::os::fd::AsRawFd::as_raw_fd(&*peer.fd);
         if is_hung_up(&peer.fd) {
             Error::Gone { descriptor }
         } else {
@@ -75,7 +76,7 @@ pub(crate) fn accept_all(state: &mut State) {
             if let Ok(link) = Link::accept(link.as_fd(), link_id)
                 && (seat.0 as usize) < SEATS
             {
-                let _ = state.add_peer(theirs, id, descriptors::raise(pidfd), seat, link, Some(grant));
+                let _ = state.add_peer(theirs, id, descriptors::raise(pidfd), seat, Some(link), Some(grant));
             }
         }
     }

@@ -5,13 +5,21 @@
 //! (ptrace(2), process_vm_readv(2), `/proc/PID/mem`, pidfd_getfd(2)) and reach by abstract Unix sockets only who is in it,
 //! too, or in one made within.
 //!
-//! It is entered before the context's watcher starts, for it binds the thread that enters it and what that one starts.
+//! Landlock knows nothing of limits, CPUs and priorities, which processes of one user may set for each other (prlimit(2),
+//! sched_setaffinity(2), sched_setattr(2), setpriority(2), ioprio_set(2)). A filter of system calls ([`super::calls`]) leaves
+//! those that name the caller, by 0 or by the context's own number, and refuses all others.
+//!
+//! Both are put on before the context's watcher starts, for they bind the thread that does it and what that one starts.
 
 use landlock::{CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetError, RulesetStatus, Scope};
 use rustix::io::Errno;
 
-/// Puts the calling thread into a domain of its own. It gives up gaining privileges (`no_new_privs` in prctl(2)).
-pub(crate) fn enter() -> rustix::io::Result<()> {
+use super::calls::{self, Calls};
+use super::trap;
+
+/// Puts the calling thread into a domain of its own. It gives up gaining privileges (`no_new_privs` in prctl(2)). What is
+/// `taken` from it anyway, or is for its creator to decide, is left to that filter.
+pub(crate) fn enter(taken: &Calls) -> rustix::io::Result<()> {
     // Scopes came with Linux 6.12.
     let refuse = |_: RulesetError| Errno::OPNOTSUPP;
     let made = Ruleset::default()
@@ -21,7 +29,9 @@ pub(crate) fn enter() -> rustix::io::Result<()> {
         .create()
         .map_err(refuse)?;
     match made.restrict_self().map_err(refuse)?.ruleset {
-        RulesetStatus::FullyEnforced => Ok(()),
-        _ => Err(Errno::OPNOTSUPP),
+        RulesetStatus::FullyEnforced => {}
+        _ => return Err(Errno::OPNOTSUPP),
     }
+    let own = rustix::process::getpid().as_raw_pid().unsigned_abs();
+    trap::put_on(&calls::about_others(own, taken), 0).map(|_| ())
 }

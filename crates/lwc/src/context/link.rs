@@ -4,14 +4,21 @@
 //! comes from the one context at its other end. That one may be hostile: lengths are checked, and bytes copied once.
 //!
 //! Each strand has a part of it to itself, of which only what is used becomes memory.
+//!
+//! Copies of the process do not have it (MADV_DONTFORK in madvise(2)): what one context says to another is no third one's
+//! business, and a program with thousands of contexts forks without thousands of mappings. Only between two sides that are
+//! about to be one process each, and for a spare of one's own ([`super::spare`]), is it there in the copy, too.
 
+use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 
+use orrery_domain::forked::Creator;
 use orrery_sys::PAGE;
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::error::{Error, Result};
 use super::id::Id;
@@ -33,6 +40,8 @@ struct Half {
     word: AtomicU64,
     extent: AtomicU64,
     length: AtomicU32,
+    /// 1 where its owner, having said this, waits for the answer at this link ([`Ear`]).
+    listens: AtomicU32,
     /// Under which number its owner knows the other side. The first strand's half says it for all.
     slot: AtomicU32,
     /// Its owner has closed its descriptor of the other side; as above.
@@ -63,18 +72,13 @@ pub(crate) enum Kind {
 
 impl Kind {
     fn of(number: u32) -> Option<Self> {
-        [
-            Self::Switch,
-            Self::Copy,
-            Self::Share,
-            Self::Restrict,
-            Self::File,
-            Self::Call,
-            Self::Keep,
-            Self::Reply,
-        ]
-        .into_iter()
-        .find(|kind| *kind as u32 == number)
+        // Most are this.
+        if number == Self::Switch as u32 {
+            return Some(Self::Switch);
+        }
+        [Self::Copy, Self::Share, Self::Restrict, Self::File, Self::Call, Self::Keep, Self::Reply]
+            .into_iter()
+            .find(|kind| *kind as u32 == number)
     }
 }
 
@@ -85,12 +89,23 @@ pub(crate) struct Message {
     pub(crate) word: u64,
     pub(crate) extent: u64,
     pub(crate) bytes: Vec<u8>,
+    /// Whether who said it waits at the link.
+    pub(crate) listens: bool,
+}
+
+/// The memory of a link, while it is a link, or somebody waits at it.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<u8>,
+    /// The process that has it.
+    creator: Cell<Creator>,
 }
 
 /// One side's view of a link.
 #[derive(Debug)]
 pub(crate) struct Link {
     start: NonNull<u8>,
+    mapping: Rc<Mapping>,
     /// What only the two sides know.
     pub(crate) id: Id,
     /// Which half is ours.
@@ -99,7 +114,36 @@ pub(crate) struct Link {
     taken: Vec<u32>,
 }
 
-// SAFETY: the mapping belongs to the process; the handle is used by one thread at a time, the one that holds the state.
+/// What a strand that waits at a link listens to: a word that comes in one line of the cache with what is said.
+#[derive(Debug)]
+pub(crate) struct Ear {
+    _mapping: Rc<Mapping>,
+    sent: *const AtomicU32,
+    taken: u32,
+}
+
+/// The same, for the wait itself, which owns nothing. It must not outlive its [`Ear`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lobe {
+    sent: *const AtomicU32,
+    taken: u32,
+}
+
+impl Ear {
+    pub(crate) fn lobe(&self) -> Lobe {
+        Lobe { sent: self.sent, taken: self.taken }
+    }
+}
+
+impl Lobe {
+    /// Whether something was said that was not taken yet.
+    pub(crate) fn is_called(self) -> bool {
+        // SAFETY: the ear keeps the memory mapped.
+        unsafe { &*self.sent }.load(Ordering::SeqCst) != self.taken
+    }
+}
+
+// SAFETY: the mapping belongs to the process; link and ears are used by one thread at a time, the one that holds the state.
 unsafe impl Send for Link {}
 
 impl Link {
@@ -143,12 +187,37 @@ impl Link {
             LENGTH,
             rustix::io::Errno::NOMEM,
         ))?;
-        Ok(Self { start, id, side, taken: Vec::new() })
+        let creator = Creator::here();
+        Ok(Self {
+            start,
+            mapping: Rc::new(Mapping { start, creator: Cell::new(creator) }),
+            id,
+            side,
+            taken: Vec::new(),
+        })
     }
 
     /// In a context just created over this mapping: sees it from the other side.
     pub(crate) fn turn(&mut self) {
         self.side = 1 - self.side;
+        self.mapping.creator.set(Creator::here());
+    }
+
+    /// Whether copies of the process that are made from now on have it, too.
+    pub(crate) fn set_copied(&self, copied: bool) {
+        let advice = if copied { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
+        // SAFETY: our own mapping; no copy uses it that does not know that it is there.
+        let _ = unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), LENGTH, advice) };
+    }
+
+    /// In a copy that has it ([`Link::set_copied`]): it is the copy's.
+    pub(crate) fn inherit(&mut self) {
+        self.mapping.creator.set(Creator::here());
+    }
+
+    /// Whether the calling process has it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.mapping.is_here()
     }
 
     /// Where a strand's part begins.
@@ -204,14 +273,24 @@ impl Link {
         self.theirs(0).closed.load(Ordering::SeqCst) != 0
     }
 
+    /// By which a strand waits for what the other side says next.
+    pub(crate) fn ear(&mut self, strand: u32) -> Ear {
+        let taken = *self.taken(strand);
+        Ear { _mapping: self.mapping.clone(), sent: &raw const self.theirs(strand).sent, taken }
+    }
+
     /// Writes a message that the other side does not see before [`Link::publish`]; at most [`ROOM`] bytes of `bytes`.
     pub(crate) fn stage(&mut self, strand: u32, kind: Kind, word: u64, extent: u64, bytes: &[u8]) {
         let length = bytes.len().min(ROOM);
         let mine = self.mine(strand);
+        mine.listens.store(u32::from(kind == Kind::Switch), Ordering::Relaxed);
         mine.kind.store(kind as u32, Ordering::Relaxed);
         mine.word.store(word, Ordering::Relaxed);
         mine.extent.store(extent, Ordering::Relaxed);
         mine.length.store(u32::try_from(length).unwrap_or(0), Ordering::Relaxed);
+        if length == 0 {
+            return;
+        }
         // SAFETY: our half of the bytes is ROOM long and written by us alone.
         unsafe {
             let to = self.part(strand).as_ptr().add(PAGE + self.side * ROOM);
@@ -219,11 +298,11 @@ impl Link {
         }
     }
 
-    /// Sends what was staged.
+    /// Sends what was staged. It may be followed by a look for sleepers: all its accesses come before.
     pub(crate) fn publish(&mut self, strand: u32) {
         // Nobody else writes it.
         let sent = &self.mine(strand).sent;
-        sent.store(sent.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        sent.store(sent.load(Ordering::Relaxed).wrapping_add(1), Ordering::SeqCst);
     }
 
     /// Takes what the other side has sent so far as taken, and what we have closed since as never closed.
@@ -243,6 +322,10 @@ impl Link {
         let kind = Kind::of(theirs.kind.load(Ordering::Relaxed));
         let (word, extent) = (theirs.word.load(Ordering::Relaxed), theirs.extent.load(Ordering::Relaxed));
         let length = (theirs.length.load(Ordering::Relaxed) as usize).min(ROOM);
+        let listens = theirs.listens.load(Ordering::Relaxed) != 0;
+        if length == 0 {
+            return Some(Message { kind: kind?, word, extent, bytes: Vec::new(), listens });
+        }
         let mut bytes = Vec::with_capacity(length);
         // SAFETY: the other half of the bytes is ROOM long, and so many bytes were reserved. Should a hostile other side
         // write meanwhile, we get a mixture, which is as good as anything else it could have sent.
@@ -251,17 +334,24 @@ impl Link {
             core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), length);
             bytes.set_len(length);
         }
-        Some(Message { kind: kind?, word, extent, bytes })
+        Some(Message { kind: kind?, word, extent, bytes, listens })
     }
 }
 
-impl Drop for Link {
+impl Mapping {
+    fn is_here(&self) -> bool {
+        self.creator.get().is_here()
+    }
+}
+
+impl Drop for Mapping {
     fn drop(&mut self) {
         // Shared memory without a name cannot be mapped again: what a rollback may bring back stays.
-        if crate::engine::may_go_back() {
+        // Where a copy of the process does not have it, something else may be there.
+        if crate::engine::may_go_back() || !self.is_here() {
             return;
         }
-        // SAFETY: our own mapping, with whose handle its last use goes.
+        // SAFETY: our own mapping, with whose last handle its last use goes.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), LENGTH) };
     }
 }

@@ -1,62 +1,89 @@
 //! A lock that knows about copies of processes: a copy in which nobody holds it any more can have it anew.
 //!
+//! It is taken and given back at each switch, mostly by the only thread there is: so it is given back by a plain write. Who
+//! waits is counted in a word of its own, at which the one that gives back looks without a fence. Should it look a
+//! moment too early, who waits looks again by itself, [`NAP`] later.
+//!
 //! The standard library's locks stay locked for ever in the child of a fork(2) that happened while another thread held
 //! one.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+};
 
 use orrery_domain::forked::Creator;
 use rustix::thread::futex;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-const WANTED: u32 = 2;
+/// How long who waits sleeps at most before it looks again.
+const NAP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 #[derive(Debug)]
 pub(crate) struct Lock {
     word: AtomicU32,
+    waiting: AtomicU32,
     /// The process whose threads it is for.
     process: AtomicU64,
 }
 
 impl Lock {
     pub(crate) const fn new() -> Self {
-        Self { word: AtomicU32::new(FREE), process: AtomicU64::new(0) }
+        Self { word: AtomicU32::new(FREE), waiting: AtomicU32::new(0), process: AtomicU64::new(0) }
     }
 
     /// Waits for it. True where a process that this one is a copy of held it when it was copied: what it protects may be
     /// half changed.
+    #[inline]
     pub(crate) fn take(&self) -> bool {
         let here = Creator::here().number();
-        let inherited = self.process.load(SeqCst) != here && {
-            let held = self.word.load(SeqCst) != FREE;
-            self.adopt();
-            held
-        };
-        if self.word.compare_exchange(FREE, HELD, SeqCst, SeqCst).is_err() {
-            while self.word.swap(WANTED, SeqCst) != FREE {
-                let _ = futex::wait(&self.word, futex::Flags::PRIVATE, WANTED, None);
-            }
+        let inherited = self.process.load(Relaxed) != here && self.inherit();
+        if self.word.swap(HELD, Acquire) != FREE {
+            self.wait();
         }
         inherited
     }
 
+    /// Whether it was held when this process was copied; nobody here holds it.
+    #[cold]
+    fn inherit(&self) -> bool {
+        let held = self.word.load(SeqCst) != FREE;
+        self.adopt();
+        held
+    }
+
+    #[cold]
+    fn wait(&self) {
+        self.waiting.fetch_add(1, SeqCst);
+        while self.word.swap(HELD, Acquire) != FREE {
+            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, HELD, Some(&NAP));
+        }
+        self.waiting.fetch_sub(1, SeqCst);
+    }
+
     /// Gives it back; nothing happens in a copy of the process that took it.
+    #[inline]
     pub(crate) fn give_back(&self) {
-        if self.process.load(SeqCst) == Creator::here().number() && self.word.swap(FREE, SeqCst) == WANTED {
-            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+        if self.process.load(Relaxed) == Creator::here().number() {
+            self.word.store(FREE, Release);
+            if self.waiting.load(Relaxed) != 0 {
+                let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+            }
         }
     }
 
     /// In a copied process: nobody here holds it.
     pub(crate) fn adopt(&self) {
         self.word.store(FREE, SeqCst);
+        self.waiting.store(0, SeqCst);
         self.process.store(Creator::here().number(), SeqCst);
     }
 
     /// In a copied process whose only running thread held it when it was copied: it still does.
     pub(crate) fn keep(&self) {
         self.word.store(HELD, SeqCst);
+        self.waiting.store(0, SeqCst);
         self.process.store(Creator::here().number(), SeqCst);
     }
 }

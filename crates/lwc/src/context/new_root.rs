@@ -71,6 +71,8 @@ pub(crate) fn adopt(state: &mut State) -> Result<()> {
     for seat in former.used().filter(|seat| !seats.contains(seat)) {
         program.seat(seat).generation.fetch_add(1, SeqCst);
     }
+    state.leave_table();
+    state.common = None;
     state.strand = strand;
     state.forget_strands();
     let ready = distribute(state, doubles, &pidfd, until);
@@ -82,6 +84,7 @@ pub(crate) fn adopt(state: &mut State) -> Result<()> {
     // SAFETY: nobody else closes it.
     unsafe { rustix::io::close(state.main) };
     state.main = own_pidfd()?.into_raw_fd();
+    state.list_names();
     state.pidfd = pidfd;
     state.cpus = rustix::thread::sched_getaffinity(None).ok();
     strands::know(strand);
@@ -319,6 +322,7 @@ fn distribute(state: &mut State, doubles: Vec<Double>, root: &OwnedFd, until: Mo
             let _ = install(state, &note, fds.into_iter().map(descriptors::raise).collect());
         }
     }
+    state.forget_links();
     let ready = |double: &Double| {
         Note::expect(double.line.as_fd(), until, READY, 0).is_ok() && !is_dead(double.pidfd.as_fd())
     };

@@ -180,8 +180,10 @@ fn attempt(state: &mut Held, slot: usize, message: &Message) -> rustix::io::Resu
             if !allowed {
                 return Err(Errno::PERM);
             }
+            state.follow_credentials();
             // It may take its time.
             let made = state.away(|| perform::serve(message.word, message.extent, &message.bytes));
+            state.say_credentials();
             return made.unwrap_or(Err(Errno::INTR));
         }
         Kind::File => {

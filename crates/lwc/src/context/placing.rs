@@ -10,6 +10,7 @@ use core::sync::atomic::Ordering::SeqCst;
 
 use orrery_domain::Gate;
 use orrery_domain::gate::{Machine, Place as Side, current_cpu};
+use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::CpuSet;
 
@@ -22,7 +23,7 @@ const APART: u32 = 1 << 31;
 /// Puts a peer, that control is about to go to, where it should be.
 pub(crate) fn place(state: &mut State, slot: usize) {
     // A filtered context keeps to calls that it is sure to be allowed.
-    if state.filtered || state.place().pinned.load(SeqCst) & APART != 0 {
+    if state.filtered || !state.may_place || state.place().pinned.load(SeqCst) & APART != 0 {
         return;
     }
     let (program, own, strand) = (state.program, state.place(), state.strand);
@@ -60,11 +61,16 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     }
     // Without a thread it would be ourselves who are bound.
     let Some(thread) = thread_of(place) else { return };
-    if rustix::thread::sched_setaffinity(Some(thread), &set).is_ok() {
-        place.pinned.store(wanted, SeqCst);
-        if side == Side::Together {
-            Gate::home(mine, theirs).moved_partner(here);
+    match rustix::thread::sched_setaffinity(Some(thread), &set) {
+        Ok(()) => {
+            place.pinned.store(wanted, SeqCst);
+            if side == Side::Together {
+                Gate::home(mine, theirs).moved_partner(here);
+            }
         }
+        // It is isolated, and others' CPUs are none of its business.
+        Err(Errno::PERM) => state.may_place = false,
+        Err(_) => {}
     }
 }
 
@@ -79,6 +85,7 @@ pub(crate) fn roam(state: &State, seat: u32) {
     }
 }
 
-fn thread_of(place: &Place) -> Option<Pid> {
+/// The thread that waits or runs there.
+pub(crate) fn thread_of(place: &Place) -> Option<Pid> {
     Pid::from_raw(i32::try_from(place.thread.load(SeqCst)).ok()?)
 }

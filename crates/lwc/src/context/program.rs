@@ -7,7 +7,7 @@
 //!
 //! It is a quarter of a gigabyte of address space, of which only what is used becomes memory.
 
-use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use orrery_domain::SharedMemory;
@@ -15,6 +15,7 @@ use orrery_domain::gate::Face;
 use rustix::process::Pid;
 
 use super::error::{Error, Result};
+use super::holder::Holder;
 
 /// How many contexts a program has at most, the root included.
 pub(crate) const SEATS: usize = 4096;
@@ -89,7 +90,7 @@ impl Place {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Strand {
-    /// The seat that has its control.
+    /// Who has its control: a [`Holder`].
     pub(crate) control: AtomicU32,
     /// What its thread in the root is asked to do: see [`super::reaper`].
     pub(crate) request: AtomicU32,
@@ -101,6 +102,20 @@ pub(crate) struct Strand {
     origin: AtomicU32,
 }
 
+/// A descriptor that names a context, by the number of the socket behind it, for those who got it by ways that the library
+/// does not see. What is said here tells nobody anything and opens nothing: to be heard takes the socket.
+#[repr(C)]
+struct Name {
+    socket: AtomicU64,
+    /// Seat, and generation in the upper half.
+    owner: AtomicU64,
+}
+
+/// How many names are listed.
+const NAMES: usize = 1 << 14;
+/// How many places a name can have.
+const TRIES: usize = 32;
+
 #[repr(C, align(64))]
 struct Head {
     highest_seat: AtomicU32,
@@ -110,7 +125,8 @@ struct Head {
 const STRANDS_AT: usize = size_of::<Head>();
 const SEATS_AT: usize = STRANDS_AT + STRANDS * size_of::<Strand>();
 const PLACES_AT: usize = SEATS_AT + SEATS * size_of::<Seat>();
-const LENGTH: usize = PLACES_AT + STRANDS * SEATS * size_of::<Place>();
+const NAMES_AT: usize = PLACES_AT + STRANDS * SEATS * size_of::<Place>();
+const LENGTH: usize = NAMES_AT + NAMES * size_of::<Name>();
 
 /// The memory that all contexts of a program share.
 #[derive(Debug)]
@@ -142,7 +158,7 @@ impl Program {
         program.head().highest_strand.store(strand, SeqCst);
         program.seat(ROOT).pid.store(rustix::process::getpid().as_raw_pid().unsigned_abs(), SeqCst);
         program.strand(strand).origin.store(ROOT + 1, SeqCst);
-        program.strand(strand).control.store(ROOT, SeqCst);
+        program.strand(strand).control.store(program.holder(ROOT).word(), SeqCst);
         program.clear_place(strand, ROOT);
         program.place(strand, ROOT).thread.store(own_thread(), SeqCst);
         Ok((program, file))
@@ -194,7 +210,48 @@ impl Program {
         unsafe { self.memory.start().add(PLACES_AT).cast::<Place>().add(index).as_ref() }
     }
 
-    /// The number of the seat that has a strand's control.
+    /// The context that is on a seat now, as who has control.
+    pub(crate) fn holder(&self, seat: u32) -> Holder {
+        Holder::new(seat, self.seat(seat).generation.load(SeqCst))
+    }
+
+    /// The places where a socket may be listed.
+    fn names(&self, socket: u64) -> impl Iterator<Item = &Name> {
+        let spread = socket.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let first = usize::try_from(spread).unwrap_or(0);
+        (0..TRIES).map(move |index| {
+            let index = first.wrapping_add(index) % NAMES;
+            // SAFETY: as above, with the names behind the places.
+            unsafe { self.memory.start().add(NAMES_AT).cast::<Name>().add(index).as_ref() }
+        })
+    }
+
+    /// Lists whose context the descriptor with a socket behind it names. What is found no place for is not listed.
+    pub(crate) fn list_name(&self, socket: u64, (seat, generation): (u32, u32)) {
+        let is_stale = |name: &&Name| {
+            let owner = name.owner.load(SeqCst);
+            let seat = u32::try_from(owner & 0xffff_ffff).unwrap_or(0);
+            u64::from(self.seat(seat).generation.load(SeqCst)) != owner >> 32
+        };
+        let taken = |name: &&Name| name.socket.load(SeqCst) == socket;
+        let free = |name: &&Name| name.socket.load(SeqCst) == 0;
+        let place = self.names(socket).find(taken).or_else(|| self.names(socket).find(free));
+        if let Some(name) = place.or_else(|| self.names(socket).find(is_stale)) {
+            name.socket.store(0, SeqCst);
+            name.owner.store(u64::from(generation) << 32 | u64::from(seat), SeqCst);
+            name.socket.store(socket, SeqCst);
+        }
+    }
+
+    /// Seat and generation of the context that is named by the descriptor with this socket behind it.
+    pub(crate) fn named(&self, socket: u64) -> Option<(u32, u32)> {
+        let name = self.names(socket).find(|name| name.socket.load(SeqCst) == socket)?;
+        let owner = name.owner.load(SeqCst);
+        let seat = u32::try_from(owner & 0xffff_ffff).ok().filter(|seat| (*seat as usize) < SEATS)?;
+        Some((seat, u32::try_from(owner >> 32).ok()?))
+    }
+
+    /// The word that says who has a strand's control.
     pub(crate) fn control(&self, strand: u32) -> &AtomicU32 {
         &self.strand(strand).control
     }
@@ -202,7 +259,8 @@ impl Program {
     /// Whether the context of a seat has any strand's control. Neither allocates nor touches thread-local storage.
     pub(crate) fn has_control(&self, seat: u32) -> bool {
         self.strands().any(|strand| {
-            self.control(strand).load(SeqCst) == seat && self.place(strand, seat).thread.load(SeqCst) != 0
+            Holder::of(self.control(strand)) == self.holder(seat)
+                && self.place(strand, seat).thread.load(SeqCst) != 0
         })
     }
 
@@ -263,7 +321,7 @@ impl Program {
                 && strand.origin.compare_exchange(0, seat + 1, SeqCst, SeqCst).is_ok()
             {
                 strand.request.store(0, SeqCst);
-                strand.control.store(seat, SeqCst);
+                strand.control.store(self.holder(seat).word(), SeqCst);
                 let place = self.place(number, seat);
                 place.reset();
                 place.thread.store(thread, SeqCst);
@@ -283,7 +341,7 @@ impl Program {
     pub(crate) fn clear_place(&self, strand: u32, seat: u32) {
         let place = self.place(strand, seat);
         place.reset();
-        let left = self.control(strand).load(SeqCst) == seat;
+        let left = Holder::of(self.control(strand)) == self.holder(seat);
         place.left.store(u32::from(left), SeqCst);
     }
 

@@ -54,6 +54,7 @@ fn make(state: &mut Held) -> rustix::io::Result<Option<Arrival>> {
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let (reader, writer) = (orrery_sys::descriptors::raise(reader), orrery_sys::descriptors::raise(writer));
     let others = Still::hold(state.program, state.me).map_err(|_| Errno::AGAIN)?;
+    set_copied(state, true);
     let mask = others.as_ref().map_or_else(signals::block_all, Still::mask);
     // SAFETY: where another thread held what the spare needs, it hangs, and is not waited for beyond the limit.
     let copied = unsafe { copy_process(Kin::HiddenChild) };
@@ -63,6 +64,7 @@ fn make(state: &mut Held) -> rustix::io::Result<Option<Arrival>> {
         return Ok(Some(be_spare(state, writer, mask)));
     }
     drop(others);
+    set_copied(state, false);
     signals::set_mask(mask);
     drop(writer);
     let copied = copied?.ok_or(Errno::CHILD)?;
@@ -79,6 +81,13 @@ fn make(state: &mut Held) -> rustix::io::Result<Option<Arrival>> {
     seat.spare.store(copied.pid.as_raw_pid().unsigned_abs(), SeqCst);
     state.spare = Some(copied.pid);
     Ok(None)
+}
+
+/// Whether what it shares with its peers is in its copies.
+fn set_copied(state: &Held, copied: bool) {
+    for link in state.peers.iter().flatten().filter_map(|peer| peer.link.as_ref()) {
+        link.set_copied(copied);
+    }
 }
 
 /// Ends the spare that there is.
@@ -129,6 +138,12 @@ fn be_spare(state: &mut Held, writer: OwnedFd, mask: signals::Mask) -> Arrival {
 fn set_up(state: &mut Held) -> Result<()> {
     state.keep();
     state.creator = Creator::here();
+    for link in state.peers.iter_mut().flatten().filter_map(|peer| peer.link.as_mut()) {
+        link.inherit();
+        link.set_copied(false);
+    }
+    state.leave_table();
+    state.common = None;
     state.pidfd = own_pidfd()?;
     state.spare = None;
     strands::know(state.strand);

@@ -16,6 +16,8 @@ pub struct Spec {
     pub(crate) unmap: Vec<(usize, usize)>,
     pub(crate) access: Vec<(usize, usize)>,
     pub(crate) close: Vec<(u32, u32)>,
+    pub(crate) shares_table: bool,
+    pub(crate) shares_credentials: bool,
     pub(crate) shared_signals: bool,
     pub(crate) dumpable: bool,
     pub(crate) withheld: Calls,
@@ -67,6 +69,31 @@ impl Spec {
     #[must_use]
     pub fn close_descriptors(mut self, first: u32, last: u32) -> Self {
         self.close.push((first, last));
+        self
+    }
+
+    /// Whether the new context and its creator have one table of descriptors between them (`LWC_SHARE` of all descriptors),
+    /// rather than a copy each: what either opens or closes is open or closed in both, at once. A part of it cannot be shared.
+    ///
+    /// Both then have all names of contexts that either has, with all rights, and what they live by: share it with whom
+    /// you trust with these. A copy of the context ([`fork`](super::fork), [`Context::keep_good`](super::Context::keep_good))
+    /// has a table of its own.
+    #[must_use]
+    pub fn share_descriptors(mut self, yes: bool) -> Self {
+        self.shares_table = yes;
+        self
+    }
+
+    /// Whether the new context and its creator have the same credentials (`LWC_SHARE` of credentials): who either becomes
+    /// by setresuid(2), setresgid(2), setgroups(2) and capset(2), the other is when control next comes there. What one
+    /// gives up for good, both have given up.
+    ///
+    /// One that cannot become who the others are, because those calls are kept from it, ends. So does the program if that is
+    /// the root. A copy of the context ([`fork`](super::fork), [`Context::keep_good`](super::Context::keep_good)) has
+    /// credentials of its own.
+    #[must_use]
+    pub fn share_credentials(mut self, yes: bool) -> Self {
+        self.shares_credentials = yes;
         self
     }
 
@@ -157,6 +184,14 @@ impl Spec {
             if let Some(second) = treated[index + 1..].iter().find(|second| second.overlaps(*first)) {
                 return Err(Error::Overlap { first: first.start, second: second.start });
             }
+        }
+        if self.shares_table && !self.close.is_empty() {
+            let why = "descriptors that are shared are its creator's as well: leave `close_descriptors` out";
+            return Err(Error::Unmet { why });
+        }
+        if self.shares_table && self.trap {
+            let why = "a context that shares its creator's descriptors could answer its own calls: leave `trap` out";
+            return Err(Error::Unmet { why });
         }
         if let Some((first, last)) = self.close.iter().find(|(first, last)| first > last) {
             let length = (*last as usize).wrapping_sub(*first as usize);

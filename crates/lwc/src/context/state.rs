@@ -6,9 +6,10 @@
 //!
 //! The process has one, at which its threads take turns ([`super::turn`]).
 
+use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
 
 use orrery_domain::forked::Creator;
 use orrery_domain::gate::Pace;
@@ -18,26 +19,35 @@ use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::CpuSet;
 
 use super::Context;
+use super::credentials::Common;
 use super::door::Door;
 use super::error::{Error, Result};
+use super::holder::Holder;
 use super::id::Id;
+use super::introduce;
 use super::leash::Leash;
+use super::lending::Loan;
 use super::link::Link;
 use super::program::{Place, Program, ROOT, Seat};
 use super::ranges::SharedRange;
 use super::rights::Rights;
+use super::table::Table;
 use super::trap::Listener;
+
+/// The number of the root's descriptor in all contexts.
+pub(crate) const WELL_KNOWN: RawFd = 1000;
 
 /// Another context, of which this one holds a descriptor.
 #[derive(Debug)]
 pub(crate) struct Peer {
     /// What only its holders and the context itself know.
     pub(crate) id: Id,
-    /// The descriptor by which the program names it.
-    pub(crate) fd: OwnedFd,
+    /// The descriptor by which the program names it. It is closed with the rest if it still is what it was.
+    pub(crate) fd: ManuallyDrop<OwnedFd>,
     /// The inode behind it: the program may have closed it, and something else have its number.
     pub(crate) inode: u64,
-    pub(crate) pidfd: Arc<OwnedFd>,
+    /// Cloned and dropped by who holds the state only.
+    pub(crate) pidfd: Rc<OwnedFd>,
     /// Whose pidfd that is, as its seat said: another one has succeeded it where the seat says otherwise.
     pub(crate) pid: u32,
     pub(crate) seat: u32,
@@ -54,6 +64,15 @@ pub(crate) struct Peer {
     pub(crate) listener: Option<Listener>,
     /// How often we two switch, for each strand.
     pub(crate) paces: Vec<Option<Pace>>,
+    /// What priority each strand has lent to it.
+    pub(crate) loans: Vec<Option<Loan>>,
+}
+
+/// A peer as it was when it handed control to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    serial: u32,
+    pid: u32,
 }
 
 /// Our end of a descriptor that others hold of us.
@@ -93,13 +112,25 @@ pub(crate) struct State {
     pub(crate) overlaid: Vec<PageRange>,
     /// Whether we are filtered ourselves.
     pub(crate) filtered: bool,
+    /// Whether we may move others, as far as is known.
+    pub(crate) may_place: bool,
+    /// The table of descriptors, where others share it.
+    pub(crate) table: Option<Table>,
+    /// The credentials, where others share them.
+    pub(crate) common: Option<Common>,
+    /// The name that we have of our creator, which the library made.
+    pub(crate) creators_name: RawFd,
     /// Where the program may run.
     pub(crate) cpus: Option<CpuSet>,
     /// The state of each strand's bell when it last looked around.
     looked: Vec<Option<u32>>,
+    /// Of each strand, the peer that it has control from, where that one waits at the link.
+    callers: Vec<Option<Waiting>>,
     /// What wakes a strand of ours that waits for descriptors.
     kicks: Vec<Option<OwnedFd>>,
     serials: u32,
+    /// Whether there ever was a peer whose system calls arrive here: most contexts need not look.
+    pub(crate) heard_calls: bool,
 }
 
 pub(crate) fn own_pidfd() -> Result<OwnedFd> {
@@ -113,7 +144,7 @@ impl State {
     pub(crate) fn root() -> Result<Self> {
         let pidfd = own_pidfd()?;
         let (door, door_name) = Door::open().unzip();
-        Ok(Self {
+        let mut root = Self {
             door,
             door_name,
             root: rustix::process::getpid(),
@@ -131,11 +162,33 @@ impl State {
             shared: Vec::new(),
             overlaid: Vec::new(),
             filtered: false,
+            may_place: true,
+            table: None,
+            common: None,
+            creators_name: -1,
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             looked: Vec::new(),
+            callers: Vec::new(),
             kicks: Vec::new(),
             serials: 0,
-        })
+            heard_calls: false,
+        };
+        root.name_itself()?;
+        Ok(root)
+    }
+
+    /// Has the root be named by [`WELL_KNOWN`] in all contexts. Where the program uses the number, or may not have one so
+    /// high, it is not.
+    fn name_itself(&mut self) -> Result<()> {
+        let (own, theirs, id) = introduce::pair()?;
+        let Ok(name) = rustix::io::fcntl_dupfd_cloexec(&theirs, WELL_KNOWN) else { return Ok(()) };
+        if name.as_raw_fd() == WELL_KNOWN {
+            let pidfd = own_pidfd()?;
+            self.add_grant(own, id, Rights::none())?;
+            let generation = self.seat().generation.load(SeqCst);
+            self.add_peer(name, id, pidfd, (ROOT, generation), None, None)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn seat(&self) -> &'static Seat {
@@ -147,7 +200,12 @@ impl State {
         self.program.place(self.strand, self.me)
     }
 
-    /// Which seat has the calling strand's control.
+    /// We, as who has control.
+    pub(crate) fn own_holder(&self) -> Holder {
+        self.program.holder(self.me)
+    }
+
+    /// Who has the calling strand's control: a [`Holder`].
     pub(crate) fn control(&self) -> &'static AtomicU32 {
         self.program.control(self.strand)
     }
@@ -159,6 +217,25 @@ impl State {
 
     pub(crate) fn set_looked(&mut self, heard: Option<u32>) {
         *entry(&mut self.looked, self.strand) = heard;
+    }
+
+    /// Notes that the calling strand has control from a peer that waits at the link, or has it in any other way.
+    pub(crate) fn set_caller(&mut self, slot: Option<usize>) {
+        let caller = slot.and_then(|slot| self.peers.get(slot)?.as_ref()).map(Peer::waiting);
+        *entry(&mut self.callers, self.strand) = caller;
+    }
+
+    /// Whether the peer still waits at the link to which control is about to go: it cannot have gone away from there
+    /// meanwhile, unless somebody else has its name now. What was noted is over with that.
+    pub(crate) fn take_caller(&mut self, slot: usize) -> bool {
+        let caller = self.callers.get_mut(self.strand as usize).and_then(Option::take);
+        caller.is_some() && caller == self.peers.get(slot).and_then(Option::as_ref).map(Peer::waiting)
+    }
+
+    /// Whether system calls of any peer arrive here.
+    pub(crate) fn hears_calls(&self) -> bool {
+        self.heard_calls
+            && self.peers.iter().flatten().any(|peer| peer.listener.as_ref().is_some_and(|l| !l.is_over))
     }
 
     /// What wakes the calling strand while it waits for descriptors, made where there is none yet; `None` where the
@@ -196,7 +273,20 @@ impl State {
     /// In a new context: what its creator's strands looked at, or wait for, is not its own.
     pub(crate) fn forget_strands(&mut self) {
         self.looked.clear();
+        self.forget_callers();
         self.kicks.clear();
+    }
+
+    /// What is known of who waits where may be of another time, or another program.
+    pub(crate) fn forget_callers(&mut self) {
+        self.callers.clear();
+    }
+
+    /// The same where the descriptors are another context's.
+    pub(crate) fn leave_kicks(&mut self) {
+        for kick in self.kicks.drain(..).flatten() {
+            let _ = kick.into_raw_fd();
+        }
     }
 
     /// Notes a peer; gives its place.
@@ -206,31 +296,43 @@ impl State {
         id: Id,
         pidfd: OwnedFd,
         (seat, generation): (u32, u32),
-        link: Link,
+        link: Option<Link>,
         through: Option<usize>,
     ) -> Result<usize> {
         let inode = inode(fd.as_raw_fd()).unwrap_or(0);
+        self.program.list_name(inode, (seat, generation));
         self.serials = self.serials.wrapping_add(1);
         let serial = self.serials;
         self.forget_replaced(fd.as_raw_fd());
         let slot = place(&mut self.peers);
-        link.set_slot(slot);
+        if let Some(link) = &link {
+            link.set_slot(slot);
+            link.set_copied(false);
+        }
         self.peers[slot] = Some(Peer {
             id,
-            fd,
+            fd: ManuallyDrop::new(fd),
             inode,
-            pidfd: Arc::new(pidfd),
+            pidfd: Rc::new(pidfd),
             pid: self.program.seat(seat).pid.load(SeqCst),
             seat,
             generation,
             serial,
-            link: Some(link),
+            link,
             through,
             silent: Vec::new(),
             listener: None,
             paces: Vec::new(),
+            loans: Vec::new(),
         });
         Ok(slot)
+    }
+
+    /// In a copy of a context: the links that it did not get anew are not there.
+    pub(crate) fn forget_links(&mut self) {
+        for peer in self.peers.iter_mut().flatten() {
+            peer.link.take_if(|link| !link.is_here());
+        }
     }
 
     /// A peer whose descriptor the program closed behind our back, as it shows when somebody else has the number.
@@ -238,19 +340,25 @@ impl State {
         for place in &mut self.peers {
             if place.as_ref().is_some_and(|peer| peer.fd.as_raw_fd() == number)
                 && let Some(peer) = place.take()
+                && let Some(link) = &peer.link
             {
-                peer.disown();
+                link.set_closed();
             }
         }
     }
 
     pub(crate) fn add_grant(&mut self, socket: OwnedFd, id: Id, rights: Rights) -> Result<usize> {
-        let slot = place(&mut self.grants);
         if let Some(leash) = self.leash {
-            leash.add(&socket, slot)?;
+            leash.add(&socket, place(&mut self.grants))?;
         }
+        Ok(self.add_tenants_grant(socket, id, rights))
+    }
+
+    /// The same for one who shares our table, and so holds us by all names that are there: by this one we do not live on.
+    pub(crate) fn add_tenants_grant(&mut self, socket: OwnedFd, id: Id, rights: Rights) -> usize {
+        let slot = place(&mut self.grants);
         self.grants[slot] = Some(Grant { socket, id, rights });
-        Ok(slot)
+        slot
     }
 
     /// Whether holders of a grant are left, as far as is known.
@@ -261,43 +369,77 @@ impl State {
 
     /// Lets go of the grants that nobody holds.
     pub(crate) fn sweep_grants(&mut self) {
-        for slot in 0..self.grants.len() {
-            let hung_up = match (&self.grants[slot], self.leash) {
-                (None, _) => false,
-                // Its watcher must have seen it first.
-                (Some(_), Some(leash)) => leash.is_hung_up(slot),
-                (Some(grant), None) => is_hung_up(&grant.socket),
-            };
-            if hung_up {
-                self.grants[slot] = None;
-                if let Some(leash) = self.leash {
-                    leash.forget(slot);
-                }
-                for peer in self.peers.iter_mut().flatten() {
-                    if peer.through == Some(slot) {
-                        peer.through = None;
-                    }
-                }
-            }
+        let hung_up: Vec<usize> = match self.leash {
+            // Its watcher must have seen it first.
+            Some(leash) => (0..self.grants.len())
+                .filter(|slot| self.grants[*slot].is_some() && leash.is_hung_up(*slot))
+                .collect(),
+            None => self.hung_up(),
+        };
+        for slot in hung_up {
+            self.drop_grant(slot);
         }
+    }
+
+    /// Lets go of a grant.
+    pub(crate) fn drop_grant(&mut self, slot: usize) {
+        if let Some(grant) = self.grants.get_mut(slot) {
+            *grant = None;
+        }
+        if let Some(leash) = self.leash {
+            leash.forget(slot);
+        }
+        for peer in self.peers.iter_mut().flatten() {
+            peer.through.take_if(|grant| *grant == slot);
+        }
+    }
+
+    /// The grants that nobody holds, asked of the kernel, of all at once.
+    fn hung_up(&self) -> Vec<usize> {
+        use rustix::event::{PollFd, PollFlags};
+        let (slots, mut fds): (Vec<usize>, Vec<PollFd<'_>>) = self
+            .grants
+            .iter()
+            .enumerate()
+            .filter_map(|(slot, grant)| {
+                Some((slot, PollFd::new(&grant.as_ref()?.socket, PollFlags::empty())))
+            })
+            .unzip();
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        if !matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..)) {
+            return Vec::new();
+        }
+        let pairs = slots.into_iter().zip(&fds);
+        pairs.filter(|(_, fd)| fd.revents().contains(PollFlags::HUP)).map(|(slot, _)| slot).collect()
     }
 
     /// Whether a number is that of a descriptor by which the library, not the program, lives.
     pub(crate) fn is_own(&self, number: RawFd) -> bool {
-        let own = |fd: &OwnedFd| fd.as_raw_fd() == number;
         number == self.main
-            || own(&self.pidfd)
-            || self.leash.is_some_and(|leash| leash.descriptor() == number)
-            || self.grants.iter().flatten().any(|grant| own(&grant.socket))
-            || self.shared.iter().any(|shared| own(&shared.file))
-            || self.kicks.iter().flatten().any(own)
-            || self.door.as_ref().is_some_and(|door| door.has(number))
-            || self.peers.iter().flatten().any(|peer| {
-                let heard = peer.listener.as_ref();
-                own(&peer.fd)
-                    || own(&peer.pidfd)
-                    || heard.is_some_and(|heard| own(&heard.fd) || heard.memory.as_ref().is_some_and(own))
-            })
+            || self.own_numbers().contains(&number)
+            || self.peers.iter().flatten().any(|peer| peer.fd.as_raw_fd() == number)
+    }
+
+    /// The numbers of the library's descriptors in this context, but those that name contexts for the program, and the one
+    /// that all contexts have of the root.
+    pub(crate) fn own_numbers(&self) -> Vec<RawFd> {
+        let heard = |listener: &Listener| {
+            [Some(listener.fd.as_raw_fd()), listener.memory.as_ref().map(AsRawFd::as_raw_fd)]
+        };
+        let peers = self.peers.iter().flatten();
+        let listeners = peers.clone().filter_map(|peer| peer.listener.as_ref());
+        [self.pidfd.as_raw_fd(), self.creators_name]
+            .into_iter()
+            .chain(self.leash.map(Leash::descriptor))
+            .chain(self.grants.iter().flatten().map(|grant| grant.socket.as_raw_fd()))
+            .chain(self.shared.iter().map(|shared| shared.file.as_raw_fd()))
+            .chain(self.kicks.iter().flatten().map(AsRawFd::as_raw_fd))
+            .chain(self.door.iter().flat_map(Door::numbers))
+            .chain(self.table.iter().flat_map(Table::tenants).map(AsRawFd::as_raw_fd))
+            .chain(peers.map(|peer| peer.pidfd.as_raw_fd()))
+            .chain(listeners.flat_map(heard).flatten())
+            .filter(|number| *number >= 0)
+            .collect()
     }
 
     /// The place of a context named by a handle.
@@ -326,6 +468,48 @@ impl State {
         if intact { Ok(self.handle(slot)) } else { Err(Error::NoContext { descriptor }) }
     }
 
+    /// The context that a number names; one that came by ways that the library does not see (dup(2), a socket of the
+    /// program's own) is a name like others from then on.
+    pub(crate) fn named_or_adopted(&mut self, descriptor: RawFd) -> Result<Context> {
+        match self.named(descriptor) {
+            Err(Error::NoContext { .. }) => self.adopt(descriptor).map(|slot| self.handle(slot)),
+            known => known,
+        }
+    }
+
+    fn adopt(&mut self, descriptor: RawFd) -> Result<usize> {
+        let unknown = Error::NoContext { descriptor };
+        if descriptor < 0 || self.is_own(descriptor) {
+            return Err(unknown);
+        }
+        // SAFETY: a number that is none is an error; nothing is closed.
+        let status = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(descriptor) }).map_err(|_| unknown)?;
+        let is_socket = rustix::fs::FileType::from_raw_mode(status.st_mode) == rustix::fs::FileType::Socket;
+        let (seat, generation) = self.program.named(status.st_ino).filter(|_| is_socket).ok_or(unknown)?;
+        let gone = Error::Gone { descriptor };
+        let pid = self.program.pid(seat).ok_or(gone)?;
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| match errno {
+            rustix::io::Errno::SRCH => gone,
+            errno => Error::system("pidfd_open", pid.as_raw_pid().unsigned_abs() as usize, errno),
+        })?;
+        // It was that one's process when it was opened.
+        if self.program.pid(seat) != Some(pid)
+            || self.program.seat(seat).generation.load(SeqCst) != generation
+        {
+            return Err(gone);
+        }
+        // SAFETY: it is open, and the caller has it named: it is closed by that name.
+        let fd = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        self.add_peer(fd, Id::NONE, descriptors::raise(pidfd), (seat, generation), None, None)
+    }
+
+    /// Lists all names that are held, in a program that is new.
+    pub(crate) fn list_names(&self) {
+        for peer in self.peers.iter().flatten() {
+            self.program.list_name(peer.inode, (peer.seat, peer.generation));
+        }
+    }
+
     pub(crate) fn peer(&self, slot: usize) -> Result<&Peer> {
         self.peers.get(slot).and_then(Option::as_ref).ok_or(Error::NoContext { descriptor: -1 })
     }
@@ -336,6 +520,15 @@ impl State {
 }
 
 impl Peer {
+    fn waiting(&self) -> Waiting {
+        Waiting { serial: self.serial, pid: self.pid }
+    }
+
+    /// It, as who has control.
+    pub(crate) fn holder(&self) -> Holder {
+        Holder::new(self.seat, self.generation)
+    }
+
     /// Whether it has ended.
     pub(crate) fn is_gone(&self, program: &Program) -> bool {
         let generation = program.seat(self.seat).generation.load(core::sync::atomic::Ordering::SeqCst);
@@ -346,13 +539,15 @@ impl Peer {
     pub(crate) fn is_intact(&self) -> bool {
         inode(self.fd.as_raw_fd()) == Some(self.inode)
     }
+}
 
-    /// Forgets it without closing its descriptor, whose number is somebody else's.
-    pub(crate) fn disown(self) {
-        if let Some(link) = &self.link {
-            link.set_closed();
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // The program may have closed it, and the number be somebody else's.
+        if self.is_intact() {
+            // SAFETY: it is dropped here alone.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
-        let _ = self.fd.into_raw_fd();
     }
 }
 
@@ -376,7 +571,7 @@ fn place<T>(places: &mut Vec<Option<T>>) -> usize {
 /// The inode behind a descriptor.
 pub(crate) fn inode(fd: RawFd) -> Option<u64> {
     // SAFETY: fstat of a number that may be none fails; nothing is closed.
-    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     rustix::fs::fstat(fd).ok().map(|status| status.st_ino)
 }
 

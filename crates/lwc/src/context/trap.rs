@@ -200,7 +200,7 @@ pub(crate) fn hand_over(handing: &Handing) {
 }
 
 /// Filters the calling thread.
-fn put_on(filter: &[libc::sock_filter], flags: usize) -> rustix::io::Result<usize> {
+pub(crate) fn put_on(filter: &[libc::sock_filter], flags: usize) -> rustix::io::Result<usize> {
     let program = libc::sock_fprog {
         len: u16::try_from(filter.len()).map_err(|_| Errno::INVAL)?,
         filter: filter.as_ptr().cast_mut(),
@@ -256,10 +256,10 @@ impl Listener {
 /// is kept for that; one that is made out of turn, or by a strand that does not exist here, is refused.
 pub(crate) fn take(state: &mut State, slot: usize) -> Option<Arrival> {
     let program = state.program;
-    let (me, own) = (state.me, state.strand);
+    let (me, own, us) = (state.me, state.strand, state.own_holder());
     loop {
         let peer = state.peers.get_mut(slot)?.as_mut()?;
-        let seat = peer.seat;
+        let (seat, them) = (peer.seat, peer.holder());
         let listener = peer.listener.as_mut()?;
         if !handover::is_ready(listener.fd.as_fd()) {
             return None;
@@ -267,8 +267,7 @@ pub(crate) fn take(state: &mut State, slot: usize) -> Option<Arrival> {
         let notice = listener.receive()?;
         // Threads and processes that the context made have no counterpart here.
         let strand = program.strand_of(seat, notice.pid).filter(|strand| program.exists(*strand, me));
-        let Some(strand) = strand
-            .filter(|strand| program.control(*strand).compare_exchange(seat, me, SeqCst, SeqCst).is_ok())
+        let Some(strand) = strand.filter(|strand| them.gives_way(program.control(*strand), us).is_ok())
         else {
             listener.answer(notice.id, Answer::Returns(-i64::from(libc::EPERM)));
             continue;

@@ -176,6 +176,7 @@ pub(crate) fn hold_or_become_root() -> Result<Held> {
 pub(crate) fn after_rollback() {
     if let Ok(Some(mut state)) = hold() {
         state.set_looked(None);
+        state.forget_callers();
         let strand = state.strand;
         for link in state.peers.iter_mut().flatten().filter_map(|peer| peer.link.as_mut()) {
             link.catch_up(strand);

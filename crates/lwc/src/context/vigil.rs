@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::rc::Rc;
 
 use orrery_domain::gate::is_dead;
 use orrery_domain::{Gate, Moment, Partner, Woken};
@@ -12,10 +12,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::PidfdFlags;
 
 use super::error::{Error, Result};
+use super::holder::Holder;
+use super::link::{Ear, Lobe};
 use super::program::ROOT;
 use super::state::{State, is_hung_up};
 use super::turn::Held;
-use super::{Arrival, introduce, placing, reaper, trap, turn};
+use super::{Arrival, introduce, lending, placing, reaper, trap, turn};
 
 /// After how long a context that keeps control may roam the CPUs.
 pub(crate) const MOMENT: Duration = Duration::from_millis(20);
@@ -23,6 +25,8 @@ pub(crate) const MOMENT: Duration = Duration::from_millis(20);
 const ABANDONED: Duration = Duration::from_secs(3);
 /// How long a parked context sleeps before it looks whether all is well.
 pub(crate) const NAP: Duration = Duration::from_millis(500);
+/// How long one sleeps at most that waits for nobody but the root, with which it ends: thousands of them are not to keep a machine busy.
+const LONG_NAP: Duration = Duration::from_secs(4);
 /// How long a context that waits for descriptors, too, goes without a look at its bell. Only the root's help to bury
 /// somebody is asked for without a descriptor.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -36,11 +40,13 @@ pub(crate) struct Vigil {
     until: Option<Moment>,
     slice: Duration,
     /// A dead context that seemed to have control when the root last looked.
-    orphan: Option<u32>,
+    orphan: Option<Holder>,
     /// A watched one that died after it had passed control to us.
     pub(crate) speechless: Option<Watched>,
     /// How often in a row the thread to which control was handed seemed to have ended.
     thread_gone: u32,
+    /// Whether it is time to sleep: [`super::handover`] has waited for an answer awake.
+    polled: bool,
     /// Since when control is ours without a word.
     abandoned: Option<Moment>,
 }
@@ -51,18 +57,40 @@ pub(crate) struct Watched {
     pub(crate) descriptor: RawFd,
     pub(crate) seat: u32,
     pub(crate) pid: u32,
-    pidfd: Arc<OwnedFd>,
+    holder: Holder,
+    pidfd: Rc<OwnedFd>,
+    /// Where its answer will be heard, and its place among the peers, by which it is taken.
+    ear: Option<(Ear, usize, u32)>,
 }
 
 impl Watched {
-    pub(crate) fn of(state: &State, slot: usize) -> Option<Self> {
-        let peer = state.peer(slot).ok()?;
+    pub(crate) fn of(state: &mut State, slot: usize) -> Option<Self> {
+        let strand = state.strand;
+        let peer = state.peer_mut(slot).ok()?;
+        let serial = peer.serial;
         Some(Self {
             descriptor: peer.fd.as_raw_fd(),
             seat: peer.seat,
             pid: peer.pid,
+            holder: peer.holder(),
             pidfd: peer.pidfd.clone(),
+            ear: peer.link.as_mut().map(|link| (link.ear(strand), slot, serial)),
         })
+    }
+
+    pub(crate) fn lobe(&self) -> Option<Lobe> {
+        self.ear.as_ref().map(|(ear, ..)| ear.lobe())
+    }
+
+    /// Its place among the peers, where it has said something.
+    pub(crate) fn answered_at(&self, state: &State) -> Option<usize> {
+        if self.lobe()?.is_called() { self.slot(state) } else { None }
+    }
+
+    /// Its place among the peers, if it still has that.
+    fn slot(&self, state: &State) -> Option<usize> {
+        let (_, slot, serial) = self.ear.as_ref()?;
+        state.peer(*slot).is_ok_and(|peer| peer.serial == *serial).then_some(*slot)
     }
 }
 
@@ -73,6 +101,7 @@ impl Vigil {
             heir: None,
             until,
             slice: MOMENT,
+            polled: true,
             orphan: None,
             speechless: None,
             abandoned: None,
@@ -80,10 +109,20 @@ impl Vigil {
         }
     }
 
+    fn is_answered(&self, state: &State) -> bool {
+        self.watched.as_ref().is_some_and(|watched| watched.answered_at(state).is_some())
+    }
+
+    /// Whom control was handed to.
+    pub(crate) fn watched(&self) -> Option<&Watched> {
+        self.watched.as_ref()
+    }
+
     /// Waits for the bell, or for something that makes it an error to wait on.
     pub(crate) fn wait(&mut self, state: &mut Held) -> Result<()> {
         let (program, me, strand) = (state.program, state.me, state.strand);
         let own = &state.place().face;
+        let polled = core::mem::take(&mut self.polled);
         let heir = self.heir.as_ref().filter(|_| self.watched.is_none());
         let watched = self.watched.as_ref().or(heir);
         let theirs = watched.map_or(own, |watched| &program.place(strand, watched.seat).face);
@@ -95,13 +134,22 @@ impl Vigil {
         if state.looked() != Some(heard) {
             return Ok(());
         }
+        if let Some(slot) = self.watched.as_ref().and_then(|watched| watched.slot(state)) {
+            lending::lend(state, slot);
+        }
         let (slice, until) = (self.slice, self.until);
         let end = || {
             let slice = Moment::now().after(slice);
             Some(until.map_or(slice, |until| until.min(slice)))
         };
+        let lobe = watched.and_then(Watched::lobe);
+        let is_called = || lobe.is_some_and(Lobe::is_called);
         let woken = state.away(|| {
-            let woken = gate.wait_until(heard, end, partner);
+            let woken = if polled {
+                gate.rest(heard, is_called, end(), partner)
+            } else {
+                gate.wait_for(heard, is_called, end, partner)
+            };
             reaper::serve(program, me, strand);
             woken
         });
@@ -129,7 +177,7 @@ impl Vigil {
         loop {
             let kick = state.own_kick().map(AsRawFd::as_raw_fd);
             let heard = Gate::home(own, own).heard();
-            if state.looked() != Some(heard) {
+            if state.looked() != Some(heard) || self.is_answered(state) {
                 return Ok(None);
             }
             let watched = self.watched.as_ref().or(self.heir.as_ref()).map(|watched| watched.pidfd.clone());
@@ -176,7 +224,7 @@ impl Vigil {
                     }
                     Source::Watched(_) if !signs.is_empty() => {
                         // Its last words count.
-                        if state.looked() != Some(Gate::home(own, own).heard()) {
+                        if state.looked() != Some(Gate::home(own, own).heard()) || self.is_answered(state) {
                             return Ok(None);
                         }
                         return self.mourn(state).map(|()| None);
@@ -200,15 +248,15 @@ impl Vigil {
         {
             return Ok(());
         }
-        match state.control().compare_exchange(dead.seat, state.me, SeqCst, SeqCst) {
-            Ok(_) => {
+        match dead.holder.gives_way(state.control(), state.own_holder()) {
+            Ok(()) => {
                 let end = reaper::bury(state, dead.seat, dead.pid);
                 Err(if first { Error::Died { descriptor: dead.descriptor, end } } else { Error::Orphaned })
             }
             Err(holder) => {
                 // It died after it had handed control on, or in the midst of handing it to us.
                 self.watch_holder(state, holder);
-                if holder == state.me && first {
+                if holder == state.own_holder() && first {
                     self.speechless = Some(dead);
                 }
                 Ok(())
@@ -217,23 +265,31 @@ impl Vigil {
     }
 
     /// Waits for the one that has control from now on: it has nobody else to go back to.
-    fn watch_holder(&mut self, state: &State, holder: u32) {
-        if holder == state.me || holder == ROOT || state.filtered {
+    fn watch_holder(&mut self, state: &State, holder: Holder) {
+        let seat = holder.seat();
+        if seat == state.me || seat == ROOT || state.filtered {
             return;
         }
-        let Some(pid) = state.program.pid(holder) else { return };
+        let Some(pid) = state.program.pid(seat) else { return };
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok();
         self.heir = pidfd.map(|pidfd| Watched {
             descriptor: -1,
-            seat: holder,
+            seat,
             pid: pid.as_raw_pid().unsigned_abs(),
-            pidfd: Arc::new(orrery_sys::descriptors::raise(pidfd)),
+            holder,
+            pidfd: Rc::new(orrery_sys::descriptors::raise(pidfd)),
+            ear: None,
         });
     }
 
     /// Nothing happened for a while.
     fn look_after(&mut self, state: &mut Held) -> Result<()> {
-        self.slice = NAP;
+        let for_somebody =
+            self.watched.as_ref().or(self.heir.as_ref()).is_some_and(|other| other.seat != ROOT);
+        let for_nobody = !for_somebody && state.me != ROOT;
+        self.slice = if for_nobody { (self.slice * 2).clamp(NAP, LONG_NAP) } else { NAP };
+        // Whatever was said without a call is found now.
+        state.set_looked(None);
         if self.until.is_some_and(|until| Moment::now() >= until) {
             return self.time_out(state);
         }
@@ -241,11 +297,12 @@ impl Vigil {
         if let Some(watched) = &self.watched
             && watched.seat != ROOT
         {
-            let (descriptor, seat) = (watched.descriptor, watched.seat);
+            let (descriptor, seat, holder) = (watched.descriptor, watched.seat, watched.holder);
             // It let go of its sockets: it is dead, or another program by now (execve(2)).
             let known = state.named(descriptor).ok().and_then(|context| state.find(context).ok());
             let peer = known.and_then(|slot| state.peer(slot).ok());
-            if peer.is_some_and(|peer| peer.pid == watched.pid && is_hung_up(&peer.fd)) {
+            let left = |peer: &super::state::Peer| is_hung_up(&peer.fd) || program.is_marked_dead(seat);
+            if peer.is_some_and(|peer| peer.pid == watched.pid && left(peer)) {
                 return self.mourn(state);
             }
             if !state.filtered
@@ -257,9 +314,7 @@ impl Vigil {
                 // The threads of a process that is killed do not end all at once.
                 self.slice = MOMENT;
                 self.thread_gone += 1;
-                if self.thread_gone >= 5
-                    && state.control().compare_exchange(seat, state.me, SeqCst, SeqCst).is_ok()
-                {
+                if self.thread_gone >= 5 && holder.gives_way(state.control(), state.own_holder()).is_ok() {
                     program.place(strand, seat).thread.store(0, SeqCst);
                     return Err(Error::ThreadEnded { descriptor });
                 }
@@ -268,9 +323,10 @@ impl Vigil {
             self.thread_gone = 0;
             placing::roam(state, seat);
         }
-        let holder = state.control().load(SeqCst);
-        if holder == state.me {
+        let (own, holder) = (state.own_holder(), Holder::of(state.control()));
+        if holder == own {
             // Whoever handed it to us should have called by now; it must have died on the way.
+            self.slice = NAP;
             let now = Moment::now();
             if now.since(*self.abandoned.get_or_insert(now)) > ABANDONED {
                 return Err(Error::Orphaned);
@@ -284,15 +340,13 @@ impl Vigil {
         }
         if state.me == ROOT {
             // Of the one that it handed control to it learns at once, of others when it looks.
-            if self.watched.as_ref().is_none_or(|watched| watched.seat != holder) {
+            if self.watched.as_ref().is_none_or(|watched| watched.holder != holder) {
                 self.slice = GLANCE;
             }
             reaper::sweep(state);
-            let dead = program.pid(holder).is_none();
-            if dead
-                && self.orphan == Some(holder)
-                && state.control().compare_exchange(holder, ROOT, SeqCst, SeqCst).is_ok()
-            {
+            // Nobody has its seat, or somebody else.
+            let dead = program.pid(holder.seat()).is_none() || program.holder(holder.seat()) != holder;
+            if dead && self.orphan == Some(holder) && holder.gives_way(state.control(), own).is_ok() {
                 return Err(Error::Orphaned);
             }
             self.orphan = dead.then_some(holder);
@@ -306,16 +360,13 @@ impl Vigil {
 
     fn time_out(&mut self, state: &mut Held) -> Result<()> {
         self.until = None;
-        let holder = state.control().load(SeqCst);
-        let pid = state.program.seat(holder).pid.load(SeqCst);
+        let (own, holder) = (state.own_holder(), Holder::of(state.control()));
+        let pid = state.program.seat(holder.seat()).pid.load(SeqCst);
         // Where we or the root have it, it is on its way to us, or about to be handed on in good order.
-        if holder == state.me
-            || holder == ROOT
-            || state.control().compare_exchange(holder, state.me, SeqCst, SeqCst).is_err()
-        {
+        if holder == own || holder.seat() == ROOT || holder.gives_way(state.control(), own).is_err() {
             return Ok(());
         }
-        reaper::bury(state, holder, pid);
+        reaper::bury(state, holder.seat(), pid);
         Err(Error::TimedOut)
     }
 }

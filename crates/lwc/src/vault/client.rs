@@ -274,7 +274,15 @@ impl Link {
             if let Some(outcome) = self.line.answered(self.calls, answer) {
                 return Ok(outcome);
             }
-            match gate.wait_asleep(heard, Some(until), Partner::Pidfd(self.twin.as_fd())) {
+            let partner = Partner::Pidfd(self.twin.as_fd());
+            // On our CPU the twin, just woken, runs as soon as we yield, and at its end falls asleep, upon which we run: neither
+            // do we need to be woken, nor to ask before a sleep whether it lives.
+            let woken = if alone {
+                gate.wait(heard, Some(until), partner)
+            } else {
+                gate.wait_asleep(heard, Some(until), partner)
+            };
+            match woken {
                 Woken::Rung => heard = gate.heard(),
                 Woken::TimedOut => return Err(Failure::TimedOut),
                 Woken::PartnerGone => return Err(Failure::Gone),

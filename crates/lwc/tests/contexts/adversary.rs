@@ -415,6 +415,56 @@ pub(crate) fn attack_by_advice_and_events() {
     is_refused(attack, true);
 }
 
+pub(crate) fn attack_by_limits_and_priorities() {
+    fn attack(target: &Target) -> Vec<&'static str> {
+        let mut got = Vec::new();
+        let pid = target.pid;
+        let who = pid.unsigned_abs();
+        // Things that nobody is harmed by; others are refused, or not, just as these are.
+        let mut limit = unsafe { std::mem::zeroed::<libc::rlimit>() };
+        unsafe { libc::getrlimit(libc::RLIMIT_CORE, &raw mut limit) };
+        let set = unsafe { libc::prlimit(pid, libc::RLIMIT_CORE, &raw const limit, std::ptr::null_mut()) };
+        note(&mut got, "prlimit", set == 0);
+        let mut cpus = unsafe { std::mem::zeroed::<libc::cpu_set_t>() };
+        let size = size_of_val(&cpus);
+        unsafe { libc::sched_getaffinity(0, size, &raw mut cpus) };
+        let set = unsafe { libc::sched_setaffinity(pid, size, &raw const cpus) };
+        note(&mut got, "sched_setaffinity", set == 0);
+        let parameter = libc::sched_param { sched_priority: 0 };
+        let set = unsafe { libc::sched_setscheduler(pid, libc::SCHED_BATCH, &raw const parameter) };
+        note(&mut got, "sched_setscheduler", set == 0);
+        note(&mut got, "sched_setparam", unsafe { libc::sched_setparam(pid, &raw const parameter) } == 0);
+        // struct sched_attr, of SCHED_OTHER and niceness 1: size and policy, flags, niceness and priority.
+        let attributes = [48_u64, 0, 1, 0, 0, 0];
+        let set = unsafe { libc::syscall(libc::SYS_sched_setattr, pid, attributes.as_ptr(), 0) };
+        note(&mut got, "sched_setattr", set == 0);
+        let groups = unsafe { libc::getpgid(pid) }.unsigned_abs();
+        let user = unsafe { libc::getuid() };
+        for (name, kind, whom) in [
+            ("setpriority", libc::PRIO_PROCESS, who),
+            ("setpriority of a group", libc::PRIO_PGRP, groups),
+            ("setpriority of the group", libc::PRIO_PGRP, 0),
+            ("setpriority of a user", libc::PRIO_USER, user),
+            ("setpriority of the user", libc::PRIO_USER, 0),
+        ] {
+            note(&mut got, name, unsafe { libc::setpriority(kind, whom, 2) } == 0);
+        }
+        // Best effort, 7.
+        let lowest = 2 << 13 | 7;
+        for (name, kind, whom) in
+            [("ioprio_set", 1, who), ("ioprio_set of the group", 2, 0), ("ioprio_set of a user", 3, user)]
+        {
+            let set = unsafe { libc::syscall(libc::SYS_ioprio_set, kind, whom, lowest) };
+            note(&mut got, name, set == 0);
+        }
+        // One's own are one's own.
+        assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 3) }, 0);
+        assert_eq!(unsafe { libc::sched_setaffinity(0, size, &raw const cpus) }, 0);
+        got
+    }
+    is_refused(attack, true);
+}
+
 pub(crate) fn attack_by_another_program() {
     fn attack(target: &Target) -> Vec<&'static str> {
         let path = format!("/proc/{}/environ", target.pid);

@@ -1,40 +1,14 @@
 //! Descriptors and orders that make no sense: an error says so, and all goes on as before.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use orrery_lwc::context::{Context, Error, Spec, create};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
 
-use crate::support::{await_end_of, in_child, own_pid, server, shared_words};
+use crate::support::{await_end_of, in_child, own_pid, pair, receive, send, server, shared_words};
 
 const LIMIT: Duration = Duration::from_secs(20);
-
-fn pair() -> (OwnedFd, OwnedFd) {
-    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
-}
-
-fn send(over: &OwnedFd, fds: &[std::os::fd::BorrowedFd<'_>]) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(fds));
-    sendmsg(over, &[IoSlice::new(b"01234567")], &mut ancillary, SendFlags::empty()).unwrap();
-}
-
-fn receive(over: &OwnedFd) -> OwnedFd {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    recvmsg(over, &mut [IoSliceMut::new(&mut [0; 8])], &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
-    let message = ancillary.drain().next().unwrap();
-    let RecvAncillaryMessage::ScmRights(mut fds) = message else { panic!("no descriptor came") };
-    fds.next().unwrap()
-}
 
 fn is_no_name(number: RawFd) {
     let refused = Context::of_descriptor(number).unwrap_err();
@@ -50,9 +24,6 @@ pub(crate) fn what_names_no_context_is_refused() {
     for number in [-1, i32::MAX, 0, a.as_raw_fd(), b.as_raw_fd(), file.as_raw_fd()] {
         is_no_name(number);
     }
-    // The same context, by a number that the library does not know.
-    let copy = rustix::io::dup(unsafe { std::os::fd::BorrowedFd::borrow_raw(other.descriptor()) }).unwrap();
-    is_no_name(copy.as_raw_fd());
     assert_eq!(Context::of_descriptor(other.descriptor()).unwrap(), other);
     assert_eq!(other.switch(4, &[]).unwrap().word, 5);
 }

@@ -450,3 +450,35 @@ pub(crate) fn a_monitor_needs_no_privilege() {
     let refused = create(&Spec::new().trap(true), server(|word| word)).unwrap_err();
     assert!(matches!(refused, Error::Birth { .. }), "{refused}");
 }
+
+/// The paper's own example: a context reads and appends a few bytes of a file that it has no descriptor of.
+pub(crate) fn files_out_of_reach_are_read_and_written_for_it() {
+    use std::os::fd::AsRawFd;
+    let file = tempfile::tempfile().unwrap();
+    std::io::Write::write_all(&mut &file, b"kept: ").unwrap();
+    let number = file.as_raw_fd();
+    let reach = u32::try_from(number).unwrap();
+    let spec = Spec::new().trap(true).withhold(&only(libc::SYS_uname)).close_descriptors(reach, reach);
+    let child = create(&spec, move |start| {
+        let mut bytes = *b"words";
+        // It cannot write there itself; a call that its creator answers says where the bytes are.
+        let own = unsafe { libc::write(number, bytes.as_ptr().cast(), 5) };
+        let written = unsafe { libc::syscall(libc::SYS_uname, bytes.as_ptr(), 5, 1) };
+        let read = unsafe { libc::syscall(libc::SYS_uname, bytes.as_mut_ptr(), 4, 0) };
+        let word = u64::from((own, written, read) == (-1, 5, 4));
+        start.creator.switch(word, &bytes).unwrap();
+        unreachable!();
+    })
+    .unwrap();
+    let own = Own { memory: false, descriptors: true, credentials: true };
+    let mut arrival = child.switch(0, &[]).unwrap();
+    while let Some(call) = arrival.call {
+        let [address, length, writes, ..] = call.arguments;
+        let (call, place) = if writes == 1 { (libc::SYS_write, 0) } else { (libc::SYS_pread64, 0) };
+        let arguments = [u64::try_from(number).unwrap(), address, length, place, 0, 0];
+        let done = unsafe { child.syscall(own, call_number(call), arguments) }.unwrap();
+        arrival = child.switch(done.cast_unsigned(), &[]).unwrap();
+    }
+    assert_eq!((arrival.word, &arrival.bytes[..]), (1, &b"kepts"[..]));
+    assert_eq!(written(&file), "kept: words");
+}

@@ -1,4 +1,4 @@
-//! What a new context has of its creator: descriptors and credentials.
+//! What a new context has of its creator: descriptors.
 
 use orrery_lwc::context::{Context, Error, Rights, Spec, create};
 
@@ -38,24 +38,166 @@ pub(crate) fn descriptors_may_be_withheld() {
     assert_eq!(first.switch(6, &[]).unwrap().word, 6);
 }
 
-pub(crate) fn credentials_are_its_own() {
-    if unsafe { libc::geteuid() } != 0 {
-        orrery_testing::skipped!("only root changes its user");
-        return;
-    }
-    let other = create(
-        &Spec::new(),
-        server(|_| {
-            if unsafe { libc::geteuid() } == 0 {
-                assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
+/// Whether two processes have one table of descriptors, as the kernel says.
+fn share_a_table(one: u64, other: u64) -> bool {
+    const KCMP_FILES: i32 = 2;
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_FILES, 0, 0) == 0 }
+}
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn is_open(number: i32) -> bool {
+    unsafe { libc::fcntl(number, libc::F_GETFD) != -1 }
+}
+
+/// 0: who it is; else opens a file (1), or closes the one of that number.
+fn opener() -> impl FnOnce(orrery_lwc::context::Start) -> std::convert::Infallible {
+    server(|word| match word {
+        0 => crate::support::own_pid(),
+        1 => unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY) }.unsigned_abs().into(),
+        number => u64::from(unsafe { libc::close(i32::try_from(number).unwrap()) } == 0),
+    })
+}
+
+pub(crate) fn a_table_of_descriptors_is_shared() {
+    let apart = create(&Spec::new().dumpable(true), opener()).unwrap();
+    let other = create(&Spec::new().share_descriptors(true).dumpable(true), opener()).unwrap();
+    let ask = |word| other.switch(word, &[]).unwrap().word;
+    let pid = ask(0);
+    assert!(share_a_table(crate::support::own_pid(), pid));
+    assert!(!share_a_table(crate::support::own_pid(), apart.switch(0, &[]).unwrap().word));
+    // What it opens is open here, and what either closes is closed in both.
+    let number = i32::try_from(ask(1)).unwrap();
+    assert!(is_open(number));
+    assert_eq!(unsafe { libc::close(number) }, 0);
+    assert_eq!(ask(u64::try_from(number).unwrap()), 0);
+    let ours = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY) };
+    assert_eq!(ask(u64::try_from(ours).unwrap()), 1);
+    assert!(!is_open(ours));
+    // The other one has its own.
+    let theirs = i32::try_from(apart.switch(1, &[]).unwrap().word).unwrap();
+    assert!(!is_open(theirs));
+    // It ends when its name is closed in the table, and all go on.
+    other.close().unwrap();
+    crate::support::await_end_of(pid);
+    assert_eq!(apart.switch(1, &[]).unwrap().word, u64::try_from(theirs).unwrap() + 1);
+}
+
+pub(crate) fn a_shared_table_is_left_in_order() {
+    create(&Spec::new(), server(|word| word)).unwrap().close().unwrap();
+    let shared = Spec::new().share_descriptors(true);
+    let used = open_descriptors();
+    for round in 0..12 {
+        let other = create(&shared, move |start| {
+            // One of its own with the same table, one with another.
+            let inner = create(
+                &Spec::new().share_descriptors(true),
+                server(|word| if word == 0 { crate::support::own_pid() } else { word + 1 }),
+            )
+            .unwrap();
+            let inner_process = inner.switch(0, &[]).unwrap().word;
+            let apart = create(&Spec::new(), server(|word| word + 2)).unwrap();
+            let mut arrival = start.arrival;
+            loop {
+                let word = match arrival.word {
+                    0 => crate::support::own_pid(),
+                    1 => inner.switch(3, &[]).unwrap().word + apart.switch(3, &[]).unwrap().word,
+                    2 => {
+                        inner.close().unwrap();
+                        apart.close().unwrap();
+                        // Both have copies of names, so they end one after the other.
+                        crate::support::await_end_of(inner_process);
+                        0
+                    }
+                    _ => unsafe { libc::kill(libc::getpid(), libc::SIGKILL) }.unsigned_abs().into(),
+                };
+                arrival = arrival.caller.switch(word, &[]).unwrap();
             }
-            u64::from(unsafe { libc::geteuid() })
-        }),
-    )
-    .unwrap();
-    for _ in 0..3 {
-        assert_eq!(other.switch(0, &[]).unwrap().word, 65534);
-        assert_eq!(unsafe { libc::geteuid() }, 0);
+        })
+        .unwrap();
+        let pid = other.switch(0, &[]).unwrap().word;
+        assert_eq!(other.switch(1, &[]).unwrap().word, 4 + 5);
+        if round % 2 == 0 {
+            // It has copies of all names, and so holds those who are named.
+            let copied = create(&Spec::new(), server(|word| word * 2)).unwrap();
+            assert_eq!(copied.switch(4, &[]).unwrap().word, 8);
+            copied.close().unwrap();
+            assert_eq!(other.switch(2, &[]).unwrap().word, 0);
+        } else {
+            assert_eq!(other.switch(2, &[]).unwrap().word, 0);
+            let told = other.switch(3, &[]).unwrap_err();
+            assert!(matches!(told, Error::Died { .. } | Error::Orphaned), "{told}");
+        }
+        other.close().unwrap();
+        crate::support::await_end_of(pid);
+    }
+    // Whatever they lived by is gone with them; the last one's is swept out by the next one.
+    let left = (0..100).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        create(&Spec::new(), server(|word| word)).unwrap().close().unwrap();
+        open_descriptors() <= used + 12
+    });
+    assert!(left, "{} descriptors are open, {used} were", open_descriptors());
+}
+
+pub(crate) fn a_shared_table_keeps_others_out() {
+    // One with a table of its own must not get what those who share ours live by: it could hear what is said to them.
+    let sharing = create(&Spec::new().share_descriptors(true), server(|word| word + 1)).unwrap();
+    assert_eq!(sharing.switch(1, &[]).unwrap().word, 2);
+    let sockets = || {
+        let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        links
+            .filter(|link| {
+                std::fs::read_link(link.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"))
+            })
+            .count() as u64
+    };
+    let apart = create(&Spec::new().dumpable(true), server(move |_| sockets())).unwrap();
+    let with_one = apart.switch(0, &[]).unwrap().word;
+    let more: Vec<Context> =
+        (0..5).map(|_| create(&Spec::new().share_descriptors(true), server(|word| word)).unwrap()).collect();
+    more.iter().for_each(|one| assert_eq!(one.switch(1, &[]).unwrap().word, 1));
+    let apart = create(&Spec::new().dumpable(true), server(move |_| sockets())).unwrap();
+    // The names of those five, of which it has copies as ever, and of the first one with a table of its own.
+    assert_eq!(apart.switch(0, &[]).unwrap().word, with_one + 6);
+}
+
+pub(crate) fn copies_of_a_shared_table_are_apart() {
+    use orrery_lwc::context::{Forked, fork};
+    let other = create(&Spec::new().share_descriptors(true).dumpable(true), opener()).unwrap();
+    other.switch(0, &[]).unwrap();
+    let pid = match unsafe { fork() }.unwrap() {
+        Forked::Child => {
+            let process = other.switch(0, &[]).unwrap().word;
+            let number = i32::try_from(other.switch(1, &[]).unwrap().word).unwrap();
+            let apart = !share_a_table(crate::support::own_pid(), process) && !is_open(number);
+            unsafe { libc::_exit(i32::from(!apart)) };
+        }
+        Forked::Parent(pid) => i32::try_from(pid).unwrap(),
+    };
+    let mut status = 0;
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0);
+    // A good state, too, has what was open then.
+    other.keep_good().unwrap();
+    let process = other.switch(0, &[]).unwrap().word;
+    unsafe { libc::kill(i32::try_from(process).unwrap(), libc::SIGKILL) };
+    crate::support::await_end_of(process);
+    assert!(matches!(other.switch(0, &[]), Err(Error::Died { .. })));
+    let heir = other.switch(0, &[]).unwrap().word;
+    assert!(heir != process && !share_a_table(crate::support::own_pid(), heir));
+    assert_eq!(other.switch(0, &[]).unwrap().word, heir);
+}
+
+pub(crate) fn shared_tables_have_conditions() {
+    for spec in [
+        Spec::new().share_descriptors(true).close_descriptors(5, 6),
+        Spec::new().share_descriptors(true).trap(true),
+    ] {
+        let refused = create(&spec, server(|word| word)).unwrap_err();
+        assert!(matches!(refused, Error::Unmet { .. }), "{refused}");
     }
 }
 

@@ -11,12 +11,15 @@ mod adversary;
 mod bad_input;
 mod calls;
 mod control;
+mod credentials;
+mod crowds;
 mod deaths;
 mod descriptors;
 mod forks;
 mod isolation;
 mod lifetimes;
 mod memory;
+mod names;
 mod overlays;
 mod placing;
 mod signals;
@@ -28,12 +31,15 @@ use adversary::*;
 use bad_input::*;
 use calls::*;
 use control::*;
+use credentials::*;
+use crowds::*;
 use deaths::*;
 use descriptors::*;
 use forks::*;
 use isolation::*;
 use lifetimes::*;
 use memory::*;
+use names::*;
 use overlays::*;
 use placing::*;
 use signals::*;
@@ -41,7 +47,7 @@ use threads::*;
 use vaults::*;
 
 orrery_testing::cases![
-    seconds = 60, trackers = &[];
+    seconds = crowds::seconds(), trackers = &[];
     control_goes_back_and_forth,
     a_switch_carries_bytes,
     create_returns_in_both,
@@ -50,20 +56,42 @@ orrery_testing::cases![
     many_come_and_go,
     time_limits_hold,
     a_handler_may_not_switch_from_within,
+    a_context_is_as_urgent_as_its_caller,
     switches_go_on_among_hogs,
+    who_is_called_keeps_what_is_more_than_the_callers,
     switches_go_on_when_they_are_moved,
     switches_go_on_in_a_set_of_cpus_that_shrinks,
     memory_is_a_copy,
     shared_memory_is_one,
     unmapped_memory_is_gone,
+    other_memory_takes_the_place_of_what_was_unmapped,
     shared_memory_stays_from_other_contexts,
     senseless_specifications_are_refused,
     descriptors_are_copies,
     descriptors_may_be_withheld,
+    a_table_of_descriptors_is_shared,
+    a_shared_table_is_left_in_order,
+    a_shared_table_keeps_others_out,
+    copies_of_a_shared_table_are_apart,
+    shared_tables_have_conditions,
     credentials_are_its_own,
+    credentials_are_shared,
+    what_one_gives_up_all_have_given_up,
+    copies_of_shared_credentials_are_apart,
+    threads_share_credentials,
+    an_ordinary_user_shares_what_there_is,
     closed_names_are_refused,
     without_descriptors_nothing_is_made,
     descriptors_are_overlaid,
+    the_root_is_known_to_all,
+    nobody_switches_to_itself,
+    a_copy_of_a_name_names_the_same,
+    names_travel_by_sockets,
+    a_name_under_way_keeps_its_context,
+    a_name_that_comes_late_is_told,
+    a_forked_process_holds_names,
+    hundreds_live_at_a_time,
+    without_processes_nothing_is_made,
     a_closed_context_ends,
     a_plain_close_ends_it,
     it_lives_while_anybody_holds_it,
@@ -87,6 +115,8 @@ orrery_testing::cases![
     good_states_end_with_their_contexts,
     good_states_need_rights,
     signals_go_to_the_root,
+    what_a_deaf_context_creates_is_deaf,
+    a_fault_is_handled_where_it_is_made,
     a_forked_process_has_its_own,
     a_forked_program_has_copies,
     a_plain_fork_has_copies_when_it_asks,
@@ -114,6 +144,7 @@ orrery_testing::cases![
     attack_by_signals_to_a_group,
     attack_by_io_uring,
     attack_by_advice_and_events,
+    attack_by_limits_and_priorities,
     attack_by_another_program,
     what_names_no_context_is_refused,
     a_context_of_another_program_is_refused,
@@ -134,6 +165,7 @@ orrery_testing::cases![
     an_asked_context_cannot_trap,
     calls_are_made_for_a_parked_context,
     calls_need_rights,
+    files_out_of_reach_are_read_and_written_for_it,
     a_monitor_makes_the_calls_it_allows,
     a_monitor_needs_no_privilege,
     a_new_thread_is_refused,

@@ -125,3 +125,29 @@ pub(crate) fn senseless_specifications_are_refused() {
     assert!(matches!(try_it(unsafe { Spec::new().share(memory, PAGE) }), Error::Memory { .. }));
     assert_eq!(shared.switch(1, &[]).unwrap().word, 1);
 }
+
+pub(crate) fn other_memory_takes_the_place_of_what_was_unmapped() {
+    let memory = mapped(1);
+    unsafe { memory.write(7) };
+    let address = memory.expose_provenance();
+    let other = create(
+        &unsafe { Spec::new().unmap(memory, PAGE) },
+        server(move |word| {
+            let there = std::ptr::with_exposed_provenance_mut::<u8>(address);
+            if word == 0 {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+                let protection = libc::PROT_READ | libc::PROT_WRITE;
+                let got = unsafe { libc::mmap(there.cast(), PAGE, protection, flags, -1, 0) };
+                assert_eq!(got, there.cast());
+            }
+            let before = unsafe { there.read() };
+            unsafe { there.write(u8::try_from(word).unwrap()) };
+            before.into()
+        }),
+    )
+    .unwrap();
+    assert_eq!(other.switch(0, &[]).unwrap().word, 0, "it is fresh");
+    assert_eq!(other.switch(9, &[]).unwrap().word, 0);
+    assert_eq!(other.switch(1, &[]).unwrap().word, 9);
+    assert_eq!(unsafe { memory.read() }, 7);
+}

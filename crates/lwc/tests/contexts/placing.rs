@@ -108,3 +108,57 @@ pub(crate) fn switches_go_on_in_a_set_of_cpus_that_shrinks() {
         }
     });
 }
+
+/// A context that answers with its own scheduling class, as soon as that is the one it is asked for.
+fn class_teller() -> Context {
+    create(
+        &Spec::new(),
+        server(|wanted| {
+            let own = || u64::try_from(unsafe { libc::sched_getscheduler(0) }).unwrap();
+            let end = Instant::now() + AT_MOST;
+            while own() != wanted && Instant::now() < end {
+                // Computes, and sleeps at times: a busy loop of such a class would be in everybody's way.
+                (0..10_000).for_each(|number: u64| {
+                    std::hint::black_box(number);
+                });
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            own()
+        }),
+    )
+    .unwrap()
+}
+
+fn set_class(class: i32, priority: i32) -> bool {
+    let parameter = libc::sched_param { sched_priority: priority };
+    unsafe { libc::sched_setscheduler(0, class, &raw const parameter) == 0 }
+}
+
+pub(crate) fn a_context_is_as_urgent_as_its_caller() {
+    let (fifo, other) = (u64::try_from(libc::SCHED_FIFO).unwrap(), u64::try_from(libc::SCHED_OTHER).unwrap());
+    let context = class_teller();
+    assert_eq!(context.switch(other, &[]).unwrap().word, other);
+    // With others on every CPU, who would run before it; of the class that all have so far.
+    let hogs = Hogs::new(cpus().len());
+    if !set_class(libc::SCHED_FIFO, 1) {
+        return orrery_testing::skipped!("this user may not have SCHED_FIFO");
+    }
+    assert_eq!(context.switch(fifo, &[]).unwrap().word, fifo, "it was not lent the caller's class");
+    assert!(set_class(libc::SCHED_OTHER, 0));
+    assert_eq!(context.switch(other, &[]).unwrap().word, other, "the loan was not taken back");
+    drop(hogs);
+}
+
+pub(crate) fn who_is_called_keeps_what_is_more_than_the_callers() {
+    if !set_class(libc::SCHED_FIFO, 1) {
+        return orrery_testing::skipped!("this user may not have SCHED_FIFO");
+    }
+    // Born with its creator's class, which is its own: nobody lent it that.
+    let context = class_teller();
+    assert!(set_class(libc::SCHED_OTHER, 0));
+    let fifo = u64::try_from(libc::SCHED_FIFO).unwrap();
+    for _ in 0..3 {
+        assert_eq!(context.switch(fifo, &[]).unwrap().word, fifo);
+        std::thread::sleep(Duration::from_millis(3));
+    }
+}

@@ -1,10 +1,17 @@
 //! Helpers of all rooms.
 
 use std::convert::Infallible;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use orrery_lwc::context::{Calls, Context, Own, Start};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
 
 pub(crate) const PAGE: usize = 4096;
 
@@ -165,3 +172,26 @@ pub(crate) fn written(file: &std::fs::File) -> String {
 }
 
 pub(crate) const OWN_MEMORY: Own = Own { memory: true, descriptors: false, credentials: false };
+
+/// A socket and its other end.
+pub(crate) fn pair() -> (OwnedFd, OwnedFd) {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+/// Passes descriptors over a socket of the program's own.
+pub(crate) fn send(over: &OwnedFd, fds: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(fds));
+    sendmsg(over, &[IoSlice::new(b"01234567")], &mut ancillary, SendFlags::empty()).unwrap();
+}
+
+/// Takes the first one of those.
+pub(crate) fn receive(over: &OwnedFd) -> OwnedFd {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    recvmsg(over, &mut [IoSliceMut::new(&mut [0; 8])], &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
+    let message = ancillary.drain().next().unwrap();
+    let RecvAncillaryMessage::ScmRights(mut fds) = message else { panic!("no descriptor came") };
+    fds.next().unwrap()
+}

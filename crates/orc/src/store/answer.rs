@@ -7,8 +7,8 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use super::audit::{Event, now};
 use super::book;
 use super::config::Executables;
-use super::content::{self, Shown};
-use super::object::{Memory, Object, copy, exhausted, may_execute, whole_pages};
+use super::content::{self, Places, Shown};
+use super::object::{Memory, Object, copy, may_execute, whole_pages};
 use super::pack::{self, Pack};
 use super::realm::Realm;
 use super::records::ConnectionRecord;
@@ -19,6 +19,7 @@ use super::table::{Entry, Full, Holder};
 use crate::protocol::{
     ALONE, Content, EXECUTABLE, Handle, PUBLIC, Piece, PieceAnswer, Refusal, Relocated, Reply, Request, Room,
 };
+use crate::seal::Closed;
 use crate::{ObjectId, PAGE};
 
 /// Objects larger than this are taken by some of the workers only, so that the others can go on answering.
@@ -145,10 +146,11 @@ impl Asking<'_> {
                 self.hand_out(&mut state, &realm, id)
             }
             Content::Descriptor { length } => {
-                let (id, memory) = self.take_memory(&realm, "orc:object", length, descriptors)?;
+                let places = Places::default();
+                let (id, copy) = self.take_memory(&realm, "orc:object", length, descriptors, &places)?;
                 agree(expected, id)?;
                 let mut state = self.state();
-                self.enter(&mut state, &realm, id, memory, length, executable)?;
+                state.keep(&realm, (id, ""), copy, length, executable, self.server.clock())?;
                 self.hand_out(&mut state, &realm, id)
             }
         }
@@ -161,7 +163,8 @@ impl Asking<'_> {
         label: &str,
         length: u64,
         descriptors: &[OwnedFd],
-    ) -> Result<(ObjectId, OwnedFd), Refusal> {
+        places: &Places,
+    ) -> Result<(ObjectId, Closed), Refusal> {
         let [fd] = descriptors else { return Err(Refusal::Descriptor) };
         let largest = self.server.config.largest;
         if length == 0 || length > largest {
@@ -169,8 +172,8 @@ impl Asking<'_> {
         }
         let _turn = self.turn(length)?;
         self.room(realm, whole_pages(length))?;
-        let (id, draft) = content::from_memory(fd.as_fd(), label, length, largest)?;
-        Ok((id, draft.seal().map_err(exhausted)?))
+        let (id, draft) = content::from_memory(fd.as_fd(), label, length, largest, places)?;
+        Ok((id, draft.close()))
     }
 
     /// Asks whether there would be room, before anything is copied.
@@ -191,7 +194,8 @@ impl Asking<'_> {
         executable: bool,
     ) -> Result<(), Refusal> {
         let number = state.number();
-        let object = Object { memory: Arc::new(Memory { number, fd: memory }), offset: 0, length };
+        let memory = Memory { number, fd: memory, path: None };
+        let object = Object { memory: Arc::new(memory), offset: 0, length };
         state
             .enter(realm, id, object, whole_pages(length), executable, self.server.clock())
             .map_err(|Full| Refusal::Quota)
@@ -298,20 +302,23 @@ impl Asking<'_> {
             }
         }
         self.room(realm, piece.length)?;
-        let (id, draft) = readers.read(realm, fd, *piece, shown, self.server.config.disk.clone())?;
-        let memory = draft.seal().map_err(exhausted)?;
+        let label = content::file_label(&fd);
+        let (id, draft) = readers.read(realm, fd, *piece, shown, self.places(realm))?;
+        let copy = draft.close();
         drop(turn);
-        if self.server.config.disk.is_some() {
-            self.server.trimmer.trim(memory.as_fd());
-        }
         let mut state = self.state();
         // What is public need not be there twice.
         let public = state.table.of(&Realm::Public, id).is_some_and(|entry| entry.executable || !executable);
         if !public {
-            self.enter(&mut state, realm, id, memory, piece.length, executable)?;
+            let now = self.server.clock();
+            state.keep(realm, (id, &label), copy, piece.length, executable, now)?;
         }
         state.remember(realm, shown.key, id);
-        self.known(&mut state, &shown, executable).map(|object| (object, true)).ok_or(Refusal::NotFound)
+        let object = self.known(&mut state, &shown, executable).ok_or(Refusal::NotFound)?;
+        if self.server.config.disk.is_some() {
+            self.server.trimmer.trim(object.memory.fd.as_fd());
+        }
+        Ok((object, true))
     }
 
     /// The object of a piece that was read before, with a hold on it.
@@ -330,7 +337,25 @@ impl Asking<'_> {
         }
         let object = state.table.find(self.holder, realm, id)?.1.object.clone();
         state.settle();
+        if let Some((key, length)) = shown.key.in_index()
+            && object.memory.path.is_some()
+            && self.is_for_all(shown)
+        {
+            state.publish_file(realm, &key, length, id);
+        }
         Some(object)
+    }
+
+    /// Whether what this client may have all of its realm may have, too.
+    fn is_for_all(&self, shown: &Shown) -> bool {
+        let own = [0, rustix::process::geteuid().as_raw()];
+        let readable = shown.mode & 0o444 == 0o444;
+        matches!(self.peer.realm, Realm::User(_)) || readable && own.contains(&shown.owner)
+    }
+
+    /// Where copies for this realm are put.
+    fn places(&self, realm: &Realm) -> Places {
+        Places { named: self.state().shelf(realm), disk: self.server.config.disk.clone() }
     }
 
     fn report(&self) -> Result<Answer, Refusal> {
@@ -358,6 +383,9 @@ impl Asking<'_> {
             let found = id.and_then(|id| Some(state.table.find(self.holder, realm, id)?.1.object.clone()));
             let refusal = if found.is_some() { None } else { Some(Refusal::NotFound) };
             let offset = found.as_ref().map_or(0, |object| object.offset);
+            if let Some(id) = id {
+                state.publish_relocated(realm, name, id);
+            }
             memories.extend(found.map(|object| object.memory));
             answers.push(PieceAnswer { refusal, duplicate: false, offset });
         }
@@ -370,9 +398,11 @@ impl Asking<'_> {
             return Err(Refusal::Malformed);
         }
         let realm = &self.peer.realm;
-        let (id, memory) = self.take_memory(realm, "orc:relocated", name.length, descriptors)?;
+        const LABEL: &str = "orc:relocated";
+        let places = Places { disk: None, ..self.places(realm) };
+        let (id, copy) = self.take_memory(realm, LABEL, name.length, descriptors, &places)?;
         let mut state = self.state();
-        self.enter(&mut state, realm, id, memory, name.length, false)?;
+        state.keep(realm, (id, LABEL), copy, name.length, false, self.server.clock())?;
         state.remember_relocated(realm, name, id);
         self.hand_out(&mut state, realm, id)
     }

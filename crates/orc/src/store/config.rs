@@ -52,6 +52,9 @@ pub struct Config {
     pub log: Option<PathBuf>,
     /// A folder for objects that large files become: there their pages come into memory as they are needed.
     pub disk: Option<PathBuf>,
+    /// The file of the host's secret, from which the places of libraries are derived; made where there is none. Without it
+    /// places are others each time.
+    pub secret: Option<PathBuf>,
     /// Threads that answer.
     pub workers: usize,
 }
@@ -70,6 +73,7 @@ impl Default for Config {
             publishers: Vec::new(),
             log: None,
             disk: None,
+            secret: None,
             workers: 4,
         }
     }

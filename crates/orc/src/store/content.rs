@@ -6,12 +6,13 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use rustix::fs::{FileType, OFlags, Stat};
 
+use super::index;
 use super::object::exhausted;
 use super::realm::Realm;
 use crate::protocol::{Piece, Refusal};
@@ -21,7 +22,7 @@ use crate::{ObjectId, PAGE};
 /// The shortest piece that is worth a file of its own.
 const ON_DISK: usize = 256 << 10;
 /// Bytes read and hashed at a time.
-const CHUNK: usize = 256 << 10;
+const CHUNK: usize = 1 << 20;
 /// How long a file may take to be read.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How many readers of a realm may hang before it is told no.
@@ -45,6 +46,31 @@ const LOCAL: [u64; 12] = [
 ];
 const TMPFS: u64 = 0x0102_1994;
 
+/// Where copies are put.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Places {
+    /// The folder of objects that have names; where there is none, or no room in it, the next.
+    pub(super) named: Option<PathBuf>,
+    /// The folder on disk for large ones that have none; else memory serves.
+    pub(super) disk: Option<PathBuf>,
+}
+
+impl Places {
+    /// Room for `length` bytes.
+    fn draft(&self, label: &str, length: usize) -> Result<Draft, Refusal> {
+        let named = self.named.as_deref().map(|folder| Draft::named(folder, length));
+        if let Some(Ok(draft)) = named {
+            return Ok(draft);
+        }
+        let disk = self.disk.as_deref().filter(|_| length >= ON_DISK);
+        match disk.map(|folder| Draft::on_disk(folder, label, length)) {
+            Some(Ok(draft)) => Ok(draft),
+            // A full disk, say: memory is as good.
+            Some(Err(_)) | None => Draft::new(label, length).map_err(exhausted),
+        }
+    }
+}
+
 /// A part of a file in a certain state: as long as all of this is the same, so are the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FileKey {
@@ -58,6 +84,17 @@ pub(super) struct FileKey {
 }
 
 impl FileKey {
+    /// What the file is known by in a realm's index, and how many bytes of it are known; none where they are not the first
+    /// ones.
+    pub(super) fn in_index(&self) -> Option<(index::Key, u64)> {
+        let time = |(seconds, nanoseconds): (i64, u64)| {
+            seconds.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(nanoseconds)
+        };
+        let size = self.size.cast_unsigned();
+        let key = [index::FILE, self.device, self.inode, size, time(self.modified), time(self.changed), 0, 0];
+        (self.offset == 0).then_some((key, self.length))
+    }
+
     fn of(stat: &Stat, piece: &Piece) -> Self {
         #[expect(clippy::unnecessary_cast, reason = "the types of these fields differ between architectures")]
         Self {
@@ -123,6 +160,7 @@ pub(super) fn from_memory(
     label: &str,
     length: u64,
     largest: u64,
+    places: &Places,
 ) -> Result<(ObjectId, Draft), Refusal> {
     if length == 0 || length > largest {
         return Err(Refusal::Size);
@@ -135,29 +173,44 @@ pub(super) fn from_memory(
     if u64::try_from(size).unwrap_or(0) < length {
         return Err(Refusal::Changed);
     }
-    let draft = Draft::new(label, usize::try_from(length).map_err(|_| Refusal::Size)?).map_err(exhausted)?;
+    let draft = places.draft(label, usize::try_from(length).map_err(|_| Refusal::Size)?)?;
     read(fd, draft, 0, length)
 }
 
 /// Reads `there` bytes from `offset` into a draft, and hashes all of it.
 fn read(fd: BorrowedFd<'_>, mut draft: Draft, offset: u64, there: u64) -> Result<(ObjectId, Draft), Refusal> {
-    let bytes = draft.bytes();
-    let there = usize::try_from(there).map_err(|_| Refusal::Size)?.min(bytes.len());
+    let length = draft.length();
+    let there = usize::try_from(there).map_err(|_| Refusal::Size)?.min(length);
     let mut hash = blake3::Hasher::new();
+    let mut buffer = Vec::new();
+    if draft.bytes().is_empty() {
+        buffer.resize(CHUNK, 0);
+    }
     let mut filled = 0;
     while filled < there {
         let end = there.min(filled + CHUNK);
-        let count = rustix::io::retry_on_intr(|| {
-            rustix::io::pread(fd, &mut bytes[filled..end], offset + filled as u64)
-        })
-        .map_err(|_| Refusal::Descriptor)?;
+        // Into memory at once; files are written from here, hashed as they are written.
+        let chunk = match draft.bytes().get_mut(filled..end) {
+            Some(bytes) => bytes,
+            None => buffer.get_mut(..end - filled).ok_or(Refusal::Size)?,
+        };
+        let count = rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut *chunk, offset + filled as u64))
+            .map_err(|_| Refusal::Descriptor)?;
         if count == 0 {
             return Err(Refusal::Changed);
         }
-        hash.update(&bytes[filled..filled + count]);
+        hash.update(&chunk[..count]);
+        if !buffer.is_empty() {
+            draft.put(filled, &buffer[..count]).map_err(exhausted)?;
+        }
         filled += count;
     }
-    hash.update(&bytes[filled..]);
+    // Behind the end there are zeros.
+    while filled < length {
+        let zeros = (length - filled).min(PAGE);
+        hash.update(&[0; PAGE][..zeros]);
+        filled += zeros;
+    }
     Ok((ObjectId(*hash.finalize().as_bytes()), draft))
 }
 
@@ -176,9 +229,9 @@ impl Readers {
         fd: OwnedFd,
         piece: Piece,
         shown: Shown,
-        disk: Option<PathBuf>,
+        places: Places,
     ) -> Result<(ObjectId, Draft), Refusal> {
-        self.within(realm, PATIENCE, move || piece_of(&fd, &piece, &shown, disk.as_deref()))
+        self.within(realm, PATIENCE, move || piece_of(&fd, &piece, &shown, &places))
     }
 
     /// The name of a piece that was examined, without a copy: enough where there is one already.
@@ -236,7 +289,7 @@ impl Readers {
 }
 
 /// What `/proc/PID/maps` shows of a piece: the name of the file that it was first read from.
-fn file_label(fd: &OwnedFd) -> String {
+pub(super) fn file_label(fd: &OwnedFd) -> String {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let plain = name.chars().filter(|c| c.is_ascii_graphic()).take(100);
@@ -258,16 +311,10 @@ fn piece_of(
     fd: &OwnedFd,
     piece: &Piece,
     shown: &Shown,
-    disk: Option<&Path>,
+    places: &Places,
 ) -> Result<(ObjectId, Draft), Refusal> {
     let length = usize::try_from(piece.length).map_err(|_| Refusal::Size)?;
-    let label = file_label(fd);
-    let on_disk = disk.filter(|_| length >= ON_DISK).map(|folder| Draft::on_disk(folder, &label, length));
-    let draft = match on_disk {
-        Some(Ok(draft)) => draft,
-        // A full disk, say: memory is as good.
-        Some(Err(_)) | None => Draft::new(&label, length).map_err(exhausted)?,
-    };
+    let draft = places.draft(&file_label(fd), length)?;
     let read = read(fd.as_fd(), draft, piece.offset, there(piece, shown))?;
     is_unchanged(fd, piece, shown)?;
     Ok(read)
@@ -307,15 +354,17 @@ mod tests {
         let piece = Piece { flags: 0, offset: 4096, length: 4096 };
         let shown = examine(file.as_fd(), &piece, 1 << 20).unwrap();
         let readers = Readers::default();
-        let (id, _) =
-            readers.read(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown, None).unwrap();
+        let (id, _) = readers
+            .read(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown, Places::default())
+            .unwrap();
         let name = readers.name(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown);
         assert_eq!(name, Ok(id));
         let mut page = vec![7; 904];
         page.resize(4096, 0);
         assert_eq!(id, ObjectId::of(&page));
         file.write_all(b"more").unwrap();
-        let changed = readers.read(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown, None);
+        let changed =
+            readers.read(&Realm::User(1), file.try_clone().unwrap().into(), piece, shown, Places::default());
         assert_eq!(changed.unwrap_err(), Refusal::Changed);
         let refused =
             |offset, length| examine(file.as_fd(), &Piece { flags: 0, offset, length }, 1 << 20).unwrap_err();
@@ -335,14 +384,20 @@ mod tests {
         let only_named = rustix::fs::open("/proc/self/exe", OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         assert_eq!(examine(only_named.as_fd(), &piece, 1 << 20).unwrap_err(), Refusal::Descriptor);
         assert!(examine(proc.as_fd(), &piece, 1 << 20).is_ok());
-        assert_eq!(from_memory(pipe.as_fd(), "test", 1, 10).unwrap_err(), Refusal::Descriptor);
+        assert_eq!(
+            from_memory(pipe.as_fd(), "test", 1, 10, &Places::default()).unwrap_err(),
+            Refusal::Descriptor
+        );
         let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         assert_eq!(
-            from_memory(memory.as_fd(), "test", 1, 10).unwrap_err(),
+            from_memory(memory.as_fd(), "test", 1, 10, &Places::default()).unwrap_err(),
             Refusal::Changed,
             "shorter than told"
         );
-        assert_eq!(from_memory(memory.as_fd(), "test", 11, 10).unwrap_err(), Refusal::Size);
+        assert_eq!(
+            from_memory(memory.as_fd(), "test", 11, 10, &Places::default()).unwrap_err(),
+            Refusal::Size
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Objects in memory of the store's own.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -16,6 +17,8 @@ pub(super) struct Memory {
     /// Its number in the keeper's book.
     pub(super) number: u64,
     pub(super) fd: OwnedFd,
+    /// Where programs find it, if it has a name.
+    pub(super) path: Option<PathBuf>,
 }
 
 /// Bytes that never change.

@@ -58,6 +58,7 @@ pub(super) struct Server {
 pub(super) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
     die_of_panics();
     super::allow_many_files();
+    super::shelf::ignore_leases();
     let (state, audit) = State::receive(link, launcher)?;
     let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let server = Arc::new(Server {
@@ -166,6 +167,7 @@ impl Server {
     fn tick(&self) {
         let mut state = self.lock();
         if let Some(before) = self.clock().checked_sub(self.config.keep) {
+            state.spare_used(before, self.clock());
             state.table.expire(before);
             state.settle();
         }
@@ -194,6 +196,7 @@ impl Server {
         match heard {
             Ok(Some(true)) => {
                 self.stopping.store(true, Ordering::Release);
+                super::shelf::clear(&self.config);
                 // The others sleep for a second at most; nobody needs them.
                 std::process::exit(0);
             }

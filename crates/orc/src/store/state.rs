@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -12,14 +13,19 @@ use super::audit::Audit;
 use super::book::Book;
 use super::config::Config;
 use super::content::FileKey;
+use super::elf;
+use super::index::{self, Key as IndexKey};
 use super::keeper::{Launcher, Message, Part, hear, prepare, tell};
-use super::object::{Memory, Object};
+use super::object::{Memory, Object, exhausted, whole_pages};
 use super::pack::Pack;
 use super::realm::Realm;
 use super::records::{ConnectionRecord, Key, ObjectRecord};
+use super::secret::Secret;
+use super::shelf::{self, Shelves};
 use super::table::{Change, Full, Holder, Limits, Table};
 use crate::ObjectId;
-use crate::protocol::{Relocated, Room};
+use crate::protocol::{EXECUTABLE, Refusal, Relocated, Room};
+use crate::seal::Closed;
 
 /// Descriptors that are kept free for messages under way, and for the store itself.
 const SPARE: usize = 384;
@@ -53,6 +59,10 @@ pub(super) struct State {
     /// Which objects libraries' relocated data are.
     pub(super) relocated: HashMap<Realm, HashMap<Relocated, ObjectId>>,
     books: HashMap<Realm, Book>,
+    shelves: Shelves,
+    secret: Secret,
+    /// Memory files that have names.
+    named: HashMap<u64, Arc<Memory>>,
     /// How many objects lie in each memory file.
     inhabitants: HashMap<u64, usize>,
     /// Where each object lies.
@@ -117,15 +127,19 @@ impl State {
         let config: Arc<Config> = Arc::new(serde_json::from_slice(&config)?);
         let audit = Arc::new(Audit::open(config.log.as_deref())?);
         let limits = Limits { bytes: config.quota, objects: config.objects };
+        let secret = config.secret.as_deref().map_or_else(Secret::passing, Secret::of)?;
         let mut state = Self {
             config,
             listeners: Arc::default(),
-            table: Table::new(limits),
+            table: Table::new(limits, is_in_use),
             connections: HashMap::new(),
             files: HashMap::new(),
             packs: HashMap::new(),
             relocated: HashMap::new(),
             books: HashMap::new(),
+            shelves: Shelves::new(),
+            secret,
+            named: HashMap::new(),
             inhabitants: HashMap::new(),
             places: HashMap::new(),
             descriptors: HashMap::new(),
@@ -149,7 +163,11 @@ impl State {
                 Key::Lock(_) => state.locks.push(fd.ok_or_else(missing)?),
                 Key::Memory(number) => {
                     state.next = state.next.max(number + 1);
-                    memories.insert(number, Arc::new(Memory { number, fd: fd.ok_or_else(missing)? }));
+                    let memory = Memory { number, fd: fd.ok_or_else(missing)?, path: shelf::decode(value) };
+                    if memory.path.is_some() {
+                        shelf::give_back_lease(memory.fd.as_fd());
+                    }
+                    memories.insert(number, Arc::new(memory));
                 }
                 Key::Object(realm, id) => {
                     let record: ObjectRecord = decode(&value)?;
@@ -179,7 +197,7 @@ impl State {
         state.link = Some(link);
         for (realm, old) in books {
             // Nobody else can write to it, nor can we any more.
-            let book = Book::copy(old.as_fd())?;
+            let book = Book::copy(old.as_fd(), &state.secret, &realm)?;
             state.put(&Key::Book(realm.clone()), &[], Some(book.fd()));
             state.books.insert(realm, book);
         }
@@ -268,7 +286,8 @@ impl State {
             }
         }
         for (key, record, memory) in objects {
-            self.put(&Key::Memory(memory.number), &[], Some(memory.fd.as_fd()));
+            let path = shelf::encode(memory.path.as_deref());
+            self.put(&Key::Memory(memory.number), &path, Some(memory.fd.as_fd()));
             self.put(&key, &encode(&record), None);
         }
         let connections: Vec<_> = self.connections.iter().map(|(n, c)| (*n, Arc::clone(c))).collect();
@@ -344,7 +363,11 @@ impl State {
             *count += 1;
             if *count == 1 {
                 self.count(realm, 1);
-                self.put(&Key::Memory(number), &[], Some(object.memory.fd.as_fd()));
+                let path = shelf::encode(object.memory.path.as_deref());
+                self.put(&Key::Memory(number), &path, Some(object.memory.fd.as_fd()));
+                if object.memory.path.is_some() {
+                    self.named.insert(number, Arc::clone(&object.memory));
+                }
             }
         }
         if let Some(entry) = self.table.of(realm, id) {
@@ -375,6 +398,9 @@ impl State {
                 self.inhabitants.remove(&number);
                 self.count(&realm, -1);
                 self.delete(&Key::Memory(number));
+                if let Some(memory) = self.named.remove(&number) {
+                    forget_name(&memory);
+                }
                 if self.packs.get(&realm).is_some_and(|pack| pack.memory.number == number) {
                     self.packs.remove(&realm);
                 }
@@ -395,24 +421,128 @@ impl State {
     }
 }
 
+/// Takes the name away, so that nobody finds the object any more.
+fn forget_name(memory: &Memory) {
+    if let Some(path) = &memory.path {
+        // What cannot be removed is found, and is what it says it is.
+        let _ = shelf::remove(&memory.fd, path);
+    }
+}
+
+/// Whether programs use an object that they had without asking.
+fn is_in_use(object: &Object) -> bool {
+    object.memory.path.is_some() && shelf::is_in_use(object.memory.fd.as_fd())
+}
+
+/// What programs find without asking.
 impl State {
+    /// The folder in which objects of a realm get names, if there can be one.
+    pub(super) fn shelf(&mut self, realm: &Realm) -> Option<PathBuf> {
+        if !self.shelves.knows(realm) {
+            let config = Arc::clone(&self.config);
+            let span = self.open_book(realm).map(|book| book.span());
+            let made = span.and_then(|span| self.shelves.make(&config, realm, span));
+            if let Err(error) = made {
+                let note = format!("objects have no names here: {error}");
+                self.audit.note("names", Some(realm), None, &note);
+            }
+        }
+        self.shelves.folder(realm)
+    }
+
+    /// Gives what was copied a name if it is to have one, and enters it where it is not known yet.
+    ///
+    /// # Errors
+    /// Out of quota, memory, descriptors.
+    pub(super) fn keep(
+        &mut self,
+        realm: &Realm,
+        (id, label): (ObjectId, &str),
+        copy: Closed,
+        length: u64,
+        executable: bool,
+        now: u64,
+    ) -> Result<(), Refusal> {
+        let known = self.table.of(realm, id).map(|entry| entry.object.clone());
+        let object = match known {
+            Some(object) => object,
+            None => {
+                let folder = self.shelves.folder(realm).filter(|_| copy.is_named());
+                let path = folder.map(|folder| folder.join(shelf::name_of(label, id)));
+                let fd = match &path {
+                    Some(path) => {
+                        shelf::remove_stale(path);
+                        copy.seal_as(path)
+                    }
+                    None => copy.seal(),
+                };
+                let number = self.number();
+                let memory = Memory { number, fd: fd.map_err(exhausted)?, path };
+                Object { memory: Arc::new(memory), offset: 0, length }
+            }
+        };
+        let memory = Arc::clone(&object.memory);
+        self.enter(realm, id, object, whole_pages(length), executable, now).map_err(|Full| {
+            if !self.named.contains_key(&memory.number) {
+                forget_name(&memory);
+            }
+            Refusal::Quota
+        })
+    }
+
+    /// Writes down that the file, whose beginning the object shows, is to be had without asking.
+    pub(super) fn publish_file(&mut self, realm: &Realm, key: &IndexKey, length: u64, id: ObjectId) {
+        let Some(entry) = self.table.of(realm, id) else { return };
+        let memory = Arc::clone(&entry.object.memory);
+        let mut flags = u64::from(if entry.executable { EXECUTABLE } else { 0 });
+        if elf::is_loadable(memory.fd.as_fd(), length) {
+            flags |= index::LOADABLE;
+        }
+        self.shelves.enter(realm, key, [length, flags, 0], Some(&memory));
+    }
+
+    /// Has what others use without asking count as used.
+    pub(super) fn spare_used(&mut self, before: u64, now: u64) {
+        for (realm, id) in self.table.idle_since(before) {
+            if self.table.of(&realm, id).is_some_and(|entry| is_in_use(&entry.object)) {
+                // Not idle at `before`, whatever the time.
+                self.table.refresh(&realm, id, now.max(before + 1));
+            }
+        }
+    }
+
+    fn open_book(&mut self, realm: &Realm) -> io::Result<&mut Book> {
+        if !self.books.contains_key(realm) {
+            let book = Book::new(&self.secret, realm)?;
+            self.put(&Key::Book(realm.clone()), &[], Some(book.fd()));
+            self.books.insert(realm.clone(), book);
+        }
+        self.books.get_mut(realm).ok_or_else(|| io::Error::other("no book"))
+    }
+
     /// The realm's book, with a place for the library if there is any more room in it.
     ///
     /// # Errors
     /// Out of memory or descriptors.
     pub(super) fn book(&mut self, realm: &Realm, room: &Room) -> io::Result<&Book> {
-        if !self.books.contains_key(realm) {
-            let book = Book::new()?;
-            self.put(&Key::Book(realm.clone()), &[], Some(book.fd()));
-            self.books.insert(realm.clone(), book);
+        if let Some(address) = self.open_book(realm)?.find_place(room) {
+            let key = [index::PLACE, room.key, 0, 0, 0, 0, 0, 0];
+            self.shelves.enter(realm, &key, [address, 0, 0], None);
         }
-        let book = self.books.get_mut(realm).ok_or_else(|| io::Error::other("no book"))?;
-        book.find_place(room);
-        Ok(book)
+        self.open_book(realm).map(|book| &*book)
+    }
+
+    /// Writes down what a library's relocated data are.
+    pub(super) fn publish_relocated(&mut self, realm: &Realm, name: &Relocated, id: ObjectId) {
+        let Some(entry) = self.table.of(realm, id) else { return };
+        let memory = Arc::clone(&entry.object.memory);
+        let key = [index::RELOCATED, name.key, name.address, name.start, name.length, 0, 0, 0];
+        self.shelves.enter(realm, &key, [name.length, 0, 0], Some(&memory));
     }
 
     /// Remembers what a library's relocated data are.
     pub(super) fn remember_relocated(&mut self, realm: &Realm, name: Relocated, id: ObjectId) {
+        self.publish_relocated(realm, &name, id);
         let names = self.relocated.entry(realm.clone()).or_default();
         if names.len() >= MOST_FILES {
             names.clear();

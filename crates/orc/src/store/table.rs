@@ -78,6 +78,8 @@ pub(super) enum Change {
 #[derive(Debug)]
 pub(super) struct Table<P> {
     limits: Limits,
+    /// Whether somebody uses an object whom the table does not know of.
+    in_use: fn(&P) -> bool,
     realms: HashMap<Realm, Objects<P>>,
     held: HashMap<Holder, HashMap<(Realm, ObjectId), u64>>,
     changes: Vec<Change>,
@@ -89,8 +91,8 @@ pub(super) struct Full;
 
 impl<P> Table<P> {
     /// An empty one.
-    pub(super) fn new(limits: Limits) -> Self {
-        Self { limits, realms: HashMap::new(), held: HashMap::new(), changes: Vec::new() }
+    pub(super) fn new(limits: Limits, in_use: fn(&P) -> bool) -> Self {
+        Self { limits, in_use, realms: HashMap::new(), held: HashMap::new(), changes: Vec::new() }
     }
 
     /// Where `realm` sees `id`: among its own objects, else among the public ones.
@@ -154,7 +156,10 @@ impl<P> Table<P> {
         let mut idle = objects.idle.iter();
         while left.saturating_add(bytes) > self.limits.bytes || count >= self.limits.objects {
             let (_, id) = idle.next().ok_or(Full)?;
-            left -= objects.entries.get(id).map_or(0, |entry| entry.bytes);
+            let Some(entry) = objects.entries.get(id).filter(|entry| !(self.in_use)(&entry.object)) else {
+                continue;
+            };
+            left -= entry.bytes;
             count -= 1;
             victims.push(*id);
         }
@@ -244,6 +249,28 @@ impl<P> Table<P> {
         let Some(entry) = objects.entries.get_mut(&id) else { return };
         entry.holders -= 1;
         if entry.holders == 0 {
+            entry.idle_since = now;
+            objects.idle.insert((now, id));
+        }
+    }
+
+    /// What nobody has held since `before`.
+    pub(super) fn idle_since(&self, before: u64) -> Vec<(Realm, ObjectId)> {
+        let idle = |objects: &Objects<P>| -> Vec<ObjectId> {
+            objects.idle.iter().take_while(|(since, _)| *since <= before).map(|(_, id)| *id).collect()
+        };
+        let of = |(realm, objects): (&Realm, &Objects<P>)| {
+            let realm = realm.clone();
+            idle(objects).into_iter().map(move |id| (realm.clone(), id))
+        };
+        self.realms.iter().flat_map(of).collect()
+    }
+
+    /// Has an object that nobody holds be idle since now only.
+    pub(super) fn refresh(&mut self, realm: &Realm, id: ObjectId, now: u64) {
+        let Some(objects) = self.realms.get_mut(realm) else { return };
+        let Some(entry) = objects.entries.get_mut(&id) else { return };
+        if objects.idle.remove(&(entry.idle_since, id)) {
             entry.idle_since = now;
             objects.idle.insert((now, id));
         }

@@ -93,7 +93,7 @@ proptest! {
 
     #[test]
     fn the_book_is_as_the_model_says(steps in proptest::collection::vec(step(), 1..60)) {
-        let mut table = Table::new(LIMITS);
+        let mut table = Table::new(LIMITS, |_| false);
         let mut model = Model::default();
         // What the keeper would know from the changes alone.
         let mut told: HashMap<(Holder, Realm, ObjectId), u64> = HashMap::new();

@@ -27,6 +27,8 @@ pub(super) const PRESENT: u32 = 1 << 2;
 /// `VM_GROWSDOWN` and `VM_LOCKED` of `include/linux/mm.h`.
 const GROWS_DOWN: u64 = 0x100;
 const LOCKED: u64 = 0x2000;
+/// `VM_NORESERVE`.
+const UNRESERVED: u64 = 0x20_0000;
 
 pub(super) fn write<'k>(
     context: &mut Context<'k>,
@@ -86,6 +88,10 @@ fn vma<'k>(context: &mut Context<'k>, mapping: &Mapping<'k>) -> Result<Vma> {
     let mut flags = (if shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE }).cast_unsigned();
     if mapping.flags & GROWS_DOWN != 0 {
         flags |= libc::MAP_GROWSDOWN.cast_unsigned();
+    }
+    if mapping.flags & UNRESERVED != 0 {
+        // More addresses than there can be memory, which is refused otherwise.
+        flags |= libc::MAP_NORESERVE.cast_unsigned();
     }
     if mapping.flags & LOCKED != 0 {
         flags |= libc::MAP_LOCKED.cast_unsigned();

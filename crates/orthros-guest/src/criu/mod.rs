@@ -1,6 +1,7 @@
 //! CRIU's image files, written from a dead kernel's memory instead of from running processes.
 
 mod calls;
+mod connections;
 mod descriptors;
 mod files;
 mod filters;
@@ -26,6 +27,7 @@ use orrery_kimage::{IdKind, Kernel, State, Task};
 use crate::after::{After, ThreadAfter};
 
 use calls::Answers;
+pub(crate) use connections::{Connection, connections};
 use descriptors::{Sockets, Tables};
 use files::Files;
 use filters::Filters;

@@ -3,11 +3,11 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::frame::{Context, Info};
-use super::gates::ORRERY_CONFIG;
-use super::kernel::{EINVAL, SET_BYTES, SIGSYS, SIGSYS_BIT, address, call, set_mask};
-use super::user;
+use super::gates::{ORRERY_CONFIG, orrery_deliver};
+use super::kernel::{EINVAL, SET_BYTES, SIGSYS, SIGSYS_BIT, address, address_mut, call, failed, set_mask};
+use super::{handlers, user};
 use crate::board::EXEC_FAILED;
-use crate::config::{Action, SA_RESETHAND};
+use crate::config::{Action, SA_RESETHAND, SA_RESTORER};
 use crate::numbers;
 
 /// What the program wants done with SIGSYS. Fields are read one by one: a program that changes the action in one thread
@@ -51,13 +51,25 @@ pub(crate) fn rt_sigaction(mut arguments: [u64; 6], stack: u64) -> i64 {
     if signal & 0xffff_ffff == SIGSYS {
         return remember((new != 0).then_some(action), old);
     }
-    if action[3] & SIGSYS_BIT != 0 {
+    if new != 0 {
+        action[0] = handlers::wrapped(action[0]);
         action[3] &= !SIGSYS_BIT;
         arguments[1] = address(&action);
     }
-    // SAFETY: what the program asked for.
+    let mut before = [0_u64; 4];
+    if old != 0 {
+        arguments[2] = address_mut(&mut before);
+    }
+    // SAFETY: what the program asked for, with copies of both actions.
     let result = unsafe { call(numbers::rt_sigaction, arguments) };
     core::hint::black_box(&action);
+    if old != 0 && !failed(result) {
+        before[0] = handlers::unwrapped(before[0]);
+        // SAFETY: the program asked for the old action there.
+        if let Err(error) = unsafe { user::write_beside(stack, old, before) } {
+            return error;
+        }
+    }
     result
 }
 
@@ -110,11 +122,11 @@ pub(crate) unsafe fn deliver(info: *mut Info, context: *mut Context) {
         WANTED.handler.store(SIG_DFL, Relaxed);
     }
     set_mask((mask | WANTED.mask.load(Relaxed)) & !SIGSYS_BIT);
-    // SAFETY: the program installed a function of this form (the third argument is harmless to one that takes a single
-    // argument). The mask is put back on return from the signal.
-    unsafe {
-        let handler: extern "C" fn(i32, *mut Info, *mut Context) =
-            core::mem::transmute(core::ptr::with_exposed_provenance::<()>(handler as usize));
-        handler(SIGSYS as i32, info, context);
+    if WANTED.flags.load(Relaxed) & SA_RESTORER != 0 {
+        // SAFETY: the frame's return address, below its context.
+        unsafe { context.cast::<u64>().sub(1).write(WANTED.restorer.load(Relaxed)) };
     }
+    // SAFETY: the program installed a function of this form (the third argument is harmless to one that takes a single
+    // argument), which finds the stack as it would have found it. The mask is put back on return from the signal.
+    unsafe { orrery_deliver((*context).frame(), handler) }
 }

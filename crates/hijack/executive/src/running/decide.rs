@@ -9,11 +9,10 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::conditions::Facts;
 use super::count::board;
-use super::journal;
 use super::kernel::{EINTR, ENAMETOOLONG, address, address_mut, call, ticks};
 use super::paths::Room;
 use super::policy::{Policy, policy};
-use super::user;
+use super::{journal, permits, user};
 use crate::journal::{ANSWERED, DONE, ENTERED};
 use crate::numbers;
 use crate::policy::{NO_ARGUMENT, Rule, Shape, action};
@@ -78,7 +77,11 @@ fn judged(call: &Call, room: &mut [u8], perform: impl FnOnce([u64; 6]) -> i64) -
     let mut facts = Facts::new(policy, number, arguments, site, stack, Room::new(room));
     let mut plan = Plan { arguments, answer: None, mapped: [0; 28], piece: [0; 2] };
     let mut told = None;
+    let by_descriptor = permits::is_fstat(number, &arguments, stack);
     for rule in policy.rules(number) {
+        if by_descriptor && rule.descriptors == 0 {
+            continue;
+        }
         let fitting = match facts.meet(rule) {
             Ok(Some(fitting)) => fitting,
             Ok(None) => continue,

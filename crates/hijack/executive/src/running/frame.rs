@@ -3,6 +3,8 @@
 //! From low to high addresses: the handler's return address (the restorer), [`Context`], `siginfo`, and on the next
 //! multiple of 64 behind those the extended state of the processor.
 
+use super::handlers::Progress;
+
 /// `struct ucontext`.
 #[repr(C)]
 pub(crate) struct Context {
@@ -25,6 +27,7 @@ pub(crate) struct AlternateStack {
 
 /// `struct sigcontext`: the program's registers. Offsets are used by the assembly in `gates`.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct Registers {
     pub(crate) r8: u64,
     pub(crate) r9: u64,
@@ -50,7 +53,25 @@ pub(crate) struct Registers {
     pub(crate) old_mask: u64,
     pub(crate) cr2: u64,
     pub(crate) extended: u64,
-    pub(crate) reserved: [u64; 8],
+    /// The kernel leaves the rest alone: what `handlers` marks its copies with.
+    pub(crate) mark: [u64; 2],
+    /// In the frame of a dispatched call: how far that came.
+    pub(crate) progress: Progress,
+    pub(crate) reserved: [u64; 4],
+}
+
+impl Registers {
+    /// Whether the general registers, `rip` and the flags are these.
+    pub(crate) fn are(&self, other: &Self) -> bool {
+        let general = |registers: &Self| {
+            let r = registers;
+            [
+                [r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15, r.rdi],
+                [r.rsi, r.rbp, r.rbx, r.rdx, r.rax, r.rcx, r.rsp, r.rip, r.eflags],
+            ]
+        };
+        general(self) == general(other)
+    }
 }
 
 /// The part of `siginfo` that SIGSYS uses.

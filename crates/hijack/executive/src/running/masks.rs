@@ -4,8 +4,9 @@
 //! likes, and is told that it did not.
 
 use super::frame::{AlternateStack, Context};
+use super::handlers::Progress;
 use super::kernel::{EINVAL, EPERM, SET_BYTES, SIGSYS_BIT, address, block_signals, call, set_mask};
-use super::{gates, user};
+use super::{gates, handlers, user};
 use crate::config::{ACTION_FLAGS, SA_ONSTACK};
 use crate::numbers;
 use core::sync::atomic::Ordering::Relaxed;
@@ -73,7 +74,7 @@ pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64) -> i64 {
 }
 
 /// Calls with a mask among their arguments: passes them on with a copy of the mask if that holds SIGSYS.
-pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64) -> i64 {
+pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64, progress: *mut Progress) -> i64 {
     /// A pointer to a mask and its size, as some calls take them.
     #[repr(C)]
     #[derive(Clone, Copy)]
@@ -130,7 +131,7 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64) -> i64
         }
     }
     // SAFETY: what the program asked for, with a copy of its mask that lives until the call returns.
-    let result = unsafe { call(number, arguments) };
+    let result = unsafe { gates::orrery_perform(number, &raw const arguments, progress) };
     core::hint::black_box((&mask, &copy));
     result
 }
@@ -209,11 +210,12 @@ fn use_alternate_stacks() {
 
 /// `rt_sigreturn`: from the frame that the program's stack pointer says, on which the kernel then acts.
 pub(crate) fn rt_sigreturn(context: &Context) -> ! {
-    let frame = context.registers.rsp;
-    let mask =
-        core::ptr::with_exposed_provenance_mut::<u64>(frame as usize + core::mem::offset_of!(Context, mask));
     // SAFETY: the program returns from a handler, so there is a frame; where there is none, it gets the SIGSEGV that it
     // would have got from the kernel.
+    let frame = unsafe { handlers::interrupted(context.registers.rsp) };
+    let mask =
+        core::ptr::with_exposed_provenance_mut::<u64>(frame as usize + core::mem::offset_of!(Context, mask));
+    // SAFETY: as above.
     unsafe {
         if mask.read_unaligned() & SIGSYS_BIT != 0 {
             mask.write_unaligned(mask.read_unaligned() & !SIGSYS_BIT);

@@ -12,13 +12,13 @@ use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Acquire, Ordering::Relax
 
 use super::count::{board, counted, timed};
 use super::gates::{
-    GATES, ORRERY_CONFIG, TARGETS, orrery_counted, orrery_gates, orrery_judged, orrery_timed,
+    GATES, ORRERY_CONFIG, TARGETS, orrery_asked, orrery_counted, orrery_gates, orrery_judged, orrery_timed,
 };
 use super::kernel::{address, block_signals, call, failed, set_mask};
 use super::policy::policy;
 use super::requests::ask;
 use super::stubs::{self, STUB};
-use super::{landings, originals, own, ranges, services};
+use super::{landings, originals, own, permits, ranges, services};
 use crate::board::{CALLS, CODE, SITE, YES, code_hash};
 use crate::config::SA_ONSTACK;
 use crate::numbers;
@@ -44,8 +44,8 @@ pub(crate) enum Outcome {
 /// Changed under the lock of `ranges` only.
 static GATES_USED: AtomicU32 = AtomicU32::new(0);
 
-/// Rewrites the site whose call instruction ends at `end` and made this call.
-pub(crate) fn rewrite(end: u64, number: u64) -> Outcome {
+/// Rewrites the site whose call instruction ends at `end` and was executed with `made` in all of rax.
+pub(crate) fn rewrite(end: u64, made: u64) -> Outcome {
     let Some(start) = end.checked_sub(CODE as u64).filter(|start| ranges::containing(*start, end).is_some())
     else {
         return Outcome::Refused;
@@ -59,7 +59,7 @@ pub(crate) fn rewrite(end: u64, number: u64) -> Outcome {
         Some(None) => return Outcome::Refused,
         None => return Outcome::Later,
     };
-    let Some(way) = Way::of(&plan, number) else { return Outcome::Refused };
+    let Some(way) = Way::of(&plan, made) else { return Outcome::Refused };
     ranges::try_locked(|| match ranges::containing(start, end) {
         // Another thread was faster: what is to be said about landings holds for one jump only.
         Some(_) if read() != code => Outcome::Later,
@@ -105,35 +105,55 @@ enum Way {
     Gate { number: u16 },
     /// By a function that times it, or asks the policy, or does what the executive does with such calls.
     Function { number: u16, function: unsafe extern "C" fn() },
+    /// By a gate, unless rules about paths can hold: then as by a function.
+    Asked { number: u16 },
     /// By looking at the word at `answer`, where a service remembers what to return; by a function that asks if there is nothing.
     Answer { number: u16, answer: u64 },
-    /// By a gate or a function if it is an ordinary call: only then is its number known. By dispatch if not.
-    Any,
+    /// By a gate or a function if it is an ordinary call: only then is its number known. If not, `asked` finds out what it is,
+    /// or, in a program with small stacks, dispatch.
+    Any { ask: bool },
 }
 
 impl Way {
     /// `None` where only dispatch will do.
     fn of(plan: &Plan, made: u64) -> Option<Self> {
-        let Some(number) = plan.number else { return Some(Self::Any) };
+        let small_stacks = ORRERY_CONFIG.action.flags.load(Relaxed) & SA_ONSTACK != 0;
+        let Some(number) = plan.number else { return Some(Self::Any { ask: !small_stacks }) };
         let wide = u64::from(number);
         if wide != made || wide >= CALLS as u64 || numbers::needs_frame(wide) {
             return None;
         }
-        let judged = policy().is_some_and(|policy| policy.concerns(wide));
+        let concerned = policy().filter(|policy| policy.concerns(wide));
+        let judged = concerned.is_some();
         // An answer that is remembered is not counted: that would cost more than the answer.
         if let Some(answer) = services::remembered(wide).filter(|_| !judged && !counted()) {
             return Some(Self::Answer { number, answer: address(answer) });
         }
-        let treated = numbers::is_special(wide) || services::concerns(wide);
-        if treated && ORRERY_CONFIG.action.flags.load(Relaxed) & SA_ONSTACK != 0 {
-            // A program with small stacks.
+        let treated = ranges::treats(wide) || services::concerns(wide);
+        if treated && small_stacks {
             return None;
+        }
+        if !treated && !timed() && concerned.is_some_and(|policy| permits::knows(policy, wide)) {
+            return Some(Self::Asked { number });
         }
         Some(match (judged || treated, timed()) {
             (true, _) => Self::Function { number, function: orrery_judged },
             (false, true) => Self::Function { number, function: orrery_timed },
             (false, false) => Self::Gate { number },
         })
+    }
+}
+
+impl Way {
+    /// The call's number, if it is always the same.
+    fn number(self) -> Option<u16> {
+        match self {
+            Self::Gate { number }
+            | Self::Function { number, .. }
+            | Self::Asked { number }
+            | Self::Answer { number, .. } => Some(number),
+            Self::Any { .. } => None,
+        }
     }
 }
 
@@ -174,8 +194,9 @@ unsafe fn jump(plan: &Plan, way: Way, code: &[u64; CODE / 8], end: u64, range: (
     match way {
         Way::Gate { number } => stub.gate(number, gate_address),
         Way::Function { number, function } => stub.function(number, end, function),
+        Way::Asked { number } => stub.asked(number, end, gate_address),
         Way::Answer { number, answer } => stub.answer(number, end, answer),
-        Way::Any => stub.any(place.at, end, gate_address),
+        Way::Any { ask } => stub.any(place.at, end, gate_address, ask),
     }
     let Some(code) = stub.bytes.get(..stub.length) else { return Outcome::Refused };
     for (at, target) in plan.landings().into_iter().zip(moved.landings) {
@@ -186,6 +207,7 @@ unsafe fn jump(plan: &Plan, way: Way, code: &[u64; CODE / 8], end: u64, range: (
             }
         }
     }
+    stubs::note(gate as usize, place.at, stub.length, plan, way.number());
     // SAFETY: the stub's page is ours; the site's page is code, by the caller.
     unsafe {
         if !with_bytes(place.page(), place.at, code) {
@@ -236,18 +258,18 @@ pub(crate) unsafe fn with_bytes(page: u64, at: u64, bytes: &[u8]) -> bool {
     }
 }
 
-/// Calls for which a stub of any number has to go through dispatch, by the last byte of their numbers: a byte is all that
-/// can be looked up without touching the flags. So some calls go there in vain.
-static THROUGH_DISPATCH: [AtomicU8; 256] = [const { AtomicU8::new(0) }; 256];
+/// Calls that a stub of any number must not simply pass on, by the last byte of their numbers: a byte is all that can be
+/// looked up without touching the flags. So some calls are looked at in vain.
+static TREATED: [AtomicU8; 256] = [const { AtomicU8::new(0) }; 256];
 
-fn through_dispatch() -> u64 {
+fn treated() -> u64 {
     for number in 0..CALLS as u64 {
         let judged = policy().is_some_and(|policy| policy.concerns(number));
-        if judged || numbers::is_special(number) || services::concerns(number) {
-            THROUGH_DISPATCH[(number & 0xff) as usize].store(1, Relaxed);
+        if judged || ranges::treats(number) || services::concerns(number) {
+            TREATED[(number & 0xff) as usize].store(1, Relaxed);
         }
     }
-    address(&THROUGH_DISPATCH)
+    address(&TREATED)
 }
 
 struct Assembler {
@@ -325,6 +347,20 @@ impl Assembler {
         self.push(&[0xf0, 0x48, 0xff, 0x01]); // lock incq (%rcx)
     }
 
+    /// Has a call by the gate if no rule can hold about it.
+    fn asked(&mut self, number: u16, back: u64, gate: u64) {
+        self.push(&[0xb8]).half(u32::from(number)); // mov $number,%eax
+        self.ask(back, gate);
+    }
+
+    /// The same, of the call whose number is in eax: 34 bytes.
+    fn ask(&mut self, back: u64, gate: u64) {
+        self.push(&[0x48, 0xb9]).word(back); // movabs $back,%rcx
+        self.push(&[0x49, 0xbb]).word(gate); // movabs $gate,%r11
+        self.push(&[0xff, 0x25]).half(0); // jmp *0(%rip): what follows
+        self.word((orrery_asked as *const ()).addr() as u64);
+    }
+
     /// Has the call performed by a function that takes its number in eax and where it returns to in rcx.
     fn function(&mut self, number: u16, back: u64, function: unsafe extern "C" fn()) {
         self.push(&[0xb8]).half(u32::from(number)); // mov $number,%eax
@@ -355,27 +391,34 @@ impl Assembler {
         self.push(&[0x41, 0xff, 0xe3]); // jmp *%r11
     }
 
-    /// Looks the call up that is in eax; where it needs treatment, goes to the `syscall` before `back`.
-    fn any(&mut self, stub: u64, back: u64, gate: u64) {
-        let table = through_dispatch();
+    /// Looks the call up that is in eax; where it needs treatment, has `asked` see to that, or goes to the `syscall` before
+    /// `back`.
+    fn any(&mut self, stub: u64, back: u64, gate: u64, ask: bool) {
+        let table = treated();
+        // What the treatment takes, below.
+        let treatment: u8 = if ask { 34 } else { 5 };
         self.push(&[0x0f, 0xb6, 0xc8]); // movzbl %al,%ecx
         self.push(&[0x49, 0xbb]).word(table); // movabs $table,%r11
         self.push(&[0x41, 0x0f, 0xb6, 0x0c, 0x0b]); // movzbl (%r11,%rcx),%ecx
         let told = policy().is_some_and(|policy| policy.concerns(numbers::epoll_pwait));
         if told {
-            self.push(&[0xe3, 5]); // jrcxz ordinary
+            self.push(&[0xe3, treatment]); // jrcxz ordinary
         } else {
             // Go waits with epoll_pwait, without mask: that is an ordinary call.
-            self.push(&[0xe3, 20]); // jrcxz ordinary
+            self.push(&[0xe3, 15 + treatment]); // jrcxz ordinary
             self.push(&[0x8d, 0x88]).half((numbers::epoll_pwait as u32).wrapping_neg()); // lea -nr(%rax),%ecx
             self.push(&[0xe3, 2]); // jrcxz waits
-            self.push(&[0xeb, 5]); // jmp dispatch
+            self.push(&[0xeb, 5]); // jmp treatment
             self.push(&[0x4c, 0x89, 0xc1]); // waits: mov %r8,%rcx
-            self.push(&[0xe3, 5]); // jrcxz ordinary
+            self.push(&[0xe3, treatment]); // jrcxz ordinary
         }
-        let next = stub + self.length as u64 + 5;
-        let distance = (back - SYSCALL as u64).wrapping_sub(next);
-        self.push(&[0xe9]).half(distance as u32); // dispatch: jmp to the syscall
+        if ask {
+            self.ask(back, gate); // treatment
+        } else {
+            let next = stub + self.length as u64 + 5;
+            let distance = (back - SYSCALL as u64).wrapping_sub(next);
+            self.push(&[0xe9]).half(distance as u32); // treatment: jmp to the syscall
+        }
         // ordinary:
         match (timed(), counted()) {
             (true, _) => self.leave_for(back, orrery_timed),

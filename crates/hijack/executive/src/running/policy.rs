@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::gates::ORRERY_CONFIG;
+use crate::automaton::Automaton;
 use crate::board::CALLS;
 use crate::look::{LOOKS, Look};
 use crate::policy::{Mount, Rule, Shape, Table, Text};
@@ -77,6 +78,13 @@ impl Policy {
     pub(crate) fn mounts(self) -> &'static [Mount] {
         let mounts = self.table().mounts;
         self.slice(mounts, mounts.length)
+    }
+
+    /// The automaton of all path patterns.
+    #[inline(always)]
+    pub(crate) fn automaton(self) -> Option<Automaton<'static>> {
+        let text = self.table().automaton;
+        if text.length == 0 { None } else { Automaton::new(self.slice(text, text.length / 8)) }
     }
 
     /// The patterns for files whose code may call.

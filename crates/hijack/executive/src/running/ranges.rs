@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize};
 use super::gates::{ORRERY_CONFIG, orrery_unmap_and_exit};
 use super::kernel::{EINVAL, ENOMEM, address, block_signals, call, failed, set_mask};
 use super::policy::{Policy, policy};
-use super::{originals, paths, stubs};
+use super::{originals, paths, readable, stubs};
 use crate::config::Range;
 use crate::policy::Text;
 use crate::{glob, numbers};
@@ -37,6 +37,9 @@ const MADV_DONTNEED: u64 = 4;
 const MADV_FREE: u64 = 8;
 const MADV_WIPEONFORK: u64 = 18;
 const MADV_DONTNEED_LOCKED: u64 = 24;
+/// The key that all memory has; and what `pkey_mprotect` takes for none.
+const KEY_ZERO: u64 = 0;
+const NO_KEY: u64 = 0xffff_ffff;
 
 /// Runs with the lock held, and signals blocked.
 fn locked<R>(run: impl FnOnce() -> R) -> R {
@@ -176,6 +179,13 @@ fn replaced(number: u64, [a, b, c, d, e, _]: [u64; 6]) -> [(u64, u64); 2] {
     }
 }
 
+/// Whether the executive does anything but pass such a call on: with a policy that reads paths in place, it wants to know
+/// when the heap shrinks.
+pub(crate) fn treats(number: u64) -> bool {
+    numbers::is_special(number)
+        || (number == numbers::brk && policy().is_some_and(|policy| policy.automaton().is_some()))
+}
+
 /// Calls that map, unmap or change mappings.
 pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
     if number == numbers::shmdt && arguments[0] == ORRERY_CONFIG.board.load(Relaxed) {
@@ -192,6 +202,13 @@ pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
     let touches_code = spans.iter().any(|&(start, end)| start < end && overlaps(start, end));
     if touches_code && number == numbers::madvise {
         return advise_code(arguments);
+    }
+    // Memory that is only added stays what it was.
+    let changes = number == numbers::brk || number == numbers::shmdt || spans[0].0 < spans[0].1;
+    if number == numbers::pkey_mprotect && ![KEY_ZERO, NO_KEY].contains(&(arguments[3] & NO_KEY)) {
+        readable::distrust();
+    } else if changes {
+        readable::forget();
     }
     let own = address(&spans);
     if number == numbers::munmap && [own, stack].iter().all(|sp| (spans[0].0..spans[0].1).contains(sp)) {
@@ -219,6 +236,10 @@ pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
     } else {
         perform()
     };
+    if changes {
+        // Who asked meanwhile has asked too early.
+        readable::forget();
+    }
     if number == numbers::mmap && !failed(result) && is_code(arguments) {
         let start = result.cast_unsigned();
         let end = start.saturating_add(arguments[1]).saturating_add(PAGE - 1) & !(PAGE - 1);

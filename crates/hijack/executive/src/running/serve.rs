@@ -5,7 +5,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::count::{board, counted, timed};
 use super::decide::decide;
 use super::frame::{AUDIT_ARCH_I386, Context, Info, SYS_USER_DISPATCH};
-use super::gates::{ORRERY_CONFIG, Patched, RED_ZONE, orrery_compat, orrery_resume};
+use super::gates::{ORRERY_CONFIG, Patched, RED_ZONE, orrery_compat, orrery_perform, orrery_resume};
+use super::handlers::Progress;
 use super::kernel::{EINVAL, ENOSYS, address, call, failed, ticks};
 use super::policy::{Policy, policy};
 use super::{actions, exec, landings, masks, own, ranges, services, sites, threads};
@@ -19,6 +20,7 @@ const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 pub(crate) extern "C" fn on_sigsys(_: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the kernel gives a handler valid pointers to both, into its own frame.
     unsafe {
+        (*context).registers.progress = Progress::NONE;
         if (*info).code == SYS_USER_DISPATCH {
             let compatible = (*info).architecture == AUDIT_ARCH_I386;
             if dispatched(&mut *context, compatible) {
@@ -57,7 +59,8 @@ fn dispatched(context: &mut Context, compatible: bool) -> bool {
         return false;
     }
     // The kernel reads an `int`.
-    let number = context.registers.rax & 0xffff_ffff;
+    let made = context.registers.rax;
+    let number = made & 0xffff_ffff;
     let from = context.registers.rip;
     if let Some(target) = landings::target(from) {
         // No call: it stood where a jump is now.
@@ -73,31 +76,35 @@ fn dispatched(context: &mut Context, compatible: bool) -> bool {
     let start = if timed() { ticks() } else { 0 };
     let (arguments, stack) = (context.arguments(), context.registers.rsp);
     let result = decide(number, arguments, from, stack, |arguments| perform(context, number, arguments));
+    context.registers.progress.made(result);
     if start != 0 {
         let taken = ticks().wrapping_sub(start);
         own::count(number, |row, add| row.time(taken, result, add));
     }
     context.registers.rax = result.cast_unsigned();
-    sites::note(from, number);
+    sites::note(from, made);
     !numbers::needs_frame(number) && number != numbers::rt_sigprocmask
 }
 
 /// A call from a rewritten site that is more than passed on: the policy has something to say about it, or the executive.
-pub(crate) extern "C" fn patched(call: &Patched) -> i64 {
+pub(crate) extern "C" fn patched(call: &mut Patched) -> i64 {
     if counted() {
         own::count(call.number, |row, add| add(&row.patched, 1));
     }
     let start = if timed() { ticks() } else { 0 };
     let [r9, r8, r10, rdx, rsi, rdi] = call.arguments;
     let stack = address(call) + size_of::<Patched>() as u64 + RED_ZONE;
-    let result = decide(call.number, [rdi, rsi, rdx, r10, r8, r9], call.site, stack, |arguments| {
-        services::serve(call.number, arguments, &mut |arguments| {
-            perform_anywhere(call.number, arguments, stack)
+    let number = call.number;
+    let progress = &raw mut call.progress;
+    let result = decide(number, [rdi, rsi, rdx, r10, r8, r9], call.site, stack, |arguments| {
+        services::serve(number, arguments, &mut |arguments| {
+            perform_anywhere(number, arguments, stack, progress)
         })
     });
+    call.progress.made(result);
     if start != 0 {
         let taken = ticks().wrapping_sub(start);
-        own::count(call.number, |row, add| row.time(taken, result, add));
+        own::count(number, |row, add| row.time(taken, result, add));
     }
     result
 }
@@ -121,12 +128,15 @@ fn perform_in_kernel(context: &mut Context, number: u64, arguments: [u64; 6]) ->
             // SAFETY: what the program asked for.
             unsafe { call(number, arguments) }
         }
-        _ => perform_anywhere(number, arguments, context.registers.rsp),
+        _ => {
+            let stack = context.registers.rsp;
+            perform_anywhere(number, arguments, stack, &raw mut context.registers.progress)
+        }
     }
 }
 
 /// Performs a call of which nothing but this need be known. What [`numbers::needs_frame`] names does not come here.
-fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
+fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64, progress: *mut Progress) -> i64 {
     match number {
         numbers::rt_sigaction => actions::rt_sigaction(arguments, stack),
         numbers::rt_sigprocmask => masks::set_without_sigsys(arguments, stack),
@@ -136,7 +146,7 @@ fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
         | numbers::epoll_pwait
         | numbers::epoll_pwait2
         | numbers::io_pgetevents
-        | numbers::io_uring_enter => masks::with_mask(number, arguments, stack),
+        | numbers::io_uring_enter => masks::with_mask(number, arguments, stack, progress),
         numbers::mmap
         | numbers::munmap
         | numbers::mprotect
@@ -145,7 +155,8 @@ fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
         | numbers::madvise
         | numbers::remap_file_pages
         | numbers::shmat
-        | numbers::shmdt => ranges::change(number, arguments, stack),
+        | numbers::shmdt
+        | numbers::brk => ranges::change(number, arguments, stack),
         numbers::ptrace if arguments[0] == PTRACE_TRACEME => threads::let_trace(arguments),
         // There is one dispatch for a thread, and it is taken.
         numbers::prctl if arguments[0] == PR_SET_SYSCALL_USER_DISPATCH => -EINVAL,
@@ -158,7 +169,7 @@ fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
             result
         }
         // SAFETY: what the program asked for.
-        _ => unsafe { call(number, arguments) },
+        _ => unsafe { orrery_perform(number, &raw const arguments, progress) },
     }
 }
 

@@ -7,8 +7,11 @@ use super::gates::ORRERY_CONFIG;
 use super::own;
 use super::patch::{self, Outcome};
 
-const SITES: usize = 4096;
-/// How many places a site may have: where all are taken, it is not counted, and stays with dispatch.
+/// Room for those of a small program: one page.
+const FEW: usize = 256;
+/// Room for all others.
+const MANY: usize = 4096;
+/// How many places a site may have in either: where all are taken, it is not counted, and stays with dispatch.
 const PROBES: usize = 8;
 /// This many hits mean: not to be rewritten.
 const REFUSED: u32 = u32::MAX;
@@ -19,25 +22,39 @@ struct Site {
     hits: AtomicU32,
 }
 
-static SITES_SEEN: [Site; SITES] =
-    [const { Site { address: AtomicU64::new(0), hits: AtomicU32::new(0) } }; SITES];
+#[repr(align(4096))]
+struct Page([Site; FEW]);
+
+impl Site {
+    const fn free() -> Self {
+        Self { address: AtomicU64::new(0), hits: AtomicU32::new(0) }
+    }
+}
+
+/// Most programs make calls from a few dozen places, and end. In a large table each of these would be the first on its page,
+/// and the page a fault that costs as much as the call.
+static SEEN_FIRST: Page = Page([const { Site::free() }; FEW]);
+static SEEN: [Site; MANY] = [const { Site::free() }; MANY];
 
 fn find(address: u64) -> Option<&'static Site> {
     let hash = (address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize;
+    within(&SEEN_FIRST.0, hash, address).or_else(|| within(&SEEN, hash, address))
+}
+
+/// The site's place, which it takes if it has none and one is free.
+fn within(sites: &'static [Site], hash: usize, address: u64) -> Option<&'static Site> {
     (0..PROBES).find_map(|probe| {
-        let site = SITES_SEEN.get((hash + probe) % SITES)?;
-        match site.address.load(Relaxed) {
-            0 => match site.address.compare_exchange(0, address, Relaxed, Relaxed) {
-                Ok(_) => Some(site),
-                Err(other) => (other == address).then_some(site),
-            },
-            other => (other == address).then_some(site),
+        let site = sites.get((hash + probe) % sites.len())?;
+        // Written to at once: to read memory first that was never written to costs a fault more.
+        match site.address.compare_exchange(0, address, Relaxed, Relaxed) {
+            Ok(_) => Some(site),
+            Err(other) => (other == address).then_some(site),
         }
     })
 }
 
-/// A call was dispatched that came from before `address`. When it is one too many, has the site rewritten.
-pub(crate) fn note(address: u64, number: u64) {
+/// A call was dispatched that came from before `address`, with this in rax. When it is one too many, has the site rewritten.
+pub(crate) fn note(address: u64, made: u64) {
     let threshold = ORRERY_CONFIG.threshold.load(Relaxed);
     if ORRERY_CONFIG.unpatched.load(Relaxed) != 0 || ORRERY_CONFIG.filtered.load(Relaxed) != 0 {
         return;
@@ -52,7 +69,7 @@ pub(crate) fn note(address: u64, number: u64) {
     if hits + 1 < threshold {
         return;
     }
-    match patch::rewrite(address, number) {
+    match patch::rewrite(address, made) {
         // Should the site be dispatched again, it is another one: its file was unmapped.
         Outcome::Done => {
             site.hits.store(0, Relaxed);
@@ -64,5 +81,23 @@ pub(crate) fn note(address: u64, number: u64) {
             board().refused_sites.fetch_add(1, Relaxed);
         }
         Outcome::Later => site.hits.store(0, Relaxed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sites_keep_their_places() {
+        static SITES: [Site; 16] = [const { Site::free() }; 16];
+        let place = |address| within(&SITES, 3, address).map(|site| &raw const *site);
+        let first = place(0x1000);
+        assert!(first.is_some());
+        assert_eq!(place(0x1000), first);
+        let others: Vec<_> = (1..PROBES as u64).map(|index| place(0x1000 + index)).collect();
+        assert!(others.iter().all(|other| other.is_some() && *other != first));
+        assert_eq!(place(0x2000), None, "all places are taken");
+        assert_eq!(place(0x1000), first);
     }
 }

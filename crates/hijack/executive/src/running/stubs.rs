@@ -3,11 +3,14 @@
 //! Where a jump's bytes have to be a landing (see [`crate::plan`]), its distance, and so the stub's address, is given
 //! in part.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicI32, AtomicU8, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
+use super::gates::GATES;
 use super::kernel::{call, failed};
 use crate::numbers;
-use crate::plan::{JUMP, RELOCATED};
+use crate::plan::{JUMP, Plan, RELOCATED, STEPS, SYSCALL};
 
 const PAGE: u64 = 4096;
 /// Room is given in units of this: 64 of them are a page, and a word has a bit for each.
@@ -37,6 +40,75 @@ struct Page {
 /// Changed under the lock of `ranges` only.
 static PAGES_OF_STUBS: [Page; PAGES] =
     [const { Page { start: AtomicU64::new(0), used: AtomicU64::new(0) } }; PAGES];
+
+/// What is in a stub.
+pub(crate) struct Stub {
+    /// Its address; zero where there is none.
+    start: AtomicU64,
+    length: AtomicU8,
+    /// The number of its call, or less than zero: not known beforehand.
+    number: AtomicI32,
+    /// For each instruction that was moved here: how far behind it the stub's ones begin, and how far before the end of the
+    /// site it was.
+    moved: [[AtomicU8; 2]; STEPS],
+}
+
+/// What is in the stub of each gate.
+static STUBS: [Stub; GATES] = [const {
+    Stub {
+        start: AtomicU64::new(0),
+        length: AtomicU8::new(0),
+        number: AtomicI32::new(-1),
+        moved: [const { [AtomicU8::new(0), AtomicU8::new(0)] }; STEPS],
+    }
+}; GATES];
+
+/// Addresses below and above all stubs.
+pub(crate) static LOWEST_STUB: AtomicU64 = AtomicU64::new(u64::MAX);
+pub(crate) static HIGHEST_STUB: AtomicU64 = AtomicU64::new(0);
+
+/// Notes what is in the stub of a gate, before anybody can go there.
+pub(crate) fn note(gate: usize, start: u64, length: usize, plan: &Plan, number: Option<u16>) {
+    let Some(stub) = STUBS.get(gate) else { return };
+    stub.length.store(length as u8, Relaxed);
+    stub.number.store(number.map_or(-1, i32::from), Relaxed);
+    let (mut here, mut back) = (0, plan.length() + SYSCALL);
+    for (place, step) in stub.moved.iter().zip(plan.steps()) {
+        here += step.moved();
+        place[0].store(here as u8, Relaxed);
+        place[1].store(back as u8, Relaxed);
+        back -= usize::from(step.length);
+    }
+    stub.start.store(start, Release);
+    LOWEST_STUB.fetch_min(start, Relaxed);
+    HIGHEST_STUB.fetch_max(start + length as u64, Relaxed);
+}
+
+/// The stub that an address lies in: its gate, and how far the address is behind its start.
+pub(crate) fn at(address: u64) -> Option<(usize, u64, &'static Stub)> {
+    if address < LOWEST_STUB.load(Relaxed) || address >= HIGHEST_STUB.load(Relaxed) {
+        return None;
+    }
+    // Those that could not be put in place are zero.
+    STUBS.iter().enumerate().find_map(|(gate, stub)| {
+        let start = stub.start.load(Acquire);
+        let at = address.wrapping_sub(start);
+        (start != 0 && at < u64::from(stub.length.load(Relaxed))).then_some((gate, at, stub))
+    })
+}
+
+impl Stub {
+    /// How far before the site's end the instruction was that is so far behind the stub's start. `None`: none was moved there.
+    pub(crate) fn original(&self, at: u64) -> Option<u64> {
+        let ends_behind = |place: &&[AtomicU8; 2]| at < u64::from(place[0].load(Relaxed));
+        self.moved.iter().find(ends_behind).map(|place| u64::from(place[1].load(Relaxed)))
+    }
+
+    /// The number of its call, if it is always the same.
+    pub(crate) fn number(&self) -> Option<u64> {
+        u64::try_from(self.number.load(Relaxed)).ok()
+    }
+}
 
 /// Whether stubs lie in `[start, end)`.
 pub(crate) fn overlap(start: u64, end: u64) -> bool {

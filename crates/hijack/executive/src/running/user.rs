@@ -4,12 +4,13 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::gates::ORRERY_CONFIG;
-use super::kernel::{EFAULT, address, address_mut, call};
+use super::kernel::{EFAULT, ENOSYS, address, address_mut, call};
+use super::readable;
 use crate::numbers;
 
 const PAGE: u64 = 4096;
 /// How much of a string is read at a time.
-const CHUNK: usize = 128;
+const CHUNK: usize = 256;
 
 /// `struct iovec`.
 #[repr(C)]
@@ -39,6 +40,26 @@ fn transfer(number: u64, ours: u64, theirs: u64, length: u64) -> Option<Result<(
     }
 }
 
+/// Copies from the program's memory to ours.
+fn fetch(ours: u64, theirs: u64, length: usize) -> Result<(), i64> {
+    match readable::all(theirs, length as u64) {
+        Err(error) if error == -ENOSYS => {
+            if let Some(result) = transfer(numbers::process_vm_readv, ours, theirs, length as u64) {
+                return result;
+            }
+        }
+        result => result?,
+    }
+    let (ours, theirs) = (
+        core::ptr::with_exposed_provenance_mut::<u8>(ours as usize),
+        core::ptr::with_exposed_provenance::<u8>(theirs as usize),
+    );
+    // SAFETY: `ours` is memory of that length, by the callers below. Theirs can be read; where nobody could be asked, the program
+    // vouches for the address: where it lies, it gets a SIGSEGV rather than EFAULT.
+    unsafe { core::ptr::copy_nonoverlapping(theirs, ours, length) };
+    Ok(())
+}
+
 /// Reads plain data.
 ///
 /// # Errors
@@ -48,13 +69,7 @@ fn transfer(number: u64, ours: u64, theirs: u64, length: u64) -> Option<Result<(
 /// Any bytes must be a valid `T`.
 pub(crate) unsafe fn read<T: Copy>(from: u64) -> Result<T, i64> {
     let mut value = MaybeUninit::<T>::uninit();
-    match transfer(numbers::process_vm_readv, address_mut(&mut value), from, size_of::<T>() as u64) {
-        Some(result) => result?,
-        // SAFETY: the program vouches for the address; where it lies, it gets a SIGSEGV rather than EFAULT.
-        None => unsafe {
-            value.write(core::ptr::with_exposed_provenance::<T>(from as usize).read_unaligned());
-        },
-    }
+    fetch(address_mut(&mut value), from, size_of::<T>())?;
     // SAFETY: written just now.
     Ok(unsafe { value.assume_init() })
 }
@@ -68,17 +83,39 @@ pub(crate) unsafe fn read<T: Copy>(from: u64) -> Result<T, i64> {
 /// # Safety
 /// Any bytes must be a valid `T`.
 pub(crate) unsafe fn read_beside<T: Copy>(stack: u64, from: u64) -> Result<T, i64> {
-    /// No frame of ours is larger.
-    const NEAR: u64 = 16 * PAGE;
-    let here = 0_u8;
-    let on_it = stack.wrapping_sub(address(&here)) < NEAR;
-    let last = from.wrapping_add(size_of::<T>() as u64 - 1);
-    if on_it && from >= stack && last >= from && last / PAGE == (stack - 1) / PAGE {
+    if is_beside(stack, from, size_of::<T>()) {
         // SAFETY: the page is there, by that.
         return Ok(unsafe { core::ptr::with_exposed_provenance::<T>(from as usize).read_unaligned() });
     }
     // SAFETY: by the caller.
     unsafe { read(from) }
+}
+
+/// Whether so much memory is above the stack pointer in the page that is just below it, on a stack that we are on, too.
+fn is_beside(stack: u64, at: u64, length: usize) -> bool {
+    /// No frame of ours is larger.
+    const NEAR: u64 = 16 * PAGE;
+    let here = 0_u8;
+    let on_it = stack.wrapping_sub(address(&here)) < NEAR;
+    let last = at.wrapping_add(length as u64 - 1);
+    on_it && at >= stack && last >= at && last / PAGE == (stack - 1) / PAGE
+}
+
+/// Writes plain data, as [`read_beside`] reads.
+///
+/// # Errors
+/// `-EFAULT`.
+///
+/// # Safety
+/// The program must have asked for this to be written there.
+pub(crate) unsafe fn write_beside<T: Copy>(stack: u64, to: u64, value: T) -> Result<(), i64> {
+    if is_beside(stack, to, size_of::<T>()) {
+        // SAFETY: the page is there, by that, and what a stack is in can be written to.
+        unsafe { core::ptr::with_exposed_provenance_mut::<T>(to as usize).write_unaligned(value) };
+        return Ok(());
+    }
+    // SAFETY: by the caller.
+    unsafe { write(to, value) }
 }
 
 /// Reads a word.
@@ -138,24 +175,11 @@ pub(crate) fn read_some(from: u64, to: &mut [u8]) -> Result<usize, i64> {
         let at = from.wrapping_add(done as u64);
         let length = (to.len() - done).min((PAGE - at % PAGE) as usize);
         let place = to.as_mut_ptr().wrapping_add(done);
-        match transfer(numbers::process_vm_readv, place.addr() as u64, at, length as u64) {
-            Some(Ok(())) => {}
-            Some(Err(error)) => {
-                if done == 0 {
-                    return Err(error);
-                }
-                break;
-            }
-            // SAFETY: as above; `place` has room for that much.
-            None => unsafe {
-                core::ptr::copy_nonoverlapping(
-                    core::ptr::with_exposed_provenance::<u8>(at as usize),
-                    place,
-                    length,
-                );
-            },
+        match fetch(place.expose_provenance() as u64, at, length) {
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+            Ok(()) => done += length,
         }
-        done += length;
     }
     Ok(done)
 }

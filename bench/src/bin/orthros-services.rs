@@ -1,0 +1,224 @@
+//! `make bench B=orthros-services`: services that people use, whose kernel dies under them while a client is at it: how long the
+//! client waits, and that it loses nothing. redis, counting over one connection; nano, typed into over a network terminal;
+//! MariaDB, in the middle of a transaction. Beside a reboot of the same machine and the service's start, after which the
+//! client's connection, its transaction and what was typed would be lost.
+
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use orrery_bench::pairs::{Client, Line, Running, Wanted, in_network};
+use orrery_bench::record::{self, Record};
+use orrery_bench::stats::{interquartile_range, median};
+use orrery_bench::{Options, Skipped, machine, significant};
+use orrery_orthros::{Fault, command};
+
+const REDIS: [&str; 9] =
+    ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--dir", "/data", "--appendonly", "yes"];
+const MARIADB: [&str; 17] = [
+    "mariadbd",
+    "--no-defaults",
+    "--datadir=/data/db",
+    "--user=root",
+    "--socket=",
+    "--bind-address=0.0.0.0",
+    "--skip-grant-tables",
+    "--skip-name-resolve",
+    "--innodb-use-native-aio=0",
+    "--innodb-buffer-pool-size=16M",
+    "--innodb-log-file-size=8M",
+    "--tmpdir=/run",
+    "--performance-schema=OFF",
+    "--lc-messages-dir=/usr/share/mysql",
+    "--pid-file=/run/mariadb.pid",
+    "--aria-pagecache-buffer-size=8M",
+    "--key-buffer-size=8M",
+];
+const MARIADB_FILES: [&str; 2] =
+    ["/usr/share/mysql/english/errmsg.sys", "/usr/share/mysql/charsets/Index.xml"];
+const TERMINFO: &str = "/lib/terminfo/v/vt100";
+/// Rows before and after the death, all in one transaction.
+const ROWS: u32 = 100;
+
+/// Services whose kernel dies under them
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// What a client has seen: its longest wait when the kernel died and for a service that was started anew, in ms.
+struct Seen {
+    waited: f64,
+    rebooted: f64,
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+fn redis(fault: Fault) -> Result<Seen> {
+    let mut running = Running::start(&Wanted {
+        service: &REDIS,
+        programs: &[],
+        files: &[],
+        memory: 256,
+        disk: Some((64, None)),
+    })?;
+    let mut client = Client::start(6379, "INCR count\r\n")?;
+    std::thread::sleep(Duration::from_secs(1));
+    client.forget();
+    running.crash(fault)?;
+    let waited = client.longest()? * 1e3;
+    let counted = client.end()?;
+    let kept = Line::connect(6379)?.ask("INCR count\r\n")?;
+    ensure!(kept == format!(":{}", counted + 1), "redis counted on from {counted} with {kept}");
+    let begin = Instant::now();
+    running.pair.reboot()?;
+    while !Line::connect(6379)?.ask("INCR count\r\n")?.starts_with(':') {}
+    Ok(Seen { waited, rebooted: milliseconds(begin.elapsed()) })
+}
+
+fn nano(fault: Fault) -> Result<Seen> {
+    command::require("nano", "nano").map_err(|error| Skipped(error.to_string()))?;
+    let service = ["orrery-guest", "terminal", "23", "nano", "-I", "/data/text"];
+    let mut running = Running::start(&Wanted {
+        service: &service,
+        programs: &["nano"],
+        files: &[(TERMINFO, TERMINFO)],
+        memory: 256,
+        disk: Some((64, None)),
+    })?;
+    let mut typist = in_network::Typist::connect(23)?;
+    let mut typed = String::new();
+    for letter in ('a'..='z').cycle().take(60) {
+        typist.key(letter)?;
+        typed.push(letter);
+    }
+    // Whoever types while nothing is there sees it when the service lives again.
+    let begin = Instant::now();
+    running.crash(fault)?;
+    typist.key('0')?;
+    let waited = milliseconds(begin.elapsed());
+    typed.push('0');
+    for letter in ('a'..='z').take(10) {
+        typist.key(letter)?;
+        typed.push(letter);
+    }
+    typist.press(b"\x0f", "Write")?;
+    typist.press(b"\r", "Wrote")?;
+    let text = running.pair.run(&["cat", "/data/text"])?;
+    ensure!(text.trim_end() == typed, "typed were {typed}, and written {text}");
+    let begin = Instant::now();
+    running.pair.reboot()?;
+    in_network::Typist::connect(23)?.key('0')?;
+    Ok(Seen { waited, rebooted: milliseconds(begin.elapsed()) })
+}
+
+fn mariadb(fault: Fault) -> Result<Seen> {
+    for (program, package) in [
+        ("mariadbd", "mariadb-server-core"),
+        ("mariadb-install-db", "mariadb-server-core"),
+        ("mariadb", "mariadb-client-core"),
+    ] {
+        command::require(program, package).map_err(|error| Skipped(error.to_string()))?;
+    }
+    let content = tempfile::tempdir()?;
+    let install = Command::new("mariadb-install-db")
+        .args(["--no-defaults", "--user=root", "--auth-root-authentication-method=normal", "--skip-test-db"])
+        .args(["--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M"])
+        .arg(format!("--datadir={}/db", content.path().display()))
+        .output()?;
+    ensure!(install.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&install.stderr));
+    let mut running = Running::start(&Wanted {
+        service: &MARIADB,
+        programs: &[],
+        files: &MARIADB_FILES.map(|name| (name, name)),
+        memory: 512,
+        disk: Some((256, Some(content.path()))),
+    })?;
+    let mut client = in_network::Sql::connect(3306)?;
+    client.ask("create database d; create table d.t (a int primary key) engine=innodb; begin;")?;
+    let insert =
+        |client: &mut in_network::Sql, row: u32| client.ask(&format!("insert into d.t values ({row});"));
+    for row in 0..ROWS {
+        insert(&mut client, row)?;
+    }
+    let begin = Instant::now();
+    running.crash(fault)?;
+    insert(&mut client, ROWS)?;
+    let waited = milliseconds(begin.elapsed());
+    for row in ROWS + 1..2 * ROWS {
+        insert(&mut client, row)?;
+    }
+    client.ask("commit;")?;
+    let answer = client.ask("select concat(count(*), ' ', sum(a)) from d.t;")?;
+    let right = format!("{} {}", 2 * ROWS, ROWS * (2 * ROWS - 1));
+    ensure!(answer == right, "the table holds {answer:?}, not {right:?}");
+    drop(client);
+    let begin = Instant::now();
+    running.pair.reboot()?;
+    in_network::Sql::connect(3306)?.ask("select 1;")?;
+    Ok(Seen { waited, rebooted: milliseconds(begin.elapsed()) })
+}
+
+type Measure = fn(Fault) -> Result<Seen>;
+
+fn main() -> Result<ExitCode> {
+    let options = Arguments::parse().options;
+    let runs = if options.quick() { 1 } else { 7 };
+    let mut cases: Vec<(&str, Measure, Fault)> =
+        vec![("redis/panic", redis, Fault::Panic), ("nano/panic", nano, Fault::Panic)];
+    cases.extend([("mariadb/panic", mariadb as Measure, Fault::Panic), ("redis/hang", redis, Fault::Hang)]);
+    let mut records = Vec::new();
+    let mut failed = false;
+    for (case, measure, fault) in cases {
+        if options.only().is_some_and(|only| !case.contains(only)) {
+            continue;
+        }
+        let mut seen = Vec::new();
+        for _ in 0..runs {
+            match measure(fault) {
+                Ok(one) => seen.push(one),
+                Err(error) if error.is::<Skipped>() => {
+                    println!("SKIPPED {case}: {error}");
+                    break;
+                }
+                Err(error) => {
+                    failed = true;
+                    println!("FAILED {case}: {error:#}");
+                    break;
+                }
+            }
+        }
+        let waited: Vec<f64> = seen.iter().map(|seen| seen.waited).collect();
+        let rebooted: Vec<f64> = seen.iter().map(|seen| seen.rebooted).collect();
+        let ratios: Vec<f64> = seen.iter().map(|seen| seen.rebooted / seen.waited).collect();
+        if seen.is_empty() {
+            continue;
+        }
+        println!(
+            "{case}: the client waits {} ms and loses nothing; after a reboot {} ms",
+            significant(median(&waited)),
+            significant(median(&rebooted))
+        );
+        records.push(Record {
+            bench: "orthros-services".to_owned(),
+            case: case.to_owned(),
+            unit: "ms".to_owned(),
+            ours: median(&waited),
+            rival_name: "reboot + service start".to_owned(),
+            rival: median(&rebooted),
+            ratio: median(&ratios),
+            spread: interquartile_range(&ratios),
+            runs: seen.len(),
+        });
+    }
+    if options.only().is_none() {
+        let path = machine::record_file("orthros-services")?;
+        record::write(&path, &records)?;
+        println!("records: {}", path.display());
+    }
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

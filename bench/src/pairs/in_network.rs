@@ -1,0 +1,136 @@
+//! Clients of a pair's services that are more than lines of text.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use orrery_orthros::Network;
+
+/// How long anything may take that takes seconds.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// What the answer to each statement ends with.
+const DONE: &str = "-- done --";
+
+/// Someone who types into a terminal over the network, and looks at each key's echo.
+pub struct Typist {
+    stream: TcpStream,
+}
+
+impl Typist {
+    /// Connects, and waits until the program shows something.
+    ///
+    /// # Errors
+    /// Where it does not come up.
+    pub fn connect(port: u16) -> Result<Self> {
+        let deadline = Instant::now() + PATIENCE;
+        let stream = loop {
+            match TcpStream::connect((Network::SERVICE, port)) {
+                Ok(stream) => break stream,
+                Err(error) if Instant::now() > deadline => {
+                    return Err(error).context("the terminal does not come up");
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut typist = Self { stream };
+        typist.press(b"", "Exit")?;
+        Ok(typist)
+    }
+
+    /// Types a letter and gives how long its echo took.
+    ///
+    /// # Errors
+    /// Where the terminal is gone.
+    pub fn key(&mut self, letter: char) -> Result<Duration> {
+        let mut bytes = [0; 4];
+        let text = letter.encode_utf8(&mut bytes).to_owned();
+        self.press(text.as_bytes(), &text)
+    }
+
+    /// Presses keys, and gives how long it took until a text was shown.
+    ///
+    /// # Errors
+    /// Where the terminal is gone.
+    pub fn press(&mut self, keys: &[u8], until: &str) -> Result<Duration> {
+        let begin = Instant::now();
+        self.stream.write_all(keys)?;
+        let mut shown = Vec::new();
+        let mut bytes = [0; 4096];
+        while !String::from_utf8_lossy(&shown).contains(until) {
+            let count = self.stream.read(&mut bytes).context("nothing is shown")?;
+            ensure!(count > 0, "the terminal hung up");
+            shown.extend_from_slice(&bytes[..count]);
+        }
+        Ok(begin.elapsed())
+    }
+}
+
+/// A client of MariaDB, which is its own.
+pub struct Sql {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Sql {
+    /// Connects, as soon as the server takes connections.
+    ///
+    /// # Errors
+    /// Where it does not come up.
+    pub fn connect(port: u16) -> Result<Self> {
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = TcpStream::connect((Network::SERVICE, port)) {
+            ensure!(Instant::now() < deadline, "MariaDB does not come up: {error}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let mut child = Command::new("mariadb")
+            .args([
+                "--no-defaults",
+                "--user=root",
+                "--skip-ssl",
+                "--unbuffered",
+                "--skip-column-names",
+                "--batch",
+            ])
+            .args([format!("--host={}", Network::SERVICE), format!("--port={port}")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("start mariadb")?;
+        let (input, output) =
+            (child.stdin.take().context("no input")?, child.stdout.take().context("no output")?);
+        let mut sql = Self { child, input, output: BufReader::new(output) };
+        sql.ask("select 1;")?;
+        Ok(sql)
+    }
+
+    /// Has statements executed, and gives what they answer.
+    ///
+    /// # Errors
+    /// Where one fails, which ends the client.
+    pub fn ask(&mut self, statements: &str) -> Result<String> {
+        writeln!(self.input, "{statements} select '{DONE}';")?;
+        let mut answer = String::new();
+        loop {
+            let mut line = String::new();
+            if self.output.read_line(&mut line)? == 0 {
+                bail!("MariaDB refused {statements:?}, or the connection broke");
+            }
+            if line.trim_end() == DONE {
+                return Ok(answer.trim_end().to_owned());
+            }
+            answer.push_str(&line);
+        }
+    }
+}
+
+impl Drop for Sql {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}

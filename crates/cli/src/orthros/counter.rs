@@ -1,0 +1,78 @@
+//! A client of redis that counts over one connection, and believes nothing.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use orrery_orthros::Network;
+
+const PORT: u16 = 6379;
+/// How long anything may take.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The client. Its thread must be in the service's network.
+pub(super) struct Counter {
+    stream: TcpStream,
+    reader: BufReader<TcpStream>,
+    key: String,
+    last: u64,
+}
+
+impl Counter {
+    /// Connects, and will count in this key, which nobody else does.
+    pub(super) fn connect(key: &str) -> Result<Self> {
+        let deadline = Instant::now() + PATIENCE;
+        let stream = loop {
+            match TcpStream::connect((Network::SERVICE, PORT)) {
+                Ok(stream) => break stream,
+                Err(error) if Instant::now() > deadline => return Err(error).context("cannot reach redis"),
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            }
+        };
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_nodelay(true)?;
+        let reader = BufReader::new(stream.try_clone()?);
+        Ok(Self { stream, reader, key: key.to_owned(), last: 0 })
+    }
+
+    /// How far it has counted.
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// Its connection, for someone who would end it.
+    pub(super) fn line(&self) -> Result<TcpStream> {
+        Ok(self.stream.try_clone()?)
+    }
+
+    /// Counts by one, and makes sure that it was one.
+    pub(super) fn count(&mut self) -> Result<()> {
+        write!(self.stream, "INCR {}\r\n", self.key).context("the connection broke")?;
+        let mut line = String::new();
+        self.reader.read_line(&mut line).context("the connection broke")?;
+        let number: u64 = line
+            .trim()
+            .strip_prefix(':')
+            .unwrap_or_default()
+            .parse()
+            .with_context(|| format!("redis answered {line:?} and not a number"))?;
+        ensure!(number == self.last + 1, "redis counted from {} to {number}", self.last);
+        self.last = number;
+        Ok(())
+    }
+
+    /// Counts until told to stop; gives the longest time between two answers.
+    pub(super) fn count_until(&mut self, stop: &AtomicBool) -> Result<Duration> {
+        let mut longest = Duration::ZERO;
+        let mut last = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            self.count()?;
+            longest = longest.max(last.elapsed());
+            last = Instant::now();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(longest)
+    }
+}

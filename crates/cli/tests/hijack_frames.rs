@@ -1,0 +1,107 @@
+//! Signal handlers of a guest see the program, and not the executive that they interrupt: threads are cancelled in calls,
+//! exceptions leave handlers, backtraces find the program's frames.
+
+#![cfg(target_arch = "x86_64")]
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
+#[path = "hijack/facility.rs"]
+mod facility;
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack");
+const FLAGS: [&str; 5] = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread"];
+
+/// Asked about each call, it fits none: so all that the executive does in a call is interrupted.
+const ASKED: &str = "[[rule]]\ncall = '*'\nprogram = 'guest*'\ncaller = '/nowhere'\ndelay = '1s'\n";
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn seen(output: &Output) -> (String, String, Option<i32>, Option<i32>) {
+    (text(&output.stdout), text(&output.stderr), output.status.code(), output.status.signal())
+}
+
+fn bounded(words: &[&str]) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "100"]).args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Compiles a program of `hijack/`, or says that the compiler is missing.
+fn compile(directory: &Path, compiler: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
+    if !orrery_testing::is_there(compiler) {
+        return None;
+    }
+    let guest = directory.join("guest");
+    let mut command = Command::new(compiler);
+    command.args(FLAGS).args(flags).arg(Path::new(SOURCES).join(source)).arg("-o").arg(&guest);
+    assert!(command.status().unwrap().success(), "{command:?}");
+    Some(guest)
+}
+
+/// Checks that cases of a program are the same natively and in all ways to have an executive.
+fn assert_same(compiler: &str, source: &str, flags: &[&str], cases: &[&str]) {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let Some(guest) = compile(directory.path(), compiler, source, flags) else { return };
+    let policy = directory.path().join("policy.toml");
+    fs::write(&policy, ASKED).unwrap();
+    let policy = policy.to_str().unwrap();
+    let ways: [&[&str]; 6] = [
+        &["run"],
+        &["run", "--no-patch"],
+        &["run", "--policy", policy],
+        &["trace", "-c", "-o", "/dev/null"],
+        &["trace", "-c", "--untimed", "-o", "/dev/null"],
+        &["trace", "-o", "/dev/null"],
+    ];
+    for case in cases {
+        let words = [guest.to_str().unwrap(), case];
+        let expected = seen(&bounded(&words));
+        assert_eq!(expected.2, Some(0), "{case}: {expected:?}");
+        // A thread that is cancelled while it tells of a call leaves one that could not be told, which is said.
+        let ways = if *case == "cancel-often" { &ways[..5] } else { &ways[..] };
+        for way in ways {
+            let words = [&[ORRERY], *way, &["--"], &words].concat();
+            assert_eq!(seen(&bounded(&words)), expected, "{compiler} {flags:?}, {case}, {way:?}");
+        }
+    }
+}
+
+#[test]
+fn handlers_see_the_program() {
+    assert_same("cc", "frames.c", &["-rdynamic"], &["context", "trace", "anywhere"]);
+}
+
+#[test]
+fn threads_are_cancelled_in_calls() {
+    assert_same("cc", "frames.c", &["-rdynamic"], &["cancel", "cancel-often"]);
+}
+
+#[test]
+fn static_programs_are_cancelled_in_calls() {
+    assert_same("cc", "frames.c", &["-static"], &["cancel", "context"]);
+}
+
+/// musl tells by the interrupted address whether a thread has made its call.
+#[test]
+fn threads_of_other_c_libraries_are_cancelled_in_calls() {
+    assert_same("musl-gcc", "frames.c", &["-static"], &["cancel", "cancel-often", "context", "anywhere"]);
+}
+
+#[test]
+fn destructors_run_where_a_thread_is_cancelled() {
+    assert_same("c++", "unwind.cc", &["-fnon-call-exceptions"], &["cancel"]);
+}
+
+#[test]
+fn exceptions_leave_handlers() {
+    assert_same("c++", "unwind.cc", &["-fnon-call-exceptions"], &["throw"]);
+}

@@ -1,0 +1,253 @@
+//! Objects with names: programs that are told all they need by the store's index ask nobody.
+
+use std::fs;
+use std::os::fd::AsFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use crate::unmodified::{PYTHON, Python, code, run};
+use crate::{Store, eventually, signal};
+
+/// The folder of the objects of this user's programs, if objects have names here.
+fn folder(store: &Store) -> Option<PathBuf> {
+    // SAFETY: it only tells.
+    let uid = unsafe { libc::geteuid() };
+    let folder = store.path().join(format!("objects/{uid}"));
+    let is_there = folder.join("index").exists();
+    if !is_there {
+        orrery_testing::skipped!("no file can be made immutable here, so objects have no names");
+    }
+    is_there.then_some(folder)
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+struct Sleeper(Child);
+
+impl Sleeper {
+    /// Starts a program of its own and waits until its code is an object.
+    fn start(store: &Store, program: &Path) -> Self {
+        let child = run(store, &[program.to_str().unwrap(), "1000"]).stderr(Stdio::null()).spawn().unwrap();
+        let this = Self(child);
+        let name = program.file_name().unwrap().to_str().unwrap();
+        eventually("the exchange", || code(this.0.id(), name).is_some_and(|(_, object)| object));
+        this
+    }
+
+    /// Whether it is connected to the store, which it is through a high descriptor: tests beside this one may have others leak.
+    fn asks(&self) -> bool {
+        let links = fs::read_dir(format!("/proc/{}/fd", self.0.id())).unwrap().flatten();
+        let number = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().parse::<u32>().unwrap_or(0);
+        links
+            .filter(|entry| number(entry) >= 900)
+            .filter_map(|entry| fs::read_link(entry.path()).ok())
+            .any(|link| link.to_string_lossy().starts_with("socket:"))
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A program that is in nobody's index yet.
+fn program(folder: &Path) -> PathBuf {
+    let path = folder.join("dozer");
+    fs::copy("/bin/sleep", &path).unwrap();
+    path
+}
+
+#[test]
+fn what_is_known_is_had_without_asking_even_of_the_dead() {
+    let store = Store::new(&[]);
+    let _ = store.client();
+    let tree = tempfile::tempdir().unwrap();
+    let program = program(tree.path());
+    let first = Sleeper::start(&store, &program);
+    assert!(first.asks(), "it was the first");
+    if folder(&store).is_none() {
+        return;
+    }
+    let second = Sleeper::start(&store, &program);
+    assert!(!second.asks());
+    for file in ["dozer", "libc.so.6", "ld-linux"] {
+        let (one, two) = (code(first.0.id(), file).unwrap(), code(second.0.id(), file).unwrap());
+        assert!(one == two && one.1, "{file}: {one:?} {two:?}");
+    }
+    // A store that hangs is not waited for.
+    let server = store.server();
+    signal(server, libc::SIGSTOP);
+    let third = Sleeper::start(&store, &program);
+    assert!(!third.asks());
+    signal(server, libc::SIGCONT);
+    // Nor is one that is dead needed.
+    signal(i32::try_from(store.keeper.id()).unwrap(), libc::SIGSTOP);
+    signal(server, libc::SIGKILL);
+    let fourth = Sleeper::start(&store, &program);
+    assert!(!fourth.asks());
+    signal(i32::try_from(store.keeper.id()).unwrap(), libc::SIGCONT);
+    eventually("a new store", || store.server() != server);
+    // Which takes over what there is.
+    let fifth = Sleeper::start(&store, &program);
+    assert!(!fifth.asks());
+    assert_eq!(code(fifth.0.id(), "dozer"), code(first.0.id(), "dozer"));
+}
+
+#[test]
+fn what_is_used_without_asking_stays_and_what_is_not_goes() {
+    let store = Store::new(&["--keep", "0"]);
+    let client = store.client();
+    let tree = tempfile::tempdir().unwrap();
+    let program = program(tree.path());
+    let first = Sleeper::start(&store, &program);
+    let Some(folder) = folder(&store) else { return };
+    let second = Sleeper::start(&store, &program);
+    let object = |name: &String| name.starts_with("orc:dozer");
+    assert_eq!(names(&folder).iter().filter(|name| object(name)).count(), 1);
+    drop(first);
+    eventually("the first is gone", || {
+        client.report().unwrap().objects.iter().all(|object| object.holders.is_empty())
+    });
+    // Objects that nobody uses go at once, which shows that the store has looked.
+    let file = tree.path().join("unused");
+    fs::write(&file, crate::bytes(10_000, 5)).unwrap();
+    let shown = orrery_orc::protocol::Piece { flags: 0, offset: 0, length: 12_288 };
+    let passing = store.client();
+    let (answers, _) = passing.files(&[(shown, fs::File::open(&file).unwrap().as_fd())]).unwrap();
+    assert!(answers[0].refusal.is_none());
+    assert!(names(&folder).iter().any(|name| name.starts_with("orc:unused")));
+    drop(passing);
+    eventually("the unused goes", || !names(&folder).iter().any(|name| name.starts_with("orc:unused")));
+    assert!(names(&folder).iter().any(object), "it is used still");
+    drop(second);
+    eventually("the object goes", || !names(&folder).iter().any(object));
+    // What is gone is asked for, and made again.
+    let third = Sleeper::start(&store, &program);
+    assert!(third.asks() && names(&folder).iter().any(object));
+    drop(third);
+    drop(client);
+    let path = store.path().join("objects");
+    drop(store);
+    assert!(!path.exists(), "nothing is left");
+}
+
+#[test]
+fn libraries_are_loaded_as_often_as_ever() {
+    if !Path::new(PYTHON).exists() {
+        orrery_testing::skipped!("there is no {PYTHON}");
+        return;
+    }
+    let store = Store::new(&[]);
+    let _ = store.client();
+    let tree = tempfile::tempdir().unwrap();
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let library =
+        maps.lines().find_map(|line| line.split_whitespace().nth(5).filter(|at| at.contains("libc.so.6")));
+    // One that Python does not load by itself.
+    let original = PathBuf::from(library.unwrap()).with_file_name("libresolv.so.2");
+    // The same bytes under two names are two libraries; two names of one file are one.
+    for copy in ["libone.so", "libother.so"] {
+        fs::copy(&original, tree.path().join(copy)).unwrap();
+    }
+    std::os::unix::fs::symlink(tree.path().join("libone.so"), tree.path().join("libagain.so")).unwrap();
+    let at = tree.path().display();
+    let ask = |python: &mut Python| {
+        python.ask("import ctypes; print(1)");
+        let handles = format!(
+            "h = [ctypes.CDLL(n)._handle for n in ('libone.so', '{at}/libone.so', '{at}/libagain.so', 'libagain.so', \
+             'libother.so', '{at}/libother.so', 'libc.so.6', '{}')]; print([h.index(x) for x in h])",
+            library.unwrap()
+        );
+        let found = python.ask(&handles);
+        let find = "print(sorted({l.split()[5].split('/')[-1].split('.so')[0] for l in open('/proc/self/maps') \
+                    if 'r-xp' in l and ('libone' in l or 'libother' in l or '/libagain' in l)}))";
+        (found, python.ask(find))
+    };
+    let start = || Python::start_with(&store, &["env", &format!("LD_LIBRARY_PATH={at}"), PYTHON]);
+    let expected = "[0, 0, 0, 0, 4, 4, 6, 6]";
+    assert_eq!(ask(&mut start()).0, expected, "when they are known to nobody");
+    let (found, mapped) = ask(&mut start());
+    assert_eq!(found, expected, "when they have names");
+    if folder(&store).is_some() {
+        assert!(mapped.contains("orc:libone") || mapped.contains("orc:libother"), "{mapped}");
+    }
+    // The loader's names are the files', not the objects'.
+    let mut python = start();
+    let find = "import ctypes; ctypes.CDLL('libone.so'); d = ctypes.CDLL(None); i = (ctypes.c_void_p * 4)(); \
+                d.dladdr(ctypes.cast(ctypes.CDLL('libone.so').ns_datetosecs, ctypes.c_void_p), i); \
+                print(ctypes.string_at(i[0]).decode())";
+    assert_eq!(python.ask(find), format!("{at}/libone.so"));
+    // Nothing stays open, also where nothing was loaded.
+    let open = "import os; print([l for l in (os.path.realpath(f'/proc/self/fd/{f}') for f in range(3, 64)) \
+                if '/objects/' in l])";
+    assert_eq!(python.ask(open), "[]");
+    // Unloaded and loaded again.
+    let again = "import _ctypes; l = ctypes.CDLL('libother.so')._handle; _ctypes.dlclose(l); \
+                 print(ctypes.CDLL('libother.so').abs(-3))";
+    assert_eq!(python.ask(again), "3");
+    // A file that changes is another library.
+    let other =
+        maps.lines().find_map(|line| line.split_whitespace().nth(5).filter(|at| at.contains("libgcc_s")));
+    if let Some(other) = other {
+        fs::remove_file(tree.path().join("libone.so")).unwrap();
+        fs::copy(other, tree.path().join("libone.so")).unwrap();
+        let mut python = start();
+        let has = "import ctypes; l = ctypes.CDLL('libone.so'); print(hasattr(l, 'ns_datetosecs'), hasattr(l, '_Unwind_Resume'))";
+        assert_eq!(python.ask(has), "False True");
+    }
+}
+
+#[test]
+fn other_users_have_folders_of_their_own() {
+    // SAFETY: it only tells.
+    if unsafe { libc::geteuid() } != 0 {
+        orrery_testing::skipped!("only the superuser can start programs of other users");
+        return;
+    }
+    let store = Store::new(&[]);
+    let _ = store.client();
+    let (one, other) = (65_531, 65_532);
+    let start = |uid: u32| {
+        let child =
+            run(&store, &["/bin/sleep", "1000"]).uid(uid).gid(uid).stderr(Stdio::null()).spawn().unwrap();
+        let sleeper = Sleeper(child);
+        eventually("the exchange", || code(sleeper.0.id(), "sleep").is_some_and(|(_, object)| object));
+        sleeper
+    };
+    let first = start(one);
+    let folder = store.path().join(format!("objects/{one}"));
+    if !folder.join("index").exists() {
+        orrery_testing::skipped!("objects of other users have no names here");
+        return;
+    }
+    let second = start(one);
+    assert!(first.asks() && !second.asks());
+    let stranger = start(other);
+    assert!(stranger.asks());
+    assert_ne!(code(first.0.id(), "sleep"), code(stranger.0.id(), "sleep"));
+    let sees = |uid: u32, path: &Path| {
+        let mut command = std::process::Command::new("/bin/ls");
+        command.arg(path).uid(uid).gid(uid).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().unwrap().success()
+    };
+    assert!(sees(one, &folder) && !sees(other, &folder), "one's own only");
+    assert!(!sees(one, &store.path().join("objects")), "nor who else there is");
+    // Not even the user can change an object, or put something in its place.
+    let object = names(&folder).into_iter().find(|name| name.starts_with("orc:sleep")).unwrap();
+    for command in [
+        format!("echo x >> '{0}/{object}'", folder.display()),
+        format!("rm -f '{0}/{object}'", folder.display()),
+        format!("touch '{0}/new'", folder.display()),
+        format!("chmod 777 '{0}'", folder.display()),
+    ] {
+        let mut shell = std::process::Command::new("/bin/sh");
+        shell.args(["-c", &command]).uid(one).gid(one).stderr(Stdio::null());
+        assert!(!shell.status().unwrap().success(), "{command}");
+    }
+}

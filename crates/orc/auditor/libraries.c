@@ -1,0 +1,160 @@
+/*
+ * Libraries that are loaded from objects. Where the loader looks for a library by its name, and tries a file whose object has a
+ * name (names.c), it is given the object to open. It maps that in the place of the file, under the file's name: nothing is
+ * exchanged afterwards, and no page is touched twice.
+ *
+ * The loader knows libraries by device and inode, too, so as not to load one twice that has two names. So all that is loaded
+ * is known here: a file that is asked for again is answered as it was the first time; two files with the same bytes are two
+ * libraries, of which only the first is loaded from the object; and what is asked for as a path keeps it, as $ORIGIN is
+ * made of that (its segments are exchanged: files.c).
+ */
+#define _GNU_SOURCE
+#include <sys/stat.h>
+
+#include "parts.h"
+
+#define MOST_LIBRARIES 1024
+
+/* A file that was loaded. */
+struct library {
+    uint64_t device, inode;
+    const struct link_map *map;
+    /* The inode of the object that it was loaded from, or 0, and what is known of the object. */
+    uint64_t object;
+    struct entry entry;
+};
+
+static struct library libraries[MOST_LIBRARIES];
+static size_t count;
+/* The last one is what the loader is about to map, if it does. */
+static int is_pending;
+/* The object that it is to open, and its inode. */
+static int object = -1;
+static uint64_t object_inode;
+static char path[40];
+
+static void close_object(void) {
+    close_own(object, object_inode);
+    object = -1;
+}
+
+static void settle(void) {
+    count -= (size_t)is_pending;
+    is_pending = 0;
+    close_object();
+}
+
+static struct library *find(uint64_t device, uint64_t inode) {
+    for (size_t i = 0; i < count; i++)
+        if (libraries[i].device == device && libraries[i].inode == inode)
+            return &libraries[i];
+    return NULL;
+}
+
+static int is_loaded_from(uint64_t inode) {
+    for (size_t i = 0; i < count; i++)
+        if (libraries[i].object == inode)
+            return 1;
+    return 0;
+}
+
+/* Opens the object of an entry; its inode, or 0. */
+static uint64_t open_entry(const struct entry *entry) {
+    struct stat found;
+    object = open_object(entry, entry->value[0]);
+    object_inode = object >= 0 && CALL3(SYS_fstat, object, &found, 0) == 0 ? found.st_ino : 0;
+    return object_inode;
+}
+
+static const char *object_path(void) {
+    char digits[12];
+    size_t at = sizeof digits - 1;
+    unsigned number = (unsigned)object;
+    digits[at] = 0;
+    do
+        digits[--at] = (char)('0' + number % 10);
+    while (number /= 10);
+    copy(path, "/proc/self/fd/", 14);
+    copy(path + 14, digits + at, sizeof digits - at);
+    return path;
+}
+
+const char *find_library(const char *name, int is_searched) {
+    struct stat found;
+    /* Opening is what the loader does, too; what follows a filter may not expect. */
+    int fd = open_file(name);
+    if (fd < 0)
+        return name;
+    if (!may_share()) {
+        close_file(fd);
+        return name;
+    }
+    settle();
+    if (CALL3(SYS_fstat, fd, &found, 0) < 0) {
+        close_file(fd);
+        return name;
+    }
+    struct library *known = find(found.st_dev, found.st_ino);
+    if (known) {
+        close_file(fd);
+        if (!known->object)
+            return name;
+        /* It is mapped here, and so keeps its name. */
+        uint64_t inode = open_entry(&known->entry);
+        close_object();
+        return inode == known->object ? object_name() : name;
+    }
+    if (count == MOST_LIBRARIES) {
+        close_file(fd);
+        return name;
+    }
+    struct library *fresh = &libraries[count++];
+    uint64_t inode = 0;
+    fresh->object = 0;
+    is_pending = 1;
+    if (is_searched && find_file(&found, 0, EXECUTABLE | LOADABLE, &fresh->entry)) {
+        inode = open_entry(&fresh->entry);
+        if (!inode || is_loaded_from(inode)) {
+            close_object();
+            inode = 0;
+        }
+    }
+    fresh->device = found.st_dev;
+    fresh->inode = found.st_ino;
+    fresh->object = inode;
+    fresh->map = NULL;
+    prepare_place(inode ? object : fd, (uint64_t)found.st_size);
+    close_file(fd);
+    return inode ? object_path() : name;
+}
+
+int note_library(const struct link_map *map) {
+    struct stat found;
+    int is_object = 0;
+    if (!may_share())
+        return 0;
+    if (is_pending) {
+        libraries[count - 1].map = map;
+        is_object = libraries[count - 1].object != 0;
+        is_pending = 0;
+    } else if (map->l_name && map->l_name[0] == '/' && count < MOST_LIBRARIES &&
+               CALL6(SYS_newfstatat, -100 /* AT_FDCWD */, map->l_name, &found, 0, 0, 0) == 0) {
+        /* The loader itself. */
+        struct library *loader = &libraries[count++];
+        loader->device = found.st_dev;
+        loader->inode = found.st_ino;
+        loader->object = 0;
+        loader->map = map;
+    }
+    settle();
+    return is_object;
+}
+
+void forget_library(const struct link_map *map) {
+    settle();
+    for (size_t i = 0; i < count; i++)
+        if (libraries[i].map == map)
+            libraries[i--] = libraries[--count];
+}
+
+void finish_libraries(void) { settle(); }
