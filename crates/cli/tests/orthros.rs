@@ -240,12 +240,20 @@ fn an_editor_in_its_terminal_and_one_of_everything_survive() {
     terminal.set_read_timeout(Some(std::time::Duration::from_secs(180))).unwrap();
     type_into(&mut terminal, b"", "Exit");
     type_into(&mut terminal, b"typed before\r", "before");
+    // What would not survive is told before it happens.
+    up.say("run orrery-guest check");
+    let report: Value = serde_json::from_str(up.expect("ran")["text"].as_str().unwrap()).unwrap();
+    let verdicts = |verdict: &str| {
+        let findings = report["findings"].as_array().unwrap();
+        findings.iter().filter(|finding| finding["verdict"] == verdict).count()
+    };
+    assert!(report["survives"] == false && verdicts("refused") == 1 && verdicts("hung-up") > 0, "{report}");
     // Taking all memory takes a while, in which the kernel may be silent.
     up.say("crash oom");
     let survived = up.expect("survived");
     let failover = &survived["failover"];
     let summary = &failover["summary"];
-    assert_eq!((&summary["connections"], &summary["processes"]), (&Value::from(1), &Value::from(5)));
+    assert_eq!((&summary["connections"], &summary["processes"]), (&Value::from(1), &Value::from(6)));
     assert_eq!(failover["cause"], "panic", "it was noticed by what the kernel said");
     // What cannot be carried over costs only itself.
     let remarks = summary["remarks"].to_string();
@@ -355,6 +363,27 @@ fn what_a_host_lacks_is_told_and_nothing_is_changed() {
         }
         Err(error) => orrery_testing::skipped!("no rights: {error}"),
     }
+}
+
+#[test]
+fn a_process_of_this_machine_is_checked() {
+    let mut command = Command::new("sleep");
+    command.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let pid = child.id().to_string();
+    let check = |arguments: &[&str]| orthros().arg("check").args(arguments).output().unwrap();
+    let output = check(&[&pid, "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["survives"], &report["processes"]), (&Value::from(true), &Value::from(1)));
+    let output = check(&[&pid]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 processes"), "{output:?}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let output = check(&[&pid]);
+    assert!(!output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no process"), "{output:?}");
+    assert!(!check(&[]).status.success() && !check(&["--folder", "/no/such"]).status.success());
 }
 
 #[test]

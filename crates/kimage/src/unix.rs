@@ -43,6 +43,8 @@ pub struct UnixSocket<'k> {
     pub place: Option<(Path, Attributes)>,
     /// The address of the socket that it is connected to, which may have been closed since.
     pub peer: Option<u64>,
+    /// Whether some process has that other side. Nobody has one that is closed, or not accepted yet.
+    pub peer_is_open: bool,
     /// What waits to be read.
     pub queue: Vec<UnixMessage<'k>>,
     /// Of one that listens: the connections that nobody has accepted.
@@ -82,6 +84,9 @@ impl<'k> OpenFile<'k> {
         let unix = sock.kernel().object("unix_sock", sock.address())?;
         let state = sock.u32("__sk_common.skc_state")?;
         let (name, place) = name(unix)?;
+        let peer = unix.pointer("peer", "sock")?;
+        let peer_is_open =
+            peer.map(|peer| peer.u64("sk_socket")).transpose()?.is_some_and(|socket| socket != 0);
         let (mut queue, mut waiting) = (Vec::new(), Vec::new());
         for packet in packets(sock, "sk_receive_queue")? {
             if state == LISTEN {
@@ -101,7 +106,8 @@ impl<'k> OpenFile<'k> {
             passes_credentials: socket.u64("flags")? >> PASS_CREDENTIALS & 1 != 0,
             name,
             place,
-            peer: unix.pointer("peer", "sock")?.map(|peer| peer.address()),
+            peer: peer.map(|peer| peer.address()),
+            peer_is_open,
             queue,
             waiting,
         }))

@@ -2,6 +2,9 @@
 
 use crate::{Service, Verdict};
 
+/// How the names of System V shared memory begin.
+const SYSTEM_V: &str = "/SYSV";
+
 /// Looks at the mappings of all processes.
 pub(crate) fn look(service: &mut Service) {
     let mut found = Vec::new();
@@ -9,16 +12,25 @@ pub(crate) fn look(service: &mut Service) {
         let mut told = Vec::new();
         for line in process.text("maps").lines() {
             let Some((range, flags, name)) = split(line) else { continue };
-            if let Some((why, way_out)) = judge(flags, name)
+            let judged = if name.starts_with(SYSTEM_V) {
+                Some((
+                    Verdict::Lost,
+                    "it survives without its number and key",
+                    "use POSIX shared memory (shm_open) or mmap",
+                ))
+            } else {
+                judge(flags, name).map(|(why, way_out)| (Verdict::Refused, why, way_out))
+            };
+            if let Some((verdict, why, way_out)) = judged
                 && !told.contains(&name.to_owned())
             {
                 told.push(name.to_owned());
-                found.push((process.pid, format!("memory at {range} ({name})"), why, way_out));
+                found.push((process.pid, format!("memory at {range} ({name})"), verdict, why, way_out));
             }
         }
     }
-    for (pid, object, why, way_out) in found {
-        service.find(pid, object, Verdict::Refused, why, way_out);
+    for (pid, object, verdict, why, way_out) in found {
+        service.find(pid, object, verdict, why, way_out);
     }
 }
 
@@ -35,15 +47,13 @@ fn split(line: &str) -> Option<(&str, &str, &str)> {
 /// Why a mapping of this name could not be made again, and what to do about it.
 fn judge(flags: &str, name: &str) -> Option<(&'static str, &'static str)> {
     let is_shared = flags.ends_with('s');
-    if name.starts_with("/SYSV") {
-        Some(("System V memory is not carried over", "use POSIX shared memory (shm_open) or mmap"))
-    } else if name.starts_with("/anon_hugepage") || name.starts_with("/memfd:hugepage") {
+    if name.starts_with("/anon_hugepage") || name.starts_with("/memfd:hugepage") {
         Some(("large pages that are asked for by name are not carried over", "use transparent large pages"))
     } else if name.starts_with("/[aio]") || name.starts_with("anon_inode:") {
         Some(("it is shared with the kernel", "do without io_uring, aio and perf events"))
     } else if name.starts_with("socket:") {
         Some(("it is the memory of a socket", "do without packet rings"))
-    } else if name.starts_with("/dev/zero") || name.starts_with("/dev/shm/") || name.starts_with("/memfd:") {
+    } else if ["/dev/zero", "/dev/shm/", "/memfd:", SYSTEM_V].iter().any(|fine| name.starts_with(fine)) {
         None
     } else if name.starts_with("/dev/") {
         Some(("it is a device's memory", "keep devices out of the service"))
@@ -71,18 +81,18 @@ mod tests {
 
     #[test]
     fn what_survives_is_passed_over_and_what_does_not_is_told() {
-        for fine in
-            ["", "[heap]", "[vdso]", "/usr/lib/libc.so.6", "/dev/zero (deleted)", "/memfd:held (deleted)"]
-        {
+        for fine in [
+            "/SYSV00000000 (deleted)",
+            "",
+            "[heap]",
+            "[vdso]",
+            "/usr/lib/libc.so.6",
+            "/dev/zero (deleted)",
+            "/memfd:held (deleted)",
+        ] {
             assert_eq!(judge("rw-s", fine), None, "{fine}");
         }
-        for bad in [
-            "/SYSV00000000 (deleted)",
-            "/[aio] (deleted)",
-            "anon_inode:[io_uring]",
-            "/dev/mem",
-            "/usr/bin/x (deleted)",
-        ] {
+        for bad in ["/[aio] (deleted)", "anon_inode:[io_uring]", "/dev/mem", "/usr/bin/x (deleted)"] {
             assert!(judge("rw-p", bad).is_some(), "{bad}");
         }
     }

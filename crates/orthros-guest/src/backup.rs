@@ -37,7 +37,7 @@ pub(crate) fn run() -> Result<()> {
                 }
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
-            Asked::Read { pid, registers } => match read(known.as_ref(), pid, &registers) {
+            Asked::Read { pid, registers, strict } => match read(known.as_ref(), pid, &registers, strict) {
                 Ok(found) => {
                     rescue = Some(found);
                     control.say(&Said::Read)?;
@@ -116,12 +116,15 @@ struct Rescue {
 }
 
 /// Reads the service and writes images of it. The active must stand still: nobody here looks whether it does.
-fn read(known: Option<&Kernel>, pid: i32, registers: &str) -> Result<Rescue> {
+fn read(known: Option<&Kernel>, pid: i32, registers: &str, strict: bool) -> Result<Rescue> {
     let start = Instant::now();
     let images = Path::new(IMAGES);
     let _ = fs::remove_dir_all(images);
     let frozen = criu::Frozen::parse(registers);
     let summary = criu::write(known.context("not armed")?, &frozen, pid, images)?;
+    if strict && !summary.losses.is_empty() {
+        bail!("not all of it can be carried over: {}", summary.losses.join("; "));
+    }
     Ok(Rescue { pid, summary, seconds: start.elapsed().as_secs_f64() })
 }
 

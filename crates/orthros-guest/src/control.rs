@@ -48,7 +48,13 @@ pub(crate) enum Asked {
     /// Learn the active's kernel.
     Arm,
     /// Read the service with this number from the active's memory; the processors' registers as QEMU prints them.
-    Read { pid: i32, registers: String },
+    /// Where `strict`, only if all of it can be rebuilt: the active may still go on.
+    Read {
+        pid: i32,
+        registers: String,
+        #[serde(default)]
+        strict: bool,
+    },
     /// Rebuild what was read.
     Rebuild,
     /// Run a program to its end.

@@ -366,7 +366,7 @@ impl Pair {
         steps.push(Step { name: "fence".to_owned(), seconds: start.elapsed().as_secs_f64() });
         let read = backup
             .control
-            .ask(&json!({"do": "read", "pid": self.pid, "registers": self.registers}))
+            .ask(&json!({"do": "read", "pid": self.pid, "registers": self.registers, "strict": last_chance}))
             .and_then(|()| self.plug(backup))
             .and_then(|()| backup.control.expect("the service to be read", RESCUE));
         match read {

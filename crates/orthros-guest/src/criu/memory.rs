@@ -103,6 +103,10 @@ fn vma<'k>(context: &mut Context<'k>, mapping: &Mapping<'k>) -> Result<Vma> {
             let path = file.path()?;
             pgoff = mapping.page_offset * PAGE;
             if shared && super::shared::is_anonymous(&file)? {
+                if super::shared::is_system_v(&file)? {
+                    let remark = format!("System V memory at {:#x} has no number any more", mapping.start);
+                    context.summary.remarks.push(remark);
+                }
                 flags |= libc::MAP_ANONYMOUS.cast_unsigned();
                 let (start, end, prot) = (mapping.start, mapping.end, u32::try_from(mapping.flags & 7)?);
                 let shmid = context.shared.add(&file)?;

@@ -60,8 +60,19 @@ pub(crate) struct Summary {
     /// Files outside the disk that were made again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) carried: Option<crate::elsewhere::Carried>,
+    /// What would be hung up or count as killed, in words; among the remarks, too.
+    #[serde(skip)]
+    pub(crate) losses: Vec<String>,
     /// What could not be carried over exactly, in words.
     pub(crate) remarks: Vec<String>,
+}
+
+impl Summary {
+    /// Notes that something is hung up, or counts as killed.
+    fn lose(&mut self, remark: String) {
+        self.losses.push(remark.clone());
+        self.remarks.push(remark);
+    }
 }
 
 /// What several parts of the writing share.
@@ -143,7 +154,7 @@ pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -
             Err(error) if number == pid => return Err(error.context(told())),
             Err(error) => {
                 let remark = format!("{} and its descendants count as killed: {error:#}", told());
-                context.summary.remarks.push(remark);
+                context.summary.lose(remark);
                 (killed(&mut context, &process, folder).with_context(told)?, Vec::new())
             }
         };
@@ -152,7 +163,7 @@ pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -
     }
     pstree.finish()?;
     let remarks = context.unix.write(&mut context.files, folder)?;
-    context.summary.remarks.extend(remarks);
+    remarks.into_iter().for_each(|remark| context.summary.lose(remark));
     terminals::hang_up(&mut context);
     context.tables.write(&context.files, folder)?;
     context.memfds.write(folder)?;

@@ -24,7 +24,14 @@ pub(super) struct SharedMemory<'k> {
 /// Whether a mapped file is such memory.
 pub(super) fn is_anonymous(file: &OpenFile<'_>) -> Result<bool> {
     let path = file.path()?;
-    Ok(path.deleted && path.bytes == b"/dev/zero" && file.file_system()? == "tmpfs")
+    let known = path.bytes == b"/dev/zero" || is_system_v(file)?;
+    Ok(path.deleted && known && file.file_system()? == "tmpfs")
+}
+
+/// Whether it is System V shared memory: what it holds survives, and who shares it; its number and key do not.
+pub(super) fn is_system_v(file: &OpenFile<'_>) -> Result<bool> {
+    let path = file.path()?;
+    Ok(path.deleted && path.bytes.starts_with(b"/SYSV"))
 }
 
 impl<'k> SharedMemory<'k> {

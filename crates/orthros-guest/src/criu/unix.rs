@@ -37,6 +37,7 @@ pub(super) struct UnixSockets {
 struct Known {
     image: Image,
     peer: Option<u64>,
+    peer_is_open: bool,
     queue: Vec<Message>,
     /// Connections not accepted: the nameless side's address, and what was sent to it.
     waiting: Vec<(u64, Vec<Message>)>,
@@ -90,7 +91,10 @@ pub(super) fn add<'k>(
     for one in &socket.waiting {
         waiting.push((one.address, messages(context, &one.queue)?));
     }
-    context.unix.known.insert(socket.address, Known { image, peer: socket.peer, queue, waiting });
+    context.unix.known.insert(
+        socket.address,
+        Known { image, peer: socket.peer, peer_is_open: socket.peer_is_open, queue, waiting },
+    );
     Ok((id, UNIX))
 }
 
@@ -174,7 +178,7 @@ impl UnixSockets {
             let peer = known.peer.and_then(|peer| addresses.get(&peer).or_else(|| asked.get(&peer)));
             image.peer = peer.copied().unwrap_or(0);
             if image.peer == 0 && image.state == CONNECTED {
-                if image.shutdown != Some(BOTH_WAYS) {
+                if known.peer_is_open {
                     remarks.push(format!(
                         "the Unix socket {} was connected to another than the service; it is hung up",
                         image.ino

@@ -51,6 +51,7 @@ pub(super) struct More {
     shared_file: &'static AtomicU64,
     fifo: File,
     shared: &'static Shared,
+    system_v: &'static AtomicU64,
     ended: i32,
     lost: i32,
 }
@@ -139,6 +140,8 @@ impl More {
         // SAFETY: the mapping is aligned, zeroed, and lives as long as the process.
         let shared: &'static Shared = unsafe { &*memory.cast::<Shared>() };
         child(|| confined(shared))?;
+        let system_v = system_v()?;
+        child(|| count(system_v))?;
         let ended = child(|| 3)?;
         let lost = child(beyond_rescue)?;
         set_processor_timer()?;
@@ -158,6 +161,7 @@ impl More {
             shared_file,
             fifo,
             shared,
+            system_v,
             ended,
             lost,
         };
@@ -286,6 +290,12 @@ impl More {
             ensure!(Instant::now() < deadline, "the confined child does not count on from {before}");
             std::thread::sleep(Duration::from_millis(5));
         }
+        let before = self.system_v.load(Ordering::Relaxed);
+        while self.system_v.load(Ordering::Relaxed) == before {
+            ensure!(Instant::now() < deadline, "System V memory is not shared any more");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        ensure!(before > 0, "System V memory is empty");
         ensure!(self.shared.wrong.load(Ordering::Relaxed) == 0, "the confined child is not confined");
         for (pid, expected) in [(&mut self.ended, 3 << 8), (&mut self.lost, libc::SIGKILL)] {
             let status = ending(*pid)?;
@@ -366,6 +376,29 @@ fn processor_timer_left() -> Result<i64> {
         unsafe { (libc::getitimer(libc::ITIMER_PROF, timer.as_mut_ptr()), timer.assume_init()) };
     check(got, "a timer")?;
     Ok(timer.it_value.tv_sec)
+}
+
+/// Memory that a child will share by its number.
+fn system_v() -> Result<&'static AtomicU64> {
+    // SAFETY: a new piece of memory, at a place of the kernel's choice.
+    let memory = unsafe {
+        let number = check(libc::shmget(libc::IPC_PRIVATE, 4096, 0o600), "System V memory")?;
+        let memory = libc::shmat(number, std::ptr::null(), 0);
+        // It lives as long as somebody has it.
+        libc::shmctl(number, libc::IPC_RMID, std::ptr::null_mut());
+        memory
+    };
+    ensure!(memory.addr() != usize::MAX, "System V memory: {}", io::Error::last_os_error());
+    // SAFETY: it is aligned, zeroed, and lives as long as the process.
+    Ok(unsafe { &*memory.cast::<AtomicU64>() })
+}
+
+/// A child that counts in it.
+fn count(shared: &AtomicU64) -> i32 {
+    loop {
+        shared.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 /// A child whose memory cannot be carried over: it asks that a part of it be memory of a socket.
