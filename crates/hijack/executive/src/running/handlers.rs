@@ -327,11 +327,16 @@ unsafe fn on_the_way(found: &Registers, step: &Step, stack: u64) -> Registers {
         number::R11 => before(registers, end, found.r11),
         number::DONE => behind(registers, end, found.rax),
         number::DONE_PUSHED => behind(registers, end, pushed(22)),
-        number::POPS => {
+        number::POPS | number::POPPED => {
             // SAFETY: as above.
             let saved =
                 unsafe { &*core::ptr::with_exposed_provenance::<Patched>((stack - PATCHED) as usize) };
-            behind(saved.arguments_of(registers), end, found.rax)
+            let registers = saved.arguments_of(registers);
+            if step.number == number::POPS {
+                behind(registers, end, found.rax)
+            } else {
+                before(registers, end, saved.number)
+            }
         }
         slot => before(registers, end, pushed(slot)),
     }
@@ -502,5 +507,26 @@ mod tests {
         // SAFETY: as above.
         let found = unsafe { judged(&registers(), base, None) };
         assert_eq!((found.rip, found.rcx, found.rax), (1018, 1018, 1031));
+    }
+
+    /// As `orrery_asked` takes off what it has pushed.
+    #[test]
+    fn a_call_that_is_not_made_yet_keeps_its_number_and_arguments() {
+        let stack = [const { AtomicU64::new(0) }; 64];
+        let program = address(&stack) + 8 * 60;
+        for distance in 0..33 {
+            stack[60 - distance].store(1000 + distance as u64, Relaxed);
+        }
+        for number in [number::POPPED, number::POPS] {
+            let step = Step { offset: 0, stack: 32, back: 18, number, rdx: 0 };
+            // SAFETY: all of that is in the array.
+            let found = unsafe { on_the_way(&Registers { rax: 7, ..registers() }, &step, program) };
+            let (rip, rax) = if number == number::POPPED { (1018 - 2, 1025) } else { (1018, 7) };
+            assert_eq!((found.rsp, found.rip, found.rax), (program, rip, rax));
+            assert_eq!(
+                (found.rdi, found.rsi, found.rdx, found.r10, found.r8, found.r9),
+                (1019, 1020, 1021, 1022, 1023, 1024)
+            );
+        }
     }
 }
