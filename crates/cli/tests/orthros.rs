@@ -150,6 +150,9 @@ fn files_survive_as_they_were_left_and_so_does_who_writes_them() {
             pair.to_str().unwrap(),
             "--cpus",
             "2",
+            // So that no folder is dropped from memory before it is committed, which would be refused.
+            "--memory",
+            "512",
         ],
         &["orrery-guest", "scribble", "/var/lib/service", "7"],
     );
