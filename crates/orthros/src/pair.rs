@@ -32,6 +32,8 @@ use crate::status::{Role, Status};
 const BOOT: Duration = Duration::from_secs(300);
 /// How long a service may take to be ended.
 const END: Duration = Duration::from_secs(20);
+/// How long it takes to notice that a machine is gone whose connection is.
+const CLOSING: Duration = Duration::from_millis(100);
 /// How long a rescue may take.
 const RESCUE: Duration = Duration::from_secs(180);
 
@@ -332,8 +334,11 @@ impl Pair {
                     let (machine, why) = (backup.machine.name().to_owned(), error.to_string());
                     return Err(Error::Gone { machine, why });
                 }
-                // The memory was only read: the backup may try again, or another one.
-                self.backup = Some(backup);
+                // The memory was only read: the backup may try again, or another one. One that was killed closes its
+                // connection a moment before its process has ended, and is of no use any more.
+                if !backup.control.closes(CLOSING) {
+                    self.backup = Some(backup);
+                }
                 return Err(error);
             }
         };
