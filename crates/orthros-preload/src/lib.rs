@@ -6,7 +6,7 @@
 //!
 //! The library takes no part in any call. It holds a [`Block`]: a page of memory with a mark by which the rescue finds it
 //! in the dead kernel's memory, and with an answer for each call. Where a function is to be asked, the rescue lets the
-//! thread go on in [`entry`] as if the call had led there: the call's number in `rax`, its arguments where they are,
+//! thread go on in `entry` as if the call had led there: the call's number in `rax`, its arguments where they are,
 //! and the way back in `rcx`, which a system call overwrites anyway. No stack is written to before the thread lives.
 //!
 //! The C interface is `include/orthros.h`. After section IV-E-2 of the paper.

@@ -1,6 +1,6 @@
 //! A thread's core image: registers, signals, limits, credentials.
 //!
-//! A thread that was in a system call is not in it any more; [`calls`](super::calls) decides what becomes of it.
+//! A thread that was in a system call is not in it any more; [`super::calls`] decides what becomes of it.
 
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Object, Registers, State, Task};
