@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(all(at + 1, PAGE - 1), Ok(()));
         assert_eq!(piece(at + 4090, 100, 0).unwrap(), [0; 6]);
         // SAFETY: the page is this test's.
-        unsafe { call(numbers::munmap, [at, PAGE, 0, 0, 0, 0]) };
+        unsafe { call(numbers::mprotect, [at, PAGE, 0, 0, 0, 0]) };
         assert_eq!(all(at, 1), Err(-EFAULT));
         assert_eq!(all(NOWHERE, 1), Err(-EFAULT));
         assert_eq!(all(u64::MAX, 2), Err(-EFAULT));
