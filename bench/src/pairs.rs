@@ -110,6 +110,23 @@ impl Running {
     }
 }
 
+/// Connects to a port of the service's machine, which may still be starting.
+fn connect(port: u16) -> Result<TcpStream> {
+    let deadline = Instant::now() + PATIENCE;
+    let stream = loop {
+        match TcpStream::connect((Network::SERVICE, port)) {
+            Ok(stream) => break stream,
+            Err(error) if Instant::now() > deadline => {
+                return Err(error).with_context(|| format!("nobody answers at port {port}"));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
 /// A service that answers lines with lines, over one connection.
 pub struct Line {
     stream: TcpStream,
@@ -122,18 +139,7 @@ impl Line {
     /// # Errors
     /// Where it does not come up.
     pub fn connect(port: u16) -> Result<Self> {
-        let deadline = Instant::now() + PATIENCE;
-        let stream = loop {
-            match TcpStream::connect((Network::SERVICE, port)) {
-                Ok(stream) => break stream,
-                Err(error) if Instant::now() > deadline => {
-                    return Err(error).context("the service does not come up");
-                }
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
-            }
-        };
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let stream = connect(port)?;
         let reader = BufReader::new(stream.try_clone()?);
         Ok(Self { stream, reader })
     }

@@ -24,18 +24,7 @@ impl Typist {
     /// # Errors
     /// Where it does not come up.
     pub fn connect(port: u16) -> Result<Self> {
-        let deadline = Instant::now() + PATIENCE;
-        let stream = loop {
-            match TcpStream::connect((Network::SERVICE, port)) {
-                Ok(stream) => break stream,
-                Err(error) if Instant::now() > deadline => {
-                    return Err(error).context("the terminal does not come up");
-                }
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
-            }
-        };
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let stream = super::connect(port)?;
         let mut typist = Self { stream };
         typist.press(b"", "Exit")?;
         Ok(typist)

@@ -227,14 +227,31 @@ pub(crate) fn swapped_pages_come_back() {
     assert_eq!((run, same, again), (Ok(Outcome::Returned), true, Ok(Outcome::Returned)));
 }
 
+fn set_ksm(file: &str, text: &str) -> std::io::Result<()> {
+    std::fs::write(format!("/sys/kernel/mm/ksm/{file}"), text)
+}
+
+/// Leaves KSM as it was found, also where the test fails: it would colour everybody's numbers.
+struct Ksm {
+    run: String,
+    pages_to_scan: String,
+}
+
+impl Drop for Ksm {
+    fn drop(&mut self) {
+        let _ = set_ksm("run", self.run.trim());
+        let _ = set_ksm("pages_to_scan", self.pages_to_scan.trim());
+    }
+}
+
 pub(crate) fn merged_pages_come_back() {
-    let Ok(before) = std::fs::read_to_string("/sys/kernel/mm/ksm/run") else {
+    let Ok(run) = std::fs::read_to_string("/sys/kernel/mm/ksm/run") else {
         orrery_testing::skipped!("no KSM here");
         return;
     };
-    let ksm = |file: &str, text: &str| std::fs::write(format!("/sys/kernel/mm/ksm/{file}"), text);
-    let pages_before = std::fs::read_to_string("/sys/kernel/mm/ksm/pages_to_scan").unwrap();
-    if ksm("pages_to_scan", "20000").and_then(|()| ksm("run", "1")).is_err() {
+    let pages_to_scan = std::fs::read_to_string("/sys/kernel/mm/ksm/pages_to_scan").unwrap();
+    let _as_found = Ksm { run, pages_to_scan };
+    if set_ksm("pages_to_scan", "20000").and_then(|()| set_ksm("run", "1")).is_err() {
         orrery_testing::skipped!("KSM may not be switched on");
         return;
     }
@@ -255,5 +272,4 @@ pub(crate) fn merged_pages_come_back() {
         assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
     }
     println!("merged: {}", std::fs::read_to_string("/sys/kernel/mm/ksm/pages_sharing").unwrap());
-    let _ = ksm("run", before.trim()).and_then(|()| ksm("pages_to_scan", pages_before.trim()));
 }
