@@ -235,6 +235,7 @@ fn set_ksm(file: &str, text: &str) -> std::io::Result<()> {
 struct Ksm {
     run: String,
     pages_to_scan: String,
+    _one_at_a_time: std::fs::File,
 }
 
 impl Drop for Ksm {
@@ -245,12 +246,15 @@ impl Drop for Ksm {
 }
 
 pub(crate) fn merged_pages_come_back() {
-    let Ok(run) = std::fs::read_to_string("/sys/kernel/mm/ksm/run") else {
+    let Ok(switch) = std::fs::File::open("/sys/kernel/mm/ksm/run") else {
         orrery_testing::skipped!("no KSM here");
         return;
     };
+    // With another tracker this runs at the same time, and would find KSM as that one has set it.
+    switch.lock().unwrap();
+    let run = std::fs::read_to_string("/sys/kernel/mm/ksm/run").unwrap();
     let pages_to_scan = std::fs::read_to_string("/sys/kernel/mm/ksm/pages_to_scan").unwrap();
-    let _as_found = Ksm { run, pages_to_scan };
+    let _as_found = Ksm { run, pages_to_scan, _one_at_a_time: switch };
     if set_ksm("pages_to_scan", "20000").and_then(|()| set_ksm("run", "1")).is_err() {
         orrery_testing::skipped!("KSM may not be switched on");
         return;
