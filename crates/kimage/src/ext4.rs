@@ -5,14 +5,16 @@
 //! which the journal keeps in memory until it has committed the transaction that they belong to. The *disk* has all
 //! committed transactions, in place or in its journal. So the latest state of a block is in memory or, where memory does not
 //! have it, on the disk; and what the disk lacks is what changed in a transaction that was not committed: each
-//! inode says which transaction changed it last, and the journal which it committed last.
+//! inode in memory says which transaction changed it last, and the journal which it committed last. Of a file whose inode was
+//! dropped from memory before that, the block that its inode lies in tells, which the journal holds back (`inode_table`).
 //! Source: Linux `fs/ext4/ext4.h`, `fs/ext4/ext4_extents.h`, `Documentation/filesystems/ext4/`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 
 use crate::cache::{CachedPage, Pages};
 use crate::error::{Error, Result, Walk};
+use crate::journal;
 use crate::kernel::Kernel;
 use crate::object::Object;
 use crate::volume::{Attributes, Inode, Volume};
@@ -28,7 +30,7 @@ const MOST_EXTENTS: usize = 1 << 20;
 /// A directory of more bytes is taken for a broken one.
 const LARGEST_DIRECTORY: u64 = 1 << 30;
 /// The bytes of an inode that say where the file is.
-const PLACES: usize = 60;
+pub(crate) const PLACES: usize = 60;
 
 /// Reads a block of the disk: its number, and where to put it.
 pub type ReadBlock<'r> = dyn Fn(u64, &mut [u8]) -> io::Result<()> + 'r;
@@ -41,6 +43,8 @@ pub struct Ext4<'k, 'r> {
     /// The last transaction that the journal committed; without a journal nothing ever is.
     committed: Option<u32>,
     pages: HashMap<u64, CachedPage<'k>>,
+    /// The blocks that changed since.
+    pub(crate) pending: BTreeSet<u64>,
 }
 
 /// A file of an ext4, with all that its inode tells.
@@ -50,10 +54,10 @@ pub struct Ext4File<'k> {
     pub attributes: Attributes,
     /// Whether the disk's inode is an older one, or none.
     pub uncommitted: bool,
-    flags: u32,
-    places: Vec<u8>,
+    pub(crate) flags: u32,
+    pub(crate) places: Vec<u8>,
     /// The inode in memory, unless only its block was there.
-    inode: Option<Inode<'k>>,
+    pub(crate) inode: Option<Inode<'k>>,
 }
 
 /// A run of a file's blocks that lie next to each other on the disk.
@@ -78,11 +82,11 @@ pub struct Name {
     pub number: u64,
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn word(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
+pub(crate) fn half(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..at + 2)?.try_into().ok().map(u16::from_le_bytes)
 }
 
@@ -103,8 +107,16 @@ impl<'k, 'r> Ext4<'k, 'r> {
         let journal = own.pointer("s_journal", "journal_s")?;
         let committed = journal.map(|journal| journal.u32("j_commit_sequence")).transpose()?;
         let pages = kernel.cached_pages(volume.disk_pages()?, Pages::All)?;
+        let pending = match journal {
+            Some(journal) => journal::uncommitted(journal)?,
+            None => {
+                let per_page = 4096 / block_size;
+                let changed = pages.iter().filter(|page| page.unwritten).map(|page| page.index * per_page);
+                changed.flat_map(|first| first..first + per_page).collect()
+            }
+        };
         let pages = pages.into_iter().map(|page| (page.index, page)).collect();
-        Ok(Self { volume, disk, block_size, committed, pages })
+        Ok(Self { volume, disk, block_size, committed, pages, pending })
     }
 
     /// How many bytes a block has.
@@ -128,11 +140,11 @@ impl<'k, 'r> Ext4<'k, 'r> {
         self.own()?.u64("s_first_ino")
     }
 
-    fn own(&self) -> Result<Object<'k>> {
+    pub(crate) fn own(&self) -> Result<Object<'k>> {
         self.volume.object().required("s_fs_info", "ext4_sb_info")
     }
 
-    fn corrupt(&self, why: impl Into<String>) -> Error {
+    pub(crate) fn corrupt(&self, why: impl Into<String>) -> Error {
         self.volume.object().corrupt(why)
     }
 
@@ -147,8 +159,19 @@ impl<'k, 'r> Ext4<'k, 'r> {
         if self.cached(number, &mut bytes)? {
             return Ok(bytes);
         }
-        (self.disk)(number, &mut bytes).map_err(|error| Error::Disk { block: number, error })?;
+        self.read_disk(number, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// A block as the disk has it.
+    pub(crate) fn disk_block(&self, number: u64) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(self.block_size).unwrap_or(4096)];
+        self.read_disk(number, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn read_disk(&self, number: u64, into: &mut [u8]) -> Result<()> {
+        (self.disk)(number, into).map_err(|error| Error::Disk { block: number, error })
     }
 
     /// A block's bytes if memory has them.
@@ -196,90 +219,34 @@ impl<'k, 'r> Ext4<'k, 'r> {
         })
     }
 
-    /// A file by its number, from the block that its inode lies in: for one that has none in memory.
-    ///
-    /// # Errors
-    ///
-    /// Those of reading; [`Error::Corrupt`] for a number that no file can have.
-    pub fn file_on_disk(&self, number: u64) -> Result<Ext4File<'k>> {
-        let own = self.own()?;
-        let (per_group, size) = (own.u64("s_inodes_per_group")?.max(1), own.u64("s_inode_size")?);
-        let index = number.checked_sub(1).ok_or_else(|| self.corrupt("a file of number 0"))?;
-        let table = self.inode_table(own, index / per_group)?;
-        let offset = index % per_group * size;
-        let block = self.block(table + offset / self.block_size)?;
-        let start = usize::try_from(offset % self.block_size).unwrap_or(0);
-        let raw =
-            block.get(start..start + 160).ok_or_else(|| self.corrupt(format!("inodes of {size} bytes")))?;
-        let (word, half) = (|at| word(raw, at).unwrap_or(0), |at| u32::from(half(raw, at).unwrap_or(0)));
-        let places = raw[0x28..0x28 + PLACES].to_vec();
-        // Two bits of the extra word widen the seconds, the others are nanoseconds.
-        let has_extra = half(0x80) >= 16;
-        let time = |seconds: usize, extra: usize| {
-            let extra = if has_extra { word(extra) } else { 0 };
-            (i64::from(word(seconds).cast_signed()) + (i64::from(extra & 3) << 32), extra >> 2)
-        };
-        // A device's number takes the place of the places: 8 bits each, or as the kernel packs it.
-        let (short, long) = (word(0x28), word(0x2c));
-        let old = (short >> 8 & 0xff) << 20 | (short & 0xff);
-        let new = (long & 0xf_ff00) >> 8 << 20 | (long & 0xff) | (long >> 12 & 0xf_ff00);
-        Ok(Ext4File {
-            attributes: Attributes {
-                number,
-                generation: word(0x64),
-                mode: half(0),
-                uid: half(2) | half(0x78) << 16,
-                gid: half(0x18) | half(0x7a) << 16,
-                size: u64::from(word(4)) | u64::from(word(0x6c)) << 32,
-                links: half(0x1a),
-                device: if short == 0 { new } else { old },
-                accessed: time(8, 0x8c),
-                modified: time(0x10, 0x88),
-            },
-            uncommitted: true,
-            flags: word(0x20),
-            places,
-            inode: None,
-        })
-    }
-
-    /// Where the inodes of a group begin.
-    fn inode_table(&self, own: Object<'k>, group: u64) -> Result<u64> {
-        let (size, per_block) = (own.u64("s_desc_size")?.max(32), own.u64("s_desc_per_block")?.max(1));
-        if group >= own.u64("s_groups_count")? {
-            return Err(self.corrupt(format!("a file of group {group}")));
-        }
-        let kernel = own.kernel();
-        let array = own.required("s_group_desc", "buffer_head")?.address();
-        let head = kernel.object("buffer_head", kernel.read_u64(array + group / per_block * 8)?)?;
-        let mut raw = vec![0; usize::try_from(size.min(1024)).unwrap_or(32)];
-        kernel.read(head.u64("b_data")? + group % per_block * size, &mut raw)?;
-        Ok(u64::from(word(&raw, 8).unwrap_or(0)) | u64::from(word(&raw, 0x28).unwrap_or(0)) << 32)
-    }
-
     /// Where a file lies on the disk.
     ///
     /// # Errors
     ///
     /// Those of reading; [`Error::Corrupt`] for a file without extents, as ext3 has them.
     pub fn extents(&self, file: &Ext4File<'k>) -> Result<Vec<Extent>> {
+        Ok(self.extent_tree(file)?.extents)
+    }
+
+    /// Where a file lies on the disk, and where what says so does.
+    pub(crate) fn extent_tree(&self, file: &Ext4File<'k>) -> Result<ExtentTree> {
         let number = file.attributes.number;
-        if file.flags & INLINE != 0 || file.flags & EXTENTS == 0 {
+        if !file.has_extents() {
             if file.attributes.size == 0 {
-                return Ok(Vec::new());
+                return Ok(ExtentTree::default());
             }
             return Err(self.corrupt(format!("its file {number} has no extents, which is not supported")));
         }
-        let mut found = Vec::new();
-        self.extent_node(&file.places, None, &mut found).map_err(|why| match why {
+        let mut tree = ExtentTree::default();
+        self.extent_node(&file.places, None, &mut tree).map_err(|why| match why {
             Broken::Node(why) => self.corrupt(format!("the extents of its file {number}: {why}")),
             Broken::Other(error) => error,
         })?;
-        found.sort_by_key(|extent: &Extent| extent.logical);
-        Ok(found)
+        tree.extents.sort_by_key(|extent| extent.logical);
+        Ok(tree)
     }
 
-    fn extent_node(&self, node: &[u8], depth: Option<u16>, found: &mut Vec<Extent>) -> Result<(), Broken> {
+    fn extent_node(&self, node: &[u8], depth: Option<u16>, found: &mut ExtentTree) -> Result<(), Broken> {
         let broken = |why: &str| Broken::Node(why.to_owned());
         let header = (half(node, 0), half(node, 2), half(node, 6));
         let (Some(EXTENT_MAGIC), Some(count), Some(level)) = header else {
@@ -297,19 +264,20 @@ impl<'k, 'r> Ext4<'k, 'r> {
             if level > 0 {
                 let low = word(entry, 4).unwrap_or(0);
                 let child = u64::from(low) | u64::from(half(entry, 8).unwrap_or(0)) << 32;
+                found.nodes.push(child);
                 let child = self.block(child)?;
                 self.extent_node(&child, Some(level - 1), found)?;
             } else {
                 let written = length <= LONGEST_WRITTEN;
                 let count = if written { length } else { length - LONGEST_WRITTEN };
-                found.push(Extent {
+                found.extents.push(Extent {
                     logical: u64::from(first),
                     physical: u64::from(last) | u64::from(high) << 32,
                     count: u64::from(count),
                     written,
                 });
             }
-            if found.len() > MOST_EXTENTS {
+            if found.extents.len() + found.nodes.len() > MOST_EXTENTS {
                 return Err(broken("more than there can be"));
             }
         }
@@ -350,6 +318,13 @@ impl<'k, 'r> Ext4<'k, 'r> {
     }
 }
 
+/// A file's runs of blocks, and the blocks that list them.
+#[derive(Default)]
+pub(crate) struct ExtentTree {
+    pub(crate) extents: Vec<Extent>,
+    pub(crate) nodes: Vec<u64>,
+}
+
 enum Broken {
     Node(String),
     Other(Error),
@@ -385,6 +360,16 @@ impl<'k> Ext4File<'k> {
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         self.inode.is_some()
+    }
+
+    /// Where its inode lies in memory, if it does.
+    pub(crate) fn address(&self) -> Option<u64> {
+        self.inode.map(|inode| inode.object().address())
+    }
+
+    /// Whether runs of blocks say where it lies.
+    pub(crate) fn has_extents(&self) -> bool {
+        self.flags & INLINE == 0 && self.flags & EXTENTS != 0
     }
 
     /// Its pages in memory.

@@ -6,6 +6,7 @@
 //! put together they must cover the queue without a gap, or the connection is not one that can be continued.
 
 use std::collections::HashSet;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 use crate::error::{Error, Result};
 use crate::file::OpenFile;
@@ -79,6 +80,17 @@ pub struct TcpConnection {
     pub no_delay: bool,
 }
 
+/// A datagram that was not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// Who sent it.
+    pub source: SocketAddrV4,
+    /// Where to.
+    pub destination: SocketAddrV4,
+    /// What it says.
+    pub bytes: Vec<u8>,
+}
+
 /// A packet's bytes and the sequence number of the first.
 struct Packet {
     sequence: u32,
@@ -135,6 +147,21 @@ impl<'k> OpenFile<'k> {
             keeps_alive: sock.u64("__sk_common.skc_flags")? >> 3 & 1 != 0,
             only_v6: family == INET6 && sock.u32("__sk_common.skc_ipv6only")? != 0,
         }))
+    }
+
+    /// The datagrams that wait in a UDP socket, in the order in which they came; nothing in the place of one that did not
+    /// come over IPv4.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading. The file must be a UDP socket.
+    pub fn datagrams(&self) -> Result<Vec<Option<Datagram>>> {
+        let sock = self.sock()?;
+        let udp = sock.kernel().object("udp_sock", sock.address())?;
+        // Whoever reads takes the whole queue over, and reads from there.
+        let mut waiting = packets(udp, "reader_queue")?;
+        waiting.extend(packets(sock, "sk_receive_queue")?);
+        waiting.into_iter().map(datagram).collect()
     }
 
     /// The connection, of a TCP socket that is established.
@@ -206,6 +233,27 @@ fn read_packet(packet: Object<'_>) -> Result<Packet> {
     let mut bytes = Vec::new();
     append(packet, &mut bytes, 4)?;
     Ok(Packet { sequence: control.u32("seq")?, bytes })
+}
+
+/// A datagram; its headers lie before what it carries (RFC 791, RFC 768).
+fn datagram(packet: Object<'_>) -> Result<Option<Datagram>> {
+    let kernel = packet.kernel();
+    let head = packet.u64("head")?;
+    let (mut network, mut transport) = ([0; 20], [0; 4]);
+    kernel.read(head.wrapping_add(packet.u64("network_header")?), &mut network)?;
+    kernel.read(head.wrapping_add(packet.u64("transport_header")?), &mut transport)?;
+    if network[0] >> 4 != 4 {
+        return Ok(None);
+    }
+    let address = |at: usize| Ipv4Addr::new(network[at], network[at + 1], network[at + 2], network[at + 3]);
+    let port = |at: usize| u16::from_be_bytes([transport[at], transport[at + 1]]);
+    let mut bytes = Vec::new();
+    append(packet, &mut bytes, 4)?;
+    Ok(Some(Datagram {
+        source: SocketAddrV4::new(address(12), port(0)),
+        destination: SocketAddrV4::new(address(16), port(2)),
+        bytes,
+    }))
 }
 
 /// Appends what a packet carries: its linear part, its pages, and the packets that hang on it.

@@ -27,6 +27,8 @@ const IN_MEMORY: &[i64] = &[0x0102_1994, 0x8584_58f6];
 /// Those that hold nothing of their own: proc, sysfs, cgroup2, cgroup, devtmpfs' siblings.
 const VIRTUAL: &[i64] = &[0x9fa0, 0x6265_6572, 0x6367_7270, 0x0027_e0eb, 0x1cd1];
 const HUGE: i64 = 0x9584_58f6;
+/// A file without a name may hold so many bytes.
+const MOST_NAMELESS: u64 = 64 << 20;
 
 /// An open file of a process.
 pub(crate) struct Descriptor {
@@ -221,7 +223,7 @@ impl Known<'_> {
                 "wait, or close it",
             ),
             Some(Socket::Udp { waiting }) if *waiting > 0 => {
-                lost(format!("{waiting} bytes of datagrams were not read"), "read sooner")
+                lost(format!("{waiting} bytes were not read; what came over IPv6 is lost"), "read sooner")
             }
             Some(Socket::Udp { .. }) => None,
             Some(Socket::Unix) => match self.peers.get(&descriptor.inode) {
@@ -267,18 +269,15 @@ fn file(descriptor: &Descriptor, link: &str, metadata: &fs::Metadata) -> Judged 
             "keep the folders that the service uses",
         ));
     }
+    let is_memfd = link.starts_with("/memfd:");
     match system {
-        Some(system) if IN_MEMORY.contains(&system) || VIRTUAL.contains(&system) => None,
-        Some(EXT4) if is_gone && metadata.blocks() > 0 => {
-            let why = "it has no name any more, and parts of it may be on the disk only";
-            Some((
-                Verdict::Refused,
-                why.to_owned(),
-                "keep its name while it is open, or put it into /dev/shm",
-            ))
+        _ if is_gone && metadata.is_file() && metadata.len() > MOST_NAMELESS && !is_memfd => {
+            let why = "it has no name any more, and is too large to be put beside the images";
+            Some((Verdict::Refused, why.to_owned(), "keep its name while it is open"))
         }
+        Some(system) if IN_MEMORY.contains(&system) || VIRTUAL.contains(&system) => None,
         Some(EXT4) => None,
-        _ if link.starts_with("/memfd:") => None,
+        _ if is_memfd => None,
         _ if descriptor.access() == libc::O_RDONLY && !is_gone => None,
         _ => lost(
             "what was written to it and not to its disk yet: only ext4 and memory are written back",

@@ -12,7 +12,7 @@ pub(crate) enum Socket {
         state: u32,
         waiting: u64,
     },
-    /// How many bytes of datagrams wait.
+    /// How many bytes of datagrams wait that may not be carried over.
     Udp {
         waiting: u64,
     },
@@ -30,9 +30,9 @@ pub(crate) fn of(process: &Process) -> BTreeMap<u64, Socket> {
             waiting,
         });
     }
-    for name in ["udp", "udp6"] {
-        internet(&process.text(&format!("net/{name}")), &mut found, |_, waiting| Socket::Udp { waiting });
-    }
+    // What waits is carried over if it came over IPv4.
+    internet(&process.text("net/udp"), &mut found, |_, _| Socket::Udp { waiting: 0 });
+    internet(&process.text("net/udp6"), &mut found, |_, waiting| Socket::Udp { waiting });
     for name in ["raw", "raw6", "icmp", "icmp6", "udplite", "udplite6"] {
         internet(&process.text(&format!("net/{name}")), &mut found, |_, _| Socket::Other("a raw socket"));
     }

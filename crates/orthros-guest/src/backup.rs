@@ -9,6 +9,7 @@ use orrery_kimage::{Kernel, Layout, MappedMemory};
 
 use crate::after::After;
 use crate::control::{Asked, Control, Said, Step};
+use crate::ipc::Ipc;
 use crate::{active, criu, disk, elsewhere, nest, online, setup, writeback};
 
 /// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
@@ -143,10 +144,13 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
         // It is being plugged in meanwhile.
         let device = disk::mount(&place, PLUGGED)?;
         step("disk");
-        summary.written = Some(writeback::write_back(kernel, &device, &place)?);
+        let written = writeback::write_back(kernel, &device, &place, Path::new(IMAGES))?;
+        summary.remarks.extend(written.remarks.iter().cloned());
+        summary.written = Some(written);
         step("write-back");
     }
     summary.carried = Some(elsewhere::carry_over(&kernel.process(rescue.pid)?, &mut summary.remarks));
+    summary.remarks.extend(Ipc::read(Path::new(IMAGES))?.restore());
     step("elsewhere");
     let argv =
         ["criu", "restore", "--images-dir", IMAGES, "--work-dir", "/run/orrery", "--log-file", "restore.log"];

@@ -13,8 +13,11 @@ mod burden;
 mod control;
 mod crash;
 mod criu;
+mod datagrams;
 mod disk;
 mod elsewhere;
+mod forget;
+mod ipc;
 mod nest;
 mod nudge;
 mod objects;
@@ -68,9 +71,12 @@ fn command(words: &[&str]) -> Result<()> {
     match words {
         ["burden", mib, files, threads] => burden::run(mib.parse()?, files.parse()?, threads.parse()?),
         ["count", path] => count(path),
+        ["forget"] => forget::begin(),
+        ["forget", "on"] => forget::go_on(),
         ["objects"] => objects::run(),
         ["check"] => check(nest::any_service().context("no service runs here")?),
         ["check", pid] => check(pid.parse()?),
+        ["verdict"] => verdict(),
         ["terminal", port, argv @ ..] => terminal::run(port.parse()?, argv),
         ["scribble", folder, seed] => scribble::run(folder.as_ref(), seed.parse()?),
         ["images", memory, pid, folder] => {
@@ -81,9 +87,29 @@ fn command(words: &[&str]) -> Result<()> {
             Ok(())
         }
         _ => bail!(
-            "usage: orrery-guest burden MIB FILES THREADS | count FILE | objects | check [PID] | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | images MEMORY PID FOLDER"
+            "usage: orrery-guest burden MIB FILES THREADS | count FILE | forget | objects | check [PID] | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | verdict | images MEMORY PID FOLDER"
         ),
     }
+}
+
+/// Where programs that look at what they hold leave what they found.
+const VERDICT: &str = "/run/verdict";
+
+/// Leaves it there, whole.
+fn leave_verdict(verdict: &str) -> Result<()> {
+    let aside = format!("{VERDICT}.new");
+    std::fs::write(&aside, verdict)?;
+    Ok(std::fs::rename(aside, VERDICT)?)
+}
+
+/// Shows what such a program found, once; nothing where it has not looked since.
+fn verdict() -> Result<()> {
+    match std::fs::read_to_string(VERDICT) {
+        Ok(text) => print!("{text}"),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {VERDICT}")),
+    }
+    std::fs::remove_file(VERDICT).with_context(|| format!("cannot remove {VERDICT}"))
 }
 
 /// Tells, in JSON, what of a process and its descendants would not survive.

@@ -178,7 +178,7 @@ fn complaints(connection: &Connection) -> Vec<Vec<u8>> {
 }
 
 /// A header of IPv4, of whose fields the kernel fills in the rest; RFC 791.
-fn header(from: SocketAddrV4, to: SocketAddrV4, protocol: u8, length: usize) -> Vec<u8> {
+pub(crate) fn header(from: SocketAddrV4, to: SocketAddrV4, protocol: u8, length: usize) -> Vec<u8> {
     let mut header = vec![0x45, 0];
     header.extend(u16::try_from(20 + length).unwrap_or(20).to_be_bytes());
     header.extend([0, 0, 0x40, 0, LIFE, protocol, 0, 0]);

@@ -1,6 +1,7 @@
 //! A program that holds one of everything a process can hold, and looks at all of it when it finds itself under another
 //! kernel: what tests let a kernel die under.
 
+mod ipc;
 mod more;
 mod waiters;
 
@@ -19,7 +20,6 @@ use rustix::pty::OpenptFlags;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
-const VERDICT: &str = "/run/verdict";
 const PATIENCE: Duration = Duration::from_secs(5);
 const TYPED: &[u8] = b"typed and not read";
 const FORGOTTEN: &[u8] = b"this file has no name";
@@ -30,6 +30,7 @@ static DISAGREED: AtomicU64 = AtomicU64::new(0);
 
 struct Held {
     more: more::More,
+    system_v: ipc::SystemV,
     ticking: OwnedFd,
     one_shot: OwnedFd,
     signals: OwnedFd,
@@ -55,8 +56,7 @@ pub(crate) fn run() -> Result<()> {
                 Ok(()) => "right\n".to_owned(),
                 Err(error) => format!("wrong: {error:#}\n"),
             };
-            fs::write(format!("{VERDICT}.new"), verdict)?;
-            fs::rename(format!("{VERDICT}.new"), VERDICT)?;
+            crate::leave_verdict(&verdict)?;
             held.prepare()?;
         }
     }
@@ -177,13 +177,15 @@ impl Held {
             &master,
             rustix::termios::Winsize { ws_row: 33, ws_col: 77, ws_xpixel: 0, ws_ypixel: 0 },
         )?;
-        let held = Self { more, ticking, one_shot, signals, shared, nameless, master, slave };
+        let system_v = ipc::SystemV::take()?;
+        let held = Self { more, system_v, ticking, one_shot, signals, shared, nameless, master, slave };
         held.prepare()?;
         Ok(held)
     }
 
     /// Leaves things on their way.
     fn prepare(&self) -> Result<()> {
+        self.system_v.prepare()?;
         queue_signal(libc::SIGUSR1, 4711)?;
         queue_signal(libc::SIGUSR2, 42)?;
         rustix::io::write(&self.master, TYPED)?;
@@ -193,6 +195,7 @@ impl Held {
     /// Whether everything is as it was left.
     fn look(&mut self) -> Result<()> {
         self.more.look()?;
+        self.system_v.look()?;
         let mut number = [0; 8];
         read(&self.ticking, &mut number).context("the timer that ticks")?;
         let left = rustix::time::timerfd_gettime(&self.one_shot)?.it_value.tv_sec;

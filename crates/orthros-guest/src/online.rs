@@ -16,7 +16,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::control::{Control, Said};
-use crate::{criu, nudge, setup};
+use crate::datagrams::Datagrams;
+use crate::{criu, disk, nudge, setup, writeback};
 
 /// The stage of a restore, and the images, as criu tells them.
 const STAGE: &str = "CRTOOLS_SCRIPT_ACTION";
@@ -29,7 +30,7 @@ pub(crate) struct Online {
     /// When that began, and when it was done.
     pub(crate) from: Duration,
     pub(crate) to: Duration,
-    /// What went wrong that costs time only.
+    /// What went wrong, if only time or datagrams are lost by it.
     pub(crate) remark: Option<String>,
 }
 
@@ -50,11 +51,16 @@ pub(crate) fn at(stage: &str) -> Result<()> {
         return Ok(());
     }
     let from = now();
+    let tidied = disk::place().map_or(Ok(()), |place| writeback::finish(&place));
     Control::open()?.say(&Said::Online)?;
-    setup::go_online()?;
     let images = std::env::var(IMAGES).with_context(|| format!("criu has not told {IMAGES}"))?;
+    // Before anything comes from elsewhere.
+    let sent = Datagrams::read(Path::new(&images)).and_then(|datagrams| datagrams.send());
+    setup::go_online()?;
     let nudged = criu::connections(Path::new(&images)).and_then(|connections| nudge::nudge(&connections));
     let remark = nudged.err().map(|error| format!("the other sides of connections wait longer: {error:#}"));
+    let lost = sent.err().map(|error| format!("datagrams that were not read are lost: {error:#}"));
+    let remark = remark.or(lost).or(tidied.err().map(|error| format!("{error:#}")));
     let online = Online { from, to: now(), remark };
     fs::write(REPORT, serde_json::to_vec(&online)?).with_context(|| format!("cannot write {REPORT}"))
 }

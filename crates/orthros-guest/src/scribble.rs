@@ -32,6 +32,33 @@ struct Expected {
     owner: u32,
     /// In seconds, where it was set.
     time: Option<u64>,
+    /// What was attached to it as `user.note`.
+    note: Option<Vec<u8>>,
+    /// Its access list, as long as its permissions were not set since.
+    list: Option<Vec<u8>>,
+}
+
+const NOTE: &str = "user.note";
+const LIST: &str = "system.posix_acl_access";
+
+/// What is attached to a file under a name.
+fn attached(path: &Path, name: &str) -> Option<Vec<u8>> {
+    let mut value = Vec::with_capacity(4096);
+    rustix::fs::lgetxattr(path, name, rustix::buffer::spare_capacity(&mut value)).ok()?;
+    Some(value)
+}
+
+/// An access list that grants what `mode` does, and to one more user to read.
+fn access_list(mode: u32) -> Vec<u8> {
+    const EACH: [(u16, u32); 5] = [(1, 6), (2, 0), (4, 3), (0x10, 3), (0x20, 0)];
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, shift) in EACH {
+        let (rights, who) = if tag == 2 { (4, 4711) } else { (mode >> shift & 7, u32::MAX) };
+        list.extend_from_slice(&tag.to_le_bytes());
+        list.extend_from_slice(&u16::try_from(rights).unwrap_or(0).to_le_bytes());
+        list.extend_from_slice(&who.to_le_bytes());
+    }
+    list
 }
 
 /// xorshift64*: the same numbers on every run.
@@ -57,6 +84,8 @@ impl Random {
 
 struct Scribbler {
     folder: PathBuf,
+    /// A file without a name, and what it holds.
+    nameless: (File, Vec<u8>),
     random: Random,
     /// By the path below the folder.
     expected: BTreeMap<String, Expected>,
@@ -69,13 +98,18 @@ struct Scribbler {
 pub(crate) fn run(folder: &Path, seed: u64) -> Result<()> {
     let place = folder.join("scribbled");
     fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
+    let path = place.join("nameless");
+    let nameless = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+    fs::remove_file(path)?;
     let mut scribbler = Scribbler {
         folder: place,
+        nameless: (nameless, Vec::new()),
         random: Random(seed | 1),
         expected: BTreeMap::new(),
         busy: Vec::new(),
         count: 0,
     };
+    scribbler.fill()?;
     let mut boot = fs::read_to_string(BOOT)?;
     loop {
         let name = scribbler.pick();
@@ -85,9 +119,9 @@ pub(crate) fn run(folder: &Path, seed: u64) -> Result<()> {
         if now != boot {
             boot = now;
             let verdict = scribbler.compare()?;
-            fs::write("/run/verdict.new", verdict)?;
-            fs::rename("/run/verdict.new", "/run/verdict")?;
+            crate::leave_verdict(&verdict)?;
             scribbler.forget()?;
+            scribbler.fill()?;
         } else {
             result.with_context(|| format!("operation {} on {name}", scribbler.count))?;
         }
@@ -100,6 +134,20 @@ pub(crate) fn run(folder: &Path, seed: u64) -> Result<()> {
 impl Scribbler {
     fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
+    }
+
+    /// Gives the file without a name other contents, some of which are forced to the disk, and a hole.
+    fn fill(&mut self) -> Result<()> {
+        let (file, content) = (&self.nameless.0, self.random.bytes(100_000));
+        file.set_len(0)?;
+        file.write_all_at(&content, 0)?;
+        file.sync_all()?;
+        file.write_all_at(&content[..7000], 150_000)?;
+        let mut whole = content.clone();
+        whole.resize(150_000, 0);
+        whole.extend_from_slice(&content[..7000]);
+        self.nameless.1 = whole;
+        Ok(())
     }
 
     /// A name, of a file that exists or not, at the top or in a directory.
@@ -157,11 +205,14 @@ impl Scribbler {
                 if self.expected.get(name).is_some_and(|known| matches!(known.kind, Kind::Link(_))) {
                     return Ok(());
                 }
+                if self.random.below(2) == 0 {
+                    return self.attach(name, &path);
+                }
                 fs::set_permissions(&path, fs::Permissions::from_mode(mode | 0o100))?;
                 let owner = u32::try_from(self.random.below(5000)).unwrap_or(0);
                 std::os::unix::fs::chown(&path, Some(owner), None)?;
                 if let Some(known) = self.expected.get_mut(name) {
-                    (known.mode, known.owner) = (mode | 0o100, owner);
+                    (known.mode, known.owner, known.list) = (mode | 0o100, owner, None);
                 }
                 Ok(())
             }
@@ -180,6 +231,28 @@ impl Scribbler {
             }
             _ => self.rename(name, &path),
         }
+    }
+
+    /// A note, short enough for the inode or too long for it, or an access list; or takes the note away.
+    fn attach(&mut self, name: &str, path: &Path) -> io::Result<()> {
+        let length = self.random.below(500);
+        let note = self.random.bytes(length);
+        let choice = self.random.below(4);
+        let Some(known) = self.expected.get_mut(name) else { return Ok(()) };
+        let flags = rustix::fs::XattrFlags::empty();
+        match choice {
+            0 if known.note.take().is_some() => rustix::fs::removexattr(path, NOTE)?,
+            1 => {
+                let list = access_list(known.mode);
+                rustix::fs::setxattr(path, LIST, &list, flags)?;
+                known.list = Some(list);
+            }
+            _ => {
+                rustix::fs::setxattr(path, NOTE, &note, flags)?;
+                known.note = Some(note);
+            }
+        }
+        Ok(())
     }
 
     fn make(&mut self, name: &str, path: &Path) -> io::Result<()> {
@@ -201,7 +274,8 @@ impl Scribbler {
                 (Kind::File(bytes), 0o644)
             }
         };
-        self.expected.insert(name.to_owned(), Expected { kind, mode, owner: 0, time: None });
+        let expected = Expected { kind, mode, owner: 0, time: None, note: None, list: None };
+        self.expected.insert(name.to_owned(), expected);
         Ok(())
     }
 
@@ -248,6 +322,12 @@ impl Scribbler {
     /// What is wrong, or that nothing is. What was just being done is not judged.
     fn compare(&self) -> Result<String> {
         let mut wrong = Vec::new();
+        let (nameless, content) = &self.nameless;
+        let mut found = vec![0; content.len()];
+        nameless.read_exact_at(&mut found, 0).context("the file without a name")?;
+        if nameless.metadata()?.len() != content.len() as u64 || found != *content {
+            wrong.push("the file without a name holds something else".to_owned());
+        }
         let mut there = BTreeMap::new();
         collect(&self.folder, "", &mut there)?;
         for (path, known) in &self.expected {
@@ -266,6 +346,14 @@ impl Scribbler {
                             "{path}: mode {:o} owner {}, not {:o} {}",
                             found.mode, found.owner, known.mode, known.owner
                         ));
+                    }
+                    if found.note != known.note {
+                        let length = |note: &Option<Vec<u8>>| note.as_ref().map(Vec::len);
+                        let (found, known) = (length(&found.note), length(&known.note));
+                        wrong.push(format!("{path}: a note of {found:?} bytes, not {known:?}"));
+                    }
+                    if known.list.is_some() && found.list != known.list {
+                        wrong.push(format!("{path}: access list {:?}, not {:?}", found.list, known.list));
                     }
                     if known.time.is_some() && found.time != known.time {
                         wrong.push(format!("{path}: time {:?}, not {:?}", found.time, known.time));
@@ -334,7 +422,9 @@ fn collect(folder: &Path, prefix: &str, into: &mut BTreeMap<String, Expected>) -
             Kind::File(fs::read(entry.path())?)
         };
         let time = u64::try_from(about.mtime()).ok();
-        into.insert(name, Expected { kind, mode: about.mode() & 0o7777, owner: about.uid(), time });
+        let (mode, owner) = (about.mode() & 0o7777, about.uid());
+        let (note, list) = (attached(&entry.path(), NOTE), attached(&entry.path(), LIST));
+        into.insert(name, Expected { kind, mode, owner, time, note, list });
     }
     Ok(())
 }

@@ -32,7 +32,7 @@ pub(crate) const CALLS: &[(i64, &str, Class)] = calls! {
     Waits: SYS_read SYS_readv SYS_poll SYS_ppoll SYS_select SYS_pselect6 SYS_epoll_wait SYS_epoll_pwait SYS_epoll_pwait2
         SYS_pause SYS_nanosleep SYS_clock_nanosleep SYS_accept SYS_accept4 SYS_recvfrom SYS_recvmsg SYS_recvmmsg
         SYS_wait4 SYS_waitid SYS_flock SYS_futex SYS_rt_sigtimedwait SYS_rt_sigsuspend SYS_sched_yield SYS_getrandom
-        SYS_semtimedop SYS_msgrcv SYS_mq_timedreceive SYS_io_getevents;
+        SYS_semop SYS_semtimedop SYS_msgrcv SYS_mq_timedreceive SYS_io_getevents;
     Repeats: SYS_fsync SYS_fdatasync SYS_sync SYS_syncfs SYS_sync_file_range SYS_msync SYS_pread64 SYS_preadv SYS_preadv2
         SYS_stat SYS_fstat SYS_lstat SYS_newfstatat SYS_statx SYS_statfs SYS_fstatfs SYS_access SYS_faccessat SYS_readlink
         SYS_readlinkat SYS_getcwd SYS_madvise SYS_mprotect SYS_munmap SYS_brk SYS_truncate SYS_ftruncate SYS_fallocate

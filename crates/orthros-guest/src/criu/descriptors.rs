@@ -26,9 +26,11 @@ const SIGNAL: u32 = 9;
 const TIMER: u32 = 17;
 const SECOND: u64 = 1_000_000_000;
 
-const STREAM: u32 = 1;
-const DATAGRAM: u32 = 2;
+/// `SOCK_STREAM` and `SOCK_DGRAM`.
+pub(super) const STREAM: u32 = 1;
+pub(super) const DATAGRAM: u32 = 2;
 const TCP: u32 = 6;
+const UDP: u32 = 17;
 const ESTABLISHED: u32 = 1;
 const CLOSE: u32 = 7;
 const LISTEN: u32 = 10;
@@ -187,6 +189,9 @@ fn add<'k>(context: &mut Context<'k>, file: &OpenFile<'k>) -> Result<(u32, u32)>
                     context.summary.remarks.push(remark);
                 }
             }
+            if socket.protocol == UDP {
+                datagrams(context, file)?;
+            }
             File { kind: INET, id, isk: Some(inet(id, ino, flags, &socket)), ..File::default() }
         }
         kind @ (FileKind::BlockDevice | FileKind::Link) => bail!("a {kind:?} is not carried over"),
@@ -194,6 +199,20 @@ fn add<'k>(context: &mut Context<'k>, file: &OpenFile<'k>) -> Result<(u32, u32)>
     let kind = entry.kind;
     context.files.add(file, entry);
     Ok((id, kind))
+}
+
+/// What waits to be read in a UDP socket.
+fn datagrams(context: &mut Context<'_>, file: &OpenFile<'_>) -> Result<()> {
+    let mut lost = 0;
+    for datagram in file.datagrams()? {
+        if !datagram.is_some_and(|datagram| context.datagrams.add(datagram)) {
+            lost += 1;
+        }
+    }
+    if lost > 0 {
+        context.summary.remarks.push(format!("{lost} datagrams to many, or not of IPv4, are lost"));
+    }
+    Ok(())
 }
 
 /// A pipe with a name: what leads to it stands beside it.

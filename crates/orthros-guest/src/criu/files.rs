@@ -1,18 +1,21 @@
 //! The open files of all processes: each description once, under a number that descriptors and mappings refer to.
 
 use std::collections::HashMap;
+use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Attributes, FileKind, OpenFile, Task};
+use serde::{Deserialize, Serialize};
 
 use super::messages::{File, Fown, Fs, GhostFile, RegFile, RemapFilePath};
 use super::writer::{ImageFile, Kind};
 
 pub(super) const REGULAR: u32 = 1;
 const GHOST: u32 = 1;
+const NAMELESS: &str = "nameless.json";
 /// A file without a name may hold so much.
-const MOST_CONTENT: u64 = 64 << 20;
+pub(crate) const MOST_CONTENT: u64 = 64 << 20;
 /// What `open` is told, and not kept.
 const ONCE: u32 =
     (libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC).cast_unsigned();
@@ -30,7 +33,8 @@ pub(super) struct Files {
 struct Ghost {
     inode: u64,
     attributes: Attributes,
-    content: Vec<u8>,
+    /// What it holds, if memory has all of it.
+    content: Option<Vec<u8>>,
     /// The numbers under which it is open.
     files: Vec<u32>,
 }
@@ -101,8 +105,9 @@ impl Files {
                 let attributes = file.attributes()?;
                 file.is_whole()?;
                 let content = file.cached_content(MOST_CONTENT)?;
-                let content =
-                    content.context("it has no name any more, and parts of it are only on the disk")?;
+                if content.is_none() && file.file_system()? != "ext4" {
+                    bail!("it has no name any more, and parts of it are only on a disk that is no ext4");
+                }
                 self.ghosts.push(Ghost { inode, attributes, content, files: Vec::new() });
                 self.ghosts.len() - 1
             }
@@ -154,18 +159,48 @@ impl Files {
             file.put(entry)?;
         }
         file.finish()?;
+        let mut nameless = Vec::new();
         let mut remaps = ImageFile::create(folder, "remap-fpath", Kind::RemapFilePath)?;
         for (number, ghost) in (1..).zip(&self.ghosts) {
             let Attributes { uid, gid, mode, .. } = ghost.attributes;
             let mut file = ImageFile::create(folder, &format!("ghost-file-{number:x}"), Kind::GhostFile)?;
             file.put(&GhostFile { uid, gid, mode })?;
-            file.raw(&ghost.content)?;
+            match &ghost.content {
+                Some(content) => file.raw(content)?,
+                None => nameless.push(Nameless { image: number, inode: ghost.inode }),
+            }
             file.finish()?;
             for &orig_id in &ghost.files {
                 remaps.put(&RemapFilePath { orig_id, remap_id: number, remap_type: Some(GHOST) })?;
             }
         }
-        remaps.finish()
+        remaps.finish()?;
+        let nameless = serde_json::to_vec(&nameless)?;
+        std::fs::write(folder.join(NAMELESS), nameless).context("cannot write the list of nameless files")
+    }
+}
+
+/// A file without a name of which parts are only on the disk: its image is filled when that can be read.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Nameless {
+    image: u32,
+    /// Where its inode lies in the dead memory.
+    pub(crate) inode: u64,
+}
+
+impl Nameless {
+    /// All of them.
+    pub(crate) fn read(folder: &Path) -> Result<Vec<Self>> {
+        let bytes = std::fs::read(folder.join(NAMELESS)).context("cannot read the list of nameless files")?;
+        serde_json::from_slice(&bytes).context("cannot read the list of nameless files")
+    }
+
+    /// Fills its image.
+    pub(crate) fn fill(self, folder: &Path, content: &[u8]) -> Result<()> {
+        let path = folder.join(format!("ghost-file-{:x}.img", self.image));
+        let image = std::fs::OpenOptions::new().append(true).open(&path);
+        let filled = image.and_then(|mut image| image.write_all(content));
+        filled.with_context(|| format!("cannot write {}", path.display()))
     }
 }
 

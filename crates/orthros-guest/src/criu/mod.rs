@@ -25,11 +25,14 @@ use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{IdKind, Kernel, State, Task};
 
 use crate::after::{After, ThreadAfter};
+use crate::datagrams::Datagrams;
+use crate::ipc::Ipc;
 
 use calls::Answers;
 pub(crate) use connections::{Connection, connections};
 use descriptors::{Sockets, Tables};
 use files::Files;
+pub(crate) use files::{MOST_CONTENT, Nameless};
 use filters::Filters;
 pub(crate) use frozen::Frozen;
 use locks::Locks;
@@ -92,6 +95,7 @@ struct Context<'k> {
     locks: Locks,
     tables: Tables,
     shared: SharedMemory<'k>,
+    datagrams: Datagrams,
     after: After,
     /// What the process that is being written says of its calls.
     answers: Option<Answers>,
@@ -137,11 +141,19 @@ pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -
         locks: Locks::default(),
         tables: Tables::default(),
         shared: SharedMemory::default(),
+        datagrams: Datagrams::default(),
         after: After::default(),
         answers: None,
         namespaces: Vec::new(),
         summary: Summary::default(),
     };
+    match Ipc::of(&kernel.process(pid)?) {
+        Ok(ipc) => ipc.write(folder)?,
+        Err(error) => {
+            context.summary.lose(format!("System V objects are lost: {error:#}"));
+            Ipc::default().write(folder)?;
+        }
+    }
     let mut pstree = ImageFile::create(folder, "pstree", Kind::Pstree)?;
     let mut pending = vec![kernel.process(pid)?];
     let mut index = 0;
@@ -170,6 +182,7 @@ pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -
     context.locks.write(folder)?;
     context.filters.write(folder)?;
     context.after.write(folder)?;
+    context.datagrams.write(folder)?;
     context.files.write(folder)?;
     context.sockets.write(folder)?;
     context.terminals.write(folder)?;
@@ -294,6 +307,11 @@ fn write_process<'k>(
     if let Some(problem) = threads.problems.first() {
         bail!("its threads: {problem}");
     }
+    if process.undoes_semaphores()? {
+        context
+            .summary
+            .lose(format!("process {pid}: what it would give back to semaphores at its end is not"));
+    }
     context.answers = Answers::of(process)?;
     let mut tids = Vec::new();
     let mut after = Vec::new();
@@ -348,6 +366,12 @@ fn monotonic(kernel: &Kernel) -> Result<u64> {
     let base = keeper.u64("tkr_mono.base")?;
     let fraction = keeper.u64("tkr_mono.xtime_nsec")? >> keeper.u32("tkr_mono.shift")?.min(63);
     Ok(base + fraction)
+}
+
+/// The time of day at that moment, in nanoseconds: no other death has the same.
+pub(crate) fn last_moment(kernel: &Kernel) -> Result<u64> {
+    let offset = kernel.object("timekeeper", keeper(kernel)?)?.u64("offs_real")?;
+    Ok(monotonic(kernel)?.wrapping_add(offset))
 }
 
 /// Where the kernel keeps its time: `tk_core` is a sequence counter and the timekeeper, which is aligned to 8.

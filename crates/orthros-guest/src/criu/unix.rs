@@ -10,6 +10,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use orrery_kimage::{OpenFile, UnixMessage, UnixSocket};
 
+use super::descriptors::{DATAGRAM, STREAM};
 use super::files::{Files, nobody};
 use super::messages::{File, SocketOptions};
 use super::object_messages::{FilePermissions, Scm, SocketPacket, UnixSocket as Image};
@@ -17,8 +18,6 @@ use super::writer::{ImageFile, Kind};
 use super::{Context, descriptors};
 
 pub(super) const UNIX: u32 = 5;
-const STREAM: u32 = 1;
-const DATAGRAM: u32 = 2;
 const CONNECTED: u32 = 1;
 const UNCONNECTED: u32 = 7;
 const BOTH_WAYS: u32 = 3;

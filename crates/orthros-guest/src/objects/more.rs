@@ -5,6 +5,7 @@ use std::ffi::c_long;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Seek as _, SeekFrom, Write as _};
 use std::mem::MaybeUninit;
+use std::net::UdpSocket;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +37,7 @@ struct Shared {
 pub(super) struct More {
     pair: (UnixStream, UnixStream),
     datagrams: (UnixDatagram, UnixDatagram),
+    internet: (UdpSocket, UdpSocket),
     listener: UnixListener,
     accepted: (UnixStream, UnixStream),
     /// Asked for, and not accepted.
@@ -148,6 +150,7 @@ impl More {
         let more = Self {
             pair,
             datagrams: UnixDatagram::pair()?,
+            internet: (UdpSocket::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?),
             listener,
             accepted,
             asked,
@@ -178,6 +181,9 @@ impl More {
         (&self.pair.0).read_exact(&mut part)?;
         self.datagrams.0.send(b"first")?;
         self.datagrams.0.send(b"second")?;
+        let to = self.internet.1.local_addr()?;
+        self.internet.0.send_to(b"first over the network", to)?;
+        self.internet.0.send_to(&[7; 9000], to)?;
         (&self.accepted.0).write_all(b"to who asked")?;
         (&self.asked).write_all(b"said before it was accepted")?;
         (&self.fifo).write_all(b"through a name")?;
@@ -224,6 +230,14 @@ impl More {
         for expected in [&b"first"[..], b"second"] {
             let count = self.datagrams.1.recv(&mut bytes)?;
             ensure!(&bytes[..count] == expected, "a datagram is {:?}", text(&bytes[..count]));
+        }
+        let mut large = vec![0; 10_000];
+        let from = self.internet.0.local_addr()?;
+        self.internet.1.set_read_timeout(Some(PATIENCE))?;
+        for expected in [&b"first over the network"[..], &[7; 9000]] {
+            let (count, sender) = self.internet.1.recv_from(&mut large).context("a datagram of UDP")?;
+            ensure!(sender == from, "a datagram of UDP comes from {sender}, not {from}");
+            ensure!(&large[..count] == expected, "a datagram of UDP has {count} other bytes");
         }
         let count = self.accepted.1.read(&mut bytes)?;
         ensure!(&bytes[..count] == b"to who asked", "a connection holds {:?}", text(&bytes[..count]));

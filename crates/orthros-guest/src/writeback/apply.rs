@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt as _;
 
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{CachedPage, Kernel};
-use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, Timespec, Timestamps};
 
 use super::Written;
 use super::handle::{self, Mounted, dress};
@@ -18,6 +18,12 @@ use super::plan::{Contents, Plan, Planned, TOP};
 
 /// Where everything waits that is not where it belongs.
 const ASIDE: &str = ".orrery-rescue";
+/// There, how the name begins that says of which death something was written already.
+const BEGUN: &str = "begun-";
+/// Where files go that have lost their name: who had it was just being given another, or removed.
+const LOST: &str = "lost+found";
+/// More of them at a time than there can be calls under way are a contradiction.
+const MOST_LOST: usize = 16;
 const PAGE: u64 = 4096;
 /// So many pages are written at once.
 const BATCH: usize = 256;
@@ -34,10 +40,31 @@ pub(super) fn apply(kernel: &Kernel, plan: &Plan<'_>, mounted: &Mounted) -> Resu
     // Last: whatever was done above has changed times.
     for (number, file) in plan.files.iter().filter(|(number, file)| file.changed || **number == TOP) {
         let attributes = &file.attributes;
-        dress(work.file(*number)?, attributes).with_context(|| format!("the attributes of file {number}"))?;
+        dress(work.file(*number)?, attributes, file.extended.as_deref())
+            .with_context(|| format!("the attributes of file {number}"))?;
     }
     rustix::fs::syncfs(&mounted.top).context("cannot force it to the disk")?;
     Ok(work.written)
+}
+
+/// Whether a try before this one has begun to write what was read from places that the disk takes for free.
+pub(super) fn has_begun(mounted: &Mounted, death: u64) -> bool {
+    let name = format!("{ASIDE}/{BEGUN}{death:x}");
+    rustix::fs::statat(&mounted.top, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+}
+
+/// Removes what told the next try that this one had begun: there will be none. The top directory keeps its times.
+pub(super) fn finish(mounted: &Mounted) -> Result<()> {
+    let top = rustix::fs::fstat(&mounted.top)?;
+    if rustix::fs::statat(&mounted.top, ASIDE, AtFlags::SYMLINK_NOFOLLOW).is_err() {
+        return Ok(());
+    }
+    remove(&mounted.top, OsStr::new(ASIDE)).context("cannot clear the disk")?;
+    let times = Timestamps {
+        last_access: Timespec { tv_sec: top.st_atime, tv_nsec: top.st_atime_nsec.cast_signed() },
+        last_modification: Timespec { tv_sec: top.st_mtime, tv_nsec: top.st_mtime_nsec.cast_signed() },
+    };
+    Ok(rustix::fs::futimens(&mounted.top, &times)?)
 }
 
 struct Work<'p, 'k> {
@@ -62,7 +89,19 @@ impl<'p, 'k> Work<'p, 'k> {
         let aside = rustix::fs::openat(&mounted.top, ASIDE, flags, Mode::empty())?;
         let mut moved: BTreeMap<u64, Vec<String>> = BTreeMap::new();
         for (name, number) in list(&aside)? {
-            moved.entry(number).or_default().push(String::from_utf8_lossy(&name).into_owned());
+            let name = String::from_utf8_lossy(&name).into_owned();
+            if name.starts_with(BEGUN) {
+                remove(&aside, OsStr::new(&name))?;
+            } else {
+                moved.entry(number).or_default().push(name);
+            }
+        }
+        if plan.keeps() {
+            // Known before anything else can reach the disk: contents get there sooner than names do.
+            let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+            let begun = format!("{BEGUN}{:x}", plan.death);
+            let begun = rustix::fs::openat(&aside, begun, flags, Mode::RUSR)?;
+            rustix::fs::fsync(begun).context("cannot force it to the disk")?;
         }
         let written =
             Written { files: plan.files.values().filter(|file| file.changed).count(), ..Written::default() };
@@ -164,20 +203,45 @@ impl<'p, 'k> Work<'p, 'k> {
         Ok(rustix::fs::renameat(rustix::fs::CWD, &from, folder, name)?)
     }
 
-    /// Removes what lies aside: it was removed. What is known to have names must have found them.
+    /// Removes what lies aside: it was removed. A file that was there and has lost all its names is kept: it was just
+    /// being renamed or removed, by a call that will fail.
     fn clear(&mut self) -> Result<()> {
-        for (&number, file) in &self.plan.files {
-            let aside = self.moved.get(&self.number_here(number)?).map_or(0, Vec::len) as u64;
-            let placed = link_count(self.file(number)?)?.saturating_sub(aside);
-            let wanted = if is(file, libc::S_IFDIR) { 1 } else { u64::from(file.attributes.links) };
-            if aside > 0 && placed < wanted {
-                bail!("file {number} had {wanted} names, and no directory that has changed holds them");
+        let mut lost = Vec::new();
+        for (&number, file) in self.plan.files.iter().filter(|(_, file)| file.found.is_some()) {
+            let here = self.number_here(number)?;
+            let Some(names) = self.moved.get_mut(&here).filter(|names| !names.is_empty()) else { continue };
+            let placed = link_count(file.found.as_ref().context("it is not there")?)?;
+            // A folder counts those in it, too.
+            let is_placed = !is(file, libc::S_IFDIR) && placed > names.len() as u64;
+            if file.attributes.links > 0 && !is_placed {
+                lost.extend(names.pop().map(|name| (here, name)));
             }
+        }
+        if lost.len() > MOST_LOST {
+            bail!("{} files had names, and no directory holds them", lost.len());
+        }
+        for (here, name) in lost {
+            self.keep(&name, here).with_context(|| format!("cannot keep file {here}"))?;
         }
         for name in self.moved.values().flatten() {
             remove(&self.aside, OsStr::new(name)).with_context(|| format!("cannot remove {name}"))?;
         }
+        if self.plan.keeps() {
+            return Ok(());
+        }
         rustix::fs::unlinkat(&self.mounted.top, ASIDE, AtFlags::REMOVEDIR).context("cannot clear the disk")
+    }
+
+    /// Keeps a file that has no name any more where `e2fsck` would put it, too.
+    fn keep(&mut self, name: &str, here: u64) -> Result<()> {
+        match rustix::fs::mkdirat(&self.mounted.top, LOST, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let to = format!("{LOST}/#{here}");
+        rustix::fs::renameat(&self.aside, name, &self.mounted.top, &to)?;
+        self.written.remarks.push(format!("a file that was just being renamed or removed lies at {to}"));
+        Ok(())
     }
 
     fn fill(&mut self, kernel: &Kernel, number: u64, file: &Planned<'_>) -> Result<()> {

@@ -7,11 +7,13 @@ use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use orrery_kimage::Attributes;
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
+use orrery_kimage::{Attributes, ExtendedAttribute};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 
 /// `FILEID_INO32_GEN`: a number and a generation, 32 bits each (Linux `include/linux/exportfs.h`).
 const NUMBER_AND_GENERATION: i32 = 1;
+/// The bytes that the names of a file's extended attributes take at most (`XATTR_LIST_MAX`).
+const MOST_NAMES: usize = 65_536;
 
 /// The file system that files are looked for in.
 pub(super) struct Mounted {
@@ -70,14 +72,23 @@ pub(super) fn open(file: &OwnedFd, flags: OFlags) -> Result<File> {
     Ok(opened.context("cannot open a file of the disk")?.into())
 }
 
-/// Gives a file its owner, permissions and times.
-pub(super) fn dress(file: &OwnedFd, attributes: &Attributes) -> Result<()> {
+/// Gives a file its owner, extended attributes, permissions and times.
+pub(super) fn dress(
+    file: &OwnedFd,
+    attributes: &Attributes,
+    extended: Option<&[ExtendedAttribute]>,
+) -> Result<()> {
     let empty = AtFlags::EMPTY_PATH;
     let (uid, gid) = (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid));
     rustix::fs::chownat(file, "", Some(uid), Some(gid), empty).context("its owner")?;
+    let path = shown(file);
+    // After the owner, as a change of owner takes capabilities away.
+    if let Some(extended) = extended {
+        extend(&path, extended).context("its extended attributes")?;
+    }
     if attributes.mode & libc::S_IFMT != libc::S_IFLNK {
-        // After the owner, as a change of owner takes set-user-ID bits away.
-        let path = CString::new(shown(file))?;
+        // After the owner, as a change of owner takes set-user-ID bits away; after access lists, which change them.
+        let path = CString::new(path)?;
         // SAFETY: the path is a string that ends.
         if unsafe { libc::chmod(path.as_ptr(), attributes.mode & 0o7777) } != 0 {
             return Err(io::Error::last_os_error()).context("its permissions");
@@ -90,4 +101,24 @@ pub(super) fn dress(file: &OwnedFd, attributes: &Attributes) -> Result<()> {
     let times =
         Timestamps { last_access: time(attributes.accessed), last_modification: time(attributes.modified) };
     rustix::fs::utimensat(file.as_fd(), "", &times, empty).context("its times")
+}
+
+/// Gives a file these extended attributes, and no others.
+fn extend(path: &str, wanted: &[ExtendedAttribute]) -> Result<()> {
+    let mut names = Vec::with_capacity(MOST_NAMES);
+    match rustix::fs::listxattr(path, rustix::buffer::spare_capacity(&mut names)) {
+        // An ext4 that was made to have none.
+        Err(rustix::io::Errno::OPNOTSUPP) if wanted.is_empty() => return Ok(()),
+        other => other?,
+    };
+    for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+        if !wanted.iter().any(|attribute| attribute.name == name) {
+            rustix::fs::removexattr(path, name)?;
+        }
+    }
+    for ExtendedAttribute { name, value } in wanted {
+        rustix::fs::setxattr(path, name.as_slice(), value, XattrFlags::empty())
+            .with_context(|| String::from_utf8_lossy(name).into_owned())?;
+    }
+    Ok(())
 }

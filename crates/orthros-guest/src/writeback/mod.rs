@@ -24,6 +24,8 @@ use anyhow::{Context as _, Result};
 use orrery_kimage::Kernel;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::criu::Nameless;
+
 use handle::Mounted;
 use plan::Plan;
 
@@ -38,18 +40,33 @@ pub(crate) struct Written {
     pub(crate) names: usize,
     /// Bytes of contents.
     pub(crate) bytes: u64,
+    /// What could not be carried over exactly.
+    #[serde(skip)]
+    pub(crate) remarks: Vec<String>,
 }
 
-/// Brings the file system that is mounted at `place`, from `device`, to the state that the dead kernel left it in.
+/// Brings the file system that is mounted at `place`, from `device`, to the state that the dead kernel left it in, and puts
+/// into the images what only its disk had.
 ///
 /// # Errors
 ///
 /// What cannot be read in the dead kernel's memory, before anything is changed; what the file system here refuses.
-pub(crate) fn write_back(kernel: &Kernel, device: &Path, place: &Path) -> Result<Written> {
+pub(crate) fn write_back(kernel: &Kernel, device: &Path, place: &Path, images: &Path) -> Result<Written> {
     let _many = ManyFiles::allow();
     let mounted = Mounted::open(place)?;
-    let plan = Plan::make(kernel, device, &mounted).context("what the dead kernel had not written yet")?;
+    let death = crate::criu::last_moment(kernel).context("cannot read the dead kernel's clock")?;
+    let nameless = Nameless::read(images)?;
+    let plan = Plan::make(kernel, device, &mounted, &nameless, death)
+        .context("what the dead kernel had not written yet")?;
+    for (nameless, content) in &plan.nameless {
+        nameless.fill(images, content)?;
+    }
     apply::apply(kernel, &plan, &mounted).context("cannot write what the dead kernel had not")
+}
+
+/// Tidies up when no other try can follow.
+pub(crate) fn finish(place: &Path) -> Result<()> {
+    apply::finish(&Mounted::open(place)?)
 }
 
 /// One descriptor for each file that changed: more than a process may have by default.
@@ -82,7 +99,8 @@ pub(crate) fn rehearse(kernel: &Kernel) {
         }
         let Ok(ext4) = orrery_kimage::Ext4::open(volume, &unread) else { continue };
         for file in ext4.files().found {
-            let _ = (file.pages(orrery_kimage::Pages::Unwritten), ext4.extents(&file), ext4.file_on_disk(2));
+            let _ = (file.pages(orrery_kimage::Pages::Unwritten), ext4.extents(&file));
         }
+        let _ = (ext4.file_on_disk(2).map(|top| ext4.extended_attributes(&top)), ext4.dropped(|_| false));
     }
 }

@@ -7,16 +7,20 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use orrery_kimage::{Attributes, CachedPage, Ext4, Ext4File, Extent, Kernel, Name, Pages};
+use orrery_kimage::{Attributes, CachedPage, Ext4, Ext4File, ExtendedAttribute, Extent, Kernel, Name, Pages};
 use rustix::fs::OFlags;
 
+use crate::criu::{MOST_CONTENT, Nameless};
+
+use super::apply;
 use super::extents::{self, Run};
 use super::handle::{self, Mounted};
 
 /// The directory at the top of every ext4.
 pub(super) const TOP: u64 = 2;
 const PAGE: u64 = 4096;
-/// Contents that are neither in the dead memory nor in place are kept in this one's until they are written.
+/// Contents that are neither in the dead memory nor in place are kept in this one's until they are written: so many bytes
+/// at least, and half of what is free if that is more.
 const MOST_KEPT: usize = 64 << 20;
 
 /// All that is to be done.
@@ -25,6 +29,17 @@ pub(super) struct Plan<'k> {
     pub(super) files: BTreeMap<u64, Planned<'k>>,
     /// What was in these directories.
     pub(super) names: BTreeMap<u64, Vec<Name>>,
+    /// What files hold that have no name any more, and that the disk has parts of.
+    pub(super) nameless: Vec<(Nameless, Vec<u8>)>,
+    /// The dead kernel's last moment: by it another try knows that this is the same death.
+    pub(super) death: u64,
+}
+
+impl Plan<'_> {
+    /// Whether contents were read from places of the disk that it takes for free, and that writing may take.
+    pub(super) fn keeps(&self) -> bool {
+        !self.nameless.is_empty() || self.files.values().any(|file| !file.contents.kept.is_empty())
+    }
 }
 
 /// A file that the disk lacks something of, or that something has to be put beside or beneath.
@@ -34,6 +49,8 @@ pub(super) struct Planned<'k> {
     pub(super) found: Option<OwnedFd>,
     /// Whether contents and attributes are to be written.
     pub(super) changed: bool,
+    /// Its extended attributes, where they may have changed.
+    pub(super) extended: Option<Vec<ExtendedAttribute>>,
     /// What it holds, in the order in which it is to be written.
     pub(super) contents: Contents<'k>,
 }
@@ -51,7 +68,13 @@ pub(super) struct Contents<'k> {
 }
 
 impl<'k> Plan<'k> {
-    pub(super) fn make(kernel: &'k Kernel, device: &Path, mounted: &Mounted) -> Result<Self> {
+    pub(super) fn make(
+        kernel: &'k Kernel,
+        device: &Path,
+        mounted: &Mounted,
+        nameless: &[Nameless],
+        death: u64,
+    ) -> Result<Self> {
         let disk = File::open(device).with_context(|| format!("cannot open {}", device.display()))?;
         let name = device.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let volume = kernel
@@ -65,14 +88,9 @@ impl<'k> Plan<'k> {
         let block_size = volume.object().u64("s_blocksize")?;
         let read = |block: u64, into: &mut [u8]| disk.read_exact_at(into, block * block_size);
         let ext4 = Ext4::open(volume, &read)?;
-        Maker {
-            ext4,
-            disk: &disk,
-            mounted,
-            plan: Self { files: BTreeMap::new(), names: BTreeMap::new() },
-            kept: 0,
-        }
-        .make()
+        let (files, names) = (BTreeMap::new(), BTreeMap::new());
+        let plan = Self { files, names, nameless: Vec::new(), death };
+        Maker { ext4, disk: &disk, mounted, plan, kept: 0, most: most_kept() }.make(nameless)
     }
 }
 
@@ -82,47 +100,64 @@ struct Maker<'k, 'm, 'r> {
     mounted: &'m Mounted,
     plan: Plan<'k>,
     kept: usize,
+    most: usize,
+}
+
+/// How much may be kept in memory.
+fn most_kept() -> usize {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let free = line.and_then(|line| line.split_whitespace().next()?.parse::<usize>().ok()).unwrap_or(0) << 10;
+    MOST_KEPT.max(free / 2)
 }
 
 impl<'k> Maker<'k, '_, '_> {
-    fn make(mut self) -> Result<Plan<'k>> {
+    fn make(mut self, nameless: &[Nameless]) -> Result<Plan<'k>> {
         let files = self.ext4.files();
         if let Some(problem) = files.problems.first() {
             bail!("{problem}");
         }
         let first = self.ext4.first_number()?;
-        let files: BTreeMap<u64, Ext4File<'k>> =
+        let mut files: BTreeMap<u64, Ext4File<'k>> =
             files.found.into_iter().map(|file| (file.attributes.number, file)).collect();
-        let mut named = BTreeSet::new();
+        // Files that were changed, and dropped from memory before that was committed: their blocks are kept.
+        let dropped = self.ext4.dropped(|number| files.contains_key(&number))?;
+        files.extend(dropped.into_iter().map(|file| (file.attributes.number, file)));
         for (&number, file) in &files {
             // What has no name lives as long as who has it open; what is below the first number is the file system's own.
             if file.attributes.links == 0 || (number < first && number != TOP) {
                 continue;
             }
-            self.add(file, &mut named).with_context(|| format!("file {number}"))?;
-        }
-        // Files that were made, closed and dropped from memory before they were committed: a name leads to them, and the
-        // block that their inode lies in is kept. They may be directories of such.
-        while let Some(number) = named.pop_first() {
-            if files.contains_key(&number) || self.plan.files.contains_key(&number) {
-                continue;
-            }
-            let file = self.ext4.file_on_disk(number)?;
-            self.add(&file, &mut named).with_context(|| format!("file {number}"))?;
+            self.add(file).with_context(|| format!("file {number}"))?;
         }
         // A file that a directory names must be known, whether it has changed or not.
         for number in self.plan.names.values().flatten().map(|name| name.number).collect::<BTreeSet<_>>() {
-            if let (false, Some(file)) = (self.plan.files.contains_key(&number), files.get(&number)) {
-                let found = self.mounted.find(&file.attributes)?;
-                ensure!(found.is_some(), "file {number} is older than the last commit, and not on the disk");
-                let (attributes, contents) = (file.attributes.clone(), Contents::default());
-                self.plan.files.insert(number, Planned { attributes, found, changed: false, contents });
+            if self.plan.files.contains_key(&number) {
+                continue;
             }
+            let attributes = match files.get(&number) {
+                Some(file) => file.attributes.clone(),
+                None => self.ext4.file_on_disk(number)?.attributes,
+            };
+            let found = self.mounted.find(&attributes)?;
+            ensure!(found.is_some(), "file {number} is older than the last commit, and not on the disk");
+            let contents = Contents::default();
+            let planned = Planned { attributes, found, changed: false, extended: None, contents };
+            self.plan.files.insert(number, planned);
+        }
+        for &one in nameless {
+            let file = self.ext4.file_at(one.inode)?;
+            let content = self.ext4.content(&file, MOST_CONTENT).context("a file without a name")?;
+            self.keep(content.len())?;
+            self.plan.nameless.push((one, content));
+        }
+        if self.plan.keeps() && apply::has_begun(self.mounted, self.plan.death) {
+            bail!("parts of it are only where a try before this one may have written over them");
         }
         Ok(self.plan)
     }
 
-    fn add(&mut self, file: &Ext4File<'k>, named: &mut BTreeSet<u64>) -> Result<()> {
+    fn add(&mut self, file: &Ext4File<'k>) -> Result<()> {
         let attributes = &file.attributes;
         let kind = attributes.mode & libc::S_IFMT;
         let unwritten = if kind == libc::S_IFREG { file.pages(Pages::Unwritten)? } else { Vec::new() };
@@ -130,24 +165,21 @@ impl<'k> Maker<'k, '_, '_> {
             return Ok(());
         }
         let found = self.mounted.find(attributes)?;
-        // Known from its block only, which does not tell whether it is newer: if the disk has it, it is as it should be.
-        let changed = file.is_in_memory() || found.is_none();
+        let changed = file.uncommitted || !unwritten.is_empty();
         let mut contents = Contents::default();
         match kind {
-            libc::S_IFDIR if file.uncommitted && changed => {
+            libc::S_IFDIR if file.uncommitted => {
                 let names = self.ext4.names(file)?;
-                named.extend(names.iter().map(|name| name.number));
                 self.plan.names.insert(attributes.number, names);
             }
-            libc::S_IFREG if file.uncommitted && changed => {
-                contents = self.contents(file, found.as_ref())?;
-            }
-            libc::S_IFREG if changed => contents.pages = unwritten,
+            libc::S_IFREG if file.uncommitted => contents = self.contents(file, found.as_ref())?,
+            libc::S_IFREG => contents.pages = unwritten,
             libc::S_IFLNK if found.is_none() => contents.link = Some(self.link(file)?),
             _ => {}
         }
+        let extended = file.uncommitted.then(|| self.ext4.extended_attributes(file)).transpose()?;
         let attributes = attributes.clone();
-        self.plan.files.insert(attributes.number, Planned { attributes, found, changed, contents });
+        self.plan.files.insert(attributes.number, Planned { attributes, found, changed, extended, contents });
         Ok(())
     }
 
@@ -181,13 +213,7 @@ impl<'k> Maker<'k, '_, '_> {
                 }
                 let mut bytes = vec![0; usize::try_from(block)?];
                 self.disk.read_exact_at(&mut bytes, place).context("cannot read the disk")?;
-                self.kept += bytes.len();
-                if self.kept > MOST_KEPT {
-                    bail!(
-                        "more than {} MiB of it were dropped from memory before they were committed",
-                        MOST_KEPT >> 20
-                    );
-                }
+                self.keep(bytes.len())?;
                 contents.kept.push((offset, bytes));
             }
         }
@@ -200,6 +226,17 @@ impl<'k> Maker<'k, '_, '_> {
             }
         }
         Ok(contents)
+    }
+
+    /// Makes sure that there is room for so many bytes more.
+    fn keep(&mut self, bytes: usize) -> Result<()> {
+        self.kept += bytes;
+        ensure!(
+            self.kept <= self.most,
+            "more than {} MiB were dropped from memory before they were committed; there is no room for them here",
+            self.most >> 20
+        );
+        Ok(())
     }
 
     /// Where a symbolic link leads.

@@ -1,0 +1,126 @@
+//! Pairs of machines that tests talk to, and what it takes to have them.
+
+#![allow(dead_code, unreachable_pub, reason = "every test program uses a part of it")]
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use orrery_orthros::{KernelFiles, command};
+use serde_json::Value;
+
+pub const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
+
+/// Two machines at a time are enough for the processors.
+pub static ONE_PAIR: Mutex<()> = Mutex::new(());
+
+/// How long a program may take to look at everything on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub fn cache() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("orthros-cache")
+}
+
+/// What is missing to run a pair with these programs.
+pub fn missing(programs: &[(&str, &'static str)]) -> Option<String> {
+    let common = [("qemu-system-x86_64", "qemu-system-x86"), ("criu", "criu"), ("busybox", "busybox-static")];
+    if !rustix::process::geteuid().is_root() {
+        return Some("it takes root".to_owned());
+    }
+    if !Path::new(ORRERY).with_file_name("orrery-guest").is_file() {
+        return Some("orrery-guest is not built; cargo build --workspace does".to_owned());
+    }
+    for (program, package) in common.iter().chain(programs) {
+        if let Err(error) = command::require(program, package) {
+            return Some(error.to_string());
+        }
+    }
+    KernelFiles::obtain(&cache()).err().map(|error| format!("no kernel to boot: {error}"))
+}
+
+pub fn orthros() -> Command {
+    let mut command = Command::new(ORRERY);
+    command.arg("orthros").env("ORRERY_CACHE", cache());
+    command
+}
+
+pub fn events(output: &[u8]) -> Vec<Value> {
+    output.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
+}
+
+/// `orrery orthros up`, spoken to.
+pub struct Up {
+    pub child: Child,
+    input: ChildStdin,
+    lines: BufReader<ChildStdout>,
+    /// What was told before it was asked for: a new backup may stand by before or after a command is answered.
+    told: Vec<Value>,
+}
+
+impl Up {
+    pub fn start(options: &[&str], service: &[&str]) -> Self {
+        let mut command = orthros();
+        command.args(["up", "--json"]).args(options).arg("--").args(service);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, lines) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, input, lines, told: Vec::new() }
+    }
+
+    pub fn say(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    /// The next event of a kind; a failure is none.
+    pub fn expect(&mut self, name: &str) -> Value {
+        if let Some(at) = self.told.iter().position(|event| event["event"] == name) {
+            return self.told.remove(at);
+        }
+        loop {
+            let event = self.next(name);
+            assert!(event["event"] != "failed", "{event}");
+            if event["event"] == name {
+                return event;
+            }
+            self.told.push(event);
+        }
+    }
+
+    /// What the next thing that fails says.
+    pub fn expect_failure(&mut self) -> String {
+        loop {
+            let event = self.next("something failed");
+            if event["event"] == "failed" {
+                return event["text"].as_str().unwrap_or_default().to_owned();
+            }
+        }
+    }
+
+    fn next(&mut self, what: &str) -> Value {
+        let mut line = String::new();
+        assert!(self.lines.read_line(&mut line).unwrap() > 0, "it ended before {what}");
+        serde_json::from_str(&line).unwrap()
+    }
+
+    /// What the program of everything, or the one that scribbles, says since it was last asked.
+    pub fn verdict(&mut self) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.say("run orrery-guest verdict");
+            let verdict = self.expect("ran")["text"].as_str().unwrap().to_owned();
+            if !verdict.is_empty() {
+                return verdict;
+            }
+            assert!(Instant::now() < deadline, "it says nothing");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

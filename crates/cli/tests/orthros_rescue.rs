@@ -1,0 +1,183 @@
+//! What of a service survives, and what keeps it where it is, with real kernels that really die. SKIPPED where QEMU, criu, a
+//! kernel, root or the service are absent.
+
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
+#[path = "orthros/pairs.rs"]
+mod pairs;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::ops::Range;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pairs::{ONE_PAIR, Up, missing};
+
+/// A failover by hand is for maintenance: what would lose something is refused, and nothing has happened. A death is another
+/// matter, and so is the next one: what the first rescue made is as good as what it read.
+#[test]
+fn what_would_be_lost_keeps_a_service_where_it_is_and_it_survives_two_deaths() {
+    if let Some(why) = missing(&[]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let mut up = Up::start(&[], &["orrery-guest", "objects"]);
+    up.expect("help");
+    up.say("failover");
+    let stays = up.expect_failure();
+    assert!(stays.contains("stays where it is") && stays.contains("hung up"), "{stays}");
+    up.say("status");
+    let status = up.expect("status");
+    assert_eq!(status["status"]["failovers"], 0, "{status}");
+    for crash in ["crash oops", "crash hang"] {
+        up.say(crash);
+        let survived = up.expect("survived");
+        assert!(survived["failover"]["summary"]["processes"].as_u64().unwrap() >= 4, "{survived}");
+        assert_eq!(up.verdict(), "right");
+        up.expect("renewed");
+    }
+    up.say("quit");
+    up.expect("end");
+}
+
+/// The database's own client, in the network of a pair.
+struct Sql {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Sql {
+    const DONE: &str = "that was all";
+
+    fn connect(network: &str) -> Self {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", network, "mariadb", "--no-defaults", "--user=root", "--skip-ssl"]);
+        command.args(["--unbuffered", "--skip-column-names", "--batch", "--host=10.77.0.2"]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, input, output }
+    }
+
+    /// What statements answer; nothing where the client has ended, as it does if one fails.
+    fn ask(&mut self, statements: &str) -> Option<String> {
+        writeln!(self.input, "{statements} select '{}';", Self::DONE).ok()?;
+        let mut answer = String::new();
+        loop {
+            let mut line = String::new();
+            if self.output.read_line(&mut line).unwrap() == 0 {
+                return None;
+            }
+            if line.trim_end() == Self::DONE {
+                return Some(answer.trim_end().to_owned());
+            }
+            answer.push_str(&line);
+        }
+    }
+
+    fn insert(&mut self, rows: Range<u32>) {
+        for row in rows {
+            let done = self.ask(&format!("insert into d.t values ({row});"));
+            assert!(done.is_some(), "row {row} is refused, or the connection is gone");
+        }
+    }
+}
+
+impl Drop for Sql {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An unmodified MariaDB whose kernel dies while a client is in the middle of a transaction: the client inserts on, commits,
+/// and finds every row. Then the next kernel dies, and what was committed is there for the next client.
+#[test]
+fn a_database_goes_on_in_the_middle_of_a_transaction() {
+    if std::env::var_os("ORRERY_DATABASE").is_none() {
+        orrery_testing::skipped!(
+            "a database in a transaction: ORRERY_DATABASE=1 runs it, as `make soak` does"
+        );
+        return;
+    }
+    let programs = [
+        ("mariadbd", "mariadb-server-core"),
+        ("mariadb-install-db", "mariadb-server-core"),
+        ("mariadb", "mariadb-client-core"),
+        ("mkfs.ext4", "e2fsprogs"),
+        ("ip", "iproute2"),
+    ];
+    if let Some(why) = missing(&programs) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let content = tempfile::tempdir().unwrap();
+    let install = Command::new("mariadb-install-db")
+        .args(["--no-defaults", "--user=root", "--auth-root-authentication-method=normal", "--skip-test-db"])
+        .args(["--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M"])
+        .arg(format!("--datadir={}/db", content.path().display()))
+        .output()
+        .unwrap();
+    assert!(install.status.success(), "{}", String::from_utf8_lossy(&install.stderr));
+    let network = format!("orrery-sql-{}", std::process::id());
+    let files = ["english/errmsg.sys", "charsets/Index.xml"].map(|name| {
+        let path = format!("/usr/share/mysql/{name}");
+        format!("{path}:{path}")
+    });
+    let mut options = vec!["--network", &network, "--memory", "512", "--disk", "256M", "--silence", "60"];
+    options.extend(["--content", content.path().to_str().unwrap()]);
+    options.extend(files.iter().flat_map(|file| ["--file", file]));
+    let service = [
+        "mariadbd",
+        "--no-defaults",
+        "--datadir=/data/db",
+        "--user=root",
+        "--socket=",
+        "--bind-address=0.0.0.0",
+        "--skip-grant-tables",
+        "--skip-name-resolve",
+        "--innodb-use-native-aio=0",
+        "--innodb-buffer-pool-size=16M",
+        "--innodb-log-file-size=8M",
+        "--tmpdir=/run",
+        "--lc-messages-dir=/usr/share/mysql",
+        "--pid-file=/run/mariadb.pid",
+        "--performance-schema=OFF",
+    ];
+    let mut up = Up::start(&options, &service);
+    up.expect("help");
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let mut client = loop {
+        let mut client = Sql::connect(&network);
+        if client.ask("create database d; create table d.t (a int primary key) engine=innodb;").is_some() {
+            break client;
+        }
+        assert!(Instant::now() < deadline, "the database does not come up");
+        std::thread::sleep(Duration::from_millis(500));
+    };
+    client.ask("begin;").unwrap();
+    client.insert(0..100);
+    up.say("crash panic");
+    client.insert(100..200);
+    let survived = up.expect("survived");
+    assert_eq!(survived["failover"]["summary"]["connections"], 1, "{survived}");
+    // Nobody else sees what is not committed.
+    let mut other = Sql::connect(&network);
+    assert_eq!(other.ask("select count(*) from d.t;").unwrap(), "0");
+    client.ask("commit;").unwrap();
+    let sum = "select concat(count(*), ' ', sum(a)) from d.t;";
+    assert_eq!(client.ask(sum).unwrap(), "200 19900");
+    up.expect("renewed");
+    client.ask("begin;").unwrap();
+    client.insert(200..250);
+    up.say("crash oops");
+    client.ask("rollback;").unwrap();
+    up.expect("survived");
+    assert_eq!((client.ask(sum).unwrap(), other.ask(sum).unwrap()), ("200 19900".into(), "200 19900".into()));
+    assert_eq!(other.ask("check table d.t;").unwrap().split('\t').next_back(), Some("OK"));
+    up.expect("renewed");
+    up.say("quit");
+    up.expect("end");
+}
