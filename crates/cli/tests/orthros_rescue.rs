@@ -199,7 +199,7 @@ fn sources(folder: &Path, into: &mut String) {
 /// The functions that come after `#[test]`.
 fn tests(source: &str) -> BTreeSet<&str> {
     source
-        .split("#[test]")
+        .split("#[test]\n")
         .skip(1)
         .filter_map(|part| part.split_once("fn ")?.1.split('(').next())
         .filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'))

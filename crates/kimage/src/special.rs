@@ -48,8 +48,11 @@ pub enum Special {
         flags: u32,
         /// Nanoseconds between two times; 0 for once.
         interval: u64,
-        /// When it goes off next, in nanoseconds of its clock; nothing where it is not set.
+        /// When it goes off next, in nanoseconds of its clock; nothing where it is not set. Of one that goes off again and
+        /// again and was not read since, when it last did: the kernel sets it anew only then.
         expires: Option<u64>,
+        /// Whether it has gone off and was not read since.
+        expired: bool,
     },
     /// A signalfd, and the signals that it reads.
     Signal {
@@ -98,12 +101,14 @@ impl OpenFile<'_> {
                     // Those that wake the machine lie elsewhere in the structure.
                     return Ok(Special::Other(format!("{name} of clock {clock}")));
                 }
-                let set = context.u32("t.tmr.state")? & 1 != 0;
+                let (interval, expired) = (context.u64("tintv")?, context.u32("expired")? & 0xffff != 0);
+                let set = context.u32("t.tmr.state")? & 1 != 0 || (expired && interval != 0);
                 Special::Timer {
                     clock,
                     ticks: context.u64("ticks")?,
                     flags: context.u32("settime_flags")?,
-                    interval: context.u64("tintv")?,
+                    interval,
+                    expired,
                     expires: if set { Some(context.u64("t.tmr.node.expires")?) } else { None },
                 }
             }

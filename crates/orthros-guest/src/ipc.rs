@@ -15,8 +15,11 @@ const IMAGE: &str = "ipc.json";
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Ipc {
     semaphores: Vec<(Object, Vec<u16>)>,
-    queues: Vec<(Object, u64, Vec<(i64, Vec<u8>)>)>,
+    queues: Vec<(Object, u64, Vec<Message>)>,
 }
+
+/// Its type, and its bytes.
+type Message = (i64, Vec<u8>);
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Object {
@@ -104,7 +107,7 @@ impl Object {
         check(unsafe { libc::semctl(self.id, 0, libc::IPC_SET, &raw mut about) }, "its owner").map(drop)
     }
 
-    fn queue(&self, room: u64, messages: &[(i64, Vec<u8>)]) -> Result<()> {
+    fn queue(&self, room: u64, messages: &[Message]) -> Result<()> {
         // SAFETY: no pointers are involved.
         self.make("msg", |flags| unsafe { libc::msgget(self.key, flags) })?;
         // SAFETY: zeros are a description, which the call fills in.

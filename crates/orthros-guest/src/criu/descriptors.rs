@@ -257,7 +257,13 @@ fn special(context: &mut Context<'_>, file: &OpenFile<'_>, id: u32, flags: u32) 
             let signal = SignalFile { id, flags, fown: nobody(), sigmask: mask };
             File { kind: SIGNAL, id, sgfd: Some(signal), ..File::default() }
         }
-        Special::Timer { clock, ticks, flags: settime_flags, interval, expires } => {
+        Special::Timer { clock, ticks, flags: settime_flags, interval, expires, expired } => {
+            let now = context.now(clock);
+            let (missed, expires) = match expires {
+                Some(last) if expired => missed(last, interval, now),
+                other => (0, other),
+            };
+            let ticks = ticks + missed;
             let left = expires.map_or(0, |expires| context.left(clock, expires));
             let timer = TimerFile {
                 id,
@@ -279,6 +285,12 @@ fn special(context: &mut Context<'_>, file: &OpenFile<'_>, id: u32, flags: u32) 
         }
         Special::Other(name) => bail!("{name} is not carried over"),
     })
+}
+
+/// How often a timer would have gone off since it last did, had it been read, and when it would next.
+fn missed(last: u64, interval: u64, now: u64) -> (u64, Option<u64>) {
+    let missed = now.saturating_sub(last).checked_div(interval).unwrap_or(0);
+    (missed, Some(last.saturating_add((missed + 1).saturating_mul(interval))))
 }
 
 fn inet(id: u32, ino: u32, flags: u32, socket: &InetSocket) -> InetImage {
@@ -346,4 +358,18 @@ fn connection(context: &mut Context<'_>, file: &OpenFile<'_>, ino: u32) -> Resul
     context.sockets.streams.insert(ino, (stream, tcp.received, tcp.unacknowledged));
     context.summary.connections += 1;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timer_that_was_not_read_counts_and_goes_on() {
+        assert_eq!(missed(100, 30, 100), (0, Some(130)));
+        assert_eq!(missed(100, 30, 129), (0, Some(130)));
+        assert_eq!(missed(100, 30, 195), (3, Some(220)));
+        assert_eq!(missed(100, 30, 50), (0, Some(130)));
+        assert_eq!(missed(u64::MAX, u64::MAX, 0), (0, Some(u64::MAX)));
+    }
 }

@@ -105,14 +105,18 @@ struct Context<'k> {
 }
 
 impl Context<'_> {
-    /// What is left until a clock shows `expires`, in nanoseconds; never nothing, which would mean never.
-    fn left(&self, clock: u32, expires: u64) -> u64 {
-        let now = if clock == libc::CLOCK_REALTIME.cast_unsigned() {
+    /// What a clock showed, in nanoseconds.
+    fn now(&self, clock: u32) -> u64 {
+        if clock == libc::CLOCK_REALTIME.cast_unsigned() {
             self.monotonic.wrapping_add(self.realtime)
         } else {
             self.monotonic
-        };
-        expires.saturating_sub(now).max(1000)
+        }
+    }
+
+    /// What is left until a clock shows `expires`, in nanoseconds; never nothing, which would mean never.
+    fn left(&self, clock: u32, expires: u64) -> u64 {
+        expires.saturating_sub(self.now(clock)).max(1000)
     }
 }
 
