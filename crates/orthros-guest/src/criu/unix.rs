@@ -177,7 +177,8 @@ impl UnixSockets {
             let peer = known.peer.and_then(|peer| addresses.get(&peer).or_else(|| asked.get(&peer)));
             image.peer = peer.copied().unwrap_or(0);
             if image.peer == 0 && image.state == CONNECTED {
-                if known.peer_is_open {
+                // What was hung up once has a side that nobody uses.
+                if known.peer_is_open && image.shutdown != Some(BOTH_WAYS) {
                     remarks.push(format!(
                         "the Unix socket {} was connected to another than the service; it is hung up",
                         image.ino
@@ -218,6 +219,24 @@ mod tests {
         assert_eq!(folder(b"/run/service/socket", b"/run/service/socket\0"), None);
         // What was moved since cannot be told.
         assert_eq!(folder(b"/run/elsewhere", b"socket\0"), None);
+    }
+
+    #[test]
+    fn what_was_hung_up_before_is_no_loss() {
+        let folder = std::env::temp_dir().join(format!("orrery-unix-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut sockets = UnixSockets::default();
+        for (address, shutdown) in [(1, None), (2, Some(BOTH_WAYS))] {
+            let mut image = gone(u32::try_from(address).unwrap(), 100, 0).usk.unwrap();
+            image.shutdown = shutdown;
+            let known =
+                Known { image, peer: Some(99), peer_is_open: true, queue: Vec::new(), waiting: Vec::new() };
+            sockets.known.insert(address, known);
+        }
+        let remarks = sockets.write(&mut Files::default(), &folder).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(remarks.len(), 1, "{remarks:?}");
+        assert!(sockets.known.values().all(|known| known.image.shutdown == Some(BOTH_WAYS)));
     }
 
     #[test]
