@@ -372,3 +372,25 @@ fn remove(folder: &OwnedFd, name: &OsStr) -> Result<()> {
     }
     Ok(rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_try_that_has_begun_is_known_by_its_death_until_all_is_finished() {
+        let place = std::env::temp_dir().join(format!("orrery-begun-{}", std::process::id()));
+        std::fs::create_dir_all(place.join(ASIDE)).unwrap();
+        std::fs::write(place.join(ASIDE).join(format!("{BEGUN}1f")), "").unwrap();
+        let mounted = Mounted::open(&place).unwrap();
+        assert!(has_begun(&mounted, 0x1f) && !has_begun(&mounted, 0x20));
+        let modified = || std::fs::metadata(&place).unwrap().modified().unwrap();
+        let before = modified();
+        finish(&mounted).unwrap();
+        assert!(!has_begun(&mounted, 0x1f) && !place.join(ASIDE).exists());
+        assert_eq!(modified(), before, "the top directory keeps its times");
+        // Where nothing was kept there is nothing to do.
+        finish(&mounted).unwrap();
+        std::fs::remove_dir_all(&place).unwrap();
+    }
+}
