@@ -20,7 +20,11 @@ fn redis_and_its_connection_survive_two_panics_in_a_row() {
         return;
     }
     let _one = ONE_PAIR.lock();
-    let output = orthros().args(["demo", "--json"]).output().unwrap();
+    let mut command = orthros();
+    command.args(["demo", "--json"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let network = format!("orrery-{}", child.id());
+    let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let events = events(&output.stdout);
     let of = |name: &str| events.iter().filter(|event| event["event"] == name).count();
@@ -33,7 +37,7 @@ fn redis_and_its_connection_survive_two_panics_in_a_row() {
         assert!(summary["threads"].as_u64().unwrap() >= 4, "{summary}");
     }
     let left = Command::new("ip").args(["netns", "list"]).output().unwrap();
-    assert!(!String::from_utf8_lossy(&left.stdout).contains("orrery-"), "the network is gone");
+    assert!(!String::from_utf8_lossy(&left.stdout).contains(&network), "the network stays");
 }
 
 /// Lets a guest write contents early and drop whatever it can from memory, again and again.
