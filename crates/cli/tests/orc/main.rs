@@ -10,6 +10,7 @@ mod guest;
 mod hostile;
 mod liars;
 mod names;
+mod noexec;
 mod odd;
 mod publish;
 mod relocated;
