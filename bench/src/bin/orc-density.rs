@@ -24,33 +24,15 @@ use orrery_bench::content_store::ContentStore;
 use orrery_bench::copies::{
     Ksm, Running, Store, anonymous, cached, files_of, forget, plant, planted, processor_time, relocated,
 };
+use orrery_bench::film::{FFMPEG, encode};
 use orrery_bench::record::{self, Record};
 use orrery_bench::{Options, Skipped, machine};
 use serde::Serialize;
 
 const PYTHON: &str = "/usr/bin/python3";
-const FFMPEG: &str = "/usr/bin/ffmpeg";
 /// What Python loads, and then waits.
 const WORK: &str = "import ssl, sqlite3, json, ctypes, decimal, hashlib, lzma, bz2\n\
                     print('ready', flush=True)\nimport sys; sys.stdin.read()";
-/// What ffmpeg encodes, for ever.
-const FILM: [&str; 14] = [
-    "-nostdin",
-    "-loglevel",
-    "error",
-    "-progress",
-    "pipe:1",
-    "-f",
-    "lavfi",
-    "-i",
-    "testsrc2=size=320x180:rate=30",
-    "-threads",
-    "1",
-    "-c:v",
-    "mpeg4",
-    "-f",
-];
-
 /// Memory of N copies from N trees
 #[derive(Parser)]
 struct Arguments {
@@ -225,17 +207,7 @@ fn row<const N: usize>(cells: [String; N]) -> Vec<Cell> {
 }
 
 fn record(case: String, unit: &str, ours: f64, rival: (&str, f64), ratio: f64) -> Record {
-    Record {
-        bench: "orc-density".to_owned(),
-        case,
-        unit: unit.to_owned(),
-        ours,
-        rival_name: rival.0.to_owned(),
-        rival: rival.1,
-        ratio,
-        spread: 0.0,
-        runs: 1,
-    }
+    Record::beside("orc-density", case, unit, ours, rival, ratio)
 }
 
 /// Code and read-only data of idle copies.
@@ -286,7 +258,8 @@ struct Series {
 
 /// Starts ffmpeg, whose frames are counted.
 fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
-    command.args(FILM).args(["null", "-"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    // For ever.
+    command.args(encode("size=320x180:rate=30", &["mpeg4"])).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = Running(command.spawn().with_context(|| format!("start {command:?}"))?);
     let mut lines = BufReader::new(child.0.stdout.take().context("no output")?).lines();
     let frames = Arc::clone(frames);
