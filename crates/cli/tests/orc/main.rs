@@ -4,6 +4,7 @@
 
 mod containers;
 mod deaths;
+mod debuggers;
 mod files;
 mod filters;
 mod guest;
