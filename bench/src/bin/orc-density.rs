@@ -383,21 +383,28 @@ fn over_time(plan: &[(usize, &[Way], u64)], records: &mut Vec<Record>) -> Result
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     let quick = arguments.options.quick();
+    let only = arguments.options.only();
+    let is_to_run = |program: &str| {
+        let is_wanted = only.is_none_or(|text| program.contains(text));
+        let is_there = Path::new(program).exists();
+        if is_wanted && !is_there {
+            println!("SKIPPED: there is no {program}");
+        }
+        is_wanted && is_there
+    };
     let mut records = Vec::new();
-    if Path::new(PYTHON).exists() {
+    if is_to_run(PYTHON) {
         density(if quick { &[16] } else { &[1, 2, 4, 8, 16, 32] }, &mut records)?;
-    } else {
-        println!("SKIPPED: there is no {PYTHON}");
     }
-    if Path::new(FFMPEG).exists() {
+    if is_to_run(FFMPEG) {
         let all: [(usize, &[Way], u64); 4] =
             [(2, &Way::ALL, 10), (4, &Way::FEW, 10), (32, &Way::FEW, 10), (16, &Way::ALL, 40)];
         over_time(if quick { &[(16, &Way::FEW, 5)] } else { &all }, &mut records)?;
-    } else {
-        println!("SKIPPED: there is no {FFMPEG}");
     }
-    let path = machine::record_file("orc-density")?;
-    record::write(&path, &records)?;
-    println!("records: {}", path.display());
+    if only.is_none() {
+        let path = machine::record_file("orc-density")?;
+        record::write(&path, &records)?;
+        println!("records: {}", path.display());
+    }
     Ok(ExitCode::SUCCESS)
 }
