@@ -33,8 +33,8 @@ pub fn install(folder: &Path, elsewhere: &[PathBuf]) -> io::Result<PathBuf> {
     let mut tried = folder.display().to_string();
     for other in elsewhere {
         let home = other.join(FOLDER);
-        let made =
-            DirBuilder::new().recursive(true).mode(0o755).create(&home).and_then(|()| can_run_from(&home));
+        let made = [other, &home].into_iter().try_for_each(|folder| make_folder(folder));
+        let made = made.and_then(|()| can_run_from(&home));
         if made.is_ok_and(|can| can)
             && let Ok(path) = put(&home)
         {
@@ -47,6 +47,15 @@ pub fn install(folder: &Path, elsewhere: &[PathBuf]) -> io::Result<PathBuf> {
         tried = format!("{tried}, nor from {}", home.display());
     }
     Err(not_from(&tried))
+}
+
+/// Makes a folder that all can pass through, whatever the umask, where there is none.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o755))
 }
 
 fn not_from(folders: &str) -> io::Error {
