@@ -5,7 +5,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -19,8 +18,9 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use tempfile::TempDir;
 
 use crate::c_program::build;
-use crate::contender::{Contender, Sample, Skipped};
+use crate::contender::{Contender, Sample};
 use crate::machine;
+use crate::resp::{self, Resp};
 
 /// How many clients ask at the same time.
 const CLIENTS: u64 = 4;
@@ -39,7 +39,7 @@ const ROUNDS: u32 = 3;
 /// A server, which ends with this object.
 pub struct KeyValue {
     server: Child,
-    control: Connection,
+    control: Resp<UnixStream>,
     socket: PathBuf,
     keys: u64,
     /// Whether a dump begins with each round of steady load.
@@ -72,21 +72,10 @@ impl KeyValue {
     /// `redis-server`, which dumps only when asked.
     ///
     /// # Errors
-    /// [`Skipped`] where it is not installed; where it does not come up.
+    /// [`Skipped`](crate::Skipped) where it is not installed; where it does not come up.
     pub fn redis(keys: u64, value: usize) -> Result<Self> {
-        // Debian's redis-tools has the server under this name, too, and does not start one as a service.
-        let programs = ["redis-server", "redis-check-rdb"];
-        let works = |program: &&str| {
-            let mut command = Command::new(program);
-            command.arg0("redis-server").arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
-            command.status().is_ok_and(|status| status.success())
-        };
-        let Some(program) = programs.into_iter().find(works) else {
-            return Err(Skipped("redis-server is not installed (Debian: redis-tools)".to_owned()).into());
-        };
+        let mut command = resp::redis()?;
         let folder = tempfile::tempdir().context("making a folder for a server")?;
-        let mut command = Command::new(program);
-        command.arg0("redis-server");
         command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]);
         command.arg(folder.path().join("socket")).arg("--dir").arg(folder.path());
         Self::start(command, folder, keys, value)
@@ -104,7 +93,7 @@ impl KeyValue {
         let socket = folder.path().join("socket");
         let begin = Instant::now();
         let control = loop {
-            if let Ok(control) = Connection::new(&socket) {
+            if let Ok(control) = connect(&socket) {
                 break control;
             }
             if begin.elapsed() > PATIENCE || server.try_wait()?.is_some() {
@@ -159,11 +148,8 @@ impl KeyValue {
         let value = "v".repeat(value);
         for first in (0..self.keys).step_by(100) {
             let keys = first..(first + 100).min(self.keys);
-            let mut text = String::new();
-            for key in keys.clone() {
-                set(&mut text, key, &value);
-            }
-            self.control.stream.get_mut().write_all(text.as_bytes())?;
+            let text: String = keys.clone().map(|key| resp::set(&name(key), &value)).collect();
+            self.control.send(&text)?;
             for _ in keys {
                 ensure!(self.control.reply()? == "+OK", "a key was not taken");
             }
@@ -266,7 +252,7 @@ impl Drop for KeyValue {
 
 /// Reads and writes random keys until it is over; what it writes expires in an hour, or not.
 fn load(socket: &Path, keys: u64, client: u64, expiring: bool, over: &AtomicBool) -> Result<Vec<Duration>> {
-    let mut connection = Connection::new(socket)?;
+    let mut connection = connect(socket)?;
     let mut state = client.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let value = "w".repeat(100);
     let mut latencies = Vec::new();
@@ -285,10 +271,9 @@ fn load(socket: &Path, keys: u64, client: u64, expiring: bool, over: &AtomicBool
                 "*5\r\n$3\r\nSET\r\n${a}\r\n{key}\r\n${b}\r\n{value}\r\n$2\r\nEX\r\n$4\r\n3600\r\n"
             )?;
         } else if state & (1 << 40) == 0 {
-            set(&mut text, key, &value);
+            text = resp::set(&name(key), &value);
         } else {
-            let key = name(key);
-            write!(text, "*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len())?;
+            text = resp::get(&name(key));
         }
         let begin = Instant::now();
         let answer = connection.ask(&text)?;
@@ -302,47 +287,10 @@ fn name(key: u64) -> String {
     format!("key:{key:012}")
 }
 
-fn set(text: &mut String, key: u64, value: &str) {
-    let key = name(key);
-    // Writing to a string cannot fail.
-    let _ = write!(text, "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n{value}\r\n", key.len(), value.len());
-}
-
-struct Connection {
-    stream: BufReader<UnixStream>,
-}
-
-impl Connection {
-    fn new(socket: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(Self { stream: BufReader::new(stream) })
-    }
-
-    fn ask(&mut self, text: &str) -> Result<String> {
-        self.stream.get_mut().write_all(text.as_bytes())?;
-        self.reply()
-    }
-
-    /// A status, an error, or the bytes of a string; of an array only how long it is.
-    fn reply(&mut self) -> Result<String> {
-        let mut line = String::new();
-        self.stream.read_line(&mut line).context("waiting for the server's answer")?;
-        let line = line.trim_end();
-        if let Some(count) = line.strip_prefix('*') {
-            for _ in 0..count.parse::<usize>()? {
-                self.reply()?;
-            }
-        }
-        match line.strip_prefix('$') {
-            Some(length) if length != "-1" => {
-                let mut bytes = vec![0; length.parse::<usize>()? + 2];
-                self.stream.read_exact(&mut bytes)?;
-                Ok(String::from_utf8_lossy(&bytes).into_owned())
-            }
-            _ => Ok(line.to_owned()),
-        }
-    }
+fn connect(socket: &Path) -> Result<Resp<UnixStream>> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(Resp::new(stream))
 }
 
 /// What a process and its children have in memory, in bytes; a part of what several of them share.

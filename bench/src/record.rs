@@ -31,6 +31,30 @@ pub struct Record {
     pub runs: usize,
 }
 
+impl Record {
+    /// One case of a single run.
+    pub fn beside(
+        bench: &str,
+        case: impl Into<String>,
+        unit: &str,
+        ours: f64,
+        rival: (&str, f64),
+        ratio: f64,
+    ) -> Self {
+        Self {
+            bench: bench.to_owned(),
+            case: case.into(),
+            unit: unit.to_owned(),
+            ours,
+            rival_name: rival.0.to_owned(),
+            rival: rival.1,
+            ratio,
+            spread: 0.0,
+            runs: 1,
+        }
+    }
+}
+
 /// Writes `records` to `path`, whole or not at all.
 ///
 /// # Errors

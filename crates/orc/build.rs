@@ -3,8 +3,18 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const SOURCES: [&str; 9] =
-    ["auditor", "environment", "files", "libraries", "line", "names", "place", "relocated", "segments"];
+const SOURCES: [&str; 10] = [
+    "auditor",
+    "environment",
+    "files",
+    "libraries",
+    "line",
+    "names",
+    "place",
+    "relocated",
+    "segments",
+    "start",
+];
 
 fn main() {
     println!("cargo::rerun-if-changed=auditor");
@@ -12,7 +22,7 @@ fn main() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default()).join("liborrery-orc.so");
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let mut command = Command::new(&compiler);
-    command.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Os", "-fPIC", "-shared"]);
+    command.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared"]);
     // Nothing may be called that is not in it.
     command.args(["-nostdlib", "-ffreestanding", "-fno-builtin", "-fno-stack-protector"]);
     command.args(["-fvisibility=hidden", "-U_FORTIFY_SOURCE"]);

@@ -115,10 +115,22 @@ def _is_where_it_should_be(thing, address, length):
     return ctypes.string_at(address, length) == wanted
 
 
+# What a code object refers to; the garbage collector does not know of it. Docstrings are constants.
+_CODE = ("co_consts", "co_names", "co_varnames", "co_linetable", "co_exceptiontable", "co_code")
+
+
+def _parts_of_code(code):
+    """What a code object has in objects of their own: those that are made anew for whoever asks are not the ones it uses. Since
+    Python 3.11 instructions are such: they lie in the code object itself, among counters that change as they run."""
+    parts = ((getattr(code, name, None), getattr(code, name, None)) for name in _CODE)
+    return [part for part, again in parts if part is again and part is not None]
+
+
 def share(*roots):
     """Shares the large strings and bytes that can be reached from these objects; how many bytes of memory that was.
 
-    Modules, functions, classes and their instances, containers and code are looked into. What was shared stays for as long as the
+    Modules, functions, classes and their instances, containers and code are looked into: of code the constants with the docstrings,
+    and the tables of lines and exceptions. What was shared stays for as long as the
     program runs, as if it were referred to. Raises OSError where the store is not there, or refuses; what was shared until
     then stays shared.
     """
@@ -136,7 +148,7 @@ def share(*roots):
             if address not in _frozen and _is_where_it_should_be(thing, address, length):
                 shared += _publish(thing, address, length)
         elif type(thing) is types.CodeType:
-            left.extend(thing.co_consts)
+            left.extend(_parts_of_code(thing))
         else:
             left.extend(gc.get_referents(thing))
     return shared

@@ -24,38 +24,23 @@ use orrery_bench::content_store::ContentStore;
 use orrery_bench::copies::{
     Ksm, Running, Store, anonymous, cached, files_of, forget, plant, planted, processor_time, relocated,
 };
+use orrery_bench::film::{FFMPEG, encode};
 use orrery_bench::record::{self, Record};
 use orrery_bench::{Options, Skipped, machine};
 use serde::Serialize;
 
 const PYTHON: &str = "/usr/bin/python3";
-const FFMPEG: &str = "/usr/bin/ffmpeg";
 /// What Python loads, and then waits.
 const WORK: &str = "import ssl, sqlite3, json, ctypes, decimal, hashlib, lzma, bz2\n\
                     print('ready', flush=True)\nimport sys; sys.stdin.read()";
-/// What ffmpeg encodes, for ever.
-const FILM: [&str; 14] = [
-    "-nostdin",
-    "-loglevel",
-    "error",
-    "-progress",
-    "pipe:1",
-    "-f",
-    "lavfi",
-    "-i",
-    "testsrc2=size=320x180:rate=30",
-    "-threads",
-    "1",
-    "-c:v",
-    "mpeg4",
-    "-f",
-];
-
 /// Memory of N copies from N trees
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
     options: Options,
+    /// No more copies than this: each of ffmpeg's trees takes a quarter of a gigabyte of disk
+    #[arg(long, value_name = "COPIES", default_value_t = 32)]
+    most: usize,
 }
 
 /// How the trees and the programs are made.
@@ -225,17 +210,7 @@ fn row<const N: usize>(cells: [String; N]) -> Vec<Cell> {
 }
 
 fn record(case: String, unit: &str, ours: f64, rival: (&str, f64), ratio: f64) -> Record {
-    Record {
-        bench: "orc-density".to_owned(),
-        case,
-        unit: unit.to_owned(),
-        ours,
-        rival_name: rival.0.to_owned(),
-        rival: rival.1,
-        ratio,
-        spread: 0.0,
-        runs: 1,
-    }
+    Record::beside("orc-density", case, unit, ours, rival, ratio)
 }
 
 /// Code and read-only data of idle copies.
@@ -286,7 +261,8 @@ struct Series {
 
 /// Starts ffmpeg, whose frames are counted.
 fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
-    command.args(FILM).args(["null", "-"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    // For ever.
+    command.args(encode("size=320x180:rate=30", &["mpeg4"])).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = Running(command.spawn().with_context(|| format!("start {command:?}"))?);
     let mut lines = BufReader::new(child.0.stdout.take().context("no output")?).lines();
     let frames = Arc::clone(frames);
@@ -410,21 +386,35 @@ fn over_time(plan: &[(usize, &[Way], u64)], records: &mut Vec<Record>) -> Result
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     let quick = arguments.options.quick();
+    let only = arguments.options.only();
+    let is_to_run = |program: &str| {
+        let is_wanted = only.is_none_or(|text| program.contains(text));
+        let is_there = Path::new(program).exists();
+        if is_wanted && !is_there {
+            println!("SKIPPED: there is no {program}");
+        }
+        is_wanted && is_there
+    };
     let mut records = Vec::new();
-    if Path::new(PYTHON).exists() {
-        density(if quick { &[16] } else { &[1, 2, 4, 8, 16, 32] }, &mut records)?;
-    } else {
-        println!("SKIPPED: there is no {PYTHON}");
+    if is_to_run(PYTHON) {
+        let mut counts = if quick { vec![16] } else { vec![1, 2, 4, 8, 16, 32] };
+        counts.retain(|count| *count <= arguments.most);
+        density(&counts, &mut records)?;
     }
-    if Path::new(FFMPEG).exists() {
-        let all: [(usize, &[Way], u64); 4] =
-            [(2, &Way::ALL, 10), (4, &Way::FEW, 10), (32, &Way::FEW, 10), (16, &Way::ALL, 40)];
-        over_time(if quick { &[(16, &Way::FEW, 5)] } else { &all }, &mut records)?;
-    } else {
-        println!("SKIPPED: there is no {FFMPEG}");
+    if is_to_run(FFMPEG) {
+        let mut plan: Vec<(usize, &[Way], u64)> = if quick {
+            vec![(16, &Way::FEW, 5)]
+        } else {
+            vec![(2, &Way::ALL, 10), (4, &Way::FEW, 10), (32, &Way::FEW, 10), (16, &Way::ALL, 40)]
+        };
+        plan.retain(|(count, ..)| *count <= arguments.most);
+        over_time(&plan, &mut records)?;
     }
-    let path = machine::record_file("orc-density")?;
-    record::write(&path, &records)?;
-    println!("records: {}", path.display());
+    // What was left out would be missing from the records.
+    if only.is_none() && arguments.most >= 32 {
+        let path = machine::record_file("orc-density")?;
+        record::write(&path, &records)?;
+        println!("records: {}", path.display());
+    }
     Ok(ExitCode::SUCCESS)
 }

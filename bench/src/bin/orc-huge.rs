@@ -13,7 +13,9 @@ use clap::Parser;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use orrery_bench::copies::{Running, Store};
+use orrery_bench::film::{FFMPEG, encode};
 use orrery_bench::record::{self, Record};
+use orrery_bench::stats::{interquartile_range, median};
 use orrery_bench::{Options, machine};
 
 /// Large programs with huge pages, small ones, and plain
@@ -33,60 +35,31 @@ const SCRIPT: &str = "const vm = require('vm'), zlib = require('zlib'); let text
 struct Work {
     name: &'static str,
     program: &'static str,
-    arguments: &'static [&'static str],
+    arguments: Vec<String>,
     /// What keeps it alive while its code becomes huge, and says so.
-    waiting: &'static [&'static str],
+    waiting: Vec<String>,
     ready: &'static str,
 }
 
-const WORKS: [Work; 2] = [
-    Work {
-        name: "node",
-        program: "/usr/bin/node",
-        arguments: &["-e", SCRIPT],
-        waiting: &["-e", "console.log('ready'); process.stdin.on('data', () => {})"],
-        ready: "ready",
-    },
-    Work {
-        name: "ffmpeg",
-        program: "/usr/bin/ffmpeg",
-        arguments: &[
-            "-nostdin",
-            "-loglevel",
-            "error",
-            "-f",
-            "lavfi",
-            "-i",
-            "testsrc2=size=640x360:rate=30:duration=3",
-            "-threads",
-            "1",
-            "-c:v",
-            "libx264",
-            "-preset",
-            "fast",
-            "-f",
-            "null",
-            "-",
-        ],
-        waiting: &[
-            "-nostdin",
-            "-loglevel",
-            "error",
-            "-progress",
-            "pipe:1",
-            "-f",
-            "lavfi",
-            "-i",
-            "testsrc2=size=64x36:rate=1",
-            "-c:v",
-            "libx264",
-            "-f",
-            "null",
-            "-",
-        ],
-        ready: "frame=",
-    },
-];
+fn works() -> [Work; 2] {
+    let node = |script: &str| vec!["-e".to_owned(), script.to_owned()];
+    [
+        Work {
+            name: "node",
+            program: "/usr/bin/node",
+            arguments: node(SCRIPT),
+            waiting: node("console.log('ready'); process.stdin.on('data', () => {})"),
+            ready: "ready",
+        },
+        Work {
+            name: "ffmpeg",
+            program: FFMPEG,
+            arguments: encode("size=640x360:rate=30:duration=3", &["libx264", "-preset", "fast"]),
+            waiting: encode("size=64x36:rate=1", &["libx264"]),
+            ready: "frame=",
+        },
+    ]
+}
 
 /// Seconds of processor time that all children that were waited for have had.
 fn processor_time() -> f64 {
@@ -108,7 +81,7 @@ fn processor_time() -> f64 {
 
 fn run(work: &Work, store: Option<&Store>) -> Result<f64> {
     let mut command = Command::new(work.program);
-    command.args(work.arguments).stdin(Stdio::null()).stdout(Stdio::null());
+    command.args(&work.arguments).stdin(Stdio::null()).stdout(Stdio::null());
     if let Some(store) = store {
         store.share(&mut command)?;
     }
@@ -123,7 +96,7 @@ fn mapped_hugely(work: &Work, store: &Store) -> Result<u64> {
     let begin = Instant::now();
     loop {
         let mut command = Command::new(work.program);
-        command.args(work.waiting);
+        command.args(&work.waiting);
         store.share(&mut command)?;
         let running = Running::start(&mut command, work.ready)?;
         let text = std::fs::read_to_string(format!("/proc/{}/smaps", running.pid()))?;
@@ -135,11 +108,6 @@ fn mapped_hugely(work: &Work, store: &Store) -> Result<u64> {
         drop(running);
         std::thread::sleep(Duration::from_millis(500));
     }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
 fn main() -> Result<ExitCode> {
@@ -157,7 +125,7 @@ fn main() -> Result<ExitCode> {
         "AGAINST SMALL",
         "HUGE",
     ]);
-    for work in &WORKS {
+    for work in &works() {
         if !Path::new(work.program).exists() {
             println!("SKIPPED: there is no {}", work.program);
             continue;
@@ -181,20 +149,14 @@ fn main() -> Result<ExitCode> {
             }
         }
         // Round by round, as the machine's state changes.
-        let ratio = |rival: usize| median(times[rival].iter().zip(&times[2]).map(|(a, b)| a / b).collect());
-        let [plain, shared, ours] = [0, 1, 2].map(|way: usize| median(times[way].clone()));
-        for (rival, time, ratio) in [("plain", plain, ratio(0)), ("small pages", shared, ratio(1))] {
-            records.push(Record {
-                bench: "orc-huge".to_owned(),
-                case: format!("{}/processor time", work.name),
-                unit: "s".to_owned(),
-                ours,
-                rival_name: rival.to_owned(),
-                rival: time,
-                ratio,
-                spread: 0.0,
-                runs: rounds,
-            });
+        let ratios =
+            |rival: usize| times[rival].iter().zip(&times[2]).map(|(a, b)| a / b).collect::<Vec<f64>>();
+        let ratio = |rival: usize| median(&ratios(rival));
+        let [plain, shared, ours] = [0, 1, 2].map(|way: usize| median(&times[way]));
+        for (number, rival, time) in [(0, "plain", plain), (1, "small pages", shared)] {
+            let case = format!("{}/processor time", work.name);
+            let record = Record::beside("orc-huge", case, "s", ours, (rival, time), ratio(number));
+            records.push(Record { spread: interquartile_range(&ratios(number)), runs: rounds, ..record });
         }
         let seconds = |time: f64| format!("{time:.2} s");
         table.add_row([

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use orrery_bench::copies::{Running, Store, files_of, plant, planted};
+use orrery_bench::resp::redis_program;
 use orrery_bench::{Bench, Case, Contender, Entry, Group, Options, Quantity, Sample, Skipped, Unit, machine};
 use tempfile::TempDir;
 
@@ -94,13 +95,13 @@ impl Starts {
 impl Contender for Starts {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let mut latencies = Vec::new();
+        let redis = if work == "redis" { redis_program()? } else { "" };
         for _ in 0..iterations {
             latencies.push(match work {
                 "true" => self.run(&mut Command::new("/bin/true"))?,
                 "dlopen" => self.dlopen()?,
                 "cold" => self.cold()?,
-                // Debian's redis-tools has the server under this name, too.
-                "redis" => self.run(Command::new("redis-check-rdb").arg0("redis-server").arg("--version"))?,
+                "redis" => self.run(Command::new(redis).arg0("redis-server").arg("--version"))?,
                 "nginx" => {
                     let settings = self.folder.path().join("nginx.conf");
                     self.run(Command::new("nginx").args(["-t", "-q", "-c"]).arg(settings))?

@@ -5,9 +5,7 @@
 //! shares anything. KSM: all these processes' memory is KSM's, which looks at a page every two microseconds. Ours: all of them
 //! share through a store.
 
-use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -18,7 +16,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use orrery_bench::copies::{Ksm, Running, Store, files_of, plant, planted};
-use orrery_bench::{Bench, Case, Contender, Entry, Group, Options, Quantity, Sample, Skipped, Unit, machine};
+use orrery_bench::resp::{self, Resp};
+use orrery_bench::{Bench, Case, Contender, Entry, Group, Options, Quantity, Sample, Unit, machine};
 use tempfile::TempDir;
 
 /// Tail latency of Redis while sharing goes on
@@ -46,7 +45,7 @@ const VALUE: usize = 1024;
 /// A Redis server under load.
 struct Server {
     way: Way,
-    connection: UnixStream,
+    connection: Resp<UnixStream>,
     next: u64,
     stop: Arc<AtomicBool>,
     /// Starts programs.
@@ -69,27 +68,13 @@ fn prepare(way: Way, store: Option<&Store>, command: &mut Command) -> Result<()>
     Ok(())
 }
 
-fn ask(connection: &mut UnixStream, request: &[u8]) -> Result<Vec<u8>> {
-    connection.write_all(request)?;
-    let mut answer = vec![0; VALUE + 64];
-    let mut held = 0;
-    loop {
-        let count = connection.read(&mut answer[held..])?;
-        ensure!(count > 0, "the server hung up");
-        held += count;
-        let bulk = answer[0] == b'$' && !answer.starts_with(b"$-1");
-        let whole = if bulk { VALUE + 2 } else { 2 };
-        if answer[..held].ends_with(b"\r\n") && held > whole {
-            answer.truncate(held);
-            return Ok(answer);
-        }
-    }
+fn name(key: u64) -> String {
+    format!("key:{key:016}")
 }
 
-fn set(key: u64) -> Vec<u8> {
+fn set(key: u64) -> String {
     // Values that differ from key to key and are the same in both servers.
-    let value = format!("{key:016}").repeat(VALUE / 16);
-    format!("*3\r\n$3\r\nSET\r\n$20\r\nkey:{key:016}\r\n${VALUE}\r\n{value}\r\n").into_bytes()
+    resp::set(&name(key), &format!("{key:016}").repeat(VALUE / 16))
 }
 
 impl Server {
@@ -101,26 +86,22 @@ impl Server {
         let mut connections = Vec::new();
         for number in 0..2 {
             let socket = folder.path().join(format!("socket{number}"));
-            // Debian's redis-tools has the server under this name, too, and does not start one as a service.
-            let mut command = Command::new("redis-check-rdb");
-            command.arg0("redis-server").args(["--port", "0", "--save", "", "--appendonly", "no"]);
+            let mut command = resp::redis()?;
+            command.args(["--port", "0", "--save", "", "--appendonly", "no"]);
             command.arg("--unixsocket").arg(&socket).arg("--dir").arg(folder.path());
             command.stdin(Stdio::null()).stdout(Stdio::null());
             prepare(way, store.as_deref(), &mut command)?;
-            let child = command
-                .spawn()
-                .map_err(|error| Skipped(format!("redis-server cannot be started (redis-tools): {error}")))?;
-            servers.push(Running(child));
+            servers.push(Running(command.spawn().context("start redis-server")?));
             let begin = Instant::now();
             let mut connection = loop {
                 match UnixStream::connect(&socket) {
-                    Ok(connection) => break connection,
+                    Ok(connection) => break Resp::new(connection),
                     Err(error) => ensure!(begin.elapsed() < Duration::from_secs(30), "no Redis: {error}"),
                 }
                 std::thread::sleep(Duration::from_millis(10));
             };
             for key in 0..KEYS {
-                ask(&mut connection, &set(key))?;
+                connection.ask(&set(key))?;
             }
             connections.push(connection);
         }
@@ -193,12 +174,12 @@ impl Contender for Server {
             let key = (self.next >> 33) % KEYS;
             let request = match work {
                 "set" => set(key),
-                _ => format!("*2\r\n$3\r\nGET\r\n$20\r\nkey:{key:016}\r\n").into_bytes(),
+                _ => resp::get(&name(key)),
             };
             let begin = Instant::now();
-            let answer = ask(&mut self.connection, &request).context("ask Redis")?;
+            let answer = self.connection.ask(&request)?;
             latencies.push(begin.elapsed());
-            ensure!(!answer.starts_with(b"-") && !answer.starts_with(b"$-1"), "Redis says no");
+            ensure!(!answer.starts_with('-') && answer != "$-1", "Redis says no: {answer}");
         }
         ensure!(self.way != Way::Ours || self._store.is_some(), "there is no store");
         Ok(Sample { iterations, elapsed: latencies.iter().sum(), latencies })

@@ -47,6 +47,7 @@ EXPORT char *la_objsearch(const char *name, uintptr_t *cookie, unsigned int flag
 EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) {
     (void)space;
     (void)cookie;
+    note_map(map);
     if (!is_store_known() || !note_library(map))
         note_opened(map);
     /* No bindings are to be told of. */

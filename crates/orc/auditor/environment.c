@@ -17,6 +17,7 @@ static int verbose, under_seccomp, old_kernel, without_places;
 
 static char folder[sizeof store.sun_path];
 static int has_read;
+static const struct link_map *first_map;
 
 const struct sockaddr_un *store_address(void) { return &store; }
 const char *store_folder(void) { return folder; }
@@ -59,6 +60,8 @@ void close_own(int fd, uint64_t inode) {
 }
 
 static void read_variable(const char *variable, size_t length) {
+    if (length <= 11 || !same(variable, "ORRERY_ORC", 10))
+        return;
     if (same(variable, "ORRERY_ORC=", 11) && length - 11 < sizeof store.sun_path - 8) {
         copy(store.sun_path, variable + 11, length - 11);
         copy(folder, store.sun_path, length - 11);
@@ -74,7 +77,7 @@ static void read_variable(const char *variable, size_t length) {
     }
 }
 
-/* Finds the variables that are meant for us. */
+/* Finds the variables that are meant for us, where the loader does not tell of the stack. */
 static void read_environment(char *buffer, size_t size) {
     int fd = open_file("/proc/self/environ");
     size_t held = 0;
@@ -89,8 +92,7 @@ static void read_environment(char *buffer, size_t size) {
         for (size_t i = 0; i < held; i++) {
             if (buffer[i])
                 continue;
-            if (i - begin > 11)
-                read_variable(buffer + begin, i - begin);
+            read_variable(buffer + begin, i - begin);
             begin = i + 1;
         }
         /* A variable that fills the buffer is none of ours. */
@@ -102,11 +104,20 @@ static void read_environment(char *buffer, size_t size) {
     close_file(fd);
 }
 
+void note_map(const struct link_map *map) {
+    if (!first_map)
+        first_map = map;
+}
+
 int is_store_known(void) {
-    char buffer[4352];
     if (!has_read) {
+        const char *const *variables = find_environment(first_map);
+        char buffer[4352];
         has_read = 1;
-        read_environment(buffer, sizeof buffer);
+        for (; variables && *variables; variables++)
+            read_variable(*variables, length_of(*variables));
+        if (!variables)
+            read_environment(buffer, sizeof buffer);
     }
     return store.sun_path[0] != 0;
 }

@@ -75,17 +75,19 @@ static int open_mapped(const char *name, uint64_t inode, struct stat *found) {
 
 /* Finds the segments of an object; whether there is anything to be had. */
 static int gather(struct file *file, const struct opened *object) {
-    struct mapping inside, at;
-    if (!find_mapping(object->inside, &inside) || inside.start > object->inside)
-        return 0; /* The kernel's own, which has no file. */
+    struct mapping at;
+    uint64_t inode = 0;
+    int is_it = 0;
     file->name = object->name;
     file->segment_count = 0;
     file->executable = 0;
     file->start = ~0ul;
     file->end = 0;
     for (uintptr_t next = object->base; find_mapping(next, &at); next = at.end) {
-        if (at.inode != inside.inode)
+        if (inode && at.inode != inode)
             break;
+        inode = at.inode;
+        is_it |= at.start <= object->inside && object->inside < at.end;
         if (at.shared || !at.readable || file->segment_count == MOST_SEGMENTS)
             continue;
         if (at.writable && at.executable) {
@@ -98,7 +100,9 @@ static int gather(struct file *file, const struct opened *object) {
         file->executable |= at.executable;
         file->segments[file->segment_count++] = at;
     }
-    return file->segment_count > 0 && (file->fd = open_mapped(object->name, inside.inode, &file->found)) >= 0;
+    /* The kernel's own has no file. */
+    return is_it && file->segment_count > 0 &&
+           (file->fd = open_mapped(object->name, inode, &file->found)) >= 0;
 }
 
 /* ---- exchanging ---- */
@@ -128,6 +132,13 @@ static void exchange_segment(const struct mapping *segment, const struct file *f
         say("code is left alone that differs from the file (text relocations, or patched)", file->name);
 }
 
+/* All segments of a file, whose first bytes lie at `offset` in the object. */
+static void exchange_segments(const struct file *file, int fd, uint64_t offset) {
+    look_at(file->segments[0].start, file->segments[file->segment_count - 1].end);
+    for (size_t i = 0; i < file->segment_count; i++)
+        exchange_segment(&file->segments[i], file, fd, offset);
+}
+
 static const char *refused(uint32_t refusal) {
     switch (refusal) {
     case DENIED:
@@ -145,12 +156,11 @@ static const char *refused(uint32_t refusal) {
 
 static void serve_file(struct file *file, const struct answer *answer, int fd) {
     uint64_t end = answer->offset + (file->end - file->start);
-    if (end < answer->offset || !is_sealed(fd, end)) {
+    if (end < answer->offset || !is_sealed(fd, end, NULL)) {
         say("left alone: its object is not sealed", file->name);
         return;
     }
-    for (size_t i = 0; i < file->segment_count; i++)
-        exchange_segment(&file->segments[i], file, fd, answer->offset);
+    exchange_segments(file, fd, answer->offset);
     /* The store has the bytes now: the file's cached pages serve nobody but plain programs, which keep what they map. */
     if (answer->fresh)
         CALL6(SYS_fadvise64, file->fd, 0, 0, 4 /* POSIX_FADV_DONTNEED */, 0, 0);
@@ -160,11 +170,10 @@ static void serve_file(struct file *file, const struct answer *answer, int fd) {
 static int serve_named(struct file *file) {
     struct entry entry;
     int known = find_file(&file->found, file->end, file->executable ? EXECUTABLE : 0, &entry);
-    int fd = known ? open_object(&entry, file->end) : -1;
+    int fd = known ? open_object(&entry, file->end, NULL) : -1;
     if (fd < 0)
         return 0;
-    for (size_t i = 0; i < file->segment_count; i++)
-        exchange_segment(&file->segments[i], file, fd, file->start);
+    exchange_segments(file, fd, file->start);
     close_file(fd);
     close_file(file->fd);
     return 1;
@@ -218,26 +227,35 @@ static void flush(struct batch *batch) {
     batch->bytes = 0;
 }
 
+/* Room for files that have to be asked for. */
+static struct batch *make_batch(void) {
+    long place = CALL6(SYS_mmap, NULL, sizeof(struct batch), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return has_failed(place) ? NULL : (struct batch *)place;
+}
+
 void share_files(void) {
+    struct batch *batch = NULL;
+    struct file file;
     size_t count = opened_count;
     opened_count = 0;
     if (!count || !start_looking())
         return;
-    long place = CALL6(SYS_mmap, NULL, sizeof(struct batch), PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!has_failed(place)) {
-        struct batch *batch = (struct batch *)place;
-        for (size_t i = 0; i < count; i++) {
-            struct file *file = &batch->files[batch->count];
-            if (!gather(file, &opened[i]) || serve_named(file))
-                continue;
-            batch->count++;
-            batch->bytes += file->end - file->start;
-            if (batch->count == MOST_PIECES || batch->bytes >= ENOUGH)
-                flush(batch);
+    for (size_t i = 0; i < count; i++) {
+        if (!gather(&file, &opened[i]) || serve_named(&file))
+            continue;
+        if (!batch && !(batch = make_batch())) {
+            close_file(file.fd);
+            continue;
         }
+        copy(&batch->files[batch->count++], &file, sizeof file);
+        batch->bytes += file.end - file.start;
+        if (batch->count == MOST_PIECES || batch->bytes >= ENOUGH)
+            flush(batch);
+    }
+    if (batch) {
         flush(batch);
-        CALL3(SYS_munmap, place, sizeof(struct batch), 0);
+        CALL3(SYS_munmap, batch, sizeof *batch, 0);
     }
     done_looking();
 }

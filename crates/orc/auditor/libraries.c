@@ -60,9 +60,8 @@ static int is_loaded_from(uint64_t inode) {
 
 /* Opens the object of an entry; its inode, or 0. */
 static uint64_t open_entry(const struct entry *entry) {
-    struct stat found;
-    object = open_object(entry, entry->value[0]);
-    object_inode = object >= 0 && CALL3(SYS_fstat, object, &found, 0) == 0 ? found.st_ino : 0;
+    object_inode = 0;
+    object = open_object(entry, entry->value[0], &object_inode);
     return object_inode;
 }
 

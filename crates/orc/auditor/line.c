@@ -139,16 +139,22 @@ int ask_store(struct exchange *exchange, enum request request, enum reply reply)
     return 0;
 }
 
-int is_sealed(int fd, uint64_t end) {
+int is_sealed(int fd, uint64_t end, uint64_t *inode) {
     struct stat found;
     struct statx more;
-    long seals = CALL3(SYS_fcntl, fd, F_GET_SEALS, 0);
     long needed = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
-    /* An object with a name, or on disk, is a file that nobody may change any more. In a tmpfs it has seals, too. */
-    if (seals < 0 || (seals & needed) == 0)
-        return CALL6(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &more, 0) == 0 &&
-               (more.stx_attributes & more.stx_attributes_mask & STATX_ATTR_IMMUTABLE) &&
-               more.stx_size >= end;
-    return (seals & needed) == needed && CALL3(SYS_fstat, fd, &found, 0) == 0 &&
-           (uint64_t)found.st_size >= end;
+    /* An object with a name, or on disk, is a file that nobody may change any more. */
+    if (CALL6(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &more, 0) == 0 &&
+        (more.stx_attributes & more.stx_attributes_mask & STATX_ATTR_IMMUTABLE)) {
+        if (inode)
+            *inode = more.stx_ino;
+        return more.stx_size >= end;
+    }
+    /* Others are sealed memory. */
+    long seals = CALL3(SYS_fcntl, fd, F_GET_SEALS, 0);
+    if (seals < 0 || (seals & needed) != needed || CALL3(SYS_fstat, fd, &found, 0) < 0)
+        return 0;
+    if (inode)
+        *inode = found.st_ino;
+    return (uint64_t)found.st_size >= end;
 }

@@ -141,14 +141,14 @@ int find_file(const struct stat *found, uint64_t end, uint64_t flags, struct ent
     return find_entry(key, entry) && entry->value[0] >= end && (entry->value[1] & flags) == flags;
 }
 
-int open_object(const struct entry *entry, uint64_t end) {
+int open_object(const struct entry *entry, uint64_t end, uint64_t *inode) {
     for (const char *c = entry->name; *c; c++)
         if (*c == '/')
             return -1;
     if (!entry->name[0] || append(folder, folder_length, entry->name) == PATH_LENGTH)
         return -1;
     int fd = open_file(folder);
-    if (fd >= 0 && !is_sealed(fd, end)) {
+    if (fd >= 0 && !is_sealed(fd, end, inode)) {
         close_file(fd);
         return -1;
     }

@@ -21,7 +21,15 @@ struct range {
     uintptr_t start, end;
 };
 
+/* ---- start.c: what the kernel has told the program ---- */
+
+/* The environment as it was when the program started, found by one of the loader's maps; NULL where the loader does not tell. */
+const char *const *find_environment(const struct link_map *map);
+
 /* ---- environment.c: what the program was told, and what it may do ---- */
+
+/* The loader has a map: the first is the program's, and is told of before anything is asked. */
+void note_map(const struct link_map *map);
 
 /* Whether there is anything to do in this process, at this time. Filters of system calls are looked for once for each piece of
    work of the loader's: when it begins, or searches without having begun, as dlopen(3) does first. */
@@ -95,8 +103,8 @@ struct exchange {
 
 /* Asks; whether there was an answer of the expected kind. Gives up where the store does not answer. */
 int ask_store(struct exchange *exchange, enum request request, enum reply reply);
-/* Whether the memory file shows so many bytes for good. */
-int is_sealed(int fd, uint64_t end);
+/* Whether the file shows so many bytes for good; its inode, if that is wanted. */
+int is_sealed(int fd, uint64_t end, uint64_t *inode);
 
 /* ---- names.c: what is known without asking ---- */
 
@@ -116,8 +124,9 @@ struct stat;
 int find_entry(const uint64_t key[KEY_WORDS], struct entry *entry);
 /* Looks a file up; whether there is an object that shows all of it before `end` and has these flags. */
 int find_file(const struct stat *found, uint64_t end, uint64_t flags, struct entry *entry);
-/* Opens the object of an entry; a descriptor, or -1 where it is gone or does not show `end` bytes for good. */
-int open_object(const struct entry *entry, uint64_t end);
+/* Opens the object of an entry; a descriptor, or -1 where it is gone or does not show `end` bytes for good. Tells its inode, if
+   that is wanted. */
+int open_object(const struct entry *entry, uint64_t end, uint64_t *inode);
 /* The path of the object that was opened last. */
 const char *object_name(void);
 /* Nothing more will be looked up for now. */
@@ -151,6 +160,8 @@ int start_looking(void);
 void done_looking(void);
 /* The first mapping of a file that ends behind `address`; whether there is one. */
 int find_mapping(uintptr_t address, struct mapping *found);
+/* The pages of this range will be asked for: they are looked at together. */
+void look_at(uintptr_t start, uintptr_t end);
 /* The first run of pages from `start` on that are the program's own copies; empty where there is none before `end`. Pages
    of which nothing is known count. */
 struct range own_pages(uintptr_t start, uintptr_t end);

@@ -24,7 +24,7 @@ static int is_equal(const uint64_t *a, const uint64_t *b) {
 /* Exchanges the pages of a range that the object has, too; how many. */
 static size_t exchange_equal(const struct placed *place, int fd, uint64_t offset) {
     size_t equal = 0, run = 0;
-    if (!is_sealed(fd, offset + place->length))
+    if (!is_sealed(fd, offset + place->length, NULL))
         return 0;
     long at = CALL6(SYS_mmap, NULL, place->length, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, (long)offset);
     if (has_failed(at))
@@ -87,7 +87,7 @@ static int exchange_named(const struct placed *place) {
     const struct name *name = &place->name;
     uint64_t key[KEY_WORDS] = {KEY_RELOCATED, name->key, name->address, name->start, name->length};
     struct entry entry;
-    int fd = find_entry(key, &entry) ? open_object(&entry, place->length) : -1;
+    int fd = find_entry(key, &entry) ? open_object(&entry, place->length, NULL) : -1;
     size_t equal = fd >= 0 ? exchange_equal(place, fd, 0) : 0;
     close_file(fd);
     return equal > 0;

@@ -37,7 +37,14 @@ struct pagemap_scan {
 #define IS_PRESENT 8u
 #define IS_SWAPPED 16u
 
+/* More runs of own pages than a file's segments have, as a rule. */
+#define MOST_RUNS 16
+
 static int maps = -1, pagemap = -1;
+/* What was looked at, and the runs of own pages in it. */
+static struct range looked_at;
+static struct page_region runs[MOST_RUNS];
+static size_t run_count;
 
 int start_looking(void) {
     maps = open_file("/proc/self/maps");
@@ -52,6 +59,7 @@ void done_looking(void) {
     close_file(maps);
     close_file(pagemap);
     maps = pagemap = -1;
+    looked_at = (struct range){0, 0};
 }
 
 static uint64_t number(const char **text, unsigned base) {
@@ -158,25 +166,41 @@ static struct range own_entries(uintptr_t start, uintptr_t end) {
     return found;
 }
 
-struct range own_pages(uintptr_t start, uintptr_t end) {
+void look_at(uintptr_t start, uintptr_t end) {
     static int without_scan;
-    struct page_region region = {0};
     struct pagemap_scan scan = {0};
+    looked_at = (struct range){start, start};
+    run_count = 0;
     if (without_scan || is_old_kernel())
-        return own_entries(start, end);
+        return;
     scan.size = sizeof scan;
     scan.start = start;
     scan.end = end;
-    scan.vector = (uintptr_t)&region;
-    scan.vector_length = 1;
+    scan.vector = (uintptr_t)runs;
+    scan.vector_length = MOST_RUNS;
     scan.inverted = scan.all = IS_FILE;
     scan.any = IS_PRESENT | IS_SWAPPED;
     scan.returned = IS_PRESENT;
-    /* One region may be given back in part only where the vector is full: the rest is the next call's. */
     long count = CALL3(SYS_ioctl, pagemap, PAGEMAP_SCAN, &scan);
-    if (count < 0) {
-        without_scan = 1;
-        return own_entries(start, end);
-    }
-    return count ? (struct range){region.start, region.end} : (struct range){end, end};
+    without_scan = count < 0;
+    run_count = count < 0 ? 0 : (size_t)count;
+    /* Where there is no room for more runs the last one may go on, and the rest was not looked at. */
+    if (count == MOST_RUNS)
+        looked_at.end = runs[--run_count].start;
+    else if (count >= 0)
+        looked_at.end = end;
+}
+
+struct range own_pages(uintptr_t start, uintptr_t end) {
+    if (start < looked_at.start || start >= looked_at.end)
+        look_at(start, end);
+    for (size_t i = 0; i < run_count; i++)
+        if (runs[i].end > start && runs[i].start < end)
+            return (struct range){runs[i].start > start ? runs[i].start : start,
+                                  runs[i].end < end ? runs[i].end : end};
+    if (end <= looked_at.end)
+        return (struct range){end, end};
+    if (start < looked_at.end)
+        return own_pages(looked_at.end, end);
+    return own_entries(start, end);
 }

@@ -26,12 +26,17 @@ const FOR_GOOD: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(Seal
 /// What memory may be without that still takes in more objects: bytes that are there stay, as only the store can write.
 const FILLING: SealFlags = SealFlags::FUTURE_WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW);
 
+/// Bytes that a file is written by at a time. The kernel caches what one call writes in large folios, which are mapped with fewer and
+/// shorter faults than pages that came one by one; but a folio of which a program maps one page can no longer be given back to the
+/// kernel (`store/trimmer.rs`). So this is what one fault maps (`fault_around_bytes`): larger ones would be no faster, and
+/// would keep in memory what nobody needs.
+const PORTION: usize = 64 << 10;
+
 /// Memory of our own, writable until it is sealed.
 #[derive(Debug)]
 pub(crate) struct Draft {
     fd: OwnedFd,
-    /// Of memory. Files are written by pwrite(2): written in large portions, they are cached in large folios, which are mapped
-    /// with fewer and shorter faults than pages that came one by one.
+    /// Of memory. Files are written by pwrite(2), in portions of [`PORTION`].
     window: Option<Window>,
     length: usize,
     kind: Kind,
@@ -130,8 +135,10 @@ impl Draft {
         }
         let mut written = 0;
         while written < bytes.len() {
-            let at = (offset + written) as u64;
-            written += rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.fd, &bytes[written..], at))?;
+            let at = offset + written;
+            let portion = bytes.len().min(written + PORTION - at % PORTION);
+            let put = || rustix::io::pwrite(&self.fd, &bytes[written..portion], at as u64);
+            written += rustix::io::retry_on_intr(put)?;
         }
         Ok(())
     }

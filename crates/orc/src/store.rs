@@ -33,7 +33,7 @@ mod trimmer;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use config::{Config, Executables, Tenant};
 pub(crate) use content::is_local;
@@ -60,7 +60,7 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
     }
     let tenants = config.tenants.iter().map(|tenant| &tenant.socket);
     for folder in std::iter::once(&config.socket).chain(tenants).filter_map(|socket| socket.parent()) {
-        crate::auditor::install(folder)?;
+        crate::auditor::install(folder, &elsewhere(config))?;
     }
     // What a store that was killed together with its keeper has left.
     shelf::clear(config);
@@ -72,6 +72,20 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
     result
 }
 
+/// Folders for code, where none can be run from that of the sockets: on the disk for objects, where the service manager wants
+/// state (`StateDirectory=` in systemd.exec(5)), or where it is usual.
+fn elsewhere(config: &Config) -> Vec<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let given = std::env::var_os("STATE_DIRECTORY").unwrap_or_default();
+    let given = std::env::split_paths(&given).find(|path| path.is_absolute());
+    let usual = if rustix::process::geteuid().is_root() {
+        Some(PathBuf::from("/var/lib"))
+    } else {
+        variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")))
+    };
+    config.disk.clone().into_iter().chain(given).chain(usual.map(|folder| folder.join("orrery"))).collect()
+}
+
 /// Whether objects can lie on disk in `folder`, which is made where it is not there: files that nobody can change any more.
 ///
 /// # Errors
@@ -79,7 +93,8 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
 pub fn prove_disk(folder: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
 
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    // Other users' programs pass through it to what is theirs.
+    std::fs::DirBuilder::new().recursive(true).mode(0o711).create(folder)?;
     let file = crate::seal::Draft::on_disk(folder, "orc:trial", crate::PAGE)?.seal()?;
     match crate::seal::strength(file.as_fd(), crate::PAGE as u64) {
         Some(_) => Ok(()),

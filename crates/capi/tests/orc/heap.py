@@ -62,6 +62,40 @@ for wrong in (b"x" * 100_000, memoryview(bytearray(100_000))[::2]):
         pass
     else:
         raise AssertionError(wrong)
+# Of code: the docstring, the constants, the table of lines, which is as long as the code.
+lines = "\n".join(f"    total += counted[{n % 7}]" for n in range(20_000))
+source = f"def generated(counted):\n    {model.ascii[:200_000]!r}\n    total = 0\n{lines}\n    return total\n"
+made = {}
+exec(compile(source, "<generated>", "exec"), made)
+code = made["generated"].__code__
+tables = [table for table in (code.co_linetable, code.co_consts[0]) if len(table) > 150_000]
+assert len(tables) == 2, [len(code.co_linetable), len(code.co_consts[0])]
+assert orrery_orc.share(made["generated"]) >= sum(len(table) // 4096 * 4096 - 4096 for table in tables)
+assert all(backing(id(table) + 8192)[1] == "r--p" for table in tables)
+places += [backing(id(table) + 8192) for table in tables]
+assert made["generated"]([1] * 7) == 20_000 and made["generated"].__doc__ == model.ascii[:200_000]
+try:
+    made["generated"]([1, 1, 1, 1, 1, 1, None])
+except TypeError as error:
+    assert error.__traceback__.tb_next.tb_lineno == 3 + 7, "the table is read where it is"
+else:
+    raise AssertionError("it added nothing")
+# Why not the instructions: since Python 3.11 the interpreter writes to them as it runs them (PEP 659).
+if code.co_code is not code.co_code:
+    start, length = id(code) + type(code).__basicsize__, len(code.co_code)
+
+    def generic():
+        return ctypes.string_at(start, length)
+
+    fresh = {}
+    exec(compile(source, "<generated>", "exec"), fresh)
+    start = id(fresh["generated"].__code__) + type(code).__basicsize__
+    before = generic()
+    for _ in range(20):
+        fresh["generated"]([1] * 7)
+    after = generic()
+    touched = sum(before[at : at + 4096] != after[at : at + 4096] for at in range(0, length, 4096))
+    assert touched > length // 4096 // 2, f"only {touched} pages of {length // 4096} have changed: they could be shared"
 inodes = " ".join(inode for inode, _ in places)
 if len(sys.argv) > 2:
     print(inodes, flush=True)

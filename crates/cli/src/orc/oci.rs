@@ -18,6 +18,8 @@ use serde_json::{Value, json};
 
 /// Where the store is in containers.
 const INSIDE: &str = "/run/orrery/orc";
+/// Where the auditor is, if it is not in the store's folder.
+const CODE_INSIDE: &str = "/run/orrery/auditor";
 /// Options of runc, before its command, that take a value.
 const WITH_VALUE: [&str; 5] = ["--log", "--log-format", "--root", "--criu", "--rootless"];
 
@@ -94,7 +96,10 @@ fn share(bundle: &Path, folder: &Path) -> Result<()> {
             "the store's user {owner} has no number in its user namespace: it could not tell whose the store is"
         );
     }
-    edit(&mut config, &folder, &format!("{INSIDE}/{name}"))?;
+    // In a folder of its own where no code can be run from the store's.
+    let home = auditor.parent().filter(|home| *home != folder);
+    let inside = if home.is_some() { CODE_INSIDE } else { INSIDE };
+    edit(&mut config, &folder, home, &format!("{inside}/{name}"))?;
     let draft = bundle.join(format!("config.json.orrery-{}", std::process::id()));
     std::fs::write(&draft, serde_json::to_vec(&config)?)
         .and_then(|()| std::fs::rename(&draft, &path))
@@ -117,7 +122,7 @@ fn has_number(config: &Value, uid: u32) -> bool {
     })
 }
 
-fn edit(config: &mut Value, folder: &Path, auditor: &str) -> Result<()> {
+fn edit(config: &mut Value, folder: &Path, home: Option<&Path>, auditor: &str) -> Result<()> {
     let process = config.get_mut("process").context("the configuration has no process")?;
     let variables = list(process, "env")?;
     let position = |variables: &[Value], name: &str| {
@@ -150,13 +155,16 @@ fn edit(config: &mut Value, folder: &Path, auditor: &str) -> Result<()> {
         }
     }
     let mounts = list(config, "mounts")?;
-    if !mounts.iter().any(|mount| mount["destination"] == INSIDE) {
-        mounts.push(json!({
-            "destination": INSIDE,
-            "type": "bind",
-            "source": folder.to_str().context("the store's folder has a name that JSON cannot carry")?,
-            "options": ["rbind", "ro", "nosuid", "nodev"],
-        }));
+    for (inside, folder) in [(INSIDE, Some(folder)), (CODE_INSIDE, home)] {
+        let Some(folder) = folder else { continue };
+        if !mounts.iter().any(|mount| mount["destination"] == inside) {
+            mounts.push(json!({
+                "destination": inside,
+                "type": "bind",
+                "source": folder.to_str().context("the store's folder has a name that JSON cannot carry")?,
+                "options": ["rbind", "ro", "nosuid", "nodev"],
+            }));
+        }
     }
     Ok(())
 }
@@ -207,19 +215,27 @@ mod tests {
             "hooks": null
         });
         let mut config = before.clone();
-        edit(&mut config, Path::new("/store"), "/in/a.so").unwrap();
+        edit(&mut config, Path::new("/store"), None, "/in/a.so").unwrap();
         let variables = &config["process"]["env"];
         assert_eq!(variables[1], "LD_AUDIT=/in/a.so:/theirs.so");
         assert!(variables.as_array().unwrap().contains(&json!("ORRERY_ORC=/run/orrery/orc")));
         assert_eq!(config["mounts"][0]["source"], "/store");
         assert_eq!(config["process"]["args"], before["process"]["args"]);
         let once = config.clone();
-        edit(&mut config, Path::new("/store"), "/in/a.so").unwrap();
+        edit(&mut config, Path::new("/store"), None, "/in/a.so").unwrap();
         assert_eq!(config, once);
+        let mut other = before.clone();
+        edit(&mut other, Path::new("/store"), Some(Path::new("/code")), "/in/a.so").unwrap();
+        assert_eq!(
+            (&other["mounts"][0], &other["mounts"][1]["source"]),
+            (&config["mounts"][0], &json!("/code"))
+        );
         let mut empty = json!({ "process": {}, "mounts": null });
-        edit(&mut empty, Path::new("/store"), "/in/a.so").unwrap();
+        edit(&mut empty, Path::new("/store"), None, "/in/a.so").unwrap();
         assert_eq!(empty["process"]["env"][0], "LD_AUDIT=/in/a.so");
-        assert!(edit(&mut json!({}), Path::new("/store"), "/in/a.so").is_err());
-        assert!(edit(&mut json!({ "process": { "env": 3 } }), Path::new("/store"), "/in/a.so").is_err());
+        assert!(edit(&mut json!({}), Path::new("/store"), None, "/in/a.so").is_err());
+        assert!(
+            edit(&mut json!({ "process": { "env": 3 } }), Path::new("/store"), None, "/in/a.so").is_err()
+        );
     }
 }

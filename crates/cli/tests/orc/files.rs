@@ -250,3 +250,33 @@ fn large_files_become_objects_on_disk() {
         assert!(maps.lines().any(|line| line.contains(" r-xp ") && line.contains("/orc:python3")), "{maps}");
     }
 }
+
+#[test]
+fn of_a_large_object_what_is_mapped_stays_in_memory_and_little_else() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let store = Store::new(&["--disk", disk.path().to_str().unwrap()]);
+    let client = store.client();
+    let (length, touched) = (8 << 20, [0_usize, 3 << 20, (7 << 20) + 70_000]);
+    let path = disk.path().join("library");
+    fs::write(&path, bytes(length, 11)).unwrap();
+    let piece = Piece { flags: 0, offset: 0, length: length as u64 };
+    let (_, memories) = client.files(&[(piece, File::open(&path).unwrap().as_fd())]).unwrap();
+    if rustix::fs::fcntl_get_seals(&memories[0]).is_ok() {
+        orrery_testing::skipped!("no file can be made immutable here: the store took memory");
+        return;
+    }
+    let (access, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::PRIVATE);
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, flags, &memories[0], 0) };
+    let start = start.unwrap().cast::<u8>();
+    for place in touched {
+        // SAFETY: within the mapping, of an object that nobody can cut short.
+        std::hint::black_box(unsafe { start.add(place).read_volatile() });
+    }
+    // What one fault maps, for each of them, lies in one or two portions.
+    let most = touched.len() as u64 * 2 * (64 << 10);
+    let resident = || client.report().unwrap().objects[0].resident;
+    crate::eventually("the rest goes", || (1..=most).contains(&resident()));
+    // SAFETY: the mapping is this test's, and not used any more.
+    unsafe { rustix::mm::munmap(start.cast(), length) }.unwrap();
+}

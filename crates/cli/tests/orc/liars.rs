@@ -100,7 +100,7 @@ impl Lie {
 }
 
 fn listen(folder: &Path) -> OwnedFd {
-    auditor::install(folder).unwrap();
+    auditor::install(folder, &[]).unwrap();
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .unwrap();
@@ -167,7 +167,7 @@ fn programs_do_not_talk_to_other_users_stores() {
     fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     let path = folder.path().to_owned();
     let socket = std::thread::spawn(move || {
-        auditor::install(&path).unwrap();
+        auditor::install(&path, &[]).unwrap();
         // SAFETY: the bare system call changes this thread alone, which ends soon.
         assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) }, 0);
         listen(&path)

@@ -4,12 +4,14 @@
 
 mod containers;
 mod deaths;
+mod debuggers;
 mod files;
 mod filters;
 mod guest;
 mod hostile;
 mod liars;
 mod names;
+mod noexec;
 mod odd;
 mod publish;
 mod relocated;

@@ -203,6 +203,39 @@ fn libraries_are_loaded_as_often_as_ever() {
     }
 }
 
+/// A program of another user, when its code is an object.
+fn start_as(store: &Store, uid: u32) -> Sleeper {
+    let child = run(store, &["/bin/sleep", "1000"]).uid(uid).gid(uid).stderr(Stdio::null()).spawn().unwrap();
+    let sleeper = Sleeper(child);
+    eventually("the exchange", || code(sleeper.0.id(), "sleep").is_some_and(|(_, object)| object));
+    sleeper
+}
+
+#[test]
+fn other_users_reach_what_is_on_the_disk() {
+    // SAFETY: it only tells.
+    if unsafe { libc::geteuid() } != 0 {
+        orrery_testing::skipped!("only the superuser can start programs of other users");
+        return;
+    }
+    let user = 65_533;
+    let disk = tempfile::tempdir().unwrap();
+    fs::set_permissions(disk.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    // The store makes it.
+    let objects = disk.path().join("objects");
+    let store = Store::new(&["--disk", objects.to_str().unwrap()]);
+    let _ = store.client();
+    let first = start_as(&store, user);
+    if !objects.join(format!("objects/user-{user}")).exists() {
+        orrery_testing::skipped!("objects of other users have no names here");
+        return;
+    }
+    let second = start_as(&store, user);
+    assert!(first.asks() && !second.asks());
+    drop((first, second, store));
+    crate::sweep(&objects);
+}
+
 #[test]
 fn other_users_have_folders_of_their_own() {
     // SAFETY: it only tells.
@@ -213,13 +246,7 @@ fn other_users_have_folders_of_their_own() {
     let store = Store::new(&[]);
     let _ = store.client();
     let (one, other) = (65_531, 65_532);
-    let start = |uid: u32| {
-        let child =
-            run(&store, &["/bin/sleep", "1000"]).uid(uid).gid(uid).stderr(Stdio::null()).spawn().unwrap();
-        let sleeper = Sleeper(child);
-        eventually("the exchange", || code(sleeper.0.id(), "sleep").is_some_and(|(_, object)| object));
-        sleeper
-    };
+    let start = |uid: u32| start_as(&store, uid);
     let first = start(one);
     let folder = store.path().join(format!("objects/{one}"));
     if !folder.join("index").exists() {

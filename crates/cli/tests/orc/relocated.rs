@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::guest::{Guest, TALK, Workshop};
 use crate::unmodified::{PYTHON, Python, Running, run};
 use crate::{Store, eventually, signal};
 
@@ -172,5 +173,72 @@ fn files_own_pages_are_needed_no_more() {
         drop(child);
         let own: Vec<_> = areas.iter().filter(|area| area.name.contains("/sleep")).collect();
         assert!(own.iter().all(|area| area.resident == area.anonymous), "{kernel}: {own:?}");
+    }
+}
+
+/// A library with much relocated data, whose headers do not tell which number is in them.
+fn alike(number: i32) -> String {
+    let symbols: String = (0..120).map(|n| format!("int padding{n}(void) {{ return {n}; }}\n")).collect();
+    format!(
+        "{symbols}
+         const int numbers[4] = {{0, 1, 2, 3}};
+         const char length[300000] = {{1}};
+         const int *const table[8192] = {{[0 ... 8191] = &numbers[{number}]}};
+         int answer(void) {{
+             long sum = 0;
+             for (int i = 0; i < 8192; i++) sum += *table[i];
+             return sum / 8192;
+         }}"
+    )
+}
+
+#[test]
+fn libraries_that_look_alike_are_told_apart_by_their_bytes() {
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let _ = store.client();
+    let build = |name: &str, number: i32| workshop.library(name, &alike(number), &["-Wl,--build-id=none"]);
+    let libraries = [build("libone.so", 1), build("libtwo.so", 2)];
+    let [one, two] = libraries.each_ref().map(|path| fs::read(path).unwrap());
+    assert!(one.len() == two.len() && one[..2048] == two[..2048] && one != two, "one place for both");
+    let other = workshop.library("libother.so", "int other(void) { return 7; }", &[]);
+    let source = format!(
+        "{TALK}
+         int main(int count, char **paths) {{
+             int (*answers[4])(void), sum = 0;
+             for (int i = 1; i < count; i++) answers[i] = dlsym(load(paths[i]), \"answer\");
+             /* After which the relocated data of those before are shared. */
+             load(\"{}\");
+             for (int i = 1; i < count; i++) sum = 10 * sum + answers[i]();
+             say(sum); hear();
+         }}",
+        other.display()
+    );
+    let program = workshop.program("main", &source, &[]);
+    let [program, one, two] = [&program, &libraries[0], &libraries[1]].map(|path| path.to_str().unwrap());
+    let start = |libraries: &[&str]| {
+        let mut guest = Guest::spawn(run(&store, &[&[program], libraries].concat()), &workshop);
+        (guest.number(), guest)
+    };
+    let place = |guest: &Guest, name: &str| {
+        let lines = maps(guest.pid());
+        let line = lines.iter().find(|line| line.access == "r-xp" && line.name.contains(name));
+        line.unwrap_or_else(|| panic!("{name}: {lines:#?}")).range.clone()
+    };
+    let (first, of_one) = start(&[one]);
+    let (second, of_two) = start(&[two]);
+    assert_eq!((first, second), (1, 2));
+    assert_eq!(place(&of_one, "libone.so"), place(&of_two, "libtwo.so"), "they are one to the book");
+    // Those that come later are the same again, and share what they have with the like of them only.
+    for _ in 0..2 {
+        let (number, again) = start(&[one]);
+        assert_eq!(number, 1);
+        assert!(!relocated(again.pid()).is_empty() || relocated(of_one.pid()).is_empty());
+        assert_eq!(start(&[two]).0, 2);
+    }
+    // In one program one of them lies elsewhere.
+    for (both, expected) in [([one, two], 12), ([two, one], 21)] {
+        let (number, guest) = start(&both);
+        assert_eq!(number, expected);
+        assert_ne!(place(&guest, "libone.so"), place(&guest, "libtwo.so"));
     }
 }

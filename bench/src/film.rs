@@ -1,0 +1,13 @@
+//! Films for ffmpeg to encode, which it draws by itself.
+
+/// Where it is.
+pub const FFMPEG: &str = "/usr/bin/ffmpeg";
+
+/// What ffmpeg is to be told: which film to draw (options of `testsrc2` in ffmpeg-filters(1); without a duration it does not
+/// end), and by what to encode it, in one thread. It tells on standard output how far it is, in lines such as `frame=42`.
+pub fn encode(film: &str, codec: &[&str]) -> Vec<String> {
+    let source = format!("testsrc2={film}");
+    let before = ["-nostdin", "-loglevel", "error", "-progress", "pipe:1", "-f", "lavfi", "-i", &source];
+    let parts = [&before[..], &["-threads", "1", "-c:v"], codec, &["-f", "null", "-"]];
+    parts.concat().into_iter().map(str::to_owned).collect()
+}
