@@ -174,6 +174,11 @@ impl Face {
         self.note.load(Ordering::Relaxed)
     }
 
+    /// Forgets it, if it is this one: the owner is about to do what it asks for. Who leaves it from now on is not overlooked.
+    pub fn forget_note(&self, note: u32, instead: u32) {
+        let _ = self.note.compare_exchange(note, instead, Ordering::SeqCst, Ordering::Relaxed);
+    }
+
     /// Calls the owner, who waits at [`Gate::home`]: whatever was written before is seen by it.
     pub fn call(&self) {
         protocol::ring(&self.bell, &self.sleepers);

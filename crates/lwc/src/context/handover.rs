@@ -19,7 +19,7 @@ use rustix::process::PidfdFlags;
 use super::error::{Error, Result};
 use super::holder::Holder;
 use super::link::{Kind, Message, ROOM};
-use super::program::{DOUBLE, ROOT, STRANGER};
+use super::program::{DOUBLE, NOBODY, ROOT, STRANGER};
 use super::state::{State, is_hung_up};
 use super::trap::{self, Answer};
 use super::turn::Held;
@@ -373,7 +373,12 @@ fn look(state: &mut Held) -> Option<Arrival> {
     reaper::serve(state.program, state.me, state.strand);
     // The hint may be a lie, or that of a caller whose message was taken for another's. And another thread of the caller may
     // have introduced it, of which we have not taken note yet.
-    if hint == STRANGER || Holder::of(state.control()) == state.own_holder() {
+    let is_stranger = hint == STRANGER;
+    if is_stranger || Holder::of(state.control()) == state.own_holder() {
+        if is_stranger {
+            // Or every later look would ask the kernel about all who hold us.
+            place.face.forget_note(STRANGER, NOBODY);
+        }
         introduce::accept_all(state);
     }
     if let Some(arrival) = trap::take_kept(state) {
