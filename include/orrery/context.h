@@ -132,8 +132,10 @@ struct lwc_spec {
 #define LWC_SYSTRAP 0x4
 /* No thread but the calling one may ever switch there, and the others are not held still. */
 #define LWC_ALONE 0x8
-/* It can neither signal nor trace processes that are not its own or started by it, its creator and the root included. It
- * takes Landlock's scopes (Linux 6.12): without them lwCreate fails with EOPNOTSUPP. */
+/* It can neither signal nor trace processes that are not its own or started by it, its creator and the root included, nor
+ * change how they run: their limits, CPUs, scheduling and priorities (prlimit, sched_setaffinity, setpriority, ioprio_set and
+ * the like fail with EPERM, unless they name the caller). It takes Landlock's scopes (Linux 6.12): without them lwCreate
+ * fails with EOPNOTSUPP. */
 #define LWC_ISOLATED 0x10
 
 /* How many bytes a switch carries. */

@@ -14,6 +14,7 @@
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <string.h>
+#include <strings.h>
 
 #include <openssl/core_names.h>
 #include <openssl/err.h>
@@ -82,9 +83,29 @@ static const OSSL_ITEM *get_reason_strings(void *provider) {
     return reasons;
 }
 
+/* What TLS calls them, and what EVP_MD_get0_name does. */
+static const char *const digest_names[][2] = {
+    {"SHA256", "SHA2-256"},
+    {"SHA384", "SHA2-384"},
+    {"SHA512", "SHA2-512"},
+};
+
+#define DIGESTS (sizeof digest_names / sizeof *digest_names)
+
+EVP_MD *digest_named(const struct provider *provider, const char *name) {
+    for (size_t i = 0; i < DIGESTS; i++)
+        if (!strcasecmp(name, digest_names[i][0]) || !strcasecmp(name, digest_names[i][1])) {
+            EVP_MD *digest = provider->digests[i];
+            return digest && EVP_MD_up_ref(digest) ? digest : NULL;
+        }
+    return EVP_MD_fetch(provider->plain, name, NULL);
+}
+
 static void teardown(void *context) {
     struct provider *provider = context;
     orrery_vault_close(provider->vault);
+    for (size_t i = 0; i < DIGESTS; i++)
+        EVP_MD_free(provider->digests[i]);
     OSSL_PROVIDER_unload(provider->plain_default);
     OSSL_LIB_CTX_free(provider->plain);
     CRYPTO_THREAD_lock_free(provider->lock);
@@ -153,6 +174,8 @@ __attribute__((visibility("default"))) int OSSL_provider_init(const OSSL_CORE_HA
     provider->lock = CRYPTO_THREAD_lock_new();
     provider->plain = OSSL_LIB_CTX_new_from_dispatch(core, in);
     provider->plain_default = provider->plain ? OSSL_PROVIDER_load(provider->plain, "default") : NULL;
+    for (size_t i = 0; i < DIGESTS && provider->plain_default; i++)
+        provider->digests[i] = EVP_MD_fetch(provider->plain, digest_names[i][0], NULL);
     if (!provider->new_error || !provider->set_error_debug || !provider->set_error || !provider->program ||
         !provider->lock || !provider->plain_default) {
         teardown(provider);

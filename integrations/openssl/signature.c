@@ -71,7 +71,7 @@ static bool set_digest(struct signing *signing, const char *name) {
 
 static const EVP_MD *digest_of(struct signing *signing) {
     if (!signing->digest && *signing->call.digest &&
-        !(signing->digest = EVP_MD_fetch(signing->provider->plain, signing->call.digest, NULL)))
+        !(signing->digest = digest_named(signing->provider, signing->call.digest)))
         RAISE(signing->provider, REASON_PARAMETER, "digest %s", signing->call.digest);
     return signing->digest;
 }

@@ -3,41 +3,28 @@
 //! `session`: a connection with a request on it is given to a session of a pool, which answers it, ends and is rolled back;
 //! beside it a server that forks for each connection. `create`: a context is created, switched to once and ended, as in
 //! section 6.2 of the paper; beside it a fork with its end. The pages are written by the session, the context or the child.
+//! `among`: the same in a program that has many other contexts, beside one that has none: each of them has a mapping and
+//! three descriptors in the creator, which the kernel goes through for each copy.
 
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
 use orrery_bench::footprint::{Backing, Footprint};
 use orrery_bench::ours::{ContextLife, PooledSession};
 use orrery_bench::rival::{ForkExitWait, ForkPerSession};
 use orrery_bench::{
-    Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Unit, Worker, machine, serve,
+    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Unit, machine, serve,
 };
 
 const MIB: usize = 1 << 20;
 const FOOTPRINTS: [usize; 3] = [2, 64, 512];
 const PAGES: [u32; 4] = [0, 10, 100, 1000];
 
-/// Sessions beside forks
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Subcommand)]
-enum Role {
-    /// One contender, measured by the process that started this one
-    #[command(hide = true)]
-    Contender { mechanism: String, mib: usize, pin: Pin },
-}
-
 const POOL: &str = "pool + rollback";
 const FORK: &str = "fork per session";
 const CONTEXT: &str = "context";
+/// How many others there are, and what the contender is called.
+const CROWDS: [(usize, &str); 2] = [(100, "context among 100"), (1000, "context among 1000")];
 const PROCESS: &str = "fork + exit + wait";
 
 fn start(mechanism: &str, mib: usize) -> Result<Box<dyn Contender>> {
@@ -46,21 +33,25 @@ fn start(mechanism: &str, mib: usize) -> Result<Box<dyn Contender>> {
         POOL => Box::new(PooledSession::new(footprint)?),
         FORK => Box::new(ForkPerSession::new(footprint)?),
         CONTEXT => Box::new(ContextLife::new(footprint)),
+        name if let Some((others, _)) = CROWDS.iter().find(|(_, crowd)| *crowd == name) => {
+            Box::new(ContextLife::among(footprint, *others)?)
+        }
         PROCESS => Box::new(ForkExitWait::new(footprint)),
         other => anyhow::bail!("there is no contender {other:?}"),
     })
 }
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    if let Some(Role::Contender { mechanism, mib, pin }) = arguments.role {
+    let CommandLine { options, part } = CommandLine::read("Sessions beside forks");
+    if let Some(part) = part {
         return Ok(serve(|| {
-            pin.bind()?;
-            start(&mechanism, mib)
+            part.pin.bind()?;
+            let [mib] = part.numbers()?;
+            start(&part.name, mib)
         }));
     }
-    let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
-    let mut bench = Bench::new("lwc-create", arguments.options);
+    let pin = options.pin_or(Pin::Cpu(machine::last_cpu()?));
+    let mut bench = Bench::new("lwc-create", options);
     for (kind, ours, rival) in [("session", POOL, FORK), ("create", CONTEXT, PROCESS)] {
         for mib in FOOTPRINTS {
             let name = format!("{kind}/{mib}MiB");
@@ -73,12 +64,17 @@ fn main() -> Result<ExitCode> {
             bench.group(group);
         }
     }
+    for (others, crowd) in CROWDS {
+        let name = format!("among/{others}");
+        let group =
+            Group::new(&name, entry(crowd, FOOTPRINTS[0], pin)?).against(entry(CONTEXT, FOOTPRINTS[0], pin)?);
+        let case = Case::new("0").quantity(name, Quantity::Mean(Unit::Microseconds));
+        bench.group(group.case(case.quick(others == 100)));
+    }
     bench.run()
 }
 
 fn entry(mechanism: &'static str, mib: usize, pin: Pin) -> Result<Entry> {
-    let pin = pin.to_string();
-    let arguments = ["contender".to_owned(), mechanism.to_owned(), mib.to_string(), pin];
     let memory = u64::try_from(2 * mib * MIB).context("a size")?;
-    Ok(Entry::new(mechanism, move || Worker::start(&arguments)).memory(memory))
+    Ok(Part::new(mechanism, pin).with([mib]).entry().memory(memory))
 }

@@ -8,28 +8,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use clap::{Parser, Subcommand};
 use orrery_bench::ours::Guarded;
 use orrery_bench::rival::{InlineCheck, SeparateProcess, Stops, Traced};
 use orrery_bench::{
-    Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Unit, Worker, machine, serve,
+    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Unit, machine, serve,
 };
-
-/// Monitored calls beside a check in the program, a separate process, and ptrace
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Subcommand)]
-enum Role {
-    /// One contender, measured by the process that started this one
-    #[command(hide = true)]
-    Contender { mechanism: String, pin: Pin },
-}
 
 const GUARD: &str = "guard";
 /// The same policy, held by the kernel: refusals are not told.
@@ -49,17 +32,18 @@ fn start(mechanism: &str, folder: &Path) -> Result<Box<dyn Contender>> {
 }
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    if let Some(Role::Contender { mechanism, pin }) = arguments.role {
+    let CommandLine { options, part } =
+        CommandLine::read("Monitored calls beside a check in the program, a separate process, and ptrace");
+    if let Some(part) = part {
         let folder = tempfile::tempdir()?;
         let path = folder.path().canonicalize()?;
         return Ok(serve(|| {
-            pin.bind()?;
-            start(&mechanism, &path)
+            part.pin.bind()?;
+            start(&part.name, &path)
         }));
     }
-    let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
-    let mut bench = Bench::new("lwc-monitor", arguments.options);
+    let pin = options.pin_or(Pin::Cpu(machine::last_cpu()?));
+    let mut bench = Bench::new("lwc-monitor", options);
     for (group, ours, works) in
         [("calls", GUARD, &["open", "stat", "read", "write"][..]), ("kernel", KERNEL, &["open"][..])]
     {
@@ -78,7 +62,5 @@ fn main() -> Result<ExitCode> {
 }
 
 fn entry(mechanism: &'static str, pin: Pin) -> Entry {
-    let pin = pin.to_string();
-    let arguments = ["contender".to_owned(), mechanism.to_owned(), pin];
-    Entry::new(mechanism, move || Worker::start(&arguments))
+    Part::new(mechanism, pin).entry()
 }

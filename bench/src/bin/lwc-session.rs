@@ -7,9 +7,8 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
 use orrery_bench::documents::{DocumentServer, Serving};
-use orrery_bench::{Bench, Case, Entry, Group, Options, Quantity, Unit, Worker, serve};
+use orrery_bench::{Bench, Case, CommandLine, Entry, Group, Part, Pin, Quantity, Unit, serve};
 
 const MEMORY: usize = 64 << 20;
 const DOCUMENTS: [usize; 2] = [45, 900];
@@ -21,22 +20,6 @@ const SERVERS: [(&str, Serving); 3] = [
     ("fork per connection", Serving::Fork),
 ];
 
-/// Sessions beside an event loop and forks
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Subcommand)]
-enum Role {
-    /// One contender, measured by the process that started this one
-    #[command(hide = true)]
-    Contender { server: String },
-}
-
 fn start(name: &str) -> Result<DocumentServer> {
     match SERVERS.iter().find(|(server, _)| *server == name) {
         Some((_, serving)) => DocumentServer::start(*serving, MEMORY),
@@ -45,16 +28,15 @@ fn start(name: &str) -> Result<DocumentServer> {
 }
 
 fn entry(name: &'static str) -> Entry {
-    let arguments = ["contender".to_owned(), name.to_owned()];
-    Entry::new(name, move || Worker::start(&arguments)).memory(512 << 20)
+    Part::new(name, Pin::None).entry().memory(512 << 20)
 }
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    if let Some(Role::Contender { server }) = arguments.role {
-        return Ok(serve(|| Ok(Box::new(start(&server)?))));
+    let CommandLine { options, part } = CommandLine::read("Sessions beside an event loop and forks");
+    if let Some(part) = part {
+        return Ok(serve(|| Ok(Box::new(start(&part.name)?))));
     }
-    let mut bench = Bench::new("lwc-session", arguments.options);
+    let mut bench = Bench::new("lwc-session", options);
     let [ours, rivals @ ..] = SERVERS.map(|(name, _)| entry(name));
     let mut group = Group::new("lwc-session", ours);
     for rival in rivals {

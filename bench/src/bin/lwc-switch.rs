@@ -13,28 +13,11 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
 use orrery_bench::ours::{ContextSwitch, VaultCall};
 use orrery_bench::rival::{Between, By, Coroutine, HandOff};
 use orrery_bench::{
-    Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Unit, Worker, machine, serve,
+    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Unit, machine, serve,
 };
-
-/// Context switches beside semaphores, futexes, pipes and sockets
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Subcommand)]
-enum Role {
-    /// One contender, measured by the process that started this one
-    #[command(hide = true)]
-    Contender { mechanism: String, pin: Pin },
-}
 
 const CONTEXT: &str = "context";
 const VAULT: &str = "vault call";
@@ -72,15 +55,16 @@ fn start(mechanism: &str) -> Result<Box<dyn Contender>> {
 }
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    if let Some(Role::Contender { mechanism, pin }) = arguments.role {
+    let CommandLine { options, part } =
+        CommandLine::read("Context switches beside semaphores, futexes, pipes and sockets");
+    if let Some(part) = part {
         return Ok(serve(|| {
-            pin.bind()?;
-            start(&mechanism)
+            part.pin.bind()?;
+            start(&part.name)
         }));
     }
-    let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
-    let mut bench = Bench::new("lwc-switch", arguments.options);
+    let pin = options.pin_or(Pin::Cpu(machine::last_cpu()?));
+    let mut bench = Bench::new("lwc-switch", options);
     let mut switches = Group::new("same CPU", entry(CONTEXT, pin)).case(case("same CPU/switch"));
     // On one CPU, who spins keeps the other from running.
     for (rival, ..) in RIVALS.into_iter().filter(|(rival, ..)| *rival != SPIN) {
@@ -107,8 +91,5 @@ fn case(name: &str) -> Case {
 }
 
 fn entry(mechanism: impl Into<String>, pin: Pin) -> Entry {
-    let mechanism = mechanism.into();
-    let pin = pin.to_string();
-    let arguments = ["contender".to_owned(), mechanism.clone(), pin];
-    Entry::new(mechanism, move || Worker::start(&arguments))
+    Part::new(mechanism, pin).entry()
 }

@@ -9,8 +9,9 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use orrery_lwc::context::{Spec, create};
 use orrery_lwc::sessions::{Connection, Ended, Pool, Step};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
-use crate::contender::{Contender, Sample};
+use crate::contender::{Contender, Sample, Skipped};
 use crate::footprint::Footprint;
 use crate::work::Work;
 
@@ -73,6 +74,33 @@ impl ContextLife {
     /// Copies a process that holds `footprint`.
     pub fn new(footprint: Footprint) -> Self {
         Self { footprint }
+    }
+
+    /// The same in a program that has so many others, which wait.
+    ///
+    /// # Errors
+    /// Those of creating them, and [`Skipped`] where the program may not have descriptors for so many.
+    pub fn among(footprint: Footprint, others: usize) -> Result<Self> {
+        let wanted = u64::try_from(4 * others + 1024)?;
+        let mut limit = getrlimit(Resource::Nofile);
+        if limit.maximum.is_some_and(|most| most < wanted) {
+            let what = format!("{others} contexts take {wanted} descriptors (RLIMIT_NOFILE)");
+            return Err(Skipped(what).into());
+        }
+        limit.current = limit.current.map(|now| now.max(wanted));
+        setrlimit(Resource::Nofile, limit)?;
+        for _ in 0..others {
+            let other = create(&Spec::new(), |start| {
+                let mut caller = start.arrival.caller;
+                while let Ok(arrival) = caller.switch(7, &[]) {
+                    caller = arrival.caller;
+                }
+                std::process::abort()
+            })?;
+            let word = other.switch(0, &[])?.word;
+            ensure!(word == 7, "it came back with {word}");
+        }
+        Ok(Self { footprint })
     }
 }
 

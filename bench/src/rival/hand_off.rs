@@ -49,7 +49,13 @@ struct Shared {
 }
 
 #[repr(align(128))]
-struct Line(AtomicU32);
+struct Line {
+    /// How often the side has handed over.
+    said: AtomicU32,
+    /// 1 while the first side measures nothing: the other one is to sleep here, and not to burn a CPU that somebody else's
+    /// figure is taken on.
+    rests: AtomicU32,
+}
 
 /// One side of a hand-over.
 enum Side {
@@ -64,8 +70,8 @@ enum Side {
     Streams(Box<dyn Read>, Box<dyn Write>),
     /// Each says how often it has handed over. The first to do so waits for as many of the other's; that one for one more.
     Words {
-        mine: *const AtomicU32,
-        theirs: *const AtomicU32,
+        mine: *const Line,
+        theirs: *const Line,
         ahead: u32,
         between: fn(),
     },
@@ -97,7 +103,7 @@ impl Side {
             Self::Streams(_, to) => to.write_all(&[1])?,
             Self::Words { mine, .. } => {
                 // SAFETY: see `Send`.
-                unsafe { &**mine }.fetch_add(1, Ordering::SeqCst);
+                unsafe { &**mine }.said.fetch_add(1, Ordering::SeqCst);
             }
         }
         Ok(())
@@ -120,10 +126,28 @@ impl Side {
             Self::Words { mine, theirs, ahead, between } => {
                 // SAFETY: see `Send`.
                 let (mine, theirs) = unsafe { (&**mine, &**theirs) };
-                let awaited = mine.load(Ordering::Relaxed).wrapping_add(*ahead);
-                while theirs.load(Ordering::SeqCst) != awaited {
+                let awaited = mine.said.load(Ordering::Relaxed).wrapping_add(*ahead);
+                while theirs.said.load(Ordering::SeqCst) != awaited {
+                    if theirs.rests.load(Ordering::Relaxed) != 0 {
+                        let _ = futex::wait(&theirs.rests, futex::Flags::empty(), 1, None);
+                    }
                     between();
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins or ends a measurement, on the first side. A side that is never asleep of itself sleeps between two.
+    fn rest(&mut self, rests: bool) -> Result<()> {
+        if let Self::Words { mine, .. } = self {
+            // SAFETY: see `Send`.
+            let word = unsafe { &(**mine).rests };
+            word.store(u32::from(rests), Ordering::SeqCst);
+            if !rests {
+                futex::wake(word, futex::Flags::empty(), 1)?;
+                // What waking it costs is not the hand-over's.
+                self.there_and_back()?;
             }
         }
         Ok(())
@@ -214,8 +238,10 @@ fn sides(by: By) -> Result<(Side, Side)> {
         }
         By::Yield | By::Spin => {
             let shared = shared()?;
+            // SAFETY: fresh memory of that size, of which zeroes are a value; nobody else has it yet.
+            unsafe { &(*shared).said[0] }.rests.store(1, Ordering::SeqCst);
             // SAFETY: fresh memory of that size; it is never unmapped.
-            let words = unsafe { [&raw const (*shared).said[0].0, &raw const (*shared).said[1].0] };
+            let words = unsafe { [&raw const (*shared).said[0], &raw const (*shared).said[1]] };
             let between = if by == By::Spin { core::hint::spin_loop } else { rustix::thread::sched_yield };
             Ok((
                 Side::Words { mine: words[0], theirs: words[1], ahead: 0, between },
@@ -251,7 +277,10 @@ fn shared() -> Result<*mut Shared> {
 
 impl Contender for HandOff {
     fn measure(&mut self, _work: &str, iterations: u32) -> Result<Sample> {
-        round_trips(iterations, |_| self.side.there_and_back())
+        self.side.rest(false)?;
+        let sample = round_trips(iterations, |_| self.side.there_and_back())?;
+        self.side.rest(true)?;
+        Ok(sample)
     }
 }
 
@@ -278,7 +307,28 @@ pub fn round_trips(iterations: u32, mut trip: impl FnMut(u32) -> Result<()>) -> 
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    /// What floors do between two measurements was in everybody's figures: a process that yields all the time took turns with
+    /// the two that were measured, and one that spins left no CPU to spare.
+    #[test]
+    fn who_is_not_measured_sleeps() {
+        let mut ways = vec![HandOff::new(Between::Processes, By::Yield).unwrap()];
+        ways.extend(HandOff::across(Between::Processes, By::Spin));
+        for way in &mut ways {
+            for _ in 0..2 {
+                way.measure("switch", 20).unwrap();
+                let status = format!("/proc/{}/stat", way.process.unwrap().as_raw_pid());
+                let sleeps = || std::fs::read_to_string(&status).unwrap().contains(") S ");
+                let mut looks = 0..5_000;
+                let slept =
+                    looks.any(|_| sleeps() || (std::thread::sleep(Duration::from_millis(1)), false).1);
+                assert!(slept, "it still runs");
+            }
+        }
+    }
 
     #[test]
     fn every_way_leads_there_and_back() {

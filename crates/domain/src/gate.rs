@@ -8,7 +8,9 @@
 //! 2. On the partner's own CPU spinning would keep it from running, so it yields a few times: two runnable processes
 //!    hand over in 0.58 us that way. Where others want that CPU, too, a yield may hand it to one of them for a whole time
 //!    slice, while who sleeps and is woken gets it soon: so a waiter that lost time that way sleeps at once for its next
-//!    waits, for twice as many each time.
+//!    waits, for twice as many each time. And where no yield ever leads to the partner, as between sessions (each has
+//!    a share of the CPU of its own: autogroups in sched(7)) or with one that works for long, it soon yields no more, but for a
+//!    try now and then.
 //! 3. It sleeps on the partner's bell (futex(2)). Ringing costs a system call only where somebody sleeps.
 //!
 //! Which of the first two rooms a wait goes through depends on where the two run; [`Pace`] says where they should.
@@ -45,10 +47,12 @@ const YIELDS: u32 = 8;
 /// What a wait may take, yields and all, in the processor's ticks (some 50 us): after more, somebody else has run.
 const LOST: u64 = 150_000;
 /// Of so many waits one is timed, as long as no loss is known of.
-const SAMPLE: u32 = 4;
+const SAMPLE: u32 = 8;
 /// How many waits that sleep at once follow the first loss, and at most.
 const WARY: u32 = 64;
 const WARIEST: u32 = 1 << 16;
+/// After how many waits in a row in which all yielding was in vain as many as after a first loss sleep at once.
+const IN_VAIN: u32 = 4;
 /// How long a sleep lasts until the pidfd is asked, with a mark and without one.
 const NAP_MARKED: Duration = Duration::from_millis(500);
 const NAP: Duration = Duration::from_millis(10);
@@ -83,6 +87,8 @@ pub struct Face {
     caution: AtomicU32,
     /// How often the owner has waited by yielding, around the end.
     waits: AtomicU32,
+    /// How often in a row that was in vain.
+    in_vain: AtomicU32,
 }
 
 impl Face {
@@ -123,10 +129,27 @@ impl Face {
         (waits.is_multiple_of(SAMPLE) || self.caution.load(Ordering::Relaxed) != 0).then(ticks)
     }
 
-    /// Notes how long the owner yielded, if it is known.
-    fn yielded(&self, began: Option<u64>) {
+    /// Notes how long the owner yielded, if it is known, and whether it was called meanwhile.
+    #[inline]
+    fn yielded(&self, began: Option<u64>, called: bool) {
         if let Some(began) = began {
             self.lost(ticks().wrapping_sub(began));
+        }
+        let in_vain = self.in_vain.load(Ordering::Relaxed);
+        if !called {
+            self.yielded_in_vain(in_vain.saturating_add(1));
+        } else if in_vain != 0 {
+            self.in_vain.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Once might be the end of a conversation. Where it is so time and again, it is the way of the partner.
+    #[cold]
+    fn yielded_in_vain(&self, often: u32) {
+        self.in_vain.store(often, Ordering::Relaxed);
+        if often >= IN_VAIN {
+            let wary = self.wary.load(Ordering::Relaxed).max(WARY);
+            self.wary.store(wary, Ordering::Relaxed);
         }
     }
 
@@ -151,6 +174,11 @@ impl Face {
         self.note.load(Ordering::Relaxed)
     }
 
+    /// Forgets it, if it is this one: the owner is about to do what it asks for. Who leaves it from now on is not overlooked.
+    pub fn forget_note(&self, note: u32, instead: u32) {
+        let _ = self.note.compare_exchange(note, instead, Ordering::SeqCst, Ordering::Relaxed);
+    }
+
     /// Calls the owner, who waits at [`Gate::home`]: whatever was written before is seen by it.
     pub fn call(&self) {
         protocol::ring(&self.bell, &self.sleepers);
@@ -171,6 +199,7 @@ impl Face {
         self.taken.store(taken, Ordering::SeqCst);
         self.wary.store(0, Ordering::SeqCst);
         self.caution.store(0, Ordering::SeqCst);
+        self.in_vain.store(0, Ordering::SeqCst);
     }
 }
 
@@ -276,7 +305,7 @@ impl<'a> Gate<'a> {
         let mut began = None;
         for round in 0..=YIELDS {
             if round != 0 && is_called() {
-                self.mine.yielded(began);
+                self.mine.yielded(began, true);
                 return true;
             }
             let theirs = self.theirs.cpu.load(Ordering::Relaxed);
@@ -289,7 +318,7 @@ impl<'a> Gate<'a> {
                 }
                 began = self.mine.begins_to_yield();
             } else if round == YIELDS {
-                self.mine.yielded(began);
+                self.mine.yielded(began, false);
                 return false;
             }
             rustix::thread::sched_yield();
@@ -518,6 +547,25 @@ mod tests {
         (0..WARIEST).for_each(|_| face.lost(1));
         face.lost(LOST + 1);
         assert_eq!(waits(&face), Some(WARY), "all is forgotten");
+    }
+
+    #[test]
+    fn who_yields_in_vain_sleeps_at_once_but_for_a_try() {
+        let face = Face::default();
+        let waits = || (0..u32::MAX).find(|_| !face.is_wary());
+        let in_vain = |times| (0..times).for_each(|_| face.yielded(None, false));
+        in_vain(IN_VAIN - 1);
+        assert_eq!(waits(), Some(0));
+        face.yielded(None, true);
+        in_vain(IN_VAIN - 1);
+        assert_eq!(waits(), Some(0), "it was of use in between");
+        in_vain(1);
+        assert_eq!(waits(), Some(WARY));
+        in_vain(1);
+        assert_eq!(waits(), Some(WARY), "one try");
+        face.yielded(None, true);
+        in_vain(1);
+        assert_eq!(waits(), Some(0), "it is of use again");
     }
 
     #[test]

@@ -363,13 +363,19 @@ fn settle(
     state.forget_strands();
     // Only copies of the root may ask contexts for copies.
     state.door = None;
-    // Our creator's ends are its own, and so is what it says to others.
-    state.grants.clear();
+    // Our creator's ends are its own, and so is what it says to others. Of its books about those, as little as can be is written to:
+    // each page is the creator's until then, and freeing memory writes to all.
+    for grant in state.grants.iter().flatten() {
+        // SAFETY: the handles are forgotten with the list.
+        unsafe { rustix::io::close(grant.socket.as_raw_fd()) };
+    }
+    core::mem::forget(core::mem::take(&mut state.grants));
     if let Some(leash) = state.leash.take() {
         leash.close_copy();
     }
     for peer in state.peers.iter_mut().flatten() {
-        peer.link = None;
+        // It is not mapped here.
+        core::mem::forget(peer.link.take());
         peer.through = None;
         peer.listener = None;
         peer.silent.clear();

@@ -19,7 +19,7 @@ use rustix::process::PidfdFlags;
 use super::error::{Error, Result};
 use super::holder::Holder;
 use super::link::{Kind, Message, ROOM};
-use super::program::{DOUBLE, ROOT, STRANGER};
+use super::program::{DOUBLE, NOBODY, ROOT, STRANGER};
 use super::state::{State, is_hung_up};
 use super::trap::{self, Answer};
 use super::turn::Held;
@@ -32,6 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const SHORT_NAP: Duration = Duration::from_millis(5);
 
 /// Hands control to a peer, and returns when it comes back, from wherever.
+#[inline]
 pub(crate) fn switch(
     state: &mut Held,
     slot: usize,
@@ -271,8 +272,20 @@ pub(crate) fn ask(
 }
 
 /// Waits for control. `watched` is whom it was handed to.
+///
+/// Inlined with all that leads to the wait: a change of the running process makes the processor forget where to return
+/// to (return stack buffers are filled against Spectre), so each function that was entered before the wait costs a wrong guess
+/// after it.
+#[inline(always)]
 pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
-    let arrival = wait(state, watched, until);
+    let me = state.me;
+    // Who it is now: another thread of ours may find somebody else on its seat before long.
+    let watched = watched.and_then(|slot| Watched::of(state, slot));
+    let answer = watched.as_ref().and_then(|watched| await_answer(state, watched));
+    let arrival = match answer {
+        Some(answer) => Ok(answer),
+        None => wait(state, me, watched, until),
+    };
     state.follow_credentials();
     if arrival.is_err() {
         state.sweep_table();
@@ -280,16 +293,9 @@ pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Momen
     arrival
 }
 
-#[inline]
-fn wait(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
-    let mut me = state.me;
-    // Who it is now: another thread of ours may find somebody else on its seat before long.
-    let watched = watched.and_then(|slot| Watched::of(state, slot));
-    if let Some(watched) = &watched
-        && let Some(arrival) = await_answer(state, watched)
-    {
-        return Ok(arrival);
-    }
+/// The same where no answer came at once. `me` is who we were.
+#[cold]
+fn wait(state: &mut Held, mut me: u32, watched: Option<Watched>, until: Option<Moment>) -> Result<Arrival> {
     let mut vigil = if state.me == me { Vigil::new(watched, until) } else { Vigil::new(None, None) };
     // A copy of the thread, in a new context, handed nothing to anybody.
     me = state.me;
@@ -327,7 +333,7 @@ fn wait(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Resu
 }
 
 /// The answer of a peer, should it come before it is time to sleep, as most do. Nothing is made ready for any other case.
-#[inline]
+#[inline(always)]
 fn await_answer(state: &mut Held, watched: &Watched) -> Option<Arrival> {
     let (program, me, strand) = (state.program, state.me, state.strand);
     if state.hears_calls() {
@@ -367,7 +373,12 @@ fn look(state: &mut Held) -> Option<Arrival> {
     reaper::serve(state.program, state.me, state.strand);
     // The hint may be a lie, or that of a caller whose message was taken for another's. And another thread of the caller may
     // have introduced it, of which we have not taken note yet.
-    if hint == STRANGER || Holder::of(state.control()) == state.own_holder() {
+    let is_stranger = hint == STRANGER;
+    if is_stranger || Holder::of(state.control()) == state.own_holder() {
+        if is_stranger {
+            // Or every later look would ask the kernel about all who hold us.
+            place.face.forget_note(STRANGER, NOBODY);
+        }
         introduce::accept_all(state);
     }
     if let Some(arrival) = trap::take_kept(state) {

@@ -8,8 +8,8 @@
 
 use core::sync::atomic::Ordering::SeqCst;
 
-use orrery_domain::Gate;
-use orrery_domain::gate::{Machine, Place as Side, current_cpu};
+use orrery_domain::gate::{Machine, Place as Side, Surroundings, current_cpu};
+use orrery_domain::{Gate, Moment};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::CpuSet;
@@ -27,7 +27,7 @@ pub(crate) fn place(state: &mut State, slot: usize) {
         return;
     }
     let (program, own, strand) = (state.program, state.place(), state.strand);
-    let cpus = state.cpus;
+    let around = Around { cpus: state.cpus };
     let Ok(peer) = state.peer_mut(slot) else { return };
     // The root is the program's own process, whose CPUs are its user's business.
     if peer.seat == ROOT {
@@ -37,9 +37,8 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     let (mine, theirs) = (&own.face, &place.face);
     let here = current_cpu();
     let naps = mine.naps().wrapping_add(theirs.naps());
-    let machine = Machine { cpus: cpus.as_ref().map_or(1, |cpus| cpus.count() as usize) };
     let pace = entry(&mut peer.paces, strand).get_or_insert_default();
-    let (side, astray) = pace.count(naps, &machine);
+    let (side, astray) = pace.count(naps, &around);
     let wanted = match side {
         Side::Together => here.wrapping_add(1),
         Side::Apart => APART | here.wrapping_add(1),
@@ -48,7 +47,7 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     if place.pinned.load(SeqCst) == wanted && !astray {
         return;
     }
-    let mut set = match (side, cpus) {
+    let mut set = match (side, around.cpus) {
         (Side::Apart, Some(cpus)) => cpus,
         _ => CpuSet::new(),
     };
@@ -71,6 +70,22 @@ pub(crate) fn place(state: &mut State, slot: usize) {
         // It is isolated, and others' CPUs are none of its business.
         Err(Errno::PERM) => state.may_place = false,
         Err(_) => {}
+    }
+}
+
+/// The machine, as far as the program may use it. CPUs are counted only where somebody asks: that takes longer than the rest
+/// of a switch's looks.
+struct Around {
+    cpus: Option<CpuSet>,
+}
+
+impl Surroundings for Around {
+    fn now(&self) -> Moment {
+        Moment::now()
+    }
+
+    fn has_idle_cpu(&self) -> bool {
+        Machine { cpus: self.cpus.as_ref().map_or(1, |cpus| cpus.count() as usize) }.has_idle_cpu()
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) const STRANDS: usize = 256;
 pub(crate) const ROOT: u32 = 0;
 /// The hint of a caller that the called context does not know yet.
 pub(crate) const STRANGER: u32 = u32::MAX;
+/// No hint: what the last one asked for was done.
+pub(crate) const NOBODY: u32 = STRANGER - 1;
 
 /// One context.
 #[repr(C, align(64))]

@@ -71,6 +71,7 @@ pub(crate) fn landing() -> Option<usize> {
 
 /// Waits, in a way that can be broken off in a copy of the process: there it is `None`, and the rest of `wait` does not
 /// happen. So `wait` must own nothing whose loss matters, and hold no lock.
+#[inline(always)]
 pub(crate) fn away<W, T>(wait: W) -> Option<T>
 where
     W: FnOnce() -> T,

@@ -60,6 +60,7 @@ impl Held {
     /// state is that of the new context, and `wait` is nobody's business.
     ///
     /// What `wait` owns is lost there: it must not matter.
+    #[inline(always)]
     pub(crate) fn away<T>(&mut self, wait: impl FnOnce() -> T) -> Option<T> {
         let strand = self.strand;
         TURN.give_back();

@@ -57,6 +57,7 @@ orrery_testing::cases![
     time_limits_hold,
     a_handler_may_not_switch_from_within,
     a_context_is_as_urgent_as_its_caller,
+    a_switch_on_one_cpu_needs_no_sleep,
     switches_go_on_among_hogs,
     who_is_called_keeps_what_is_more_than_the_callers,
     switches_go_on_when_they_are_moved,

@@ -63,6 +63,32 @@ fn bind(pid: i32, cpus: impl IntoIterator<Item = usize>) {
     let _ = rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(pid), &set);
 }
 
+/// How often the calling process went to sleep.
+fn sleeps() -> u64 {
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) }, 0);
+    u64::try_from(usage.ru_nvcsw).unwrap()
+}
+
+/// Others may want the CPU at any moment, and make the two sleep: so it is enough that a row of switches needs none.
+pub(crate) fn a_switch_on_one_cpu_needs_no_sleep() {
+    let all = cpus();
+    bind(0, [all[0]]);
+    let other = create(&Spec::new(), server(|_| sleeps())).unwrap();
+    let slept = || sleeps() + other.switch(0, &[]).unwrap().word;
+    let (began, mut rows) = (Instant::now(), 0);
+    loop {
+        let before = slept();
+        (0..50).for_each(|_| drop(other.switch(0, &[]).unwrap()));
+        rows += 1;
+        if slept() == before {
+            break;
+        }
+        assert!(began.elapsed() < 3 * AT_MOST, "somebody slept in each of {rows} rows of switches");
+    }
+    bind(0, all);
+}
+
 pub(crate) fn switches_go_on_among_hogs() {
     let other = create(&Spec::new(), server(|word| word + 1)).unwrap();
     let hogs = Hogs::new(2 * cpus().len());

@@ -67,10 +67,12 @@ fn kill(pid: &str) {
     unsafe {
         assert_eq!(libc::kill(pid, libc::SIGKILL), 0);
     }
-    // Until it is a zombie: contexts are the root's children, which the pool reaps.
+    // Until it is a zombie: contexts are the root's children, which the pool reaps. Its first thread may be one before its
+    // watcher has ended, whose end is what tells the pool: who is given work meanwhile is lost, and not passed over.
     for _ in 0..2000 {
         let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        if status.is_empty() || status.contains(") Z ") {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+        if status.is_empty() || status.contains(") Z ") && threads <= 1 {
             return;
         }
         std::thread::sleep(Duration::from_millis(1));
