@@ -190,7 +190,7 @@ fn nesting(stepper: &mut Stepper, name: &str, found: &mut Found) {
                     .interrupt(libc::SIGUSR2)
                     .unwrap_or_else(|stop| panic!("{name}: {stop:?} within {}", stepper.place_of(point.rip)));
                 assert!(
-                    stepper.to_point(outer, 0),
+                    stepper.run_to_point(outer, 0),
                     "{name}: two signals at {} and {}, and it went on elsewhere",
                     stepper.place_of(outer.rip),
                     stepper.place_of(point.rip)
@@ -214,7 +214,7 @@ fn leaving(what: What, stepper: &mut Stepper, name: &str, found: &mut Found) {
     for _ in 0..2 {
         path.clear();
         each(stepper, |_, point, _| path.push(point));
-        assert_eq!(stepper.to_mark(), Stop::Mark(BEGIN));
+        assert_eq!(stepper.run_to_mark(), Stop::Mark(BEGIN));
     }
     // Of long ways, not all instructions but by `make soak`; and there are only so many places that were not rewritten.
     let most = match name {
@@ -232,14 +232,14 @@ fn leaving(what: What, stepper: &mut Stepper, name: &str, found: &mut Found) {
             continue;
         }
         stepper.set(Word::What, what as u64);
-        let stop = if stepper.to_point(*point, seen) {
-            stepper.to_mark_with(libc::SIGUSR1)
+        let stop = if stepper.run_to_point(*point, seen) {
+            stepper.run_to_mark_with(libc::SIGUSR1)
         } else {
             Stop::Mark(END)
         };
         assert_eq!(stop, Stop::Mark(END), "{name}: {what:?} at {}", stepper.place_of(point.rip));
         assert_eq!(
-            stepper.to_mark(),
+            stepper.run_to_mark(),
             Stop::Mark(BEGIN),
             "{name}: {what:?} at {}",
             stepper.place_of(point.rip)
@@ -248,7 +248,7 @@ fn leaving(what: What, stepper: &mut Stepper, name: &str, found: &mut Found) {
     }
     stepper.set(Word::What, What::Return as u64);
     stepper.set(Word::Again, 0);
-    assert_eq!(stepper.to_mark(), Stop::Mark(END));
+    assert_eq!(stepper.run_to_mark(), Stop::Mark(END));
 }
 
 /// `make soak` has all of it done.
@@ -261,7 +261,7 @@ fn walk(steps: &Steps, way: &[&str], stack: &str, mut act: impl FnMut(&mut Stepp
     let mut stepper = steps.start(way, stack);
     let mut found = Found::default();
     loop {
-        match stepper.to_mark() {
+        match stepper.run_to_mark() {
             Stop::Mark(BEGIN) => {
                 let name = stepper.text(stepper.registers().rsi);
                 // While a call is counted, the flags are where only the next instructions know.

@@ -203,12 +203,12 @@ impl Stepper {
     }
 
     /// Runs the guest to its next mark, with the signals that it gets.
-    pub(crate) fn to_mark(&mut self) -> Stop {
-        self.to_mark_with(0)
+    pub(crate) fn run_to_mark(&mut self) -> Stop {
+        self.run_to_mark_with(0)
     }
 
     /// The same, and it gets this one first.
-    pub(crate) fn to_mark_with(&mut self, signal: i32) -> Stop {
+    pub(crate) fn run_to_mark_with(&mut self, signal: i32) -> Stop {
         let mut stop = if std::mem::take(&mut self.runs) {
             self.wait()
         } else {
@@ -268,7 +268,7 @@ impl Stepper {
     }
 
     /// Runs to a point, which the guest comes to for the `nth` time (from zero): whether it does.
-    pub(crate) fn to_point(&mut self, point: Point, mut nth: usize) -> bool {
+    pub(crate) fn run_to_point(&mut self, point: Point, mut nth: usize) -> bool {
         self.stop_at(Some(point.rip));
         let mut stop = self.run(0);
         loop {

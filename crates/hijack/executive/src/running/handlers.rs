@@ -438,9 +438,10 @@ fn caller(rsp: u64, mut base: u64) -> Option<Caller> {
 }
 
 fn within(found: &Registers, base: u64, progress: Option<Progress>) -> Found {
-    // SAFETY: what was found is there.
     match caller(found.rsp, base) {
+        // SAFETY: what was found is there.
         Some(Caller::Handler(context)) => unsafe { dispatched(context, progress) },
+        // SAFETY: likewise.
         Some(Caller::Stub(base)) => Found::These(unsafe { judged(found, base, progress) }),
         None => Found::Nothing,
     }
