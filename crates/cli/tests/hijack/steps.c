@@ -89,6 +89,19 @@ __asm__(".data\n"
         "place \"mov $131, %eax\"\n"
         "place \"mov $35, %eax\"\n"
         "place \"mov $2, %eax\"\n"
+        // At so many bytes before the end of a page.
+        ".macro before_end distance\n"
+        "  .balign 4096, 0x90\n"
+        "  .skip 4096 - 2 - \\distance, 0x90\n"
+        "  jmp 60f\n"
+        "  60: mov $0, %eax\n"
+        "  61: syscall\n"
+        "  62: ret\n"
+        "  .pushsection .data.places, \"aw\"; .quad 60b, 61b, 62b; .popsection\n"
+        ".endm\n"
+        "before_end 7\n"
+        "before_end 6\n"
+        "before_end 3\n"
         ".rept 48\n"
         "place \"mov $0, %eax\"\n"
         ".endr\n"
@@ -317,7 +330,7 @@ static void sleeps(void) {
     in.general[RSI] = 0;
 }
 
-enum { CMPB = 1, ANY, LANDING, BRANCH, STAYS, FRESH = 16, DISPATCHED = 15, HOT = 60 };
+enum { CMPB = 1, ANY, LANDING, BRANCH, STAYS, FRESH = 19, DISPATCHED = 15, HOT = 60 };
 static const struct kind KINDS[] = {
     {"mov", 0, SYS_read, reads, is_read, HOT},
     {"cmpb", CMPB, SYS_read, reads, is_read, HOT},
@@ -337,6 +350,9 @@ static const struct kind KINDS[] = {
     {"getpid", 12, SYS_getpid, nothing, is_pid, HOT},
     {"sigaltstack", 13, SYS_sigaltstack, asks_for_stack, is_zero, HOT},
     {"nanosleep", 14, SYS_nanosleep, sleeps, is_zero, HOT},
+    {"at the end of a page", 16, SYS_read, reads, is_read, HOT},
+    {"across the end of a page", 17, SYS_read, reads, is_read, HOT},
+    {"behind the end of a page", 18, SYS_read, reads, is_read, HOT},
     {"rewritten", FRESH, SYS_read, reads, is_read, DISPATCHED},
 };
 enum { MANY = sizeof KINDS / sizeof *KINDS };
