@@ -1,8 +1,6 @@
 //! The book's tables of the executive: each row names a test or a difference, each test that is named is there, and each test of
 //! what must stay as it is, is named.
 
-#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
-
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

@@ -220,7 +220,7 @@ fn leaving(what: What, stepper: &mut Stepper, name: &str, found: &mut Found) {
     let most = match name {
         "rewritten" => FRESH,
         _ if is_whole() => path.len(),
-        _ => 150,
+        _ => 70,
     };
     let stride = path.len().div_ceil(most);
     let mut before: HashMap<Point, usize> = HashMap::new();
