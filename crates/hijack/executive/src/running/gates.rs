@@ -685,6 +685,8 @@ global_asm!(
     ".endr",
     // al: thunk, edi: signal, rsp: frame. All other registers are free, those of a handler being the kernel's to choose.
     "orrery_handle:",
+    // What an earlier frame has left there is no mark of this one's.
+    "mov qword ptr [rsp + {shown}], 0",
     "movzx eax, al",
     "lea rcx, [rip + {handlers}]",
     "mov r12, [rcx + rax * 8]",
@@ -721,6 +723,7 @@ global_asm!(
     ".hidden orrery_deliver",
     "orrery_deliver:",
     "mov rsp, rdi",
+    "mov qword ptr [rsp + {shown}], 0",
     "mov r12, rsi",
     "mov edi, 31",
     "mov rcx, [rsp + {interrupted}]",
@@ -753,6 +756,7 @@ global_asm!(
     thunks = const THUNKS,
     handlers = sym HANDLERS,
     interrupted = const 8 + core::mem::offset_of!(Context, registers) + core::mem::offset_of!(Registers, rip),
+    shown = const 8 + core::mem::offset_of!(Context, registers) + core::mem::offset_of!(Registers, mark),
     lowest_stub = sym super::stubs::LOWEST_STUB,
     highest_stub = sym super::stubs::HIGHEST_STUB,
     room = const ROOM,

@@ -84,6 +84,12 @@ pub(crate) struct Room {
     interrupted: u64,
 }
 
+/// What says that a frame was made here, and not by the kernel at a place where one had been made before: the kernel leaves these
+/// words as they were, but writes a siginfo over what is behind the context.
+fn mark(room: *const Room, interrupted: u64) -> [u64; 2] {
+    [MARK ^ interrupted, room.addr() as u64]
+}
+
 /// How much a thunk leaves for that.
 pub(crate) const ROOM: usize = size_of::<Room>();
 const _: () = assert!(ROOM.is_multiple_of(16));
@@ -96,7 +102,7 @@ pub(crate) extern "C" fn present(signal: i32, frame: *mut u64, room: *mut Room) 
         let context = frame.add(1).cast::<Context>();
         let Some(registers) = programs(&(*context).registers) else { return frame };
         core::ptr::copy_nonoverlapping(frame, room.cast(), 1 + size_of::<Context>() / 8);
-        let mark = [MARK, room.addr() as u64];
+        let mark = mark(room, context.addr() as u64);
         (*room).context.registers = Registers { mark, ..registers };
         (*room).interrupted = context.addr() as u64;
         let info = context.add(1).cast::<Info>();
@@ -117,7 +123,7 @@ pub(crate) unsafe fn interrupted(context: u64) -> u64 {
     // SAFETY: by the caller; what is behind the frame is read only where that was made here.
     unsafe {
         let shown = &(*room).context;
-        if shown.registers.mark != [MARK, room.addr() as u64] {
+        if shown.registers.mark != mark(room, (*room).interrupted) {
             return context;
         }
         let original = core::ptr::with_exposed_provenance_mut::<Context>((*room).interrupted as usize);
@@ -467,6 +473,22 @@ mod tests {
         let different = others.iter().filter(|handler| wrapped(**handler) != **handler).count();
         assert_eq!(different, THUNKS - 1);
         assert!(others.iter().all(|handler| unwrapped(wrapped(*handler)) == *handler));
+    }
+
+    /// The kernel may put a frame exactly where one was shown before.
+    #[test]
+    fn frames_are_not_taken_for_those_that_lay_there_before() {
+        let words = [const { AtomicU64::new(0) }; ROOM / 8];
+        let room = address(&words);
+        let interrupted = room + ROOM as u64;
+        let at = 1 + (offset_of!(Context, registers) + offset_of!(Registers, mark)) / 8;
+        let marks = mark(core::ptr::with_exposed_provenance(room as usize), interrupted);
+        words[at].store(marks[0], Relaxed);
+        words[at + 1].store(marks[1], Relaxed);
+        // A signal's number and code.
+        words[1 + size_of::<Context>() / 8].store(0xffff_ff86, Relaxed);
+        // SAFETY: as much as is looked at of a frame.
+        assert_eq!(unsafe { super::interrupted(room + 8) }, room + 8);
     }
 
     #[test]
