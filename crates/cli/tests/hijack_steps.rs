@@ -216,7 +216,7 @@ fn leaving(what: What, stepper: &mut Stepper, name: &str, found: &mut Found) {
         each(stepper, |_, point, _| path.push(point));
         assert_eq!(stepper.run_to_mark(), Stop::Mark(BEGIN));
     }
-    // Of long ways, not all instructions but by `make soak`; and there are only so many places that were not rewritten.
+    // Of long ways, not all instructions; and there are only so many places that were not rewritten.
     let most = match name {
         "rewritten" => FRESH,
         _ if is_whole() => path.len(),
@@ -251,7 +251,7 @@ fn leaving(what: What, stepper: &mut Stepper, name: &str, found: &mut Found) {
     assert_eq!(stepper.run_to_mark(), Stop::Mark(END));
 }
 
-/// `make soak` has all of it done.
+/// `ORRERY_STEPS` has more of it done: each turn of a loop, each instruction of a long way.
 fn is_whole() -> bool {
     std::env::var_os("ORRERY_STEPS").is_some()
 }
