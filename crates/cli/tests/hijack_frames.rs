@@ -105,3 +105,8 @@ fn destructors_run_where_a_thread_is_cancelled() {
 fn exceptions_leave_handlers() {
     assert_same("c++", "unwind.cc", &["-fnon-call-exceptions"], &["throw"]);
 }
+
+#[test]
+fn calls_that_a_stop_interrupts_go_on() {
+    assert_same("cc", "frames.c", &["-rdynamic"], &["stopped"]);
+}

@@ -179,6 +179,47 @@ fn guests_can_be_debugged() {
     }
 }
 
+/// A thread that sleeps in a call from a rewritten place stands in a gate: the program's frames are found from there, in the guest
+/// itself and in what is left of it.
+#[test]
+fn frames_are_found_from_within_a_call() {
+    if no_debugger() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let program = hostile(directory.path());
+    let program = program.to_str().unwrap();
+    let script = format!("ulimit -c unlimited; exec '{ORRERY}' run -- '{program}' blocks");
+    let mut guest = Command::new("sh");
+    guest.args(["-c", &script]).current_dir(directory.path()).stdout(Stdio::piped());
+    let mut guest = guest.spawn().unwrap();
+    let mut output = BufReader::new(guest.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line, "blocks\n");
+    let thread = format!("/proc/{0}/task/{0}/stat", guest.id());
+    while !fs::read_to_string(&thread).unwrap().contains(") S ") {
+        std::thread::yield_now();
+    }
+    let debugged = |words: &[&str]| {
+        let words = [&["gdb", "-nx", "-batch", "-ex", "bt"], words].concat();
+        let said = text(&with(&[], directory.path(), &words).stdout);
+        for part in ["in blocked", "in calls_blocked", "in main"] {
+            assert!(said.contains(part), "{words:?}: {said}");
+        }
+    };
+    debugged(&["-p", &guest.id().to_string()]);
+    let process = libc::pid_t::try_from(guest.id()).unwrap();
+    // SAFETY: a signal to a child that was not waited for yet.
+    unsafe { libc::kill(process, libc::SIGABRT) };
+    assert_eq!(guest.wait().unwrap().signal(), Some(libc::SIGABRT));
+    let named = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("core");
+    match fs::read_dir(directory.path()).unwrap().flatten().find(named) {
+        Some(core) => debugged(&[program, core.path().to_str().unwrap()]),
+        None => orrery_testing::skipped!("no core dump was written where it is looked for"),
+    }
+}
+
 /// What is left of a guest that crashed says where.
 #[test]
 fn core_dumps_of_guests_can_be_read() {

@@ -324,6 +324,39 @@ __attribute__((noinline)) void trace(void) {
 void trace(void) {}
 #endif
 
+// Stops this process for a moment, soon.
+static pid_t stop_soon(void) {
+    pid_t pid = fork();
+    if (pid == 0) {
+        usleep(60000);
+        kill(getppid(), SIGSTOP);
+        usleep(60000);
+        kill(getppid(), SIGCONT);
+        _exit(0);
+    }
+    return pid;
+}
+
+// Calls that a stop interrupts, and that the kernel goes on with by restart_syscall: from a place that is dispatched, and from
+// one that is rewritten.
+static void stopped(void) {
+    for (int hot = 0; hot < 2; hot++) {
+        struct timespec none = {0, 0}, moment = {0, 300000000}, begun, ended;
+        struct pollfd ready = {.fd = fds[0], .events = POLLIN};
+        for (int i = 0; i < hot * HOT; i++)
+            nanosleep(&none, NULL), poll(&ready, 1, 0);
+        for (int which = 0; which < 2; which++) {
+            pid_t pid = stop_soon();
+            clock_gettime(CLOCK_MONOTONIC, &begun);
+            int got = which ? poll(&ready, 1, 300) : nanosleep(&moment, NULL);
+            clock_gettime(CLOCK_MONOTONIC, &ended);
+            long taken = (ended.tv_sec - begun.tv_sec) * 1000 + (ended.tv_nsec - begun.tv_nsec) / 1000000;
+            printf("%s gave %d, after all of the time %d\n", which ? "poll" : "nanosleep", got, taken >= 299);
+            waitpid(pid, NULL, 0);
+        }
+    }
+}
+
 static volatile int ticks;
 static void tick(int number) {
     (void)number;
@@ -371,6 +404,8 @@ int main(int count, char **words) {
         context();
     else if (!strcmp(what, "trace"))
         trace();
+    else if (!strcmp(what, "stopped"))
+        stopped();
     else if (!strcmp(what, "anywhere"))
         anywhere();
     else

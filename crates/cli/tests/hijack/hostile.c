@@ -209,6 +209,18 @@ __attribute__((noinline)) static int innermost(int number) {
 
 __attribute__((noinline)) static int middle(int number) { return innermost(number + 1) + 1; }
 
+// Reads what nobody writes, from a place that is hot.
+__attribute__((noinline)) static int blocked(int *ends) {
+    char byte = 0;
+    for (int i = 0; i < 60; i++)
+        if (write(ends[1], &byte, 1) != 1 || read(ends[0], &byte, 1) != 1)
+            return 1;
+    puts("blocks");
+    return (int)read(ends[0], &byte, 1) + 1;
+}
+
+__attribute__((noinline)) static int calls_blocked(int *ends) { return blocked(ends) * 3 + 1; }
+
 volatile long turns;
 
 __attribute__((noinline)) void turn(void) { turns += call_site() > 0; }
@@ -240,6 +252,10 @@ int main(int count, char **words) {
     CASE("crash", {
         heat();
         printf("%d\n", middle(getpid()));
+    })
+    CASE("blocks", {
+        int ends[2];
+        printf("%d\n", pipe(ends) ? 0 : calls_blocked(ends));
     })
     CASE("spins", {
         heat();

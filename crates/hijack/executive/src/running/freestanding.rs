@@ -3,16 +3,14 @@
 use core::arch::asm;
 use core::panic::PanicInfo;
 
-use super::frame::{Context, Info};
-use super::gates::{orrery_boot, orrery_restorer};
+use super::gates::{orrery_boot, orrery_restorer, orrery_sigsys};
 use super::kernel::call;
-use super::serve::on_sigsys;
 use crate::numbers;
 
 /// The functions that the kernel is told of, and the one that the steward has run first.
 #[repr(C)]
 pub(crate) struct Entries {
-    handler: extern "C" fn(i32, *mut Info, *mut Context),
+    handler: unsafe extern "C" fn(),
     restorer: unsafe extern "C" fn() -> !,
     boot: unsafe extern "C" fn(u64, u64) -> !,
 }
@@ -20,7 +18,7 @@ pub(crate) struct Entries {
 /// Read by the steward.
 #[unsafe(no_mangle)]
 pub(crate) static ORRERY_ENTRIES: Entries =
-    Entries { handler: on_sigsys, restorer: orrery_restorer, boot: orrery_boot };
+    Entries { handler: orrery_sigsys, restorer: orrery_restorer, boot: orrery_boot };
 
 const ABORTED: u64 = 134;
 

@@ -26,10 +26,12 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, compile
 
 use super::frame::{Context, Info, Registers, SYS_USER_DISPATCH};
 use super::gates::{
-    GATES, ORRERY_CONFIG, Patched, RED_ZONE, TARGETS, orrery_after_asked, orrery_after_patched, orrery_gates,
-    orrery_restorer, orrery_steps, orrery_steps_end, orrery_thunks,
+    GATES, KEPT, ORRERY_CONFIG, Patched, RED_ZONE, TARGETS, orrery_gates, orrery_restorer, orrery_steps,
+    orrery_steps_end, orrery_thunks,
 };
 use super::stubs;
+
+mod wide;
 
 /// How many different handlers a process can have. Further ones see the executive where that is interrupted.
 pub(crate) const THUNKS: usize = 256;
@@ -82,6 +84,12 @@ pub(crate) struct Room {
     interrupted: u64,
 }
 
+/// What says that a frame was made here, and not by the kernel at a place where one had been made before: the kernel leaves these
+/// words as they were, but writes a siginfo over what is behind the context.
+fn mark(room: *const Room, interrupted: u64) -> [u64; 2] {
+    [MARK ^ interrupted, room.addr() as u64]
+}
+
 /// How much a thunk leaves for that.
 pub(crate) const ROOM: usize = size_of::<Room>();
 const _: () = assert!(ROOM.is_multiple_of(16));
@@ -94,7 +102,7 @@ pub(crate) extern "C" fn present(signal: i32, frame: *mut u64, room: *mut Room) 
         let context = frame.add(1).cast::<Context>();
         let Some(registers) = programs(&(*context).registers) else { return frame };
         core::ptr::copy_nonoverlapping(frame, room.cast(), 1 + size_of::<Context>() / 8);
-        let mark = [MARK, room.addr() as u64];
+        let mark = mark(room, context.addr() as u64);
         (*room).context.registers = Registers { mark, ..registers };
         (*room).interrupted = context.addr() as u64;
         let info = context.add(1).cast::<Info>();
@@ -115,11 +123,12 @@ pub(crate) unsafe fn interrupted(context: u64) -> u64 {
     // SAFETY: by the caller; what is behind the frame is read only where that was made here.
     unsafe {
         let shown = &(*room).context;
-        if shown.registers.mark != [MARK, room.addr() as u64] {
+        if shown.registers.mark != mark(room, (*room).interrupted) {
             return context;
         }
         let original = core::ptr::with_exposed_provenance_mut::<Context>((*room).interrupted as usize);
         if !programs(&(*original).registers).is_some_and(|presented| presented.are(&shown.registers)) {
+            wide::give_back(&*original);
             return context;
         }
         (*original).mask = shown.mask;
@@ -165,6 +174,9 @@ pub(crate) struct Step {
     number: u8,
     /// And about rdx.
     rdx: u8,
+    /// And about the flags.
+    flags: u8,
+    reserved: [u8; 3],
 }
 
 /// Other ways to find the registers.
@@ -173,6 +185,8 @@ pub(crate) mod kind {
     pub(crate) const NOTHING: u8 = 255;
     /// What `orrery_judged` has pushed, by its rbp.
     pub(crate) const JUDGED: u8 = 254;
+    /// The same, and xmm registers are kept below.
+    pub(crate) const KEPT: u8 = 241;
     /// In `orrery_perform`, before the call.
     pub(crate) const PERFORMS: u8 = 253;
     /// Behind it.
@@ -191,6 +205,12 @@ pub(crate) mod kind {
     pub(crate) const COMPATIBLE: u8 = 246;
     /// The assembly ends here.
     pub(crate) const END: u8 = 245;
+    /// At the first instruction of the handler of SIGSYS: its frame begins at rsp.
+    pub(crate) const BEGINS: u8 = 242;
+    /// Further on.
+    pub(crate) const ENTERED: u8 = 244;
+    /// It begins a word further up.
+    pub(crate) const ENTERED_FURTHER: u8 = 243;
 }
 
 /// Where a call's number is, or that it was made.
@@ -296,7 +316,7 @@ fn in_assembly(found: &Registers, step: &Step) -> Found {
     unsafe {
         match step.stack {
             kind::NOTHING => Found::Nothing,
-            kind::JUDGED => Found::These(judged(found, found.rbp, None)),
+            kind::JUDGED | kind::KEPT => Found::These(judged(found, found.rbp, None)),
             kind::PERFORMS => within(found, found.rbp, Some(Progress::NONE)),
             kind::PERFORMED => within(found, found.rbp, Some(Progress { done: 1, result: found.rax })),
             kind::COMPATIBLE => within(found, word(found.rsp), None),
@@ -305,6 +325,9 @@ fn in_assembly(found: &Registers, step: &Step) -> Found {
             kind::LOADED => Found::Beneath(Registers { rip: found.rcx, rsp: found.r11, ..*found }),
             kind::FRAME => Found::Beneath(*at(context(found.rsp))),
             kind::FRAME_AT_RDI => Found::Beneath(*at(context(found.rdi))),
+            kind::BEGINS => dispatched(found.rsp + 8, Some(Progress::NONE)),
+            kind::ENTERED => dispatched(found.rsp + 8, None),
+            kind::ENTERED_FURTHER => dispatched(found.rsp + 16, None),
             stack => Found::These(on_the_way(found, step, found.rsp + 8 * u64::from(stack))),
         }
     }
@@ -321,6 +344,9 @@ unsafe fn on_the_way(found: &Registers, step: &Step, stack: u64) -> Registers {
     let end = if step.back == 0 { found.rcx } else { pushed(step.back) };
     if step.rdx != 0 {
         registers.rdx = pushed(step.rdx);
+    }
+    if step.flags != 0 {
+        registers.eflags = pushed(step.flags);
     }
     match step.number {
         number::RAX => before(registers, end, found.rax),
@@ -350,12 +376,12 @@ const PATCHED: u64 = RED_ZONE + size_of::<Patched>() as u64;
 /// # Safety
 /// `base` is its rbp.
 unsafe fn judged(found: &Registers, base: u64, progress: Option<Progress>) -> Registers {
-    // SAFETY: it has pushed rbp below the structure.
+    // SAFETY: it has pushed a mark and rbp below the structure.
     let (saved, rbp) =
-        unsafe { (&*core::ptr::with_exposed_provenance::<Patched>(base as usize + 8), word(base)) };
+        unsafe { (&*core::ptr::with_exposed_provenance::<Patched>(base as usize + 16), word(base)) };
     let progress = progress.unwrap_or(saved.progress);
     let [r15, r14, r13, r12, rbx] = saved.preserved;
-    let rsp = base + 8 + PATCHED;
+    let rsp = base + 16 + PATCHED;
     let registers = Registers { r15, r14, r13, r12, rbx, rbp, rsp, eflags: saved.flags, ..*found };
     let registers = saved.arguments_of(registers);
     if progress.done == 0 {
@@ -366,14 +392,17 @@ unsafe fn judged(found: &Registers, base: u64, progress: Option<Progress>) -> Re
 }
 
 /// In the handler of a dispatched call.
-fn dispatched(context: &Context, progress: Option<Progress>) -> Found {
-    // SAFETY: siginfo is behind the context.
-    let info = unsafe { &*core::ptr::from_ref(context).add(1).cast::<Info>() };
-    let registers = context.registers;
+///
+/// # Safety
+/// There is the context of its frame.
+unsafe fn dispatched(context: u64, progress: Option<Progress>) -> Found {
+    let context = core::ptr::with_exposed_provenance::<Context>(context as usize);
+    // SAFETY: by the caller; siginfo is behind the context.
+    let (registers, info) = unsafe { ((*context).registers, &*context.add(1).cast::<Info>()) };
     if info.code != SYS_USER_DISPATCH || stubs::at(registers.rip).is_some() {
         return Found::Beneath(registers);
     }
-    let progress = progress.unwrap_or(context.registers.progress);
+    let progress = progress.unwrap_or(registers.progress);
     Found::These(if progress.done == 0 {
         before(registers, registers.rip, registers.rax)
     } else {
@@ -381,53 +410,47 @@ fn dispatched(context: &Context, progress: Option<Progress>) -> Found {
     })
 }
 
-/// In the executive's functions: their frames lead to who has called them. They are compiled with frame pointers.
-fn within(found: &Registers, mut base: u64, progress: Option<Progress>) -> Found {
-    let restorer = (orrery_restorer as *const ()).addr() as u64;
-    let after = [orrery_after_patched, orrery_after_asked].map(|label| (label as *const ()).addr() as u64);
-    // SAFETY: the stack from `rsp` on is the executive's, up to the frame that one of the two addresses belongs to.
-    unsafe {
-        // At the first or last instruction of a function: its caller's rbp is in the register.
-        for at in [found.rsp, found.rsp + 8] {
-            let returns = word(at);
-            if returns == restorer && is_context(at + 8) {
-                let context = &*core::ptr::with_exposed_provenance::<Context>(at as usize + 8);
-                return dispatched(context, progress);
-            }
-            if after.contains(&returns) {
-                return Found::These(judged(found, base, progress));
-            }
-        }
-        for _ in 0..MOST_FRAMES {
-            if base.wrapping_sub(found.rsp) > FAR || !base.is_multiple_of(8) {
-                break;
-            }
-            let (next, returns) = (word(base), word(base + 8));
-            if returns == restorer {
-                let context = &*core::ptr::with_exposed_provenance::<Context>(base as usize + 16);
-                return dispatched(context, progress);
-            }
-            if after.contains(&returns) {
-                return Found::These(judged(found, next, progress));
-            }
-            if next <= base {
-                break;
-            }
-            base = next;
-        }
-    }
-    Found::Nothing
+/// What has called the executive's functions.
+enum Caller {
+    /// The handler of SIGSYS: the context of its frame.
+    Handler(u64),
+    /// `orrery_judged` or `orrery_asked`: their rbp.
+    Stub(u64),
 }
 
-/// Whether that is the context of a signal frame, and not what is left of one.
-///
-/// # Safety
-/// There is so much memory.
-unsafe fn is_context(at: u64) -> bool {
-    // SAFETY: by the caller.
-    let context = unsafe { &*core::ptr::with_exposed_provenance::<Context>(at as usize) };
-    let extended = context.registers.extended;
-    extended == 0 || extended.wrapping_sub(at) < FAR
+/// In the executive's functions: their frames lead to who has called them. They are compiled with frame pointers, and the assembly
+/// that calls them has frames of its own, with something in place of the return address that is nowhere else. So it does not matter
+/// whether a function has made its frame yet, and nothing has to be guessed.
+fn caller(rsp: u64, mut base: u64) -> Option<Caller> {
+    let restorer = (orrery_restorer as *const ()).addr() as u64;
+    for _ in 0..MOST_FRAMES {
+        if base.wrapping_sub(rsp) > FAR || !base.is_multiple_of(8) {
+            return None;
+        }
+        // SAFETY: the stack from `rsp` on is the executive's, up to a frame of the assembly's.
+        let (next, returns) = unsafe { (word(base), word(base + 8)) };
+        if returns == restorer {
+            return Some(Caller::Handler(base + 16));
+        }
+        if returns == u64::from(KEPT) {
+            return Some(Caller::Stub(base));
+        }
+        if next <= base {
+            return None;
+        }
+        base = next;
+    }
+    None
+}
+
+fn within(found: &Registers, base: u64, progress: Option<Progress>) -> Found {
+    match caller(found.rsp, base) {
+        // SAFETY: what was found is there.
+        Some(Caller::Handler(context)) => unsafe { dispatched(context, progress) },
+        // SAFETY: likewise.
+        Some(Caller::Stub(base)) => Found::These(unsafe { judged(found, base, progress) }),
+        None => Found::Nothing,
+    }
 }
 
 #[cfg(test)]
@@ -450,6 +473,22 @@ mod tests {
         let different = others.iter().filter(|handler| wrapped(**handler) != **handler).count();
         assert_eq!(different, THUNKS - 1);
         assert!(others.iter().all(|handler| unwrapped(wrapped(*handler)) == *handler));
+    }
+
+    /// The kernel may put a frame exactly where one was shown before.
+    #[test]
+    fn frames_are_not_taken_for_those_that_lay_there_before() {
+        let words = [const { AtomicU64::new(0) }; ROOM / 8];
+        let room = address(&words);
+        let interrupted = room + ROOM as u64;
+        let at = 1 + (offset_of!(Context, registers) + offset_of!(Registers, mark)) / 8;
+        let marks = mark(core::ptr::with_exposed_provenance(room as usize), interrupted);
+        words[at].store(marks[0], Relaxed);
+        words[at + 1].store(marks[1], Relaxed);
+        // A signal's number and code.
+        words[1 + size_of::<Context>() / 8].store(0xffff_ff86, Relaxed);
+        // SAFETY: as much as is looked at of a frame.
+        assert_eq!(unsafe { super::interrupted(room + 8) }, room + 8);
     }
 
     #[test]
@@ -487,13 +526,13 @@ mod tests {
     fn what_was_pushed_is_found() {
         let stack = [const { AtomicU64::new(0) }; 64];
         let program = address(&stack) + 8 * 60;
-        let pushed: [u64; 33] = core::array::from_fn(|distance| 1000 + distance as u64);
+        let pushed: [u64; 34] = core::array::from_fn(|distance| 1000 + distance as u64);
         for (distance, value) in pushed.iter().enumerate() {
             stack[60 - distance].store(*value, Relaxed);
         }
-        // rbp, progress, then what `Patched` names.
-        let base = program - 8 * 33;
-        stack[27].store(77, Relaxed);
+        // rbp, the mark, progress, then what `Patched` names.
+        let base = program - 8 * 34;
+        stack[26].store(77, Relaxed);
         stack[28].store(0, Relaxed);
         // SAFETY: all of that is in the array.
         let found = unsafe { judged(&registers(), base, None) };
@@ -518,7 +557,7 @@ mod tests {
             stack[60 - distance].store(1000 + distance as u64, Relaxed);
         }
         for number in [number::POPPED, number::POPS] {
-            let step = Step { offset: 0, stack: 32, back: 18, number, rdx: 0 };
+            let step = Step { offset: 0, stack: 32, back: 18, number, rdx: 0, flags: 0, reserved: [0; 3] };
             // SAFETY: all of that is in the array.
             let found = unsafe { on_the_way(&Registers { rax: 7, ..registers() }, &step, program) };
             let (rip, rax) = if number == number::POPPED { (1018 - 2, 1025) } else { (1018, 7) };

@@ -20,7 +20,6 @@ const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 pub(crate) extern "C" fn on_sigsys(_: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the kernel gives a handler valid pointers to both, into its own frame.
     unsafe {
-        (*context).registers.progress = Progress::NONE;
         if (*info).code == SYS_USER_DISPATCH {
             let compatible = (*info).architecture == AUDIT_ARCH_I386;
             if dispatched(&mut *context, compatible) {
