@@ -33,6 +33,7 @@ mod c_program;
 mod contender;
 mod field;
 mod options;
+mod part;
 mod plan;
 mod report;
 mod runner;
@@ -60,6 +61,7 @@ pub mod tls;
 
 pub use contender::{Contender, Sample, Skipped, batched, single};
 pub use options::{Options, Pin};
+pub use part::{CommandLine, Part};
 pub use plan::{Case, Entry, Group, Quantity, Unit};
 pub use report::significant;
 pub use runner::Bench;
