@@ -1,6 +1,6 @@
 //! `orrery faults`: a program once for each place that makes a system call, with that call failing.
 
-mod places;
+pub(crate) mod places;
 mod report;
 mod trial;
 
@@ -71,8 +71,8 @@ const USUAL: [&str; 46] = [
 /// crashes, hangs or leaves a state that --check rejects is told, and is this command's exit status.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Only these calls: names, or %file, %descriptor, %network [default: those that fail in practice]
-    #[arg(short = 'e', long, value_name = "CALLS", value_delimiter = ',')]
+    /// Only these calls: names, or %file, %descriptor, %network, as for `orrery trace` [default: those that fail in practice]
+    #[arg(short = 'e', long, value_name = "CALLS")]
     call: Vec<String>,
 
     /// The error to return [default: one that fits the call]
@@ -120,7 +120,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => None,
     };
     let usual = USUAL.map(str::to_owned);
-    let selected = crate::trace::selected(if arguments.call.is_empty() { &usual } else { &arguments.call })?;
+    let chosen = if arguments.call.is_empty() { &usual[..] } else { &arguments.call };
+    let selected = crate::trace::select::read(chosen)?.calls;
     let trials = Trials {
         command: &arguments.command,
         before: arguments.before.as_deref(),

@@ -52,6 +52,7 @@ mod view;
 
 use orrery_executive::policy::{Rule, action, log};
 
+pub use crate::told::Detail;
 use compile::Compiled;
 pub use services::{Mount, Remembered, Services, Sleep};
 pub(crate) use values::errno;
@@ -77,6 +78,7 @@ pub struct Policy {
     rules: Vec<Compiled>,
     lines: Vec<usize>,
     services: Services,
+    detail: Detail,
 }
 
 impl Policy {
@@ -104,6 +106,13 @@ impl Policy {
         for compiled in &mut self.rules {
             compiled.path = patterns.join("\0").into_bytes();
         }
+        self
+    }
+
+    /// The same, telling so much of each call.
+    #[must_use]
+    pub fn detailed(mut self, detail: Detail) -> Self {
+        self.detail = detail;
         self
     }
 
