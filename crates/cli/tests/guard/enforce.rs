@@ -185,9 +185,8 @@ print(os.waitpid(child, 0)[1], os.path.exists('../hidden/secret'), open('../orig
 #[test]
 fn archives_are_no_places_for_rules() {
     let stage = Stage::new("");
-    let output =
-        stage.command(&["--enforce", "--mount", "/opt/app=app.tar"]).args(["--", "touch", "started"]);
-    let output = output.output().unwrap();
+    let mut command = stage.command(&["--enforce", "--mount", "/opt/app=app.tar"]);
+    let output = command.args(["--", "touch", "started"]).output().unwrap();
     assert!(!output.status.success() && !stage.base.join("work/started").exists(), "{output:?}");
     let said = text(&output.stderr);
     assert!(said.contains("what is mounted at /opt/app") && said.contains("have a rule rewrite"), "{said}");
