@@ -109,6 +109,12 @@ impl Argument {
 }
 
 impl Signature {
+    /// Whether it transfers bytes, as many as it is asked for or fewer.
+    pub fn transfers(&self) -> bool {
+        let shape = self.shape();
+        shape.count != NO_ARGUMENT || shape.vector != NO_ARGUMENT
+    }
+
     /// Which argument is what.
     pub fn shape(&self) -> Shape {
         let mut shape = Shape::NONE;
@@ -243,6 +249,7 @@ mod tests {
             assert_eq!(shape(name).descriptor, 0, "{name}");
         }
         assert_eq!(shape("read").count, 2);
+        assert!(named("readv").unwrap().transfers() && !named("openat").unwrap().transfers());
         assert_eq!(
             (shape("writev").vector, shape("connect").address, shape("pipe").descriptor),
             (1, 1, NO_ARGUMENT)

@@ -127,6 +127,16 @@ impl Policy {
         }
     }
 
+    /// A policy that has one call transfer so many bytes at most where it comes from one place, once or always.
+    pub fn cutting(call: u32, site: u64, bytes: u32, times: u32) -> Self {
+        let mut policy = Self::failing(call, site, 0, times);
+        for compiled in &mut policy.rules {
+            compiled.rule.action = action::SHORT;
+            compiled.rule.value = bytes.into();
+        }
+        policy
+    }
+
     /// This policy, then that of `other`: where this one decides, the other one is not asked.
     #[must_use]
     pub fn then(mut self, other: Self) -> Self {
