@@ -1,7 +1,8 @@
 //! `make bench B=hijack-apps`: whole programs under an executive, beside what else sees each of their calls.
 //!
 //! Redis under redis-benchmark and nginx under wrk, each server bound to a CPU that its client leaves alone, with whoever
-//! traces it; `git status` in a tree of many files and a build by make and gcc, from the start of the program to its end.
+//! traces it; `git status` in a tree of many files, a build by make and gcc, and programs that do nothing, from the start of the
+//! program to its end.
 
 use std::ffi::OsString;
 use std::fs;
@@ -27,6 +28,8 @@ const PTRACE: &str = "ptrace";
 
 /// A rule that is asked about each call that takes a path, or a descriptor that has one, and fits none.
 const RULES: &str = "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EACCES'\n";
+/// Nothing but what it costs to begin and to end.
+const EXECUTE: &str = "i=0; while [ $i -lt 50 ]; do /bin/true; i=$((i + 1)); done";
 const FILES: usize = 10_000;
 const SOURCES: usize = 6;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -65,15 +68,17 @@ fn main() -> Result<ExitCode> {
         let sources = sources.clone();
         entry(way, move || Run::new(way, pin, sources_in(&sources)?, &["make", "-s", "-B"]))
     };
+    let shell = |way| entry(way, move || Run::new(way, pin, "/".into(), &["sh", "-c", EXECUTE]));
     let rate = |work: &'static str, name: &str| Case::new(work).quantity(name, Quantity::Rate).quick(true);
     let time = |work: &'static str, name: &str| {
         Case::new(work).quantity(name, Quantity::Mean(Unit::Milliseconds)).quick(true)
     };
-    let programs: [(&str, Start<'_>, Vec<Case>); 4] = [
+    let programs: [(&str, Start<'_>, Vec<Case>); 5] = [
         ("redis", &redis, vec![rate("get", "redis GET"), rate("set", "redis SET")]),
         ("nginx", &nginx, vec![rate("page", "nginx").share(3)]),
         ("git", &git, vec![time("status", "git status").share(2)]),
         ("gcc", &gcc, vec![time("build", "gcc build").share(3)]),
+        ("shell", &shell, vec![time("execute", "50 programs executed")]),
     ];
     for (name, entry, cases) in &programs {
         let with = |group: Group, cases: Vec<Case>| cases.into_iter().fold(group, Group::case);
