@@ -27,10 +27,6 @@ pub struct Options {
     /// Bind the contenders to one CPU, or `none` [default: the benchmark's own choice]
     #[arg(long, value_name = "CPU|none")]
     pin: Option<Pin>,
-
-    /// How long a quick run takes, where the benchmark needs more than others
-    #[arg(skip)]
-    quick_seconds: Option<u64>,
 }
 
 /// Where contenders run.
@@ -85,18 +81,10 @@ impl Options {
         self.quick || env::var("QUICK").is_ok_and(|value| !["", "0"].contains(&value.as_str()))
     }
 
-    /// The same, for a benchmark whose cases need so long for a quick run: whole programs, for instance.
-    #[must_use]
-    pub fn quick_within(mut self, seconds: u64) -> Self {
-        self.quick_seconds = Some(seconds);
-        self
-    }
-
     /// How long the whole benchmark may take, starting its contenders included.
     pub fn budget(&self) -> Duration {
         // 45 s are promised; the rest is for contenders that are slow to start or to end.
-        let quick = self.quick_seconds.unwrap_or(36);
-        Duration::from_secs(self.seconds.unwrap_or(if self.quick() { quick } else { 240 }))
+        Duration::from_secs(self.seconds.unwrap_or(if self.quick() { 36 } else { 240 }))
     }
 
     /// The part of a name by which the user chose among the cases.

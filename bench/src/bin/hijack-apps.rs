@@ -1,7 +1,8 @@
 //! `make bench B=hijack-apps`: whole programs under an executive, beside what else sees each of their calls.
 //!
 //! Redis under redis-benchmark and nginx under wrk, each server bound to a CPU that its client leaves alone, with whoever
-//! traces it; `git status` in a tree of many files and a build by make and gcc, from the start of the program to its end.
+//! traces it; `git status` in a tree of many files, a build by make and gcc, and programs that do nothing, from the start of the
+//! program to its end.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,32 +15,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::{Parser, Subcommand};
 use orrery_bench::{
-    Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Sample, Skipped, Unit, machine,
+    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Sample, Skipped, Unit, machine,
 };
 use orrery_hijack::{Hijack, Policy};
-
-/// Whole programs under an executive beside their rivals
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Subcommand)]
-enum Role {
-    /// Becomes a program, with somebody who looks at its calls
-    #[command(hide = true)]
-    Become {
-        way: String,
-        pin: Pin,
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        words: Vec<OsString>,
-    },
-}
 
 const EXECUTIVE: &str = "executive";
 const POLICY: &str = "executive, path policy";
@@ -49,31 +28,35 @@ const PTRACE: &str = "ptrace";
 
 /// A rule that is asked about each call that takes a path, or a descriptor that has one, and fits none.
 const RULES: &str = "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EACCES'\n";
+/// Nothing but what it costs to begin and to end.
+const EXECUTE: &str = "i=0; while [ $i -lt 50 ]; do /bin/true; i=$((i + 1)); done";
 const FILES: usize = 10_000;
 const SOURCES: usize = 6;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Runs of whole programs take long, and differ: too few of them say nothing.
-const QUICK_SECONDS: u64 = 85;
+/// How long wrk is told to go on, in seconds: it is interrupted before.
+const CLIENT_PATIENCE: u32 = 30;
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    if let Some(Role::Become { way, pin, words }) = arguments.role {
-        return become_program(&way, pin, &words);
+    let about = "Whole programs under an executive beside their rivals";
+    let CommandLine { options, part } = CommandLine::read(about);
+    if let Some(part) = part {
+        return become_program(&part);
     }
     let cpu = machine::last_cpu()?;
-    let pin = arguments.options.pin_or(Pin::Cpu(cpu));
+    let pin = options.pin_or(Pin::Cpu(cpu));
+    let time = if options.quick() { QUICK } else { WHOLE };
     if let Pin::Cpu(cpu) = pin {
         // Clients; servers and programs bind themselves.
         machine::avoid(cpu)?;
     }
     let scene = tempfile::tempdir()?;
     let place = scene.path().to_owned();
-    let mut bench = Bench::new("hijack-apps", arguments.options.quick_within(QUICK_SECONDS));
-    let redis = |way| entry(way, move || Redis::start(way, pin));
+    let mut bench = Bench::new("hijack-apps", options);
+    let redis = |way| entry(way, move || Redis::start(way, pin, time));
     let pages = place.clone();
     let nginx = |way| {
         let pages = pages.clone();
-        entry(way, move || Nginx::start(way, pin, &pages))
+        entry(way, move || Nginx::start(way, pin, &pages, time))
     };
     let tree = place.join("tree");
     let git = |way| {
@@ -85,15 +68,17 @@ fn main() -> Result<ExitCode> {
         let sources = sources.clone();
         entry(way, move || Run::new(way, pin, sources_in(&sources)?, &["make", "-s", "-B"]))
     };
+    let shell = |way| entry(way, move || Run::new(way, pin, "/".into(), &["sh", "-c", EXECUTE]));
     let rate = |work: &'static str, name: &str| Case::new(work).quantity(name, Quantity::Rate).quick(true);
     let time = |work: &'static str, name: &str| {
         Case::new(work).quantity(name, Quantity::Mean(Unit::Milliseconds)).quick(true)
     };
-    let programs: [(&str, Start<'_>, Vec<Case>); 4] = [
+    let programs: [(&str, Start<'_>, Vec<Case>); 5] = [
         ("redis", &redis, vec![rate("get", "redis GET"), rate("set", "redis SET")]),
         ("nginx", &nginx, vec![rate("page", "nginx").share(3)]),
         ("git", &git, vec![time("status", "git status").share(2)]),
         ("gcc", &gcc, vec![time("build", "gcc build").share(3)]),
+        ("shell", &shell, vec![time("execute", "50 programs executed")]),
     ];
     for (name, entry, cases) in &programs {
         let with = |group: Group, cases: Vec<Case>| cases.into_iter().fold(group, Group::case);
@@ -101,11 +86,14 @@ fn main() -> Result<ExitCode> {
         let ruled = Group::new(format!("{name}, path policy"), entry(POLICY)).against(entry(NATIVE));
         bench.group(with(ruled, cases.iter().map(|case| case.clone().renamed(named)).collect()));
     }
-    // Tracers take so long that beside them the others would hardly run.
+    // Tracers take so long that beside them the others would hardly run. A quick run has two programs for them: one that
+    // serves, one that ends.
     for (name, entry, cases) in &programs {
         let traced = Group::new(format!("{name}, traced"), entry(EXECUTIVE));
         let traced = [STRACE, PTRACE].into_iter().fold(traced, |group, way| group.against(entry(way)));
-        bench.group(cases.iter().cloned().map(|case| case.share(1)).fold(traced, Group::case));
+        let quick = ["nginx", "git"].contains(name);
+        let cases = cases.iter().cloned().map(|case| case.share(1).quick(quick));
+        bench.group(cases.fold(traced, Group::case));
     }
     bench.run()
 }
@@ -121,23 +109,28 @@ fn entry<C: Contender + 'static>(way: &'static str, start: impl Fn() -> Result<C
     Entry::new(way, start)
 }
 
+/// How long clients ask servers at a time: what takes longer is fewer rounds.
+const WHOLE: Duration = Duration::from_secs(1);
+const QUICK: Duration = Duration::from_millis(300);
+
 /// A command that becomes these words, looked at in a way.
 fn command(way: &str, pin: Pin, words: &[&str]) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["become", way, &pin.to_string()]).args(words);
+    command.args(Part::new(way, pin).with(words).arguments());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     Ok(command)
 }
 
-fn become_program(way: &str, pin: Pin, words: &[OsString]) -> Result<ExitCode> {
-    pin.bind()?;
+fn become_program(part: &Part) -> Result<ExitCode> {
+    part.pin.bind()?;
+    let words: Vec<OsString> = part.words.iter().map(OsString::from).collect();
     let (program, rest) = words.split_first().context("a program to become")?;
     let options = orrery_hijack::Options::default().counted(false);
-    let options = match way {
+    let options = match part.name.as_str() {
         NATIVE => bail!("execute {program:?}: {}", Command::new(program).args(rest).exec()),
         STRACE => {
             let mut strace = Command::new("strace");
-            strace.args(["-c", "-f", "-qq", "-o", "/dev/null"]).args(words);
+            strace.args(["-c", "-f", "-qq", "-o", "/dev/null"]).args(&words);
             bail!("execute strace: {}", strace.exec());
         }
         PTRACE => return traced(program, rest),
@@ -257,6 +250,14 @@ fn need(programs: &[&str]) -> Result<()> {
     }
 }
 
+/// A command that gets SIGINT after so long, and SIGKILL should that not help.
+fn within(time: Duration, program: &str) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--foreground", "--preserve-status", "--signal=INT", "--kill-after=10"]);
+    command.arg(time.as_secs_f64().to_string()).arg(program);
+    command
+}
+
 /// What a client says.
 fn said(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output()?;
@@ -268,31 +269,38 @@ fn said(command: &mut Command) -> Result<String> {
 /// Redis, and redis-benchmark.
 struct Redis {
     server: Server,
-    least: u32,
+    time: Duration,
+    /// Requests per second, as far as is known: the client wants to be told a number.
+    rate: f64,
 }
 
+/// Few enough for one that is traced on a busy machine. The client measures in milliseconds.
+const FEWEST_REQUESTS: f64 = 1000.0;
+const MOST_REQUESTS: f64 = 200_000.0;
+
 impl Redis {
-    fn start(way: &str, pin: Pin) -> Result<Self> {
+    fn start(way: &str, pin: Pin, time: Duration) -> Result<Self> {
         need(&["redis-server", "redis-benchmark"])?;
         let port = free_port()?;
         let number = port.to_string();
         let words =
             ["redis-server", "--bind", "127.0.0.1", "--port", &number, "--save", "", "--appendonly", "no"];
-        // The client measures in milliseconds.
-        let least = if [STRACE, PTRACE].contains(&way) { 4000 } else { 40_000 };
-        Ok(Self { server: Server::start(way, pin, &words, port)?, least })
+        Ok(Self { server: Server::start(way, pin, &words, port)?, time, rate: 0.0 })
     }
 }
 
 impl Contender for Redis {
-    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        let requests = iterations.max(self.least);
-        let mut client = Command::new("redis-benchmark");
+    fn measure(&mut self, work: &str, _: u32) -> Result<Sample> {
+        let requests = (self.rate * self.time.as_secs_f64()).clamp(FEWEST_REQUESTS, MOST_REQUESTS);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within these bounds")]
+        let requests = requests as u32;
+        let mut client = within(PATIENCE, "redis-benchmark");
         client.args(["-p", &self.server.port.to_string(), "-n", &requests.to_string()]);
         let text = said(client.args(["-c", "20", "-t", work, "--csv"]))?;
         let rate = text.lines().last().and_then(|line| line.split(',').nth(1));
         let rate: f64 = rate.and_then(|rate| rate.trim_matches('"').parse().ok()).context("a rate")?;
         ensure!(rate > 0.0, "redis-benchmark: {text}");
+        self.rate = rate;
         let elapsed = Duration::from_secs_f64(f64::from(requests) / rate);
         Ok(Sample { iterations: requests, elapsed, latencies: Vec::new() })
     }
@@ -301,10 +309,11 @@ impl Contender for Redis {
 /// nginx, and wrk.
 struct Nginx {
     server: Server,
+    time: Duration,
 }
 
 impl Nginx {
-    fn start(way: &'static str, pin: Pin, place: &Path) -> Result<Self> {
+    fn start(way: &'static str, pin: Pin, place: &Path, time: Duration) -> Result<Self> {
         need(&["nginx", "wrk"])?;
         let port = free_port()?;
         let prefix = place.join(format!("nginx-{port}"));
@@ -325,25 +334,38 @@ impl Nginx {
         fs::write(&file, text)?;
         let (prefix, file) = (prefix.display().to_string(), file.display().to_string());
         let words = ["/usr/sbin/nginx", "-e", "errors", "-p", &prefix, "-c", &file];
-        Ok(Self { server: Server::start(way, pin, &words, port)? })
+        Ok(Self { server: Server::start(way, pin, &words, port)?, time })
     }
 }
 
 impl Contender for Nginx {
     fn measure(&mut self, _: &str, _: u32) -> Result<Sample> {
         let url = format!("http://127.0.0.1:{}/page", self.server.port);
-        let start = Instant::now();
-        let text = said(Command::new("wrk").args(["-t1", "-c16", "-d1s", &url]))?;
+        // It takes whole seconds, and tells what it has when it is interrupted.
+        let long = format!("-d{CLIENT_PATIENCE}s");
+        let text = said(within(self.time, "wrk").args(["-t1", "-c16", &long, &url]))?;
         ensure!(!text.contains("Non-2xx"), "wrk: {text}");
         // "  68023 requests in 1.00s, ..."
         let line =
             text.lines().find(|line| line.contains(" requests in ")).context("wrk told no requests")?;
         let mut words = line.split_ascii_whitespace();
         let iterations = words.next().and_then(|count| count.parse().ok()).context("a count")?;
-        let told = words.nth(2).and_then(|time| time.strip_suffix("s,")).and_then(|time| time.parse().ok());
-        let elapsed = told.map_or_else(|| start.elapsed(), Duration::from_secs_f64);
+        let elapsed = words.nth(2).and_then(told_time).with_context(|| format!("no time in {line:?}"))?;
         Ok(Sample { iterations, elapsed, latencies: Vec::new() })
     }
+}
+
+/// A time as wrk tells it: `1.00s,` or `402.11ms,`.
+fn told_time(text: &str) -> Option<Duration> {
+    let text = text.trim_end_matches(',');
+    let (number, unit) = text.split_at(text.find(|letter: char| letter.is_ascii_alphabetic())?);
+    let scale = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        _ => return None,
+    };
+    Some(Duration::from_secs_f64(number.parse::<f64>().ok()? * scale))
 }
 
 /// A program that is run from its start to its end.

@@ -14,32 +14,12 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use clap::{Parser, Subcommand};
 use orrery_bench::rival::{notify, page_zero};
 use orrery_bench::{
-    Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Sample, Unit, Worker, batched, machine,
-    serve,
+    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Sample, Unit, Worker, batched,
+    machine, serve,
 };
 use orrery_hijack::{Hijack, Policy};
-
-/// System calls under an executive beside their rivals
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Subcommand)]
-enum Role {
-    /// One contender, measured by the process that started this one
-    #[command(hide = true)]
-    Contender { way: String, pin: Pin },
-    /// The same, where what is measured lies under this process already
-    #[command(hide = true)]
-    Inside { pin: Pin },
-}
 
 const PATCHED: &str = "executive";
 const COUNTED: &str = "executive, counted";
@@ -86,14 +66,13 @@ int open(const char *path, int flags, ...) {
 const CASES: [&str; 4] = ["getppid", "write", "read", "open and close"];
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    match arguments.role {
-        Some(Role::Contender { way, pin }) => return contender(&way, pin),
-        Some(Role::Inside { pin }) => return Ok(inside(pin)),
-        None => {}
+    let about = "System calls under an executive beside their rivals";
+    let CommandLine { options, part } = CommandLine::read(about);
+    if let Some(part) = part {
+        return contender(&part.name, part.pin);
     }
-    let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
-    let mut bench = Bench::new("hijack-call", arguments.options);
+    let pin = options.pin_or(Pin::Cpu(machine::last_cpu()?));
+    let mut bench = Bench::new("hijack-call", options);
     let mut group = Group::new("call", entry(PATCHED, pin));
     let rivals =
         [NATIVE, COUNTED, TIMED, POLICY, FIRST, PRELOAD, PAGE_ZERO, NOTIFY, PTRACE, EMULATED, STRACE];
@@ -156,17 +135,18 @@ impl Contender for Added {
 
 fn added_entry(way: &'static str, pin: Pin) -> Entry {
     Entry::new(way, move || {
-        let start = |way: &str| Worker::start(&["contender".to_owned(), way.to_owned(), pin.to_string()]);
-        Ok(Added { with: start(way)?, without: start(NATIVE)? })
+        Ok(Added { with: Part::new(way, pin).start()?, without: Part::new(NATIVE, pin).start()? })
     })
 }
 
 fn entry(way: &'static str, pin: Pin) -> Entry {
-    Entry::new(way, move || Worker::start(&["contender".to_owned(), way.to_owned(), pin.to_string()]))
+    Part::new(way, pin).entry()
 }
 
-/// Puts what is to be measured under this process.
+/// Puts what is to be measured under this program, which then serves as if it was native.
 fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
+    let own = std::env::current_exe()?;
+    let natively = Part::new(NATIVE, pin).arguments();
     let options = orrery_hijack::Options::default();
     let options = match way {
         NATIVE => return Ok(inside(pin)),
@@ -176,10 +156,7 @@ fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
         NOTIFY => return notified(pin),
         STRACE => {
             let mut strace = Command::new("strace");
-            strace
-                .args(["-c", "-f", "-qq", "-o", "/dev/null"])
-                .arg(std::env::current_exe()?)
-                .args(["inside", &pin.to_string()]);
+            strace.args(["-c", "-f", "-qq", "-o", "/dev/null"]).arg(own).args(natively);
             bail!("execute strace: {}", strace.exec());
         }
         PRELOAD => return preloaded(pin),
@@ -191,8 +168,7 @@ fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
         FIRST => options.counted(false).threshold(u32::MAX),
         other => bail!("there is no contender {other:?}"),
     };
-    let own = std::env::current_exe()?;
-    let words = [OsString::from("inside"), pin.to_string().into()];
+    let words: Vec<OsString> = natively.into_iter().map(OsString::from).collect();
     Err(Hijack::start(options)?.execute(own.as_os_str(), &words).into())
 }
 
@@ -247,7 +223,7 @@ fn preloaded(pin: Pin) -> Result<ExitCode> {
         compiler.args(["-O2", "-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status()?;
     ensure!(compiled.success(), "the library to preload could not be compiled");
     let mut inside = Command::new(std::env::current_exe()?);
-    let status = inside.args(["inside", &pin.to_string()]).env("LD_PRELOAD", &library).status()?;
+    let status = inside.args(Part::new(NATIVE, pin).arguments()).env("LD_PRELOAD", &library).status()?;
     Ok(ExitCode::from(u8::try_from(status.code().unwrap_or(1))?))
 }
 

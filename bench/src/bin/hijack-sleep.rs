@@ -12,31 +12,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::{Parser, Subcommand};
 use orrery_bench::{
-    Bench, Case, Contender, Entry, Group, Options, Quantity, Sample, Skipped, Unit, Worker, serve,
+    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Sample, Skipped, Unit, serve,
 };
 use orrery_hijack::policy::Sleep;
 use orrery_hijack::{Hijack, Policy, Services};
-
-/// How late sleeps end under an executive that sees to it, and without
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Subcommand)]
-enum Role {
-    /// One contender, measured by the process that started this one
-    #[command(hide = true)]
-    Contender { way: String },
-    /// The same, where what is measured lies under this process already
-    #[command(hide = true)]
-    Inside { way: String },
-}
 
 const PRECISE: &str = "executive";
 const REALTIME: &str = "executive, real-time";
@@ -57,13 +37,12 @@ const CASES: [(&str, u64, usize, bool); 7] = [
 ];
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    match arguments.role {
-        Some(Role::Contender { way }) => return contender(&way),
-        Some(Role::Inside { way }) => return Ok(inside(&way)),
-        None => {}
+    let about = "How late sleeps end under an executive that sees to it, and without";
+    let CommandLine { options, part } = CommandLine::read(about);
+    if let Some(part) = part {
+        return contender(&part.name);
     }
-    let mut bench = Bench::new("hijack-sleep", arguments.options);
+    let mut bench = Bench::new("hijack-sleep", options);
     let mut group = Group::new("late", entry(PRECISE));
     for way in [NATIVE, NO_SLACK, REALTIME, FIFO, FLOOR] {
         group = group.against(entry(way));
@@ -90,7 +69,7 @@ fn main() -> Result<ExitCode> {
 }
 
 fn entry(way: &'static str) -> Entry {
-    Entry::new(way, move || Worker::start(["contender", way]))
+    Part::new(way, Pin::None).entry()
 }
 
 fn contender(way: &str) -> Result<ExitCode> {
@@ -102,7 +81,8 @@ fn contender(way: &str) -> Result<ExitCode> {
     let services = Services { sleep: Some(sleep), ..Services::default() };
     let policy = Policy::default().with_services(services);
     let own = std::env::current_exe()?;
-    let words = [OsString::from("inside"), way.into()];
+    let words: Vec<OsString> =
+        Part::new(NATIVE, Pin::None).arguments().into_iter().map(OsString::from).collect();
     let hijack = Hijack::start(orrery_hijack::Options::default().policy(policy))?;
     Err(hijack.execute(own.as_os_str(), &words).into())
 }

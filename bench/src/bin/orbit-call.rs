@@ -8,11 +8,10 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
 use orrery_bench::ours::OrbitCall;
 use orrery_bench::rival::{ForkPerCall, WholeCopy};
 use orrery_bench::{
-    Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Unit, Worker, machine, serve,
+    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Unit, machine, serve,
 };
 use orrery_orbit::Mode;
 
@@ -32,22 +31,6 @@ const TWO_MIB: [(&str, &str); 2] = [("512 new", "2 MiB new"), ("pause 512 new", 
 const COPIED: [(&str, &str); 2] =
     [("pause 512 new", "2 MiB new, pause"), ("pause 4096 new", "16 MiB new, pause")];
 
-/// Calls to orbits beside forks and copies
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Subcommand)]
-enum Role {
-    /// One contender, measured by the process that started this one
-    #[command(hide = true)]
-    Contender { mechanism: String, bytes: usize, pin: Pin },
-}
-
 const ORBIT: &str = "orbit";
 const COW: &str = "orbit, forked copier";
 const FORK: &str = "fork per call";
@@ -64,15 +47,16 @@ fn start(mechanism: &str, bytes: usize) -> Result<Box<dyn Contender>> {
 }
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    if let Some(Role::Contender { mechanism, bytes, pin }) = arguments.role {
+    let CommandLine { options, part } = CommandLine::read("Calls to orbits beside forks and copies");
+    if let Some(part) = part {
         return Ok(serve(|| {
-            pin.bind()?;
-            start(&mechanism, bytes)
+            part.pin.bind()?;
+            let [bytes] = part.numbers()?;
+            start(&part.name, bytes)
         }));
     }
-    let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
-    let mut bench = Bench::new("orbit-call", arguments.options);
+    let pin = options.pin_or(Pin::Cpu(machine::last_cpu()?));
+    let mut bench = Bench::new("orbit-call", options);
     for (mib, changes) in CHANGES {
         let mut group = group(&format!("{mib}MiB"), mib, pin, &[COW, FORK, COPY])?;
         for change in changes {
@@ -112,10 +96,8 @@ fn group(name: &str, mib: usize, pin: Pin, rivals: &[&'static str]) -> Result<Gr
 }
 
 fn entry(mechanism: &'static str, mib: usize, pin: Pin) -> Result<Entry> {
-    let pin = pin.to_string();
-    let arguments = ["contender".to_owned(), mechanism.to_owned(), (mib * MIB).to_string(), pin];
     let memory = u64::try_from(2 * mib * MIB + PROGRAM).context("a size")?;
-    Ok(Entry::new(mechanism, move || Worker::start(&arguments)).memory(memory))
+    Ok(Part::new(mechanism, pin).with([mib * MIB]).entry().memory(memory))
 }
 
 fn in_words(change: &str) -> String {

@@ -6,32 +6,15 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
 use orrery_bench::ours::OrbitCreation;
 use orrery_bench::rival::ForkPerCall;
 use orrery_bench::{
-    Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Unit, Worker, machine, serve,
+    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Unit, machine, serve,
 };
 
 const MIB: usize = 1 << 20;
 /// MiB in an area and outside.
 const PROGRAMS: [(usize, usize); 4] = [(32, 0), (1024, 0), (8192, 0), (2, 1024)];
-
-/// Creation of orbits beside forks
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Subcommand)]
-enum Role {
-    /// One contender, measured by the process that started this one
-    #[command(hide = true)]
-    Contender { mechanism: String, area: usize, outside: usize, pin: Pin },
-}
 
 const ORBIT: &str = "orbit";
 const FORK: &str = "fork + exit + wait";
@@ -46,15 +29,16 @@ fn start(mechanism: &str, area: usize, outside: usize) -> Result<Box<dyn Contend
 }
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    if let Some(Role::Contender { mechanism, area, outside, pin }) = arguments.role {
+    let CommandLine { options, part } = CommandLine::read("Creation of orbits beside forks");
+    if let Some(part) = part {
         return Ok(serve(|| {
-            pin.bind()?;
-            start(&mechanism, area, outside)
+            part.pin.bind()?;
+            let [area, outside] = part.numbers()?;
+            start(&part.name, area, outside)
         }));
     }
-    let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
-    let mut bench = Bench::new("orbit-create", arguments.options);
+    let pin = options.pin_or(Pin::Cpu(machine::last_cpu()?));
+    let mut bench = Bench::new("orbit-create", options);
     for (area, outside) in PROGRAMS {
         let name = match (area, outside) {
             (area, 0) => format!("{area}MiB in areas"),
@@ -72,9 +56,6 @@ fn main() -> Result<ExitCode> {
 }
 
 fn entry(mechanism: &'static str, area: usize, outside: usize, pin: Pin) -> Result<Entry> {
-    let pin = pin.to_string();
-    let arguments =
-        ["contender".to_owned(), mechanism.to_owned(), area.to_string(), outside.to_string(), pin];
     let memory = u64::try_from((area + outside + 1) * MIB).context("a size")?;
-    Ok(Entry::new(mechanism, move || Worker::start(&arguments)).memory(memory))
+    Ok(Part::new(mechanism, pin).with([area, outside]).entry().memory(memory))
 }

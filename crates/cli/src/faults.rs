@@ -1,18 +1,19 @@
 //! `orrery faults`: a program once for each place that makes a system call, with that call failing.
 
-mod places;
+pub(crate) mod places;
 mod report;
 mod trial;
 
 use std::ffi::OsString;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
-use orrery_hijack::decode::{error_name, error_number};
+use orrery_hijack::calls;
+use orrery_hijack::decode::error_number;
 
 use places::Place;
-use trial::{Outcome, Trials};
+use trial::{Fault, Outcome, Trials};
 
 /// Calls that fail in practice.
 const USUAL: [&str; 46] = [
@@ -71,13 +72,17 @@ const USUAL: [&str; 46] = [
 /// crashes, hangs or leaves a state that --check rejects is told, and is this command's exit status.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Only these calls: names, or %file, %descriptor, %network [default: those that fail in practice]
-    #[arg(short = 'e', long, value_name = "CALLS", value_delimiter = ',')]
+    /// Only these calls: names, or %file, %descriptor, %network, as for `orrery trace` [default: those that fail in practice]
+    #[arg(short = 'e', long, value_name = "CALLS")]
     call: Vec<String>,
 
     /// The error to return [default: one that fits the call]
     #[arg(long, value_name = "NAME")]
     errno: Option<String>,
+
+    /// Instead of failing, have reads and writes transfer so many bytes at most: a disk that is nearly full, a slow pipe
+    #[arg(long, value_name = "BYTES", conflicts_with = "errno")]
+    short: Option<u32>,
 
     /// Have all calls from a place fail, not only the first
     #[arg(long)]
@@ -120,7 +125,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => None,
     };
     let usual = USUAL.map(str::to_owned);
-    let selected = crate::trace::selected(if arguments.call.is_empty() { &usual } else { &arguments.call })?;
+    let chosen = if arguments.call.is_empty() { &usual[..] } else { &arguments.call };
+    let mut selected = crate::trace::select::read(chosen)?.calls;
+    if arguments.short.is_some() {
+        let transfers = |number: &u32| calls::numbered(*number).is_some_and(calls::Signature::transfers);
+        selected.retain(transfers);
+        ensure!(!selected.is_empty(), "--short is about calls that read or write bytes, and none was named");
+    }
     let trials = Trials {
         command: &arguments.command,
         before: arguments.before.as_deref(),
@@ -137,9 +148,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let mut rows = Vec::new();
     for place in found {
-        let errno = errno.unwrap_or_else(|| fitting(place.name()));
-        let outcome = trials.fail(&place, errno, u32::from(!arguments.always))?;
-        rows.push(report::Row { place, errno: error_name(errno), outcome });
+        let fault = match arguments.short {
+            Some(bytes) => Fault::Short(bytes),
+            None => Fault::Error(errno.unwrap_or_else(|| fitting(place.name()))),
+        };
+        let outcome = trials.fail(&place, fault, u32::from(!arguments.always))?;
+        rows.push(report::Row { place, fault, outcome });
     }
     let text = if arguments.json { report::json(&rows, &expected)? } else { report::table(&rows, &expected) };
     print!("{text}");

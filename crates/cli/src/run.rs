@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use orrery_hijack::{Hijack, Options, Policy, Services};
+use orrery_hijack::{Hijack, Options, Policy};
 
 use crate::trace::{self, Style};
 
@@ -66,13 +66,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let (inner, outer) = (inner.prefix().display(), outer.prefix().display());
         anyhow::bail!("{inner} is within {outer}, which is mounted, too: mount one archive");
     }
-    if arguments.enforce && services != Services::default() {
-        anyhow::bail!(
-            "--enforce goes without services (--sleep, --remember, --mount, and their sections of a policy): leave one of them out"
-        );
-    }
     if arguments.enforce {
-        return enforce::run(arguments, policy.unwrap_or_default());
+        if let Some(mount) = services.mounts.first() {
+            anyhow::bail!(
+                "--enforce cannot hold rules about what is mounted at {}: no path leads there but through the steward. Unpack the \
+                 archive, and have a rule rewrite the path to that directory",
+                mount.prefix().display()
+            );
+        }
+        return enforce::run(arguments, policy.unwrap_or_default().with_services(services));
     }
     if arguments.check {
         return Ok(());

@@ -4,9 +4,10 @@ mod clock;
 mod forward;
 mod line;
 mod report;
+pub(crate) mod select;
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -17,12 +18,13 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Args;
-use orrery_hijack::{Events, Hijack, Options, Policy, calls};
+use clap::{ArgAction, Args};
+use orrery_hijack::policy::Detail;
+use orrery_hijack::{Events, Hijack, Options, Policy};
 
 use clock::Clock;
 pub(crate) use line::Style;
-use line::Writer;
+pub(crate) use line::Writer;
 
 /// How often the journal is looked at.
 const INTERVAL: Duration = Duration::from_millis(2);
@@ -30,7 +32,7 @@ const INTERVAL: Duration = Duration::from_millis(2);
 /// Run a program and tell each system call that it and its children make, or (-c) how many and how long
 ///
 /// What is told goes to standard error; status and signal are the program's. Calls that are not asked for (--call,
-/// --path) cost what they cost under `orrery run`.
+/// --path) cost what they cost under `orrery run`. Options are strace's where it has them.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Instead of each call, tell at the end how often each was made, its errors, and how long it took
@@ -41,8 +43,13 @@ pub(crate) struct Arguments {
     #[arg(long, requires = "count")]
     untimed: bool,
 
-    /// Only these calls: names, or %file, %descriptor, %network
-    #[arg(short = 'e', long, value_name = "CALLS", value_delimiter = ',')]
+    /// With -c: in which order
+    #[arg(short = 'S', long, value_name = "COLUMN", requires = "count", default_value = "time")]
+    sort: report::Column,
+
+    /// Only these calls: names, names with * in them, or %file, %descriptor, %network, %process, %signal, %memory, %ipc, %creds,
+    /// %clock; behind a ! all but these. Also trace=..., status=failed, status=successful, abbrev=none, decode-fds=path
+    #[arg(short = 'e', long, value_name = "CALLS", allow_hyphen_values = true)]
     call: Vec<String>,
 
     /// Only calls with a path, or on a descriptor of a path, that matches: * within a name, ** across slashes
@@ -53,13 +60,21 @@ pub(crate) struct Arguments {
     #[arg(short = 'Z', long, conflicts_with = "count")]
     failed: bool,
 
+    /// Only calls that succeed
+    #[arg(short = 'z', long, conflicts_with_all = ["count", "failed"])]
+    successful: bool,
+
     /// Only calls that take so long, 10ms for instance
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, conflicts_with = "count")]
     slower: Option<Duration>,
 
-    /// Begin each line with the time of day
-    #[arg(short, long, conflicts_with = "count")]
-    time: bool,
+    /// Begin each line with the time of day; given three times, with seconds since 1970
+    #[arg(short, long, action = ArgAction::Count, conflicts_with = "count")]
+    time: u8,
+
+    /// Begin each line with the time since the call before it began
+    #[arg(short, long, conflicts_with_all = ["count", "time"])]
+    relative: bool,
 
     /// End each line with how long the call took
     #[arg(short = 'T', long, conflicts_with = "count")]
@@ -69,6 +84,18 @@ pub(crate) struct Arguments {
     #[arg(short, long, conflicts_with = "count")]
     verbose: bool,
 
+    /// Tell where descriptors lead
+    #[arg(short = 'y', long, action = ArgAction::Count, conflicts_with = "count")]
+    decode_fds: u8,
+
+    /// Tell so many bytes of buffers, 200 at most [default: 48]
+    #[arg(short, long, value_name = "BYTES", conflicts_with = "count")]
+    string_limit: Option<u16>,
+
+    /// Tell behind each call from where it was made: files and offsets, nearest first
+    #[arg(short = 'k', long, conflicts_with_all = ["count", "json"])]
+    stack_trace: bool,
+
     /// Rules about system calls, as for `orrery run`
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -76,6 +103,10 @@ pub(crate) struct Arguments {
     /// Write to a file
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+
+    /// With --output: add to the file, should there be one
+    #[arg(short = 'A', long, requires = "output")]
+    append: bool,
 
     /// Tell as JSON: one object for each line, or with -c one for all
     #[arg(long)]
@@ -85,8 +116,25 @@ pub(crate) struct Arguments {
     #[arg(long)]
     no_patch: bool,
 
+    /// Nothing: children are followed anyway, and told of by thread
+    #[arg(short, action = ArgAction::Count, hide = true)]
+    follow: u8,
+
+    /// Nothing: there is no more to say than the calls
+    #[arg(short, action = ArgAction::Count, hide = true)]
+    quiet: u8,
+
+    /// Not possible: executives are there from a program's first instruction on, or not at all
+    #[arg(short = 'p', value_name = "PID", hide = true)]
+    attach: Option<String>,
+
     /// The program, and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(
+        required_unless_present = "attach",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
     command: Vec<OsString>,
 }
 
@@ -95,16 +143,24 @@ pub(crate) struct Arguments {
 /// # Errors
 /// Where the program could not be started, or nothing be written.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(process) = &arguments.attach {
+        anyhow::bail!(
+            "an executive is put under a program when it is executed, and not under one that runs: start it by `orrery trace`, or \
+             look at process {process} with `strace -p {process}`"
+        );
+    }
     let Some((program, rest)) = arguments.command.split_first() else {
         anyhow::bail!("no program given");
     };
     let policy = arguments.policy.as_deref().map(crate::run::read).transpose()?.unwrap_or_default();
-    let selected = selected(&arguments.call)?;
+    let selection = select::read(&arguments.call)?;
+    let selected = selection.calls;
     // Before the program runs: it is not to work for nothing.
     let mut output: Box<dyn Write + Send> = match &arguments.output {
         Some(path) => {
-            let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
-            Box::new(file)
+            let mut file = OpenOptions::new();
+            let file = file.create(true).write(true).append(arguments.append).truncate(!arguments.append);
+            Box::new(file.open(path).with_context(|| format!("create {}", path.display()))?)
         }
         None => Box::new(io::stderr()),
     };
@@ -123,41 +179,39 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         });
         let nanoseconds = clock.nanoseconds_per_tick();
         let text = if arguments.json {
-            report::json(&counts, nanoseconds)?
+            report::json(&counts, nanoseconds, arguments.sort)?
         } else {
-            report::table(&counts, nanoseconds, timed)
+            report::table(&counts, nanoseconds, timed, arguments.sort)
         };
         output.write_all(text.as_bytes()).and_then(|()| output.flush()).context("write the report")?;
         status
     } else {
         let style = Style {
             time: arguments.time,
+            relative: arguments.relative,
             duration: arguments.duration,
             json: arguments.json,
-            verbose: arguments.verbose,
-            failed: arguments.failed,
+            verbose: arguments.verbose || selection.verbose,
+            failed: arguments.failed || selection.failed,
+            successful: arguments.successful || selection.successful,
             slower: arguments.slower,
+            stack: arguments.stack_trace,
+            end: true,
         };
-        let telling = Policy::telling(selected, false).about(&arguments.path);
+        let descriptors = arguments.decode_fds > 0 || selection.descriptors;
+        let detail = Detail { buffers: arguments.string_limit, descriptors };
+        let telling =
+            Policy::telling(selected, arguments.stack_trace).about(&arguments.path).detailed(detail);
         // What the policy answers is to be told as well.
-        let hijack = Hijack::start(options.policy(telling.then(policy)))?;
+        let mut all = telling.then(policy);
+        if arguments.stack_trace {
+            all = all.then(crate::faults::places::stay()?);
+        }
+        let hijack = Hijack::start(options.policy(all))?;
         crate::pipes::restore();
         follow(&hijack, program, rest, output, style)?
     };
     end_as(status)
-}
-
-/// The numbers of calls that are asked for; none named: all.
-pub(crate) fn selected(words: &[String]) -> anyhow::Result<Vec<u32>> {
-    let all = ["*".to_owned()];
-    let mut numbers = Vec::new();
-    for word in if words.is_empty() { &all[..] } else { words } {
-        let group = calls::group(word).with_context(|| calls::no_such_call(word))?;
-        numbers.extend(group.into_iter().map(|call| call.number));
-    }
-    numbers.sort_unstable();
-    numbers.dedup();
-    Ok(numbers)
 }
 
 /// Runs a program as a child, and writes what rules of its policy tell, until it ends.
@@ -175,8 +229,12 @@ pub(crate) fn follow(
     let guest = hijack.spawn(program, rest)?;
     forward::to(guest.pid());
     let telling = teller.start();
+    let pid = guest.pid();
     let status = guest.wait();
-    telling.finish()?;
+    let mut writer = telling.finish()?;
+    if let Ok(status) = &status {
+        writer.end(pid, *status).context("write how the program ended")?;
+    }
     tell_unfollowed(hijack);
     Ok(status?)
 }
@@ -190,7 +248,7 @@ pub(crate) struct Teller {
 /// A thread that does so.
 pub(crate) struct Telling {
     ended: Arc<AtomicBool>,
-    thread: thread::JoinHandle<io::Result<()>>,
+    thread: thread::JoinHandle<io::Result<Writer>>,
 }
 
 impl Teller {
@@ -204,7 +262,8 @@ impl Teller {
     pub(crate) fn start(mut self) -> Telling {
         let ended = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&ended);
-        let thread = thread::spawn(move || tell(&mut self.events, &mut self.writer, &told));
+        let thread =
+            thread::spawn(move || tell(&mut self.events, &mut self.writer, &told).map(|()| self.writer));
         Telling { ended, thread }
     }
 }
@@ -214,7 +273,7 @@ impl Telling {
     ///
     /// # Errors
     /// Where nothing could be written.
-    pub(crate) fn finish(self) -> anyhow::Result<()> {
+    pub(crate) fn finish(self) -> anyhow::Result<Writer> {
         self.ended.store(true, Relaxed);
         match self.thread.join() {
             Ok(written) => written.context("write what was traced"),

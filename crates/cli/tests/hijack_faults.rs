@@ -74,6 +74,27 @@ fn states_are_checked() {
     has(&found, "ftruncate", "ENOSPC", "INCONSISTENT");
 }
 
+/// The program writes all at once, and believes that all was written.
+#[test]
+fn transfers_can_be_cut_short() {
+    if facility::is_missing() {
+        return;
+    }
+    let found = verdicts(&[
+        "--short",
+        "1",
+        "--before",
+        "rm -f out",
+        "--check",
+        "test $(tr -d '\\0' <out | wc -c) -ge 4",
+    ]);
+    has(&found, "write", "short 1", "INCONSISTENT");
+    assert!(found.iter().all(|(call, ..)| call != "openat" && call != "ftruncate"), "{found:?}");
+    let directory = tempfile::tempdir().unwrap();
+    let failed = faults(directory.path(), &["--short", "1", "-e", "openat,close"], &["true"]);
+    assert!(String::from_utf8_lossy(&failed.stderr).contains("none was named"), "{failed:?}");
+}
+
 #[test]
 fn what_cannot_be_explored_is_told() {
     if facility::is_missing() {

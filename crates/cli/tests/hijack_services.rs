@@ -199,9 +199,6 @@ print(ctypes.CDLL(None).prctl(30, 0, 0, 0, 0))";
         let asked = "import os; print([os.getpid() == 4711 for _ in range(100)].count(True))";
         assert_eq!(text(&run(&["--policy", policy], &[PYTHON, "-c", asked]).stdout), "1\n");
     }
-    fs::write(policy, "[services]\nremember = ['user']").unwrap();
-    let output = run(&["--enforce", "--policy", policy], &["sh", "-c", "echo started"]);
-    assert!(output.stdout.is_empty() && text(&output.stderr).contains("--enforce goes without services"));
     for (wrong, message) in [
         ("[services]\nsleep = 'long'", "policy.toml:2:9: unknown variant `long`"),
         ("[services]\nremember = ['user', 'uname']", "policy.toml:2:21: unknown variant `uname`"),

@@ -22,6 +22,11 @@ fn told(options: &[&str], words: &[&str]) -> String {
     String::from_utf8_lossy(&trace(options, words).stderr).into_owned()
 }
 
+/// The lines that tell of calls.
+fn calls(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter(|line| !line.contains(" +++ "))
+}
+
 #[test]
 fn calls_are_told_with_their_arguments() {
     if facility::is_missing() {
@@ -149,11 +154,118 @@ fn calls_are_chosen_by_name_path_failure_and_duration() {
     let text = told(&["-e", "read", "-P", "/etc/passwd"], &["cat", "/etc/passwd"]);
     assert!(text.contains("read(3, \"root:"), "{text}");
     let text = told(&["-Z"], &["sh", "-c", "test -e /nonexistent; test -e /"]);
-    assert!(text.contains("/nonexistent") && text.lines().all(|line| line.contains(" = -1 E")), "{text}");
+    assert!(text.contains("/nonexistent") && calls(&text).all(|line| line.contains(" = -1 E")), "{text}");
+    let text = told(&["-z", "-e", "openat,exit_group"], &["cat", "/nonexistent", "/etc/passwd"]);
+    assert!(text.contains("/etc/passwd") && calls(&text).all(|line| !line.contains(" = -1 E")), "{text}");
     let text = told(&["--slower", "100ms", "-T"], &["sleep", "0.15"]);
-    assert!(text.contains("clock_nanosleep(") && text.lines().count() == 1, "{text}");
+    assert!(text.contains("clock_nanosleep(") && calls(&text).count() == 1, "{text}");
     let duration: f64 = text.split('<').nth(1).unwrap().split('>').next().unwrap().parse().unwrap();
     assert!(duration >= 0.149, "{text}");
+}
+
+#[test]
+fn calls_are_chosen_in_straces_words() {
+    if facility::is_missing() {
+        return;
+    }
+    let words = ["sh", "-c", "echo some >/dev/null; cat /nonexistent 2>/dev/null"];
+    let names = |options: &[&str]| {
+        let text = told(options, &words);
+        let name =
+            |line: &str| line.split_ascii_whitespace().nth(1).unwrap().split('(').next().unwrap().to_owned();
+        calls(&text).map(name).collect::<std::collections::BTreeSet<_>>()
+    };
+    let of = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    assert_eq!(names(&["-f", "-q", "-e", "trace=write,execve"]), of(&["execve", "write"]));
+    let rest = names(&["-e", "trace=!%file,%memory,%descriptor"]);
+    assert!(
+        rest.contains("exit_group") && rest.is_disjoint(&of(&["execve", "openat", "mmap", "write"])),
+        "{rest:?}"
+    );
+    assert_eq!(
+        names(&["-e", "%process", "-e", "!wait4,%signal,*fork,clone*"]),
+        of(&["execve", "exit_group"])
+    );
+    assert_eq!(names(&["-e", "openat", "-e", "status=failed"]), of(&["openat"]));
+    for (options, message) in [
+        (&["-e", "inject=openat:error=EIO"][..], "orrery faults"),
+        (&["-e", "%nonsense"], "groups are %file"),
+        (&["-p", "1"], "strace -p 1"),
+    ] {
+        let output = trace(options, &["true"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && said.contains(message), "{said}");
+    }
+}
+
+#[test]
+fn descriptors_are_told_with_where_they_lead() {
+    if facility::is_missing() {
+        return;
+    }
+    let script = "
+import os, socket
+directory = os.open('/etc', os.O_RDONLY)
+file = os.open('passwd', os.O_RDONLY, dir_fd=directory)
+os.read(file, 4); os.close(file)
+one, other = socket.socketpair(); one.send(b'x'); os.read(0, 1)";
+    let text = told(&["-y"], &["/usr/bin/python3", "-I", "-S", "-c", script]);
+    let line = |part: &str| {
+        calls(&text).find(|line| line.contains(part)).unwrap_or_else(|| panic!("{part}\n{text}"))
+    };
+    let opened = line("</etc>, \"passwd\", O_RDONLY");
+    assert!(opened.ends_with("</etc/passwd>"), "{opened}");
+    let descriptor = opened.rsplit(' ').next().unwrap();
+    for call in [format!("read({descriptor}, \"root\", 4) = 4"), format!("close({descriptor}) = 0")] {
+        line(&call);
+    }
+    assert!(line("sendto(").contains("<socket:["), "{text}");
+    line("read(0</dev/null>, \"\", 1) = 0");
+    // Nothing leads anywhere from a descriptor that there is not.
+    assert!(!text.contains("AT_FDCWD<") && !text.contains("-1<"), "{text}");
+}
+
+#[test]
+fn lines_tell_as_much_as_is_asked_for() {
+    if facility::is_missing() {
+        return;
+    }
+    let words = ["/usr/bin/python3", "-I", "-S", "-c", "import os; os.write(1, b'0123456789' * 30)"];
+    let written = |options: &[&str]| {
+        let text = told(&[&["-e", "write"], options].concat(), &words);
+        let line = calls(&text).find(|line| line.contains("write(1, ")).unwrap().to_owned();
+        line.split('"').nth(1).unwrap().len()
+    };
+    assert_eq!([written(&[]), written(&["-s", "7"]), written(&["-s", "9999"])], [48, 7, 200]);
+    // Times.
+    let text = told(&["-ttt", "-e", "clock_nanosleep"], &["sleep", "0.1"]);
+    let begin: f64 = text.split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
+    assert!((now - 600.0..now).contains(&begin), "{text}");
+    let text = told(&["-r", "-e", "clock_nanosleep,exit_group"], &["sleep", "0.1"]);
+    let since: f64 = calls(&text).nth(1).unwrap().split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!((0.1..60.0).contains(&since), "{text}");
+    // From where.
+    let text =
+        told(&["-k", "-e", "getppid"], &["/usr/bin/python3", "-I", "-S", "-c", "import os; os.getppid()"]);
+    let frames: Vec<_> = text.lines().skip_while(|line| !line.contains("getppid()")).skip(1).collect();
+    assert!(frames[0].contains(" > libc.so.6+0x") && frames[1].contains(" > python3"), "{text}");
+}
+
+#[test]
+fn traces_are_added_to_a_file() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("trace");
+    let ends = |options: &[&str]| {
+        let output =
+            trace(&[&["-e", "exit_group", "-o", file.to_str().unwrap()], options].concat(), &["true"]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        fs::read_to_string(&file).unwrap().matches("exit_group(0) = ?").count()
+    };
+    assert_eq!([ends(&[]), ends(&["-A"]), ends(&["-A"]), ends(&[])], [1, 2, 3, 1]);
 }
 
 #[test]
@@ -194,6 +306,14 @@ fn counts_tell_durations() {
         return;
     }
     let text = told(&["-c", "-e", "clock_nanosleep,openat"], &["sleep", "0.1"]);
+    let names = |sort: &str| {
+        let text = told(&["-c", "-S", sort, "-e", "clock_nanosleep,openat,close"], &["sleep", "0.1"]);
+        let rows = text.lines().skip(1).map(|line| line.split_ascii_whitespace().next().unwrap().to_owned());
+        rows.take(3).collect::<Vec<_>>()
+    };
+    assert_eq!(names("name"), ["clock_nanosleep", "close", "openat"]);
+    assert_eq!(names("total-time")[0], "clock_nanosleep");
+    assert_ne!(names("calls")[0], "clock_nanosleep");
     assert!(text.contains("p99 <") && text.contains("clock_nanosleep") && !text.contains("mmap"), "{text}");
 }
 
@@ -216,6 +336,9 @@ fn the_programs_end_is_the_traces() {
     }
     assert_eq!(trace(&["-e", "getpid"], &["sh", "-c", "exit 7"]).status.code(), Some(7));
     assert_eq!(trace(&["-e", "getpid"], &["sh", "-c", "kill -USR1 $$"]).status.signal(), Some(10));
+    let ended = |script: &str| told(&["-e", "none"], &["sh", "-c", script]);
+    assert!(ended("exit 7").ends_with(" +++ exited with 7 +++\n"));
+    assert!(ended("kill -USR1 $$").ends_with(" +++ killed by SIGUSR1 +++\n"));
     let output = trace(&["-e", "nonsense"], &["true"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("no system call is called \"nonsense\""));
     assert_eq!(output.status.code(), Some(1));

@@ -3,11 +3,15 @@
 //! The table comes from the kernel itself (tracefs; `calls/generate` makes it), the meaning of an argument from its type
 //! and name there.
 
+mod groups;
+
 use std::sync::OnceLock;
 
 use orrery_executive::board::CALLS;
 use orrery_executive::policy::{NO_ARGUMENT, Shape};
 use syscalls::Sysno;
+
+pub use groups::{group, no_such_call};
 
 static TABLE: &str = include_str!("../calls/table");
 
@@ -59,48 +63,6 @@ pub fn numbered(number: u32) -> Option<&'static Signature> {
     all().binary_search_by_key(&number, |signature| signature.number).ok().and_then(|index| all().get(index))
 }
 
-/// The group `%network`.
-const NETWORK: [&str; 20] = [
-    "socket",
-    "socketpair",
-    "connect",
-    "accept",
-    "accept4",
-    "bind",
-    "listen",
-    "sendto",
-    "recvfrom",
-    "sendmsg",
-    "recvmsg",
-    "sendmmsg",
-    "recvmmsg",
-    "shutdown",
-    "getsockname",
-    "getpeername",
-    "setsockopt",
-    "getsockopt",
-    "sendfile",
-    "splice",
-];
-
-/// The calls that a word means: a name, or `%file` (calls that take paths), `%descriptor`, `%network`, or `*` for all.
-/// `None` where it means nothing.
-pub fn group(word: &str) -> Option<Vec<&'static Signature>> {
-    let fits: &dyn Fn(&Signature) -> bool = match word {
-        "*" => &|_| true,
-        "%file" => &|signature| signature.shape().path[0] != NO_ARGUMENT,
-        "%descriptor" => &|signature| signature.shape().descriptor != NO_ARGUMENT,
-        "%network" => &|signature| NETWORK.contains(&signature.name),
-        name => return Some(vec![named(name)?]),
-    };
-    Some(all().iter().filter(|signature| fits(signature)).collect())
-}
-
-/// What to say of a word that means no call.
-pub fn no_such_call(word: &str) -> String {
-    format!("no system call is called {word:?}; groups are %file, %descriptor, %network, and * for all")
-}
-
 fn signature(line: &'static str) -> Option<Signature> {
     let mut fields = line.split('\t');
     let number = fields.next()?.parse().ok()?;
@@ -147,6 +109,12 @@ impl Argument {
 }
 
 impl Signature {
+    /// Whether it transfers bytes, as many as it is asked for or fewer.
+    pub fn transfers(&self) -> bool {
+        let shape = self.shape();
+        shape.count != NO_ARGUMENT || shape.vector != NO_ARGUMENT
+    }
+
     /// Which argument is what.
     pub fn shape(&self) -> Shape {
         let mut shape = Shape::NONE;
@@ -281,6 +249,7 @@ mod tests {
             assert_eq!(shape(name).descriptor, 0, "{name}");
         }
         assert_eq!(shape("read").count, 2);
+        assert!(named("readv").unwrap().transfers() && !named("openat").unwrap().transfers());
         assert_eq!(
             (shape("writev").vector, shape("connect").address, shape("pipe").descriptor),
             (1, 1, NO_ARGUMENT)

@@ -6,13 +6,14 @@
 
 use std::fmt::Write as _;
 
+use orrery_executive::look::RESULT;
 use syscalls::Errno;
 
 use crate::calls::{self, Argument, Signature};
 use crate::events::{Event, State};
 use crate::names::{self, Names, signals, signed};
 use crate::structures;
-use crate::told::{self, Form, told};
+use crate::told::{Form, Told, told};
 
 /// An argument in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,7 +93,12 @@ fn names_of(call: &str, argument: &Argument) -> Option<Names> {
 
 /// Bytes as a string of C; `whole`: there are no more.
 fn quoted(bytes: &[u8], whole: bool) -> String {
-    let mut text = String::from("\"");
+    format!("\"{}\"{}", escaped(bytes), if whole { "" } else { "..." })
+}
+
+/// Bytes as between the quotes of C.
+fn escaped(bytes: &[u8]) -> String {
+    let mut text = String::new();
     for byte in bytes {
         match byte {
             b'\n' => text.push_str("\\n"),
@@ -106,11 +112,12 @@ fn quoted(bytes: &[u8], whole: bool) -> String {
             }
         }
     }
-    text.push('"');
-    if !whole {
-        text.push_str("...");
-    }
     text
+}
+
+/// A descriptor, and where it leads.
+fn leading(descriptor: u64, path: &[u8]) -> String {
+    format!("{}<{}>", signed(descriptor & 0xffff_ffff), escaped(path))
 }
 
 /// `struct sockaddr`.
@@ -136,10 +143,12 @@ fn socket_address(bytes: &[u8]) -> Option<String> {
 }
 
 /// What a piece of memory holds.
-fn memory(event: &Event, bytes: &[u8], form: Form, whole: bool) -> Option<String> {
+fn memory(event: &Event, bytes: &[u8], told: Told, whole: bool) -> Option<String> {
+    let Told { look, form } = told;
+    let most = usize::from(look.most);
     let list = |each: Vec<String>| Some(format!("[{}]", each.join(", ")));
     Some(match form {
-        Form::Text => quoted(bytes, bytes.len() < usize::from(told::PATH)),
+        Form::Text => quoted(bytes, bytes.len() < most),
         Form::Bytes { of } => {
             let all = match of {
                 Some(index) => {
@@ -233,9 +242,14 @@ fn option_names(level: u64) -> Option<Names> {
 fn argument(call: &Signature, event: &Event, index: usize, argument: &Argument, whole: bool) -> String {
     let value = event.arguments()[index];
     if let (Some(bytes), Some(told)) = (event.memory(index), told(call, index))
-        && let Some(text) = memory(event, bytes, told.form, whole)
+        && let Some(text) = memory(event, bytes, told, whole)
     {
         return text;
+    }
+    if let Some(path) = event.memory(index)
+        && (argument.is_descriptor() || argument.is_directory())
+    {
+        return leading(value, path);
     }
     if argument.is_directory() && signed(value) == "-100" {
         return "AT_FDCWD".to_owned();
@@ -296,6 +310,11 @@ pub fn error_number(name: &str) -> Option<i32> {
     crate::policy::errno(name).ok()
 }
 
+/// The name of a signal.
+pub fn signal_name(number: i32) -> String {
+    Names::Signal.of(u64::from(number.cast_unsigned()))
+}
+
 impl Event {
     /// The call's name, or its number where it has none.
     pub fn name(&self) -> String {
@@ -336,7 +355,10 @@ impl Event {
                 format!("-1 {} ({text})", error_name(error))
             }
             None if ADDRESSES.contains(&self.name().as_str()) => format!("{:#x}", self.result()),
-            None => self.result().to_string(),
+            None => match self.memory(usize::from(RESULT)) {
+                Some(path) => leading(self.result().cast_unsigned(), path),
+                None => self.result().to_string(),
+            },
         }
     }
 }

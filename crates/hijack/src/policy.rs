@@ -52,6 +52,7 @@ mod view;
 
 use orrery_executive::policy::{Rule, action, log};
 
+pub use crate::told::Detail;
 use compile::Compiled;
 pub use services::{Mount, Remembered, Services, Sleep};
 pub(crate) use values::errno;
@@ -77,6 +78,7 @@ pub struct Policy {
     rules: Vec<Compiled>,
     lines: Vec<usize>,
     services: Services,
+    detail: Detail,
 }
 
 impl Policy {
@@ -107,6 +109,13 @@ impl Policy {
         self
     }
 
+    /// The same, telling so much of each call.
+    #[must_use]
+    pub fn detailed(mut self, detail: Detail) -> Self {
+        self.detail = detail;
+        self
+    }
+
     /// A policy that has one call fail where it comes from one place, once or always.
     pub fn failing(call: u32, site: u64, errno: i32, times: u32) -> Self {
         let value = -i64::from(errno);
@@ -116,6 +125,16 @@ impl Policy {
             lines: vec![0],
             ..Self::default()
         }
+    }
+
+    /// A policy that has one call transfer so many bytes at most where it comes from one place, once or always.
+    pub fn cutting(call: u32, site: u64, bytes: u32, times: u32) -> Self {
+        let mut policy = Self::failing(call, site, 0, times);
+        for compiled in &mut policy.rules {
+            compiled.rule.action = action::SHORT;
+            compiled.rule.value = bytes.into();
+        }
+        policy
     }
 
     /// This policy, then that of `other`: where this one decides, the other one is not asked.

@@ -4,7 +4,7 @@
 //! does not follow is written here.
 
 use orrery_executive::board::CALLS;
-use orrery_executive::look::{LOOKS, Look, extent};
+use orrery_executive::look::{LOOKS, Look, RESULT, extent};
 
 use crate::calls::{self, Argument, Signature};
 use crate::structures;
@@ -224,15 +224,79 @@ fn is_given(call: &str, argument: &str) -> bool {
     )
 }
 
+/// How much is told of calls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Detail {
+    /// How many bytes of a buffer: [`Detail::MOST`] at most; `None`: some fifty.
+    pub buffers: Option<u16>,
+    /// Where descriptors lead.
+    pub descriptors: bool,
+}
+
+impl Detail {
+    /// The most bytes of a buffer that there is room for.
+    pub const MOST: u16 = 200;
+
+    /// Where to look of what is told.
+    fn look(self, told: Told) -> Look {
+        let adjustable = told.look.most == BUFFER && matches!(told.form, Form::Bytes { .. });
+        let buffers = self.buffers.filter(|_| adjustable).map(|buffers| buffers.min(Self::MOST));
+        Look { most: buffers.unwrap_or(told.look.most), ..told.look }
+    }
+}
+
+/// Whether a call returns a descriptor.
+fn opens(call: &str) -> bool {
+    const OTHERS: [&str; 15] = [
+        "creat",
+        "dup",
+        "dup2",
+        "dup3",
+        "socket",
+        "accept",
+        "accept4",
+        "memfd_create",
+        "timerfd_create",
+        "userfaultfd",
+        "perf_event_open",
+        "pidfd_open",
+        "pidfd_getfd",
+        "fsopen",
+        "fsmount",
+    ];
+    const FAMILIES: [&str; 6] =
+        ["open", "epoll_create", "eventfd", "signalfd", "inotify_init", "fanotify_init"];
+    OTHERS.contains(&call) || FAMILIES.iter().any(|family| call.starts_with(family))
+}
+
+/// Where descriptors of a call lead: those that it is given as they are before, the one that it returns.
+fn descriptors(call: &Signature) -> Vec<Look> {
+    let look = |argument: u8, after: bool| Look {
+        argument,
+        extent: extent::DESCRIPTOR,
+        by: 0,
+        after: u8::from(after),
+        size: 1,
+        most: PATH,
+    };
+    let arguments = (0..).zip(call.arguments.as_deref().unwrap_or_default());
+    let given = arguments.filter(|(_, argument)| argument.is_descriptor() || argument.is_directory());
+    let mut looks: Vec<_> = given.map(|(index, _)| look(index, false)).collect();
+    looks.extend(opens(call.name).then(|| look(RESULT, true)));
+    looks
+}
+
 /// Where executives look, for all calls by number; the last is for unknown ones.
-pub(crate) fn looks() -> [[Look; LOOKS]; CALLS + 1] {
+pub(crate) fn looks(detail: Detail) -> [[Look; LOOKS]; CALLS + 1] {
     let mut looks = [[Look::NONE; LOOKS]; CALLS + 1];
     for call in calls::all() {
         let number = usize::try_from(call.number).unwrap_or(CALLS);
         if let Some(places) = looks.get_mut(number).filter(|_| number < CALLS) {
             let told = (0..call.arguments.as_ref().map_or(0, Vec::len)).filter_map(|index| told(call, index));
-            for (place, told) in places.iter_mut().zip(told) {
-                *place = told.look;
+            let descriptors = if detail.descriptors { descriptors(call) } else { Vec::new() };
+            for (place, look) in places.iter_mut().zip(told.map(|told| detail.look(told)).chain(descriptors))
+            {
+                *place = look;
             }
         }
     }
@@ -294,11 +358,28 @@ mod tests {
     }
 
     #[test]
+    fn details_are_told_on_request() {
+        let number = |call| usize::try_from(calls::named(call).unwrap().number).unwrap();
+        let plain = looks(Detail::default());
+        let more = looks(Detail { buffers: Some(u16::MAX), descriptors: true });
+        let of = |looks: &[[Look; LOOKS]; CALLS + 1], call| {
+            let looks = looks[number(call)].into_iter().filter(|look| *look != Look::NONE);
+            looks.map(|look| (look.argument, look.extent, look.most)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&plain, "read"), [(1, extent::RETURNED, BUFFER)]);
+        assert_eq!(of(&more, "read"), [(1, extent::RETURNED, Detail::MOST), (0, extent::DESCRIPTOR, PATH)]);
+        let openat =
+            [(1, extent::STRING, PATH), (0, extent::DESCRIPTOR, PATH), (RESULT, extent::DESCRIPTOR, PATH)];
+        assert_eq!(of(&more, "openat"), openat);
+        assert_eq!(of(&plain, "openat"), openat[..1]);
+    }
+
+    #[test]
     fn nothing_is_looked_at_that_finds_no_place() {
         for call in calls::all() {
             let arguments = call.arguments.as_ref().map_or(0, Vec::len);
             let all: Vec<_> = (0..arguments).filter_map(|index| told(call, index)).collect();
-            assert!(all.len() <= LOOKS, "{}", call.name);
+            assert!(all.len() + descriptors(call).len() <= LOOKS, "{}", call.name);
             let most: usize = all.iter().map(|told| usize::from(told.look.most)).sum();
             // The last of the system's names are cut off, and what a long path leaves no room for.
             assert!(most <= DATA || ["uname", "statx"].contains(&call.name), "{}: {most}", call.name);

@@ -22,10 +22,7 @@ pub(super) struct Place {
 
 /// Runs the program once: how it ends, and the places, in the order in which they first call.
 pub(super) fn explore(trials: &Trials<'_>, calls: Vec<u32>) -> anyhow::Result<(Outcome, Vec<Place>)> {
-    // What ends stays for a moment: until then it can be asked what lies where.
-    const STAY: &str = "[[rule]]\ncall = ['exit_group', 'execve']\ndelay = '20ms'\n";
-    let stay = Policy::parse(STAY, "built in").context("the policy for exploring")?;
-    let policy = Policy::telling(calls, true).then(stay);
+    let policy = Policy::telling(calls, true).then(stay()?);
     let mut seen = HashSet::new();
     let mut places = Vec::new();
     let mut events = None;
@@ -39,8 +36,19 @@ pub(super) fn explore(trials: &Trials<'_>, calls: Vec<u32>) -> anyhow::Result<(O
     Ok((outcome, places))
 }
 
+/// What ends stays for a moment: until then it can be asked what lies where.
+pub(crate) fn stay() -> anyhow::Result<Policy> {
+    const STAY: &str = "[[rule]]\ncall = ['exit_group', 'execve']\ndelay = '20ms'\n";
+    Policy::parse(STAY, "built in").context("the policy for what ends")
+}
+
+/// What lies where in the process of a thread; empty where it has ended.
+pub(crate) fn maps(thread: u32) -> String {
+    fs::read_to_string(format!("/proc/{thread}/maps")).unwrap_or_default()
+}
+
 fn place(event: &Event) -> Place {
-    let maps = fs::read_to_string(format!("/proc/{}/maps", event.thread())).unwrap_or_default();
+    let maps = maps(event.thread());
     let arguments: Vec<String> = event.describe(false).into_iter().map(|argument| argument.text).collect();
     let call = event.name();
     Place {
@@ -58,7 +66,7 @@ fn place(event: &Event) -> Place {
 }
 
 /// A file's name and an offset into it, or the address where nothing is known of it.
-fn frame(maps: &str, address: u64) -> String {
+pub(crate) fn frame(maps: &str, address: u64) -> String {
     let found = maps.lines().find_map(|line| {
         let mut words = line.splitn(6, ' ');
         let (start, end) = words.next()?.split_once('-')?;

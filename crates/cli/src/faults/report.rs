@@ -6,12 +6,12 @@ use comfy_table::{Table, presets};
 use serde_json::json;
 
 use super::places::{Place, own_frame};
-use super::trial::Outcome;
+use super::trial::{Fault, Outcome};
 
 /// One run.
 pub(super) struct Row {
     pub(super) place: Place,
-    pub(super) errno: String,
+    pub(super) fault: Fault,
     pub(super) outcome: Outcome,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn table(rows: &[Row], expected: &Outcome) -> String {
         let example: String = row.place.example.chars().take(60).collect();
         table.add_row([
             row.verdict(expected).to_owned(),
-            row.errno.clone(),
+            row.fault.to_string(),
             example,
             own_frame(&row.place.frames).to_owned(),
             row.outcome.to_string(),
@@ -71,7 +71,7 @@ pub(super) fn json(rows: &[Row], expected: &Outcome) -> serde_json::Result<Strin
                 "call": row.place.call,
                 "example": row.place.example,
                 "frames": row.place.frames,
-                "error": row.errno,
+                "error": row.fault.to_string(),
                 "outcome": row.outcome.to_string(),
             })
         })

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use orrery_hijack::decode::error_name;
 use orrery_hijack::{Hijack, Options, Policy};
 
 use super::places::Place;
@@ -21,6 +22,24 @@ pub(super) struct Trials<'a> {
     pub(super) before: Option<&'a str>,
     pub(super) check: Option<&'a str>,
     pub(super) timeout: Duration,
+}
+
+/// What becomes of the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It returns this error.
+    Error(i32),
+    /// It transfers so many bytes at most.
+    Short(u32),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Error(errno) => formatter.write_str(&error_name(*errno)),
+            Self::Short(bytes) => write!(formatter, "short {bytes}"),
+        }
+    }
 }
 
 /// How a run ended.
@@ -120,8 +139,11 @@ fn shell(command: &str) -> anyhow::Result<bool> {
 
 impl Trials<'_> {
     /// Runs the program with one call failing.
-    pub(super) fn fail(&self, place: &Place, errno: i32, times: u32) -> anyhow::Result<Outcome> {
-        let policy = Policy::failing(place.number, place.site, errno, times);
+    pub(super) fn fail(&self, place: &Place, fault: Fault, times: u32) -> anyhow::Result<Outcome> {
+        let policy = match fault {
+            Fault::Error(errno) => Policy::failing(place.number, place.site, errno, times),
+            Fault::Short(bytes) => Policy::cutting(place.number, place.site, bytes, times),
+        };
         self.run(policy, |_| ())
     }
 

@@ -234,7 +234,15 @@ impl Translation {
                 );
             }
         }
-        let told = rules.iter().zip(&sorted).map(|(rule, (yes, no))| told(*rule, yes, no)).collect();
+        let mut told: Vec<_> =
+            rules.iter().zip(&sorted).map(|(rule, (yes, no))| told(*rule, yes, no)).collect();
+        let services = policy.services();
+        if services.sleep.is_some() || !services.remember.is_empty() {
+            told.push(
+                "services: the executive's alone: they answer the program about itself, and allow nothing"
+                    .to_owned(),
+            );
+        }
         let executive = policy.clone().retain(|rule, call| {
             !matches!(rule.effect(), Effect::Rewrite | Effect::Redirect)
                 || holdable(rule, name_of(call)).is_err()

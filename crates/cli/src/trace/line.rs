@@ -2,13 +2,16 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::{Duration, SystemTime};
 
-use orrery_hijack::decode::{Described, error_name};
+use orrery_hijack::decode::{Described, error_name, signal_name};
 use orrery_hijack::{Event, State};
 use serde_json::json;
 
 use super::clock::Clock;
+use crate::faults::places;
 
 /// How many bytes are written at a time, about.
 const ENOUGH: usize = 64 << 10;
@@ -16,15 +19,24 @@ const ENOUGH: usize = 64 << 10;
 /// What is written of a call, and of which.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Style {
-    pub(crate) time: bool,
+    /// Not at all, the time of day, or three: seconds since 1970.
+    pub(crate) time: u8,
+    /// The time since the call before.
+    pub(crate) relative: bool,
     pub(crate) duration: bool,
     pub(crate) json: bool,
     /// All members of large structures.
     pub(crate) verbose: bool,
     /// Only what fails.
     pub(crate) failed: bool,
+    /// Only what succeeds.
+    pub(crate) successful: bool,
     /// Only what takes so long.
     pub(crate) slower: Option<Duration>,
+    /// From where it was called.
+    pub(crate) stack: bool,
+    /// How the program ended, behind all calls.
+    pub(crate) end: bool,
 }
 
 /// Writes lines.
@@ -36,11 +48,23 @@ pub(crate) struct Writer {
     clock: Clock,
     /// Calls that have begun, by thread.
     begun: HashMap<u32, Event>,
+    /// When the call of the line before began.
+    last: Option<u64>,
+    /// What lay where in each thread's process when that was last asked.
+    maps: HashMap<u32, String>,
 }
 
 impl Writer {
     pub(crate) fn new(output: Box<dyn Write + Send>, style: Style, clock: Clock) -> Self {
-        Self { output, lines: Vec::new(), style, clock, begun: HashMap::new() }
+        Self {
+            output,
+            lines: Vec::new(),
+            style,
+            clock,
+            begun: HashMap::new(),
+            last: None,
+            maps: HashMap::new(),
+        }
     }
 
     /// Takes an event, and writes what is known by it.
@@ -84,6 +108,18 @@ impl Writer {
         self.flush()
     }
 
+    /// Writes how the program ended, if that is asked for.
+    pub(crate) fn end(&mut self, pid: i32, status: ExitStatus) -> io::Result<()> {
+        if !self.style.end || self.style.json {
+            return Ok(());
+        }
+        match status.signal() {
+            Some(signal) => writeln!(self.lines, "{pid:>7} +++ killed by {} +++", signal_name(signal))?,
+            None => writeln!(self.lines, "{pid:>7} +++ exited with {} +++", status.code().unwrap_or(0))?,
+        }
+        self.flush()
+    }
+
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         let written = self.output.write_all(&self.lines).and_then(|()| self.output.flush());
         self.lines.clear();
@@ -92,8 +128,9 @@ impl Writer {
 
     fn line(&mut self, call: &Event, result: &Event, ticks: Option<u64>) -> io::Result<()> {
         let duration = ticks.map(|ticks| self.clock.duration(ticks));
-        let Style { failed, slower, .. } = self.style;
+        let Style { failed, successful, slower, .. } = self.style;
         if failed && result.error().is_none()
+            || successful && (result.error().is_some() || result.state() == State::Entered)
             || slower.is_some_and(|least| duration.is_none_or(|took| took < least))
         {
             return Ok(());
@@ -106,8 +143,19 @@ impl Writer {
             return self.flush_if_large();
         }
         write!(self.lines, "{:>7} ", call.thread())?;
-        if self.style.time {
-            write!(self.lines, "{} ", humantime::format_rfc3339_micros(time))?;
+        match self.style.time {
+            0 => {}
+            1 | 2 => write!(self.lines, "{} ", humantime::format_rfc3339_micros(time))?,
+            _ => {
+                let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                write!(self.lines, "{}.{:06} ", since.as_secs(), since.subsec_micros())?;
+            }
+        }
+        if self.style.relative {
+            // They are told as they end: one that began earlier may come later.
+            let since = self.last.map_or(0, |last| call.start().saturating_sub(last));
+            write!(self.lines, "{:>12.6} ", self.clock.duration(since).as_secs_f64())?;
+            self.last = Some(call.start());
         }
         let arguments: Vec<String> =
             call.describe(self.style.verbose).into_iter().map(|argument| argument.text).collect();
@@ -119,7 +167,22 @@ impl Writer {
             write!(self.lines, " <{:.6}>", duration.as_secs_f64())?;
         }
         writeln!(self.lines)?;
+        if self.style.stack {
+            self.callers(call)?;
+        }
         self.flush_if_large()
+    }
+
+    fn callers(&mut self, call: &Event) -> io::Result<()> {
+        let maps = self.maps.entry(call.thread()).or_default();
+        let now = places::maps(call.thread());
+        if !now.is_empty() {
+            *maps = now;
+        }
+        for caller in call.callers().into_iter().filter(|caller| *caller != 0) {
+            writeln!(self.lines, "{:>7}  > {}", "", places::frame(maps, caller))?;
+        }
+        Ok(())
     }
 
     fn flush_if_large(&mut self) -> io::Result<()> {

@@ -1,15 +1,46 @@
 //! What was counted, as a table or as JSON.
 
+use std::cmp::Reverse;
 use std::fmt::Write as _;
 
+use clap::ValueEnum;
 use comfy_table::{CellAlignment, Table, presets};
 use orrery_hijack::{Call, Counts};
 use serde_json::json;
 
-/// The calls, those first on which most time was spent.
-fn sorted(counts: &Counts) -> Vec<&Call> {
+/// What decides which calls come first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Column {
+    /// Those on which most time was spent
+    #[value(alias = "total-time", alias = "time-percent")]
+    Time,
+    /// Those that took longest on average
+    #[value(alias = "avg-time")]
+    Mean,
+    /// Those made most often
+    #[value(alias = "count")]
+    Calls,
+    /// Those that failed most often
+    #[value(alias = "error")]
+    Errors,
+    /// By name
+    #[value(alias = "syscall")]
+    Name,
+}
+
+/// The calls in an order.
+fn sorted(counts: &Counts, by: Column) -> Vec<&Call> {
     let mut calls: Vec<&Call> = counts.calls.iter().collect();
-    calls.sort_by_key(|call| std::cmp::Reverse((call.ticks, call.total())));
+    calls.sort_by_cached_key(|call| {
+        let most = match by {
+            Column::Time => call.ticks,
+            Column::Mean => call.ticks.checked_div(call.buckets.iter().sum()).unwrap_or(0),
+            Column::Calls => call.total(),
+            Column::Errors => call.errors,
+            Column::Name => return (Reverse((0, 0)), call.name()),
+        };
+        (Reverse((most, call.total())), call.name())
+    });
     calls
 }
 
@@ -24,7 +55,7 @@ fn duration(ticks: u64, nanoseconds: f64) -> String {
     }
 }
 
-pub(super) fn table(counts: &Counts, nanoseconds: f64, timed: bool) -> String {
+pub(super) fn table(counts: &Counts, nanoseconds: f64, timed: bool, by: Column) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let mut header = vec!["call", "calls", "patched"];
@@ -32,7 +63,7 @@ pub(super) fn table(counts: &Counts, nanoseconds: f64, timed: bool) -> String {
         header.extend(["errors", "total", "mean", "p50 <", "p99 <", "longest <"]);
     }
     table.set_header(header);
-    for call in sorted(counts) {
+    for call in sorted(counts, by) {
         let mut row = vec![call.name(), call.total().to_string(), call.patched.to_string()];
         if timed {
             row.push(if call.errors == 0 { String::new() } else { call.errors.to_string() });
@@ -69,9 +100,9 @@ pub(super) fn table(counts: &Counts, nanoseconds: f64, timed: bool) -> String {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a run")]
-pub(super) fn json(counts: &Counts, nanoseconds: f64) -> serde_json::Result<String> {
+pub(super) fn json(counts: &Counts, nanoseconds: f64, by: Column) -> serde_json::Result<String> {
     let ns = |ticks: u64| (ticks as f64 * nanoseconds).round();
-    let calls: Vec<_> = sorted(counts)
+    let calls: Vec<_> = sorted(counts, by)
         .into_iter()
         .map(|call| {
             let histogram: Vec<_> = (0..)
@@ -127,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_table_tells_calls_and_what_was_not_seen() {
-        let text = table(&counts(), 0.5, true);
+        let text = table(&counts(), 0.5, true, Column::Time);
         assert!(text.contains("getpid") && text.contains("300 ns") && text.contains("128 ns"), "{text}");
         assert!(text.contains("not followed: 2 (a program was executed, but of the weather)"), "{text}");
         assert!(text.contains("3 calls in 1 programs; 2 of them from 1 rewritten sites"), "{text}");
@@ -135,10 +166,29 @@ mod tests {
 
     #[test]
     fn json_holds_the_histogram() {
-        let report: serde_json::Value = serde_json::from_str(&json(&counts(), 0.5).unwrap()).unwrap();
+        let report: serde_json::Value =
+            serde_json::from_str(&json(&counts(), 0.5, Column::Time).unwrap()).unwrap();
         assert_eq!(report["calls"][0]["call"], "getpid");
         assert_eq!(report["calls"][0]["histogram"][0]["below_ns"], 128.0);
         assert_eq!(report["unfollowed"][0]["programs"], 2);
+    }
+
+    #[test]
+    fn columns_decide_the_order() {
+        let call = |number, dispatched, errors, ticks| {
+            let mut buckets = [0; 28];
+            buckets[3] = dispatched;
+            Call { number: Some(number), dispatched, patched: 0, errors, ticks, buckets }
+        };
+        // read, write, getpid
+        let calls = vec![call(0, 9, 0, 100), call(1, 2, 1, 90), call(39, 3, 0, 300)];
+        let counts = Counts { calls, ..counts() };
+        let order = |by| sorted(&counts, by).iter().map(|call| call.name()).collect::<Vec<_>>().join(" ");
+        assert_eq!(order(Column::Time), "getpid read write");
+        assert_eq!(order(Column::Mean), "getpid write read");
+        assert_eq!(order(Column::Calls), "read getpid write");
+        assert_eq!(order(Column::Errors), "write read getpid");
+        assert_eq!(order(Column::Name), "getpid read write");
     }
 
     #[test]

@@ -150,6 +150,49 @@ os.execl('/bin/sh', 'sh', '-c', 'cat ' + os.path.realpath('..') + '/orig/file; e
     assert_eq!(text(&plain.stdout), text(&enforced.stdout), "{plain:?}");
 }
 
+/// What a service answers concerns nobody but the program; what rules are about is decided as ever.
+#[test]
+fn services_are_on_and_rules_are_held() {
+    let stage =
+        Stage::new("[[rule]]\ncall = 'getppid'\nreturn = 4711\n\n[services]\nremember = ['process']\n");
+    if !possible(&stage) {
+        return;
+    }
+    let script = "import ctypes, os, time
+begin = time.monotonic()
+for _ in range(50): time.sleep(0.001)
+print(time.monotonic() - begin >= 0.05, ctypes.CDLL(None).prctl(30, 0, 0, 0, 0) <= 1)
+own = os.getpid()
+print({os.getpid() for _ in range(100)} == {own}, os.getuid() == os.stat('/proc/self').st_uid, os.getppid())
+child = os.fork()
+if child == 0: os._exit(os.getpid() == own)
+print(os.waitpid(child, 0)[1], os.path.exists('../hidden/secret'), open('../orig/file').read())";
+    // The slack is nothing at all for who may have real-time priority.
+    let services = ["--enforce", "--sleep", "realtime", "--remember", "user"];
+    for patching in [&[][..], &["--no-patch"]] {
+        let mut command = stage.command(&[&services[..], patching].concat());
+        let output = command.arg("--").args(["/usr/bin/python3", "-S", "-c", script]).output().unwrap();
+        assert_eq!(text(&output.stdout), "True True\nTrue True 4711\n0 False copy\n", "{output:?}");
+    }
+    let checked = text(&stage.command(&["--enforce", "--check"]).output().unwrap().stdout);
+    assert!(checked.contains("\nservices: the executive's alone"), "{checked}");
+    // Each attack again, now that the executive does more.
+    for name in ["range", "dispatch", "unmap", "sigsys", "code", "names"] {
+        let output = stage.attack(&services, name, 0);
+        assert!(output.status.success() && text(&output.stdout).contains("held"), "{name}: {output:?}");
+    }
+}
+
+#[test]
+fn archives_are_no_places_for_rules() {
+    let stage = Stage::new("");
+    let mut command = stage.command(&["--enforce", "--mount", "/opt/app=app.tar"]);
+    let output = command.args(["--", "touch", "started"]).output().unwrap();
+    assert!(!output.status.success() && !stage.base.join("work/started").exists(), "{output:?}");
+    let said = text(&output.stderr);
+    assert!(said.contains("what is mounted at /opt/app") && said.contains("have a rule rewrite"), "{said}");
+}
+
 #[test]
 fn redirections_and_executions_are_the_monitors() {
     let listening = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -3,6 +3,9 @@
 /// How many pieces of memory may be told of one call.
 pub const LOOKS: usize = 6;
 
+/// Stands for an argument where a call's result is meant.
+pub const RESULT: u8 = 6;
+
 /// A piece of memory that an argument points to.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +50,8 @@ pub mod extent {
     pub const BUFFERS: u8 = 7;
     /// The buffers of a `struct msghdr`, likewise.
     pub const MESSAGE: u8 = 8;
+    /// No memory: where the descriptor leads that the argument is, or that the call returns ([`RESULT`](super::RESULT)).
+    pub const DESCRIPTOR: u8 = 9;
 }
 
 const _: () = assert!(size_of::<Look>() == 8);

@@ -153,7 +153,7 @@ impl Policy {
             (offset_of!(Table, automaton), bytes_of(&automaton_text)),
             (offset_of!(Table, calls), bytes_of(&spans)),
             (offset_of!(Table, shapes), bytes_of(&shapes)),
-            (offset_of!(Table, looks), bytes_of(&told::looks())),
+            (offset_of!(Table, looks), bytes_of(&told::looks(self.detail))),
         ] {
             layout.put(at, bytes);
         }

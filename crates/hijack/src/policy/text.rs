@@ -114,7 +114,7 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Policy, PolicyError> {
             ));
         }
     }
-    Ok(Policy { rules, lines: starts, services })
+    Ok(Policy { rules, lines: starts, services, ..Policy::default() })
 }
 
 /// Line and column of a byte, from one.

@@ -5,9 +5,9 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use super::conditions::Facts;
 use super::count::board;
 use super::kernel::{address, call, ticks};
-use super::user;
+use super::{paths, user};
 use crate::journal::{DATA, ENTRIES, Entry, PIECE_LENGTH, PIECE_SHIFT, RESUMED, stamp_of};
-use crate::look::{LOOKS, Look, extent};
+use crate::look::{LOOKS, Look, RESULT, extent};
 use crate::numbers;
 use crate::policy::{NO_ARGUMENT, Rule, log};
 
@@ -59,8 +59,15 @@ pub(crate) fn look_after(entry: &mut Entry, looks: &[Look; LOOKS]) {
 /// Adds a piece of memory; what cannot be read is not told.
 fn add(entry: &mut Entry, look: &Look, result: Option<u64>) {
     let argument = |index: u8| entry.arguments.get(usize::from(index)).copied().unwrap_or(0);
-    let from = argument(look.argument);
-    if look.argument == NO_ARGUMENT || from == 0 {
+    let from = match look.argument {
+        RESULT => result.unwrap_or(u64::MAX),
+        index => argument(index),
+    };
+    let nothing = match look.extent {
+        extent::DESCRIPTOR => (from as i32) < 0,
+        _ => from == 0,
+    };
+    if look.argument == NO_ARGUMENT || nothing {
         return;
     }
     let (size, by, most) = (u64::from(look.size), argument(look.by), u64::from(look.most));
@@ -81,6 +88,7 @@ fn add(entry: &mut Entry, look: &Look, result: Option<u64>) {
     let read = match look.extent {
         extent::STRING => user::read_string(from, room),
         extent::STRINGS => read_strings(from, room),
+        extent::DESCRIPTOR => paths::of_descriptor(from as i32, room),
         extent::BUFFERS => read_buffers(from, by, room),
         // `msg_iov` and `msg_iovlen` are the third and the fourth word of a `struct msghdr`.
         // SAFETY: integers.
