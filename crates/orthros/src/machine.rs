@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
 
 use crate::command::require;
+use crate::command_line::{accelerators, arguments};
 use crate::error::{Error, Result, file};
 use crate::kernel::KernelFiles;
 use crate::net::Network;
@@ -53,14 +54,6 @@ pub struct Machine {
     /// Its memory.
     _memory: OwnedFd,
     keep: bool,
-}
-
-/// Whether this processor can run guests itself. A `/dev/kvm` without these flags belongs to a hypervisor that
-/// translates, and that not every guest survives.
-fn has_kvm() -> bool {
-    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let virtualizes = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
-    virtualizes && fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
 /// Copies a file and leaves its holes as they are, by lseek(2).
@@ -133,36 +126,12 @@ impl Machine {
         }
         let name = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
         symlink(&name, at("ram")).map_err(file("create", &at("ram")))?;
-        let size = config.memory_mib;
+        let named = |kind: &str| at(kind).display().to_string();
         let mut command = Command::new(&qemu);
-        let accelerator = if has_kvm() { "kvm" } else { "tcg" };
-        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-M", "q35,memory-backend=ram"]);
-        // The plainest processor: no states of registers that a backup could lack, no fifth level of tables.
-        command.args(["-accel", accelerator, "-cpu", "qemu64", "-smp", &config.cpus.to_string()]);
-        command.args(["-m", &format!("{size}M"), "-object"]);
-        command.arg(format!("memory-backend-file,id=ram,share=on,size={size}M,mem-path={name}"));
-        command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&config.initramfs);
-        // A kernel gives its timer a moment to show that it works, and stops for ever where its processor had no time in it.
-        command.args(["-append", &format!("console=ttyS0 quiet no_timer_check {}", config.append)]);
-        command.arg("-serial").arg(format!("file:{}", at("console").display()));
-        let control = at("control");
-        command
-            .arg("-chardev")
-            .arg(format!("socket,id=control,path={},server=on,wait=off", control.display()));
-        command.args(["-serial", "chardev:control"]);
-        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", at("qmp").display()));
-        command.args(["-device", "pvpanic-pci", "-action", "panic=pause,reboot=shutdown"]);
-        if let Some((path, mib)) = &config.peer {
-            command.arg("-object").arg(format!(
-                "memory-backend-file,id=peer,share=on,readonly=on,size={mib}M,mem-path={}",
-                path.display()
-            ));
-            command.args(["-device", "ivshmem-plain,memdev=peer"]);
-        }
-        command.args(&config.extra);
+        command.args(arguments(config, kernel, accelerators(), &name, named));
         let log = fs::File::create(at("qemu")).map_err(file("create", &at("qemu")))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let space = network.map(|network| network.handle().as_raw_fd());
+        let space = network.and_then(Network::handle).map(|space| space.as_raw_fd());
         // SAFETY: both system calls concern the new process only, and touch no memory.
         unsafe {
             command.pre_exec(move || {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros::{Cause, DiskConfig, DiskSource, Fault, Pair, PairConfig, Service, cache};
+use orrery_orthros::{Cause, DiskConfig, DiskSource, Fault, NetworkConfig, Pair, PairConfig, Service, cache};
 use serde::{Deserialize, Serialize};
 
 use super::counter::{Counter, PATIENCE};
@@ -286,12 +286,13 @@ impl Scene {
             memory_mib: common.memory,
             cpus: common.cpus,
             silence: Duration::from_secs_f64(common.silence),
-            network: Some(format!("orrery-{}", std::process::id())),
+            network: Some(NetworkConfig::Own(format!("orrery-{}", std::process::id()))),
             disk: Some(DiskConfig {
                 source: DiskSource::New(256 << 20),
                 mount: "/data".to_owned(),
                 content: None,
             }),
+            append: String::new(),
         })?;
         pair.network().context("the pair has no network")?.enter()?;
         let clients =
