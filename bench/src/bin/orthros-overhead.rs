@@ -63,6 +63,7 @@ impl Scene {
             programs: &[],
             files: &[],
             memory: 512,
+            append: "",
             disk: None,
         })?;
         let filled = Line::connect(PORT)?.ask(&format!("DEBUG POPULATE {VALUES} value 4096\r\n"))?;
