@@ -2,20 +2,50 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "orthros/pair.rs"]
-mod pair;
-
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 
-use pair::{events, missing, orthros};
+use orrery_orthros::{KernelFiles, command};
 use serde_json::Value;
+
+const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
 
 /// Two machines at a time are enough for the processors.
 static ONE_PAIR: Mutex<()> = Mutex::new(());
+
+fn cache() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("orthros-cache")
+}
+
+/// What is missing to run a pair with these programs.
+fn missing(programs: &[(&str, &'static str)]) -> Option<String> {
+    let common = [("qemu-system-x86_64", "qemu-system-x86"), ("criu", "criu"), ("busybox", "busybox-static")];
+    if !rustix::process::geteuid().is_root() {
+        return Some("it takes root".to_owned());
+    }
+    if !Path::new(ORRERY).with_file_name("orrery-guest").is_file() {
+        return Some("orrery-guest is not built; cargo build --workspace does".to_owned());
+    }
+    for (program, package) in common.iter().chain(programs) {
+        if let Err(error) = command::require(program, package) {
+            return Some(error.to_string());
+        }
+    }
+    KernelFiles::obtain(&cache()).err().map(|error| format!("no kernel to boot: {error}"))
+}
+
+fn orthros() -> Command {
+    let mut command = Command::new(ORRERY);
+    command.arg("orthros").env("ORRERY_CACHE", cache());
+    command
+}
+
+fn events(output: &[u8]) -> Vec<Value> {
+    output.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
+}
 
 #[test]
 fn redis_and_its_connection_survive_two_panics_in_a_row() {

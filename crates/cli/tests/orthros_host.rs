@@ -2,8 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "orthros/pair.rs"]
-mod pair;
+#[path = "orthros/host.rs"]
+mod host;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use pair::{ORRERY, cache, events, missing, orthros};
+use host::{ORRERY, cache, events, missing, orthros};
 
 /// Two machines at a time are enough for the processors.
 static ONE_PAIR: Mutex<()> = Mutex::new(());
