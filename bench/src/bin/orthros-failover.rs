@@ -134,7 +134,7 @@ struct Rival {
 }
 
 const RIVALS: [Rival; 3] = [
-    Rival { name: REBOOT, measure: || rivals::reboot(&mut LEAST.start()?.0) },
+    Rival { name: REBOOT, measure: rivals::reboot },
     Rival { name: "kdump + reboot + service start", measure: rivals::kdump },
     Rival { name: "reboot + criu restore of the last second", measure: rivals::checkpoints },
 ];
@@ -204,7 +204,7 @@ fn main() -> Result<ExitCode> {
             }
             Err(error) => {
                 failed = true;
-                println!("FAILED {}: {error:#}", burden.name());
+                println!("FAILED {}, {}: {error:#}", burden.name(), fault.name());
             }
         }
     }

@@ -34,7 +34,15 @@ pub struct Waited {
 ///
 /// # Errors
 /// Where it does not come up.
-pub fn reboot(running: &mut Running) -> Result<Waited> {
+pub fn reboot() -> Result<Waited> {
+    let mut running = Running::start(&Wanted {
+        service: &LEAST,
+        programs: &[],
+        files: &[],
+        memory: 256,
+        append: "",
+        disk: None,
+    })?;
     let mut client = Client::start(PORT, "\n")?;
     sleep(LIFE);
     let lost = client.end()?;
