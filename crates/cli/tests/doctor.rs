@@ -162,7 +162,7 @@ fn public_copy() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("orrery");
-    fs::copy(ORRERY, &program).unwrap();
+    orrery_testing::copy_program(ORRERY, &program);
     (folder, program)
 }
 

@@ -412,7 +412,7 @@ fn privileges_are_not_gained() {
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = |from: &OsStr, name: &str, mode| {
         let path = directory.path().join(name);
-        fs::copy(from, &path).unwrap();
+        orrery_testing::copy_program(from, &path);
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         path
     };

@@ -78,7 +78,7 @@ fn without_privilege_sleepers_have_what_everybody_may() {
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = directory.path().join("orrery");
-    fs::copy(ORRERY, &program).unwrap();
+    orrery_testing::copy_program(ORRERY, &program);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let script = "
 import os, time
@@ -419,7 +419,7 @@ fn mounts_need_no_privilege() {
     }
     let archive = Archive::new();
     let program = archive.directory.path().join("orrery");
-    fs::copy(ORRERY, &program).unwrap();
+    orrery_testing::copy_program(ORRERY, &program);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(archive.directory.path().join("archive.tar"), fs::Permissions::from_mode(0o644))
         .unwrap();

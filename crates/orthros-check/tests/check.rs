@@ -114,8 +114,7 @@ fn memory_that_cannot_be_made_again_refuses_and_what_loses_its_name_is_told() {
 
     // A program whose file was removed while it runs: it could not be mapped again.
     let program = std::env::temp_dir().join(format!("orthros-check-program-{}", std::process::id()));
-    // By another program: a child that a test starts meanwhile would keep our descriptor open and the file busy.
-    assert!(Command::new("cp").arg("/bin/sleep").arg(&program).status().unwrap().success());
+    orrery_testing::copy_program("/bin/sleep", &program);
     let mut child = Command::new(&program).arg("1000").stdin(Stdio::null()).spawn().unwrap();
     // Its maps, since the link `exe` is there before the program is mapped.
     let name = program.to_str().unwrap();

@@ -4,6 +4,7 @@ mod cases;
 
 use std::fmt;
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 pub use cases::{Case, TRACKERS, run};
@@ -34,4 +35,17 @@ pub fn is_there(program: &str) -> bool {
         skipped!("there is no {program} here");
     }
     there
+}
+
+/// Copies a program, with its rights, to where it will be started from.
+///
+/// By another process: a child that a test in another thread starts meanwhile would hold a descriptor of ours that
+/// writes to the copy for a moment, and the kernel refuses to run such a file (ETXTBSY, "text file busy").
+///
+/// # Panics
+/// If it cannot be copied.
+pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    let (from, to) = (from.as_ref(), to.as_ref());
+    let copied = Command::new("cp").arg("--").args([from, to]).status().is_ok_and(|status| status.success());
+    assert!(copied, "copy {} to {}", from.display(), to.display());
 }

@@ -57,7 +57,7 @@ fn as_nobody(scene: &Scene, shell: &str) -> Option<Output> {
 fn setuid_programs_gain_nothing() {
     let scene = Scene::ordinary();
     let program = scene.work.join("id");
-    fs::copy("/usr/bin/id", &program).unwrap();
+    orrery_testing::copy_program("/usr/bin/id", &program);
     Command::new("chmod").arg("4755").arg(&program).status().unwrap();
     // Without --no-new-privs the program would be root's: so the guard has to see to it.
     if !is_superuser() || !exists("setpriv") {

@@ -59,7 +59,7 @@ impl Drop for Sleeper {
 /// A program that is in nobody's index yet.
 fn program(folder: &Path) -> PathBuf {
     let path = folder.join("dozer");
-    fs::copy("/bin/sleep", &path).unwrap();
+    orrery_testing::copy_program("/bin/sleep", &path);
     path
 }
 

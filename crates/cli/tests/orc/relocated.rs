@@ -157,7 +157,7 @@ fn files_own_pages_are_needed_no_more() {
     for kernel in ["new", "old"] {
         let tree = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let program = tree.path().join("sleep");
-        fs::copy("/bin/sleep", &program).unwrap();
+        orrery_testing::copy_program("/bin/sleep", &program);
         let child = run(&store, &[program.to_str().unwrap(), "1000"])
             .env("ORRERY_ORC_KERNEL", kernel)
             .spawn()

@@ -50,7 +50,7 @@ fn equal_files_of_different_trees_are_in_memory_once() {
     for tree in ["one", "two"] {
         let tree = trees.path().join(tree);
         fs::create_dir(&tree).unwrap();
-        fs::copy("/bin/sleep", tree.join("sleep")).unwrap();
+        orrery_testing::copy_program("/bin/sleep", tree.join("sleep"));
         fs::copy(library("/libc.so.6"), tree.join("libc.so.6")).unwrap();
         let program = tree.join("sleep");
         let child = run(&store, &[program.to_str().unwrap(), "1000"])

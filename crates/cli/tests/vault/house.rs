@@ -54,7 +54,7 @@ impl House {
         let folder = tempfile::tempdir().unwrap();
         let house = Self { folder };
         let vault = house.path("orrery-vault");
-        fs::copy(tools().join("orrery-vault"), &vault).unwrap();
+        orrery_testing::copy_program(tools().join("orrery-vault"), &vault);
         let module = tools().join("orrery.so");
         let text = house.orrery(&["vault", "conf", "--module", module.to_str().unwrap()]);
         fs::write(house.configuration(), format!("{text}vault = {vault}\n")).unwrap();
