@@ -58,7 +58,12 @@ pub struct Rescue {
 impl Rescue {
     /// How long a part of it took, in seconds; nothing where there was no such part.
     pub fn step(&self, name: &str) -> f64 {
-        self.failover.steps.iter().filter(|step| step.name == name).map(|step| step.seconds).fold(0.0, |all, one| all + one)
+        self.failover
+            .steps
+            .iter()
+            .filter(|step| step.name == name)
+            .map(|step| step.seconds)
+            .fold(0.0, |all, one| all + one)
     }
 }
 

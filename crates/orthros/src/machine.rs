@@ -26,6 +26,9 @@ use crate::qmp::Qmp;
 /// How long QEMU may take to make its sockets, on a machine with other things to do.
 const SOCKETS: Duration = Duration::from_secs(60);
 
+/// How long QEMU may take to end when it has closed its monitor.
+const ENDING: Duration = Duration::from_secs(2);
+
 /// What a machine is made of.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
@@ -158,13 +161,7 @@ impl Machine {
     fn wait_for_file(&mut self, kind: &str) -> Result<()> {
         let deadline = Instant::now() + SOCKETS;
         while !self.file(kind).exists() {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                let said = fs::read_to_string(self.file("qemu")).unwrap_or_default();
-                return Err(Error::Command {
-                    command: "qemu".to_owned(),
-                    why: format!("{status}: {}", said.trim()),
-                });
-            }
+            self.look_whether_it_runs()?;
             if Instant::now() > deadline {
                 return Err(self.timeout(SOCKETS.as_secs(), "QEMU's sockets"));
             }
@@ -206,9 +203,24 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::Qmp`].
-    pub fn qmp(&self) -> Result<Qmp> {
-        Qmp::connect(&self.name, &self.file("qmp"))
+    /// [`Error::Qmp`]; [`Error::Command`] with what QEMU said where it has ended, as for a disk that another one has.
+    pub fn qmp(&mut self) -> Result<Qmp> {
+        let connected = Qmp::connect(&self.name, &self.file("qmp"));
+        if connected.is_err() {
+            let deadline = Instant::now() + ENDING;
+            while Instant::now() < deadline {
+                self.look_whether_it_runs()?;
+                sleep(Duration::from_millis(5));
+            }
+        }
+        connected
+    }
+
+    /// Gives what QEMU said if it has ended.
+    fn look_whether_it_runs(&mut self) -> Result<()> {
+        let Ok(Some(status)) = self.child.try_wait() else { return Ok(()) };
+        let said = fs::read_to_string(self.file("qemu")).unwrap_or_default();
+        Err(Error::Command { command: "qemu".to_owned(), why: format!("{status}: {}", said.trim()) })
     }
 
     /// What its console has shown so far.

@@ -74,7 +74,7 @@ impl Member {
             peer: peer.map(|peer| (peer.file("ram"), config.memory_mib)),
             extra,
         };
-        let machine = Machine::start_within(&machine, shared.kernel, &config.folder, shared.network)?;
+        let mut machine = Machine::start_within(&machine, shared.kernel, &config.folder, shared.network)?;
         let qmp = machine.qmp()?;
         // What answers has made its devices.
         shared.network.map_or(Ok(()), |network| network.switch_on(&port))?;
