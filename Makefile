@@ -83,9 +83,9 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	$(CARGO) build --locked -p orrery-cli -p orrery-orthros-guest
 	ORRERY_DATABASE=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_rescue -- database
 	$(CARGO) build --release --locked -p orrery-cli -p orrery-orthros-guest
-	for kinds in panic,oops,oom,nmi,hang,spin,lockup panic; do \
+	for kinds in panic,oops,oom,nmi,hang,spin,lockup 'panic --strict'; do \
 	    scripts/bounded 60m $(TARGET)/release/orrery orthros soak --kinds $$kinds --crashes $(or $(CRASHES),50) \
-	        --seed $(or $(SEED),1) --record $(TARGET)/soak-$$kinds.jsonl || exit 1; \
+	        --seed $(or $(SEED),1) --record $(TARGET)/soak-$${kinds%% *}.jsonl || exit 1; \
 	done
 
 fmt: bootstrap ## give all sources their shape

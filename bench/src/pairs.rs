@@ -1,6 +1,7 @@
 //! Pairs of machines whose kernels die, and clients that wait meanwhile.
 
 pub mod in_network;
+pub mod rivals;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use orrery_orthros::{
-    Cause, DiskConfig, DiskSource, Error, Failover, Fault, Network, Pair, PairConfig, Service, cache,
+    Cause, DiskConfig, DiskSource, Error, Failover, Fault, Network, NetworkConfig, Pair, PairConfig, Service,
+    cache,
 };
 
 use crate::contender::Skipped;
@@ -30,6 +32,8 @@ pub struct Wanted<'w> {
     pub files: &'w [(&'w str, &'w str)],
     /// Memory of each machine in MiB.
     pub memory: u64,
+    /// More for the command line of its kernel.
+    pub append: &'w str,
     /// Its disk, in MiB, and a folder whose files that has.
     pub disk: Option<(u64, Option<&'w std::path::Path>)>,
 }
@@ -54,7 +58,12 @@ pub struct Rescue {
 impl Rescue {
     /// How long a part of it took, in seconds; nothing where there was no such part.
     pub fn step(&self, name: &str) -> f64 {
-        self.failover.steps.iter().filter(|step| step.name == name).map(|step| step.seconds).sum()
+        self.failover
+            .steps
+            .iter()
+            .filter(|step| step.name == name)
+            .map(|step| step.seconds)
+            .fold(0.0, |all, one| all + one)
     }
 }
 
@@ -74,12 +83,13 @@ impl Running {
             memory_mib: wanted.memory,
             cpus: 1,
             silence: Duration::from_secs(1),
-            network: Some(format!("orrery-{}", std::process::id())),
+            network: Some(NetworkConfig::Own(format!("orrery-{}", std::process::id()))),
             disk: wanted.disk.map(|(mib, content)| DiskConfig {
                 source: DiskSource::New(mib << 20),
                 mount: "/data".to_owned(),
                 content: content.map(Into::into),
             }),
+            append: wanted.append.to_owned(),
         };
         let pair = Pair::up(config).map_err(|error| match error {
             Error::Missing { .. } | Error::Rights { .. } | Error::Room { .. } => {
@@ -196,6 +206,11 @@ impl Client {
             Ok(())
         });
         Ok(Self { counted, longest, stop, stream, thread: Some(thread) })
+    }
+
+    /// How far it has counted.
+    pub fn counted(&self) -> u64 {
+        self.counted.load(Ordering::Relaxed)
     }
 
     /// Forgets its longest wait so far.

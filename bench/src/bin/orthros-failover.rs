@@ -1,26 +1,30 @@
 //! `make bench B=orthros-failover`: how long a client waits when the kernel under its service dies, and for what, over memory,
-//! cached writes, open files and threads; beside a reboot of the same machine and the service's start.
+//! cached writes, open files and threads; beside a reboot of the same machine and the service's start, a reboot by kdump, and one
+//! after which criu restores a checkpoint of the second before.
 //!
 //! Each point is a pair that boots and dies once, so that a run takes minutes. The parts of each wait go into
 //! `target/bench/orthros-failover.series.json`.
 
 use std::process::ExitCode;
-use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use orrery_bench::pairs::{Client, Line, Running, Wanted};
+use orrery_bench::pairs::rivals::{self, PORT, Waited};
+use orrery_bench::pairs::{Client, Rescue, Running, Wanted};
 use orrery_bench::record::{self, Record};
+use orrery_bench::stats::median;
 use orrery_bench::{Options, Skipped, machine};
 use orrery_orthros::Fault;
 use serde::Serialize;
 
-/// The port of `orrery-guest burden`.
-const PORT: u16 = 7;
-const STEPS: [&str; 8] =
-    ["fence", "images", "disk", "write-back", "restore", "network", "resume", "new backup"];
+/// Parts of a failover, as they follow each other.
+const STEPS: [&str; 9] =
+    ["fence", "images", "disk", "write-back", "elsewhere", "restore", "network", "resume", "new backup"];
+/// How often what the promises are about is measured.
+const RUNS: usize = 3;
+const REBOOT: &str = "reboot + service start";
 
 /// How long a client waits when the kernel under its service dies
 #[derive(Parser)]
@@ -30,13 +34,15 @@ struct Arguments {
 }
 
 /// What the service has when its kernel dies.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Burden {
     memory: u32,
     cache: u32,
     files: u32,
     threads: u32,
 }
+
+const LEAST: Burden = Burden { memory: 1, cache: 0, files: 0, threads: 0 };
 
 impl Burden {
     fn name(self) -> String {
@@ -49,7 +55,7 @@ impl Burden {
     }
 
     fn all(quick: bool) -> Vec<Self> {
-        let burden = Self { memory: 1, ..Self::default() };
+        let burden = LEAST;
         let sizes: &[u32] = if quick { &[1, 128] } else { &[1, 16, 64, 128, 256, 512, 1024] };
         let mut all: Vec<Self> = sizes.iter().map(|&memory| Self { memory, ..burden }).collect();
         let some: [&[u32]; 3] =
@@ -73,22 +79,27 @@ impl Burden {
             programs: &[],
             files: &[],
             memory,
+            append: "",
             disk: Some((512, None)),
         })?;
         Ok((running, Client::start(PORT, "\n")?))
     }
 }
 
-/// One death: the parts of the wait, in milliseconds.
+/// The waits of a client at deaths of one kind, in milliseconds: medians, with the parts of each.
 #[derive(Serialize)]
 struct Point {
     case: String,
     noticed: f64,
     steps: Vec<(String, f64)>,
+    /// What is left of the wait when the service runs again: the client's own TCP, and the answer.
+    answer: f64,
     waited: f64,
+    all: Vec<f64>,
 }
 
-fn measure(burden: Burden, fault: Fault) -> Result<Point> {
+/// One death, and how long the client waited, in milliseconds.
+fn die(burden: Burden, fault: Fault) -> Result<(Rescue, f64)> {
     let (mut running, mut client) = burden.start()?;
     if burden.cache > 0 {
         let command = format!("dd if=/dev/urandom of=/data/file bs=1M count={} 2>/dev/null", burden.cache);
@@ -98,93 +109,122 @@ fn measure(burden: Burden, fault: Fault) -> Result<Point> {
     let rescue = running.crash(fault)?;
     let waited = client.longest()?;
     client.end()?;
-    let steps = STEPS.iter().map(|&name| (name.to_owned(), rescue.step(name) * 1e3)).collect();
-    let case =
-        if fault == Fault::Panic { burden.name() } else { format!("{}/{}", burden.name(), fault.name()) };
-    Ok(Point { case, noticed: rescue.noticed * 1e3, steps, waited: waited * 1e3 })
+    Ok((rescue, waited * 1e3))
 }
 
-/// From the death of a machine without a backup to the first answer of the service that was started anew, in ms.
-fn reboot(burden: Burden) -> Result<f64> {
-    let (mut running, mut client) = burden.start()?;
-    client.end()?;
-    let begin = Instant::now();
-    running.pair.reboot()?;
-    Line::connect(PORT)?.ask("\n")?;
-    Ok(begin.elapsed().as_secs_f64() * 1e3)
+fn measure(burden: Burden, fault: Fault, runs: usize) -> Result<Point> {
+    let deaths = (0..runs).map(|_| die(burden, fault)).collect::<Result<Vec<_>>>()?;
+    let of = |part: &dyn Fn(&Rescue) -> f64| {
+        median(&deaths.iter().map(|(it, _)| part(it) * 1e3).collect::<Vec<_>>())
+    };
+    let steps: Vec<(String, f64)> =
+        STEPS.iter().map(|&name| (name.to_owned(), of(&|rescue| rescue.step(name)))).collect();
+    let all: Vec<f64> = deaths.iter().map(|&(_, waited)| waited).collect();
+    let (waited, noticed) = (median(&all), of(&|rescue| rescue.noticed));
+    let answer = (waited - noticed - of(&|rescue| rescue.failover.seconds)).max(0.0);
+    let case =
+        if fault == Fault::Panic { burden.name() } else { format!("{}/{}", burden.name(), fault.name()) };
+    Ok(Point { case, noticed, steps, answer, waited, all })
+}
+
+/// What one does without a pair.
+struct Rival {
+    name: &'static str,
+    measure: fn() -> Result<Waited>,
+}
+
+const RIVALS: [Rival; 3] = [
+    Rival { name: REBOOT, measure: rivals::reboot },
+    Rival { name: "kdump + reboot + service start", measure: rivals::kdump },
+    Rival { name: "reboot + criu restore of the last second", measure: rivals::checkpoints },
+];
+
+fn record(case: &str, ours: f64, runs: usize, rival: (&str, f64)) -> Record {
+    Record {
+        bench: "orthros-failover".to_owned(),
+        case: case.to_owned(),
+        unit: "ms".to_owned(),
+        ours,
+        rival_name: rival.0.to_owned(),
+        rival: rival.1,
+        ratio: rival.1 / ours,
+        spread: 0.0,
+        runs,
+    }
+}
+
+/// The parts of each wait, for people.
+fn table(points: &[Point]) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    let head = ["case", "noticed"].into_iter().chain(STEPS).chain(["answer", "client waited"]);
+    table.set_header(head.collect::<Vec<_>>());
+    for point in points {
+        let steps = point.steps.iter().map(|step| step.1);
+        let numbers = std::iter::once(point.noticed).chain(steps).chain([point.answer, point.waited]);
+        let cells = std::iter::once(point.case.clone()).chain(numbers.map(|number| format!("{number:.0}")));
+        table.add_row(cells.collect::<Vec<_>>());
+    }
+    table
 }
 
 fn main() -> Result<ExitCode> {
     let options = Arguments::parse().options;
     let quick = options.quick();
     let chosen = |name: &str| options.only().is_none_or(|only| name.contains(only));
-    let mut points = Vec::new();
-    let mut records = Vec::new();
-    let booted = match reboot(Burden { memory: 1, ..Burden::default() }) {
-        Err(error) if error.is::<Skipped>() => {
-            println!("SKIPPED {error}");
-            return Ok(ExitCode::SUCCESS);
+    let mut failed = false;
+    let mut waits = Vec::new();
+    for rival in RIVALS.iter().filter(|rival| chosen(rival.name) || rival.name == REBOOT) {
+        match (rival.measure)() {
+            Ok(Waited { seconds, lost }) => {
+                println!("{}: {:.0} ms, {lost} answers lost, and the connection", rival.name, seconds * 1e3);
+                waits.push((rival.name, seconds * 1e3));
+            }
+            Err(error) if error.is::<Skipped>() && rival.name == REBOOT => {
+                println!("SKIPPED {error}");
+                return Ok(ExitCode::SUCCESS);
+            }
+            Err(error) if error.is::<Skipped>() => println!("SKIPPED {}: {error}", rival.name),
+            Err(error) => {
+                failed = true;
+                println!("FAILED {}: {error:#}", rival.name);
+            }
         }
-        other => other.context("a reboot")?,
-    };
+    }
     let mut wanted: Vec<(Burden, Fault)> =
         Burden::all(quick).into_iter().map(|burden| (burden, Fault::Panic)).collect();
-    wanted.push((Burden { memory: 1, ..Burden::default() }, Fault::Hang));
-    let mut failed = false;
+    wanted.push((LEAST, Fault::Hang));
+    let mut points = Vec::new();
     for (burden, fault) in wanted.into_iter().filter(|(burden, _)| chosen(&burden.name())) {
-        match measure(burden, fault) {
+        let promised = burden == LEAST || burden.memory >= 1024;
+        match measure(burden, fault, if promised && !quick { RUNS } else { 1 }) {
             Ok(point) => {
-                println!("{}: {:.0} ms", point.case, point.waited);
-                records.push(Record {
-                    bench: "orthros-failover".to_owned(),
-                    case: point.case.clone(),
-                    unit: "ms".to_owned(),
-                    ours: point.waited,
-                    rival_name: "reboot + service start".to_owned(),
-                    rival: booted,
-                    ratio: booted / point.waited,
-                    spread: 0.0,
-                    runs: 1,
-                });
+                println!("{}: {:.0} ms, nothing lost", point.case, point.waited);
                 points.push(point);
             }
             Err(error) => {
                 failed = true;
-                println!("FAILED {}: {error:#}", burden.name());
+                println!("FAILED {}, {}: {error:#}", burden.name(), fault.name());
             }
         }
     }
+    let mut records = Vec::new();
+    for &rival in &waits {
+        let compared = points.iter().filter(|point| rival.0 == REBOOT || point.case == LEAST.name());
+        records.extend(compared.map(|point| record(&point.case, point.waited, point.all.len(), rival)));
+    }
     // Of two sizes, what a GiB more would cost.
     let wait = |memory: u32| {
-        points.iter().find(|point| point.case == format!("memory/{memory} MiB")).map(|p| p.waited)
+        let name = Burden { memory, ..LEAST }.name();
+        points.iter().find(|point| point.case == name).map(|point| point.waited)
     };
     let largest = [1024, 512, 256, 128].into_iter().find_map(|memory| Some((memory, wait(memory)?)));
-    if let (Some(small), Some((memory, large))) = (wait(1), largest) {
+    if let (Some(small), Some((memory, large)), Some(&rival)) = (wait(1), largest, waits.first()) {
         let further = (large - small) * 1024.0 / f64::from(memory - 1);
-        records.push(Record {
-            bench: "orthros-failover".to_owned(),
-            case: "memory/further GiB".to_owned(),
-            unit: "ms".to_owned(),
-            ours: further,
-            rival_name: "reboot + service start".to_owned(),
-            rival: booted,
-            ratio: booted / further,
-            spread: 0.0,
-            runs: 1,
-        });
+        println!("a further GiB: {further:.0} ms");
+        records.push(record("memory/further GiB", further, 1, rival));
     }
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    let head: Vec<&str> = ["case", "noticed"].into_iter().chain(STEPS).chain(["client waited"]).collect();
-    table.set_header(head);
-    for point in &points {
-        let numbers =
-            std::iter::once(point.noticed).chain(point.steps.iter().map(|step| step.1)).chain([point.waited]);
-        let cells = std::iter::once(point.case.clone()).chain(numbers.map(|number| format!("{number:.0}")));
-        table.add_row(cells.collect::<Vec<_>>());
-    }
-    println!("\nmilliseconds; a reboot and the service's start take {booted:.0}");
-    println!("{}", table.trim_fmt());
+    println!("\nmilliseconds\n{}", table(&points).trim_fmt());
     if options.only().is_none() {
         let series = machine::record_file("orthros-failover.series")?;
         let path = machine::record_file("orthros-failover")?;

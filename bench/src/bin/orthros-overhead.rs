@@ -2,7 +2,7 @@
 //! backup, without one, and while criu looks for changed pages once a second, as checkpoints would.
 //!
 //! All take turns over the same machine, so that they meet the same afternoon. What the active itself does for its backup, the
-//! heartbeats, is measured directly besides: the processor time of the thread that sends them.
+//! heartbeats, is measured directly besides: the time that the thread that sends them is on a processor.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -20,9 +20,10 @@ use rustix::process::{Pid, Signal, kill_process};
 const PORT: u16 = 6379;
 /// Redis' data: so many values of 4 KiB.
 const VALUES: u32 = 4000;
-/// Processor time in ticks of all threads of the guest's first process.
-const TICKS: &str = "cat /proc/1/task/*/stat | awk '{ sum += $14 + $15 } END { print sum }'";
-const TICK: f64 = 0.01;
+/// Nanoseconds that all threads of the guest's first process but the first were on a processor: the one that sends heartbeats.
+/// The first answers this question, which takes a while.
+const BEATING: &str = "cd /proc/1/task; for thread in *; do [ $thread = 1 ] || cat $thread/schedstat; done | \
+    awk '{ sum += $1 } END { print sum }'";
 
 /// What it costs that a backup watches
 #[derive(Parser)]
@@ -63,6 +64,7 @@ impl Scene {
             programs: &[],
             files: &[],
             memory: 512,
+            append: "",
             disk: None,
         })?;
         let filled = Line::connect(PORT)?.ask(&format!("DEBUG POPULATE {VALUES} value 4096\r\n"))?;
@@ -114,11 +116,15 @@ impl Scene {
             number.checked_sub(1).map(|last| format!("--prev-images-dir ../{last}")).unwrap_or_default();
         let remove = number.checked_sub(2).map(|old| format!("; rm -r /run/dumps/{old}")).unwrap_or_default();
         let command = format!(
-            "mkdir -p /run/dumps/{number} && nsenter -t $(pidof redis-server) -m -p criu pre-dump -t {} --track-mem \
+            "mkdir -p /run/dumps/{number} && nsenter -t $(pidof redis-server) -m -p criu pre-dump -t {number_within} --track-mem \
              --tcp-established -D /run/dumps/{number} {parent} -o log{remove}",
-            self.running.pair.pid()
+            number_within = "$(awk '/^NSpid/ { print $3 }' /proc/$(pidof redis-server)/status)",
         );
-        self.running.pair.run(&["sh", "-c", &command])?;
+        let done = self.running.pair.run(&["sh", "-c", &command]);
+        if done.is_err() {
+            let log = self.running.pair.run(&["tail", "-n", "5", &format!("/run/dumps/{number}/log")]);
+            done.with_context(|| log.unwrap_or_default())?;
+        }
         self.checkpoints += 1;
         Ok(())
     }
@@ -157,12 +163,13 @@ fn main() -> Result<ExitCode> {
     }
     // What heartbeats take of a processor, without anything else in the way.
     kill_process(scene.backup, Signal::CONT)?;
-    let ticks = |scene: &mut Scene| -> Result<f64> {
-        Ok(scene.running.pair.run(&["sh", "-c", TICKS])?.trim().parse()?)
+    let beating = |scene: &mut Scene| -> Result<f64> {
+        Ok(scene.running.pair.run(&["sh", "-c", BEATING])?.trim().parse::<f64>()? / 1e9)
     };
-    let (begin, before) = (Instant::now(), ticks(&mut scene)?);
+    let (begin, before) = (Instant::now(), beating(&mut scene)?);
     std::thread::sleep(Duration::from_secs(if options.quick() { 10 } else { 30 }));
-    let used = (ticks(&mut scene)? - before) * TICK / begin.elapsed().as_secs_f64();
+    let used = (beating(&mut scene)? - before) / begin.elapsed().as_secs_f64();
+    ensure!(used > 0.0, "no thread sends heartbeats");
     scene.stop.store(true, Ordering::Relaxed);
     let record =
         |case: &str, unit: &str, ours: f64, rival: (&str, f64), ratio: f64, spread: f64, runs| Record {

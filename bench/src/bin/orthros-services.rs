@@ -64,6 +64,7 @@ fn redis(fault: Fault) -> Result<Seen> {
         programs: &[],
         files: &[],
         memory: 256,
+        append: "",
         disk: Some((64, None)),
     })?;
     let mut client = Client::start(6379, "INCR count\r\n")?;
@@ -88,6 +89,7 @@ fn nano(fault: Fault) -> Result<Seen> {
         programs: &["nano"],
         files: &[(TERMINFO, TERMINFO)],
         memory: 256,
+        append: "",
         disk: Some((64, None)),
     })?;
     let mut typist = in_network::Typist::connect(23)?;
@@ -136,6 +138,7 @@ fn mariadb(fault: Fault) -> Result<Seen> {
         programs: &[],
         files: &MARIADB_FILES.map(|name| (name, name)),
         memory: 512,
+        append: "",
         disk: Some((256, Some(content.path()))),
     })?;
     let mut client = in_network::Sql::connect(3306)?;

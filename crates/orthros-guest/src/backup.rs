@@ -18,6 +18,8 @@ const DEVICE: &str = "0x1110";
 /// How long the dead guest's disk may take to appear.
 const PLUGGED: Duration = Duration::from_secs(10);
 const IMAGES: &str = "/run/orrery/images";
+/// What the image has for criu to call: this program, at the stage that matters.
+const HOOK: &str = "/etc/orrery/hook";
 /// From 64 MiB on, room matters more than the time it takes to free it.
 const MANY_PAGES: u64 = 16 << 10;
 
@@ -164,7 +166,7 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
     ];
     let after = After::read(Path::new(IMAGES))?;
     let still = if after.must_stop() { &["--leave-stopped"][..] } else { &[] };
-    let hook = ["--action-script", "/usr/bin/orrery-guest"];
+    let hook = ["--action-script", HOOK];
     // What has been restored is freed at once: both together would not fit where a service has half of the memory.
     let dedup: &[&str] = if summary.pages > MANY_PAGES { &["--auto-dedup"] } else { &[] };
     let argv = argv.iter().chain(&more).chain(still).chain(&hook).chain(dedup);

@@ -24,6 +24,14 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// a network that the service cannot have
+    #[error("network {name}: {why}")]
+    Network {
+        /// The bridge.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// a program that is needed is not installed
     #[error("{program} is not installed; on Debian: apt-get install {package}")]
     Missing {

@@ -1,6 +1,8 @@
 //! A warm backup kernel beside the active one: machines, their images, their network, and the failover.
 
+mod arp;
 pub mod command;
+mod command_line;
 mod control;
 mod disk;
 mod error;
@@ -10,6 +12,7 @@ mod initramfs;
 mod kernel;
 mod machine;
 mod means;
+mod member;
 mod net;
 mod pair;
 mod pulse;
@@ -24,7 +27,7 @@ pub use guest::{Service, guest_program, write_image};
 pub use initramfs::Initramfs;
 pub use kernel::{KernelFiles, cache};
 pub use machine::{Machine, MachineConfig};
-pub use net::Network;
+pub use net::{BridgeConfig, Network, NetworkConfig};
 pub use pair::{Cause, Failover, Pair, PairConfig};
 pub use qmp::{Event, Qmp};
 pub use status::{Role, Status};

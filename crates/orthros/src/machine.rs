@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
 
 use crate::command::require;
+use crate::command_line::{accelerators, arguments};
 use crate::error::{Error, Result, file};
 use crate::kernel::KernelFiles;
 use crate::net::Network;
@@ -24,6 +25,9 @@ use crate::qmp::Qmp;
 
 /// How long QEMU may take to make its sockets, on a machine with other things to do.
 const SOCKETS: Duration = Duration::from_secs(60);
+
+/// How long QEMU may take to end when it has closed its monitor.
+const ENDING: Duration = Duration::from_secs(2);
 
 /// What a machine is made of.
 #[derive(Clone, Debug)]
@@ -53,14 +57,6 @@ pub struct Machine {
     /// Its memory.
     _memory: OwnedFd,
     keep: bool,
-}
-
-/// Whether this processor can run guests itself. A `/dev/kvm` without these flags belongs to a hypervisor that
-/// translates, and that not every guest survives.
-fn has_kvm() -> bool {
-    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let virtualizes = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
-    virtualizes && fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
 /// Copies a file and leaves its holes as they are, by lseek(2).
@@ -133,36 +129,12 @@ impl Machine {
         }
         let name = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
         symlink(&name, at("ram")).map_err(file("create", &at("ram")))?;
-        let size = config.memory_mib;
+        let named = |kind: &str| at(kind).display().to_string();
         let mut command = Command::new(&qemu);
-        let accelerator = if has_kvm() { "kvm" } else { "tcg" };
-        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-M", "q35,memory-backend=ram"]);
-        // The plainest processor: no states of registers that a backup could lack, no fifth level of tables.
-        command.args(["-accel", accelerator, "-cpu", "qemu64", "-smp", &config.cpus.to_string()]);
-        command.args(["-m", &format!("{size}M"), "-object"]);
-        command.arg(format!("memory-backend-file,id=ram,share=on,size={size}M,mem-path={name}"));
-        command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&config.initramfs);
-        // A kernel gives its timer a moment to show that it works, and stops for ever where its processor had no time in it.
-        command.args(["-append", &format!("console=ttyS0 quiet no_timer_check {}", config.append)]);
-        command.arg("-serial").arg(format!("file:{}", at("console").display()));
-        let control = at("control");
-        command
-            .arg("-chardev")
-            .arg(format!("socket,id=control,path={},server=on,wait=off", control.display()));
-        command.args(["-serial", "chardev:control"]);
-        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", at("qmp").display()));
-        command.args(["-device", "pvpanic-pci", "-action", "panic=pause,reboot=shutdown"]);
-        if let Some((path, mib)) = &config.peer {
-            command.arg("-object").arg(format!(
-                "memory-backend-file,id=peer,share=on,readonly=on,size={mib}M,mem-path={}",
-                path.display()
-            ));
-            command.args(["-device", "ivshmem-plain,memdev=peer"]);
-        }
-        command.args(&config.extra);
+        command.args(arguments(config, kernel, accelerators(), &name, named));
         let log = fs::File::create(at("qemu")).map_err(file("create", &at("qemu")))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let space = network.map(|network| network.handle().as_raw_fd());
+        let space = network.and_then(Network::handle).map(|space| space.as_raw_fd());
         // SAFETY: both system calls concern the new process only, and touch no memory.
         unsafe {
             command.pre_exec(move || {
@@ -189,13 +161,7 @@ impl Machine {
     fn wait_for_file(&mut self, kind: &str) -> Result<()> {
         let deadline = Instant::now() + SOCKETS;
         while !self.file(kind).exists() {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                let said = fs::read_to_string(self.file("qemu")).unwrap_or_default();
-                return Err(Error::Command {
-                    command: "qemu".to_owned(),
-                    why: format!("{status}: {}", said.trim()),
-                });
-            }
+            self.look_whether_it_runs()?;
             if Instant::now() > deadline {
                 return Err(self.timeout(SOCKETS.as_secs(), "QEMU's sockets"));
             }
@@ -237,9 +203,24 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::Qmp`].
-    pub fn qmp(&self) -> Result<Qmp> {
-        Qmp::connect(&self.name, &self.file("qmp"))
+    /// [`Error::Qmp`]; [`Error::Command`] with what QEMU said where it has ended, as for a disk that another one has.
+    pub fn qmp(&mut self) -> Result<Qmp> {
+        let connected = Qmp::connect(&self.name, &self.file("qmp"));
+        if connected.is_err() {
+            let deadline = Instant::now() + ENDING;
+            while Instant::now() < deadline {
+                self.look_whether_it_runs()?;
+                sleep(Duration::from_millis(5));
+            }
+        }
+        connected
+    }
+
+    /// Gives what QEMU said if it has ended.
+    fn look_whether_it_runs(&mut self) -> Result<()> {
+        let Ok(Some(status)) = self.child.try_wait() else { return Ok(()) };
+        let said = fs::read_to_string(self.file("qemu")).unwrap_or_default();
+        Err(Error::Command { command: "qemu".to_owned(), why: format!("{status}: {}", said.trim()) })
     }
 
     /// What its console has shown so far.

@@ -2,6 +2,7 @@
 
 use crate::command::require;
 use crate::error::{Error, Result};
+use crate::net::NetworkConfig;
 use crate::pair::PairConfig;
 
 /// What QEMU needs beside its guest's memory, in MiB.
@@ -23,11 +24,15 @@ pub(crate) fn look_for(config: &PairConfig) -> Result<()> {
     for (program, package) in PROGRAMS {
         require(program, package)?;
     }
-    if config.network.is_some() {
+    if let Some(network) = &config.network {
         require("ip", "iproute2")?;
         if !rustix::process::geteuid().is_root() {
-            let way = "without --network the service runs all the same, for itself".to_owned();
-            return Err(Error::Rights { operation: "making a network", way });
+            let way = "without a network the service runs all the same, for itself".to_owned();
+            let operation = match network {
+                NetworkConfig::Own(_) => "making a network",
+                NetworkConfig::Bridge(_) => "having a port of a bridge",
+            };
+            return Err(Error::Rights { operation, way });
         }
     }
     if config.disk.is_some() {

@@ -9,23 +9,22 @@
 //!    disk is plugged into it; writes to the disk what the dead kernel had not; and criu makes processes of the images.
 //! 4. **Renew.** The survivor is the active now. A new backup is started that sees the survivor's memory.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::control::{Control, Said, Step};
+use crate::control::{Said, Step};
 use crate::disk::{Disk, DiskConfig};
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::guest::{Service, write_image};
 use crate::kernel::KernelFiles;
-use crate::machine::{Machine, MachineConfig};
+use crate::machine::Machine;
 use crate::means;
-use crate::net::{MAC, Network};
-use crate::pulse::Pulse;
-use crate::qmp::Qmp;
+use crate::member::{Member, Shared};
+use crate::net::{Network, NetworkConfig};
 use crate::status::{Role, Status};
 
 /// How long a guest may take to boot on a machine with other things to do.
@@ -52,10 +51,12 @@ pub struct PairConfig {
     pub cpus: u32,
     /// How long one of them may be silent before the machine is given up.
     pub silence: Duration,
-    /// The name of the network to make, which takes root; without one the service has none.
-    pub network: Option<String>,
+    /// Where it is reached, which takes root; without a network the service has none.
+    pub network: Option<NetworkConfig>,
     /// The service's disk.
     pub disk: Option<DiskConfig>,
+    /// More for the command line of the machines' kernel.
+    pub append: String,
 }
 
 /// Why a failover was begun.
@@ -81,37 +82,6 @@ pub struct Failover {
     pub seconds: f64,
     /// What was carried over.
     pub summary: Value,
-}
-
-/// A machine with its monitor and its program.
-struct Member {
-    machine: Machine,
-    qmp: Qmp,
-    control: Control,
-    /// Its port of the network.
-    port: String,
-    /// Whether it has the service's disk.
-    has_disk: bool,
-    /// Whether the service's disk is to be plugged into it.
-    wants_disk: bool,
-    /// Its heartbeats, when they have been found.
-    pulse: Option<Pulse>,
-    /// Whether the service has come onto the network in it.
-    online: bool,
-}
-
-impl Member {
-    /// The longest silence of one of its processors; nothing before it is known where they beat.
-    fn silence(&mut self) -> Result<Option<Duration>> {
-        if self.pulse.is_none()
-            && let Some((physical, cpus)) = self.control.beats()
-        {
-            let (name, memory) = (self.machine.name(), self.machine.file("ram"));
-            self.pulse = Some(Pulse::find(name, &memory, physical, cpus)?);
-        }
-        let Some(pulse) = &mut self.pulse else { return Ok(None) };
-        pulse.silence().map(|(silence, _)| Some(silence))
-    }
 }
 
 /// A running pair. Dropped, both machines are killed and their memory is gone.
@@ -147,14 +117,14 @@ impl Pair {
         let kernel = KernelFiles::obtain(&config.cache)?;
         let image = config.folder.join("image");
         write_image(&kernel, &config.service, &image)?;
-        let network = config.network.as_deref().map(Network::create).transpose()?;
+        let network = config.network.as_ref().map(Network::obtain).transpose()?;
         let shared =
             Shared { kernel: &kernel, image: &image, network: network.as_ref(), disk: disk.as_ref() };
-        let active = start(&config, &shared, 0, None)?;
+        let active = Member::start(&config, &shared, 0, None)?;
         if let Some(network) = &network {
             network.attach(&active.port)?;
         }
-        let backup = Some(start(&config, &shared, 1, Some(&active.machine))?);
+        let backup = Some(Member::start(&config, &shared, 1, Some(&active.machine))?);
         let patience = config.silence;
         let mut pair = Self {
             patience,
@@ -436,6 +406,12 @@ impl Pair {
         }
     }
 
+    /// What both machines have in common.
+    fn shared(&self) -> Shared<'_> {
+        let (network, disk) = (self.network.as_ref(), self.disk.as_ref());
+        Shared { kernel: &self.kernel, image: &self.image, network, disk }
+    }
+
     /// Boots the service's machine anew, as one does who has no backup: what was in its memory is lost. There is no backup
     /// then until [`renew`](Self::renew).
     ///
@@ -446,13 +422,7 @@ impl Pair {
         self.backup = None;
         self.active.machine.kill();
         self.generation += 1;
-        let shared = Shared {
-            kernel: &self.kernel,
-            image: &self.image,
-            network: self.network.as_ref(),
-            disk: self.disk.as_ref(),
-        };
-        let active = start(&self.config, &shared, self.generation, None)?;
+        let active = Member::start(&self.config, &self.shared(), self.generation, None)?;
         if let Some(network) = &self.network {
             network.detach(&self.active.port)?;
             network.attach(&active.port)?;
@@ -478,13 +448,8 @@ impl Pair {
             network.detach(&dead.port)?;
         }
         self.generation += 1;
-        let shared = Shared {
-            kernel: &self.kernel,
-            image: &self.image,
-            network: self.network.as_ref(),
-            disk: self.disk.as_ref(),
-        };
-        self.backup = Some(start(&self.config, &shared, self.generation, Some(&self.active.machine))?);
+        let peer = Some(&self.active.machine);
+        self.backup = Some(Member::start(&self.config, &self.shared(), self.generation, peer)?);
         self.arm()?;
         Ok(begin.elapsed().as_secs_f64())
     }
@@ -495,52 +460,4 @@ fn confused(machine: &Machine) -> Error {
         machine: machine.name().to_owned(),
         why: "it said something else than was asked".to_owned(),
     }
-}
-
-/// What both machines have in common.
-struct Shared<'p> {
-    kernel: &'p KernelFiles,
-    image: &'p Path,
-    network: Option<&'p Network>,
-    disk: Option<&'p Disk>,
-}
-
-fn start(
-    config: &PairConfig,
-    shared: &Shared<'_>,
-    generation: u32,
-    peer: Option<&Machine>,
-) -> Result<Member> {
-    let role = if peer.is_some() { "backup" } else { "active" };
-    let port = format!("tap{generation}");
-    let mut append = format!("orrery.role={role}");
-    let mut extra = Vec::new();
-    if let Some(network) = shared.network {
-        network.add_port(&port)?;
-        append.push_str(&format!(" orrery.address={}/{}", Network::SERVICE, Network::PREFIX));
-        let back = format!("tap,id=net,ifname={port},script=no,downscript=no");
-        let device = format!("virtio-net-pci,netdev=net,mac={MAC}");
-        extra.extend(["-netdev", &back, "-device", &device].map(str::to_owned));
-    }
-    let has_disk = shared.disk.is_some() && peer.is_none();
-    if let Some(disk) = shared.disk {
-        append.push_str(&format!(" orrery.disk={}", disk.mount));
-        extra.extend(Disk::port());
-        if has_disk {
-            extra.extend(disk.arguments());
-        }
-    }
-    let machine = MachineConfig {
-        name: format!("guest{generation}"),
-        memory_mib: config.memory_mib,
-        cpus: config.cpus,
-        append,
-        initramfs: shared.image.to_owned(),
-        peer: peer.map(|peer| (peer.file("ram"), config.memory_mib)),
-        extra,
-    };
-    let machine = Machine::start_within(&machine, shared.kernel, &config.folder, shared.network)?;
-    let qmp = machine.qmp()?;
-    let control = Control::connect(machine.name(), &machine.file("control"))?;
-    Ok(Member { machine, qmp, control, port, has_disk, wants_disk: false, pulse: None, online: false })
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use orrery_orthros::{DiskConfig, DiskSource, Service};
+use orrery_orthros::{BridgeConfig, DiskConfig, DiskSource, NetworkConfig, Service};
 use serde::Deserialize;
 
 /// What the file says.
@@ -24,6 +24,12 @@ pub(super) struct PairFile {
     silence: f64,
     /// The network to make.
     network: Option<String>,
+    /// A bridge of the host's instead.
+    bridge: Option<String>,
+    /// The service's address there, with the bits of its network.
+    address: Option<String>,
+    /// Who knows the way from there.
+    gateway: Option<String>,
     /// Where consoles, sockets and a new disk lie.
     folder: Option<PathBuf>,
     disk: Option<DiskTable>,
@@ -33,6 +39,9 @@ pub(super) struct PairFile {
     /// Files of this host that the service needs, and where it expects them.
     #[serde(default)]
     files: Vec<FileTable>,
+    /// More for the command line of the guests' kernel.
+    #[serde(default)]
+    append: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -65,9 +74,10 @@ pub(super) struct Wanted {
     pub(super) memory_mib: u64,
     pub(super) cpus: u32,
     pub(super) silence: Duration,
-    pub(super) network: Option<String>,
+    pub(super) network: Option<NetworkConfig>,
     pub(super) folder: Option<PathBuf>,
     pub(super) disk: Option<DiskConfig>,
+    pub(super) append: String,
 }
 
 impl PairFile {
@@ -99,6 +109,19 @@ impl PairFile {
         let silence = super::silence(&file.silence.to_string())
             .map_err(|why| anyhow::anyhow!("silence = {}: {why}", file.silence))?;
         let silence = Duration::from_secs_f64(silence);
+        let network = match (file.network, file.bridge, file.address) {
+            (Some(_), Some(_), _) => bail!("say either network or bridge"),
+            (None, Some(bridge), Some(address)) => {
+                let place = BridgeConfig::parse(&bridge, &address, file.gateway.as_deref());
+                Some(NetworkConfig::Bridge(place.map_err(anyhow::Error::msg)?))
+            }
+            (None, Some(_), None) => bail!("bridge: say address, too, as in address = \"192.168.1.7/24\""),
+            (_, None, Some(_)) => bail!("address: it takes a bridge"),
+            (network, None, None) => {
+                ensure!(file.gateway.is_none(), "gateway: it takes a bridge");
+                network.map(NetworkConfig::Own)
+            }
+        };
         let disk = file.disk.map(DiskTable::check).transpose().context("disk")?;
         let files = file.files.into_iter().map(|file| (file.here, file.there)).collect();
         let service = Service { argv: file.service, programs: file.programs, files };
@@ -107,9 +130,10 @@ impl PairFile {
             memory_mib,
             cpus: file.cpus,
             silence,
-            network: file.network,
+            network,
             folder: file.folder,
             disk,
+            append: file.append,
         })
     }
 }
@@ -151,7 +175,8 @@ mod tests {
             "#,
         )
         .unwrap();
-        assert_eq!((wanted.memory_mib, wanted.network.as_deref()), (512, Some("service")));
+        assert_eq!(wanted.memory_mib, 512);
+        assert_eq!(wanted.network, Some(NetworkConfig::Own("service".to_owned())));
         let disk = wanted.disk.unwrap();
         assert_eq!((disk.source, disk.mount.as_str()), (DiskSource::New(64 << 20), "/var/lib/redis"));
         assert_eq!(wanted.service.argv.len(), 3);
@@ -163,6 +188,20 @@ mod tests {
         let wanted = PairFile::parse("service = ['x']").unwrap();
         assert_eq!(wanted.memory_mib, 256);
         assert!(wanted.network.is_none() && wanted.disk.is_none() && wanted.folder.is_none());
+    }
+
+    #[test]
+    fn a_bridge_is_told_from_a_network_of_its_own() {
+        let text = "service = ['x']\nbridge = 'br0'\naddress = '192.168.1.7/24'\ngateway = '192.168.1.1'";
+        let place = BridgeConfig::parse("br0", "192.168.1.7/24", Some("192.168.1.1")).unwrap();
+        assert_eq!(PairFile::parse(text).unwrap().network, Some(NetworkConfig::Bridge(place)));
+        let refused =
+            |text: &str| format!("{:#}", PairFile::parse(&format!("service = ['x']\n{text}")).unwrap_err());
+        assert!(refused("bridge = 'br0'").contains("address ="));
+        assert!(refused("bridge = 'br0'\naddress = '192.168.1.7'").contains("192.168.1.7/24"));
+        assert!(refused("bridge = 'br0'\nnetwork = 'n'").contains("either network or bridge"));
+        assert!(refused("address = '192.168.1.7/24'").contains("takes a bridge"));
+        assert!(refused("gateway = '192.168.1.1'").contains("takes a bridge"));
     }
 
     #[test]

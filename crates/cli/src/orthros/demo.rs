@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros::{DiskConfig, DiskSource, Fault, Pair, PairConfig, Service, cache};
+use orrery_orthros::{DiskConfig, DiskSource, Fault, NetworkConfig, Pair, PairConfig, Service, cache};
 
 use super::counter::{Counter, PATIENCE};
 use super::{Common, Story};
@@ -37,8 +37,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         memory_mib: common.memory,
         cpus: common.cpus,
         silence: Duration::from_secs_f64(common.silence),
-        network: Some(format!("orrery-{}", std::process::id())),
+        network: Some(NetworkConfig::Own(format!("orrery-{}", std::process::id()))),
         disk: Some(DiskConfig { source: DiskSource::New(64 << 20), mount: DATA.to_owned(), content: None }),
+        append: String::new(),
     };
     story.tell("start", None, "two machines start: one with redis, one that looks into its memory")?;
     let mut pair = Pair::up(config)?;

@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros::{Cause, DiskConfig, DiskSource, Fault, Pair, PairConfig, Service, cache};
+use orrery_orthros::{
+    Cause, DiskConfig, DiskSource, Error, Fault, NetworkConfig, Pair, PairConfig, Service, cache,
+};
 use serde::{Deserialize, Serialize};
 
 use super::counter::{Counter, PATIENCE};
@@ -49,6 +51,9 @@ pub(crate) struct Arguments {
     /// The kinds to draw from, separated by commas [default: all]
     #[arg(long, value_delimiter = ',', value_parser = Fault::parse)]
     kinds: Vec<Fault>,
+    /// Fail as well where a crash was not survived, though cleanly
+    #[arg(long)]
+    strict: bool,
     /// A file that takes one line for each crash; crashes of this seed that it has already are not made again
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -142,8 +147,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         scene.end()?;
     }
     story.tell("table", None, table(&crashes))?;
-    let wrong = crashes.iter().filter(|crash| crash.outcome == Outcome::Wrong).count();
+    let count = |outcome| crashes.iter().filter(|crash| crash.outcome == outcome).count();
+    let (wrong, refused) = (count(Outcome::Wrong), count(Outcome::Refused));
     ensure!(wrong == 0, "{wrong} of {} crashes left something wrong behind", crashes.len());
+    ensure!(!arguments.strict || refused == 0, "{refused} of {} crashes were not survived", crashes.len());
     Ok(())
 }
 
@@ -286,12 +293,13 @@ impl Scene {
             memory_mib: common.memory,
             cpus: common.cpus,
             silence: Duration::from_secs_f64(common.silence),
-            network: Some(format!("orrery-{}", std::process::id())),
+            network: Some(NetworkConfig::Own(format!("orrery-{}", std::process::id()))),
             disk: Some(DiskConfig {
                 source: DiskSource::New(256 << 20),
                 mount: "/data".to_owned(),
                 content: None,
             }),
+            append: String::new(),
         })?;
         pair.network().context("the pair has no network")?.enter()?;
         let clients =
@@ -316,7 +324,10 @@ impl Scene {
         let failover = match survived {
             Ok(failover) => failover,
             Err(error) => {
-                (crash.outcome, crash.why) = (Outcome::Refused, Some(error.to_string()));
+                // What is lost when it had begun to go on was not refused.
+                let gone = matches!(error, Error::Gone { .. });
+                crash.outcome = if gone { Outcome::Wrong } else { Outcome::Refused };
+                crash.why = Some(error.to_string());
                 return Ok(());
             }
         };

@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use orrery_orthros::{
-    Cause, DiskConfig, DiskSource, Error, Fault, Network, Pair, PairConfig, Service, cache,
+    BridgeConfig, Cause, DiskConfig, DiskSource, Error, Fault, NetworkConfig, Pair, PairConfig, Service,
+    cache,
 };
 
 use super::config::{PairFile, Wanted};
@@ -18,7 +19,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     common: Common,
     /// A file that describes the pair, instead of what follows
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["network", "programs", "files", "disk", "service"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["network", "bridge", "programs", "files", "disk", "append", "service"])]
     config: Option<PathBuf>,
     /// Take commands only from `orrery orthros status`, `crash`, `failover` and `down`, not from standard input
     #[arg(long)]
@@ -29,6 +30,15 @@ pub(crate) struct Arguments {
     /// Make a network namespace of this name with the service in it, at 10.77.0.2; enter it with `ip netns exec NAME`
     #[arg(long, value_name = "NAME")]
     network: Option<String>,
+    /// Give the service a place on a bridge of this host instead, at --address
+    #[arg(long, value_name = "NAME", conflicts_with = "network", requires = "address")]
+    bridge: Option<String>,
+    /// The service's address on the bridge, with the bits of its network: 192.168.1.7/24
+    #[arg(long, value_name = "ADDRESS/BITS", requires = "bridge")]
+    address: Option<String>,
+    /// Who knows the way from the bridge to other networks
+    #[arg(long, value_name = "ADDRESS", requires = "bridge")]
+    gateway: Option<String>,
     /// Another program of this host that the service runs, with its libraries; may be given several times
     #[arg(long = "program", value_name = "NAME")]
     programs: Vec<String>,
@@ -45,6 +55,9 @@ pub(crate) struct Arguments {
     /// A folder of this host whose files a new disk has
     #[arg(long, value_name = "FOLDER", requires = "disk")]
     content: Option<PathBuf>,
+    /// More for the command line of the guests' kernel
+    #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
+    append: String,
     /// The service: a program of this host and its arguments. It sees its own program and libraries, and --file
     #[arg(required_unless_present = "config", trailing_var_arg = true)]
     service: Vec<String>,
@@ -66,14 +79,22 @@ fn wanted(arguments: &Arguments) -> Result<Wanted> {
         mount: arguments.mount.clone(),
         content: arguments.content.clone(),
     });
+    let network = match (&arguments.bridge, &arguments.address) {
+        (Some(bridge), Some(address)) => {
+            let place = BridgeConfig::parse(bridge, address, arguments.gateway.as_deref());
+            Some(NetworkConfig::Bridge(place.map_err(anyhow::Error::msg)?))
+        }
+        _ => arguments.network.clone().map(NetworkConfig::Own),
+    };
     Ok(Wanted {
         service: Service { argv: arguments.service.clone(), programs: arguments.programs.clone(), files },
         memory_mib: arguments.common.memory,
         cpus: arguments.common.cpus,
         silence: Duration::from_secs_f64(arguments.common.silence),
-        network: arguments.network.clone(),
+        network,
         folder: None,
         disk,
+        append: arguments.append.clone(),
     })
 }
 
@@ -84,7 +105,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let folder = arguments.common.folder.clone().or(wanted.folder);
     let folder = folder.unwrap_or_else(|| temporary.path().to_owned());
     let lines = Lines::listen(&folder, arguments.quiet)?;
-    let address = wanted.network.as_ref().map(|name| format!(" at {} in network {name}", Network::SERVICE));
+    let place = match &wanted.network {
+        Some(NetworkConfig::Own(name)) => format!(" in network {name}"),
+        Some(NetworkConfig::Bridge(place)) => format!(" on bridge {}", place.bridge),
+        None => String::new(),
+    };
     let mut pair = Pair::up(PairConfig {
         folder,
         cache: cache(),
@@ -94,8 +119,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         silence: wanted.silence,
         network: wanted.network,
         disk: wanted.disk,
+        append: wanted.append,
     })?;
-    story.tell("armed", None, format!("the service runs{}", address.unwrap_or_default()))?;
+    let at = pair.network().map(|network| format!(" at {}{place}", network.address()));
+    story.tell("armed", None, format!("the service runs{}", at.unwrap_or_default()))?;
     story.tell("help", None, "commands: status, crash [KIND], failover, run PROGRAM ARGUMENTS, quit")?;
     loop {
         let mut cause = match pair.watch(Duration::from_millis(100)) {

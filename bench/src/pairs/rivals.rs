@@ -1,0 +1,155 @@
+//! What a user could pick instead of a pair: how long a client waits then, and what it loses.
+//!
+//! All of them boot the machine anew, as we boot it: with QEMU's own firmware, which takes a tenth of a second where a real
+//! machine's takes half a minute. So all waits here are the least there can be.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use orrery_orthros::{Fault, Initramfs, KernelFiles, cache, command};
+
+use super::{Client, Line, PATIENCE, Running, Wanted};
+use crate::contender::Skipped;
+
+/// The port of `orrery-guest burden`.
+pub const PORT: u16 = 7;
+/// The service that has as little as a service can: a MiB, no files, one thread.
+pub const LEAST: [&str; 5] = ["orrery-guest", "burden", "1", "0", "0"];
+/// A checkpoint may take as long as this before it counts as none.
+const CHECKPOINTS: Duration = Duration::from_secs(60);
+/// How long a service is under way before its kernel dies.
+const LIFE: Duration = Duration::from_millis(3500);
+
+/// What a client of such a way has seen.
+#[derive(Clone, Copy, Debug)]
+pub struct Waited {
+    /// From the kernel's death to the first answer, over a new connection, in seconds.
+    pub seconds: f64,
+    /// Answers that it had been given and that the service does not know of any more.
+    pub lost: u64,
+}
+
+/// From the death of a machine to the first answer of the service that is started anew.
+///
+/// # Errors
+/// Where it does not come up.
+pub fn reboot() -> Result<Waited> {
+    let mut running = Running::start(&Wanted {
+        service: &LEAST,
+        programs: &[],
+        files: &[],
+        memory: 256,
+        append: "",
+        disk: None,
+    })?;
+    let mut client = Client::start(PORT, "\n")?;
+    sleep(LIFE);
+    let lost = client.end()?;
+    let begin = Instant::now();
+    running.pair.reboot()?;
+    Line::connect(PORT)?.ask("\n")?;
+    Ok(Waited { seconds: begin.elapsed().as_secs_f64(), lost })
+}
+
+/// The same with kdump: the dying kernel starts another one, in memory that was put aside for it, which boots the machine.
+/// It would write the dead memory to a disk before that, and does not here.
+///
+/// # Errors
+/// [`Skipped`] without kexec; where anything fails.
+pub fn kdump() -> Result<Waited> {
+    command::require("kexec", "kexec-tools").map_err(|error| Skipped(error.to_string()))?;
+    let folder = tempfile::tempdir().context("making a folder")?;
+    let kernel = KernelFiles::obtain(&cache())?;
+    let small = folder.path().join("crash");
+    let mut image = Initramfs::new();
+    image.program(&command::require("busybox", "busybox-static")?, "/bin/busybox")?;
+    image.file("/init", "#!/bin/busybox sh\n/bin/busybox reboot -f\n", 0o755);
+    image.write(&small)?;
+    let (kernel, small) = (kernel.image.display().to_string(), small.display().to_string());
+    let mut running = Running::start(&Wanted {
+        service: &LEAST,
+        programs: &["kexec"],
+        files: &[(&kernel, "/boot/vmlinuz"), (&small, "/boot/crash")],
+        memory: 512,
+        append: "crashkernel=160M",
+        disk: None,
+    })?;
+    let line = "--append=console=ttyS0 quiet no_timer_check nr_cpus=1 reset_devices";
+    running.pair.run(&["kexec", "-p", "-s", "/boot/vmlinuz", "--initrd=/boot/crash", line])?;
+    let mut client = Client::start(PORT, "\n")?;
+    sleep(LIFE);
+    let lost = client.end()?;
+    let begin = Instant::now();
+    running.pair.crash(Fault::Panic)?;
+    while running.pair.active_lives() {
+        ensure!(begin.elapsed() < PATIENCE, "the kernel for crashes does not boot the machine");
+        sleep(Duration::from_millis(2));
+    }
+    running.pair.reboot()?;
+    Line::connect(PORT)?.ask("\n")?;
+    Ok(Waited { seconds: begin.elapsed().as_secs_f64(), lost })
+}
+
+/// The service under a script that lets criu make a checkpoint of it on its disk once a second, and that goes on from the
+/// last one when it is started again. The service's number is one that is free then, too.
+const CHECKPOINTED: &str = "\
+if [ -e /data/last ]; then
+    exec criu restore -D /data/$(cat /data/last) -W /run -o restore.log --tcp-close
+fi
+echo 100 > /proc/sys/kernel/ns_last_pid
+setsid orrery-guest burden 1 0 0 &
+service=$!
+one=0
+while sleep 1; do
+    one=$((1 - one))
+    rm -rf /data/$one
+    mkdir /data/$one
+    criu dump -t $service --leave-running --tcp-established -D /data/$one -W /run -o dump.log || continue
+    sync
+    echo $one > /data/new
+    mv /data/new /data/last
+    sync
+done";
+
+/// The same with a checkpoint each second: after the boot criu restores the last one. Its connections are gone.
+///
+/// # Errors
+/// Where anything fails.
+pub fn checkpoints() -> Result<Waited> {
+    let mut running = Running::start(&Wanted {
+        service: &["busybox", "sh", "-c", CHECKPOINTED],
+        programs: &[],
+        files: &[],
+        memory: 256,
+        append: "",
+        disk: Some((256, None)),
+    })?;
+    let client = Client::start(PORT, "\n")?;
+    let begin = Instant::now();
+    while let Err(error) = running.pair.run(&["test", "-e", "/data/last"]) {
+        ensure!(
+            begin.elapsed() < CHECKPOINTS,
+            "criu makes no checkpoint: {error}; {}",
+            said(&mut running, "dump")
+        );
+        sleep(Duration::from_millis(200));
+    }
+    sleep(LIFE);
+    let begin = Instant::now();
+    running.pair.crash(Fault::Panic)?;
+    running.pair.watch(PATIENCE)?.context("the kernel does not die")?;
+    let counted = client.counted();
+    running.pair.reboot()?;
+    let answer = Line::connect(PORT).and_then(|mut line| line.ask("\n"));
+    let seconds = begin.elapsed().as_secs_f64();
+    let answer = answer.with_context(|| said(&mut running, "restore"))?;
+    let first: u64 = answer.parse().with_context(|| format!("{answer:?} is no number"))?;
+    Ok(Waited { seconds, lost: (counted + 1).saturating_sub(first) })
+}
+
+/// The end of one of criu's logs in the guest.
+fn said(running: &mut Running, log: &str) -> String {
+    let path = format!("/run/{log}.log");
+    running.pair.run(&["tail", "-n", "5", &path]).unwrap_or_else(|error| error.to_string())
+}
