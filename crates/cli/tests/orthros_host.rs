@@ -2,20 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "orthros/host.rs"]
-mod host;
+#[path = "orthros/pairs.rs"]
+mod pairs;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use host::{ORRERY, cache, events, missing, orthros};
+use pairs::{ONE_PAIR, ORRERY, cache, events, missing, orthros};
 
-/// Two machines at a time are enough for the processors.
-static ONE_PAIR: Mutex<()> = Mutex::new(());
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Ends with what it stands for.
