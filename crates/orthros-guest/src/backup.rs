@@ -180,7 +180,7 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
             let lines: Vec<&str> = log.lines().collect();
             let first = lines.iter().position(|line| line.contains("Error")).unwrap_or(lines.len());
             // What led to the first error, and all that came of it.
-            bail!("{error:#}\n{}", lines[first.saturating_sub(8)..].join("\n"));
+            bail!("{error:#}\n{}{}", lines[first.saturating_sub(8)..].join("\n"), shortage());
         }
     };
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
@@ -192,4 +192,24 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
     steps.push(Step { name: "resume", seconds: seconds(online.to, online::now()) });
     summary.remarks.extend(online.remark);
     Ok((nest, Said::Survived { pid, steps, summary }))
+}
+
+/// What the kernel has said about memory that ran out, and where it is; nothing if it did not.
+fn shortage() -> String {
+    let log = setup::output(&["busybox", "dmesg"]).map(|(_, log)| log).unwrap_or_default();
+    let ran_out = ["invoked oom-killer", "Out of memory"];
+    let said: String = log
+        .lines()
+        .filter(|line| ran_out.iter().any(|words| line.contains(words)))
+        .map(|line| format!("\nkernel: {line}"))
+        .collect();
+    if said.is_empty() {
+        return said;
+    }
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let telling = ["MemTotal", "MemAvailable", "AnonPages", "Shmem:", "SUnreclaim"];
+    let now = memory.lines().filter(|line| telling.iter().any(|name| line.starts_with(name)));
+    said + &now
+        .map(|line| format!("\n{}", line.split_whitespace().collect::<Vec<_>>().join(" ")))
+        .collect::<String>()
 }
