@@ -165,7 +165,7 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// As [`Control::run`].
+    /// As [`Control::run`](crate::Control::run).
     pub fn run(&mut self, argv: &[&str]) -> Result<String> {
         self.active.control.run(argv)
     }
