@@ -433,6 +433,7 @@ fn the_book_and_what_is_remembered_lie_within_a_trust_domain() {
     let tenant = tempfile::tempdir().unwrap();
     let socket = tenant.path().join("socket");
     let store = Store::new(&["--tenant", &format!("other={}", socket.display())]);
+    let _ = connect(&socket);
     let (own, other) = (raw(&store), raw_at(&socket));
     let name = Relocated { key: 7, address: 1 << 40, start: 4096, length: 8192 };
     let memory = rustix::fs::memfd_create("relocated", MemfdFlags::CLOEXEC).unwrap();

@@ -62,8 +62,10 @@ fn tenants() -> (tempfile::TempDir, Store, [Client; 2]) {
 fn asking_takes_as_long_whether_another_tenant_has_it_or_not() {
     let (_folder, _store, [a, b]) = tenants();
     let held: Vec<_> = (0..100).map(|seed| a.register(&bytes(5000, seed), Flags::none()).unwrap()).collect();
+    // Names made beforehand: to make one takes time, too.
+    let unknown: Vec<_> = (0..held.len()).map(|number| ObjectId::of(&number.to_le_bytes())).collect();
     let there = |pair: usize| held[pair % held.len()].id();
-    let nowhere = |pair: usize| ObjectId::of(&pair.to_le_bytes());
+    let nowhere = |pair: usize| unknown[pair % unknown.len()];
     let ask = |client: &Client, id: ObjectId| drop(client.request(id));
     assert_eq!(refusal(b.request(there(0))), refusal(b.request(nowhere(0))));
     // Who has it is told at once, and gets a descriptor: that is seen.
