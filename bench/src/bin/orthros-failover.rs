@@ -105,6 +105,8 @@ fn die(burden: Burden, fault: Fault) -> Result<(Rescue, f64)> {
         let command = format!("dd if=/dev/urandom of=/data/file bs=1M count={} 2>/dev/null", burden.cache);
         running.pair.run(&["sh", "-c", &command])?;
     }
+    // A connection that the service has not accepted yet would be lost.
+    client.longest()?;
     client.forget();
     let rescue = running.crash(fault)?;
     let waited = client.longest()?;
