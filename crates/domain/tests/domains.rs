@@ -3,7 +3,7 @@
 //! Forking belongs to a process with one thread, so each case is a process of its own: this program runs itself once for
 //! each.
 
-#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -54,8 +54,15 @@ impl Echo {
     fn start(settings: &Settings) -> Result<Self, Error> {
         let channel = Arc::new(Channel::new("echo", 8, 64)?);
         let inner = Arc::clone(&channel);
+        // SAFETY: the channel is kept beside its only end.
         let main = unsafe { channel.main() };
-        let body = Box::new(move || serve(&mut unsafe { inner.domain() }.unwrap()));
+        let body = Box::new(move || {
+            // SAFETY: the body runs in the domain, has the channel, and takes this end once; main's stays in main.
+            let mut side = unsafe { inner.domain() }.unwrap();
+            serve(&mut side);
+        });
+        // SAFETY: the channel is dropped after the domain. Where a case has another thread, that one waits meanwhile and holds
+        // no lock that the body could want.
         let domain = unsafe { Domain::start(settings, &channel, body)? };
         Ok(Self { main, domain, channel })
     }
@@ -113,6 +120,7 @@ fn serve(side: &mut Side) {
             b'=' => buffer[1..len].to_vec(),
             b'x' => std::process::exit(5),
             b's' => {
+                // SAFETY: ends the domain, as is wanted.
                 unsafe { libc::raise(libc::SIGSEGV) };
                 vec![]
             }
@@ -128,35 +136,46 @@ fn serve(side: &mut Side) {
                 kept.push(block);
                 b"0".to_vec()
             }
-            b'f' => text(i64::from(unsafe {
-                match libc::fork() {
-                    0 => {
-                        libc::pause();
-                        libc::_exit(0)
+            b'f' => {
+                // SAFETY: a domain has one thread that uses locks, and the child calls what is async-signal-safe.
+                let child = unsafe {
+                    match libc::fork() {
+                        0 => {
+                            libc::pause();
+                            libc::_exit(0)
+                        }
+                        pid => pid,
                     }
-                    pid => pid,
-                }
-            })),
-            b'p' => text(i64::from(unsafe { libc::getppid() })),
-            b'i' => text(i64::from(unsafe { libc::getpid() })),
+                };
+                text(i64::from(child))
+            }
+            b'p' => text(i64::from(rustix::process::getppid().map_or(0, rustix::process::Pid::as_raw_pid))),
+            b'i' => text(own_pid()),
+            // SAFETY: takes a number.
             b'c' => text(i64::from(unsafe { libc::sched_getscheduler(0) })),
-            b'n' => text(i64::from(unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) })),
+            b'n' => text(i64::from(rustix::process::getpriority_process(None).unwrap())),
             b'a' => text(i64::from(rustix::thread::sched_getaffinity(None).unwrap().count())),
             b'o' => text(
                 i64::try_from(rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(0)).unwrap(),
             ),
             b'd' => {
                 let fd: i32 = String::from_utf8(buffer[1..len].to_vec()).unwrap().parse().unwrap();
+                // SAFETY: any number may be asked about.
                 text(i64::from(unsafe { libc::fcntl(fd, libc::F_GETFD) }))
             }
             b'h' => {
+                // SAFETY: of numbers and pointers, for which zero is a value.
                 let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+                // SAFETY: changes nothing, and writes to the action.
                 unsafe { libc::sigaction(libc::SIGUSR1, std::ptr::null(), &raw mut action) };
                 text(i64::try_from(action.sa_sigaction).unwrap())
             }
             b'b' => {
+                // SAFETY: of numbers.
                 let mut mask: libc::sigset_t = unsafe { std::mem::zeroed() };
+                // SAFETY: changes nothing, and writes to the mask.
                 unsafe { libc::sigprocmask(0, std::ptr::null(), &raw mut mask) };
+                // SAFETY: reads the mask.
                 text(i64::from(unsafe { libc::sigismember(&raw const mask, libc::SIGUSR2) }))
             }
             // How much of a second's processor time it gets.
@@ -248,6 +267,7 @@ fn a_killed_sleeper_is_noticed_at_once() {
 /// Forks a child that runs `work`, is then killed, and tells a number through a pipe first.
 fn killed_main(work: impl FnOnce() -> Vec<i64>) -> Vec<i64> {
     let (read, write) = rustix::pipe::pipe().unwrap();
+    // SAFETY: the process has one thread, so the child finds no lock held.
     match unsafe { libc::fork() } {
         0 => {
             drop(read);
@@ -259,6 +279,7 @@ fn killed_main(work: impl FnOnce() -> Vec<i64>) -> Vec<i64> {
         child => {
             drop(write);
             let mut status = 0;
+            // SAFETY: writes to the status.
             unsafe { libc::waitpid(child, &raw mut status, 0) };
             let mut buffer = [0; 200];
             let len = rustix::io::read(&read, &mut buffer).unwrap();
@@ -338,6 +359,7 @@ fn instances_are_children_of_main() {
         assert!(!std::path::Path::new(&format!("/proc/{}", pid.as_raw_pid())).exists(), "reaped");
     }
     let mut status = 0;
+    // SAFETY: writes to the status.
     assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, 0) }, -1, "no child is left");
 }
 
@@ -352,6 +374,7 @@ fn a_dead_spare_is_told() {
 fn no_more_processes_is_told() {
     // Root is exempt from RLIMIT_NPROC, nobody is not.
     let nobody = 65_534;
+    // SAFETY: takes numbers; the process is this case's own.
     if unsafe { libc::setresuid(nobody, nobody, nobody) } != 0 {
         orrery_testing::skipped!("not run as root");
         return;
@@ -430,6 +453,7 @@ fn falls_back() {
 }
 
 fn a_read_only_control_group_tree_falls_back() {
+    // SAFETY: the process is this case's own, and the strings end with a zero.
     let private = unsafe {
         libc::unshare(libc::CLONE_NEWNS) == 0
             && libc::mount(
@@ -448,6 +472,7 @@ fn a_read_only_control_group_tree_falls_back() {
     for line in mounts.lines().filter(|line| line.contains(" cgroup")) {
         let place = std::ffi::CString::new(line.split(' ').nth(1).unwrap()).unwrap();
         let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY;
+        // SAFETY: the name ends with a zero; mounts are this process' own.
         let done = unsafe {
             libc::mount(std::ptr::null(), place.as_ptr(), std::ptr::null(), flags, std::ptr::null())
         };
@@ -458,6 +483,7 @@ fn a_read_only_control_group_tree_falls_back() {
 
 fn without_privilege_process_limits_stand_in() {
     let nobody = 65_534;
+    // SAFETY: takes numbers; the process is this case's own.
     if unsafe { libc::setresuid(nobody, nobody, nobody) } != 0 {
         orrery_testing::skipped!("not run as root");
         return;
@@ -513,6 +539,7 @@ fn impossible_settings_name_the_step() {
         let error = Echo::start(&settings).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("choose its CPUs"), "{error}");
         let mut status = 0;
+        // SAFETY: writes to the status.
         assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, 0) }, -1, "no child is left");
     }
 }
@@ -530,6 +557,7 @@ fn descriptors_are_closed() {
 
 fn signals_are_fresh() {
     extern "C" fn handler(_: i32) {}
+    // SAFETY: the handler does nothing, and the mask is one of numbers that both calls have to themselves.
     unsafe {
         libc::signal(libc::SIGUSR1, handler as *const () as usize);
         let mut mask: libc::sigset_t = std::mem::zeroed();
@@ -568,13 +596,16 @@ fn dropping_leaves_no_process_and_no_group() {
 
 fn a_forked_child_of_main_harms_nothing() {
     let mut echo = Echo::start(&restartable()).unwrap();
+    // SAFETY: the process has one thread, so the child finds no lock held.
     match unsafe { libc::fork() } {
         0 => {
             drop(echo);
+            // SAFETY: ends the child.
             unsafe { libc::_exit(0) }
         }
         pid => {
             let mut status = 0;
+            // SAFETY: writes to the status.
             unsafe { libc::waitpid(pid, &raw mut status, 0) };
             assert_eq!(status, 0);
         }
@@ -595,6 +626,7 @@ fn without(calls: &[libc::c_long]) -> bool {
     program.push(step(give, 0, 0, libc::SECCOMP_RET_ALLOW));
     let program =
         libc::sock_fprog { len: u16::try_from(program.len()).unwrap(), filter: program.as_mut_ptr() };
+    // SAFETY: the program and its length are those of a vector that lives on; the process is this case's own.
     unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
