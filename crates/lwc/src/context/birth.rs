@@ -364,6 +364,7 @@ fn settle(
     state.forget_strands();
     // Only copies of the root may ask contexts for copies.
     state.door = None;
+    state.knocker.take_if(|_| spec.stays_behind);
     // Our creator's ends are its own, and so is what it says to others. Of its books about those, as little as can be is written to:
     // each page is the creator's until then, and freeing memory writes to all.
     for grant in state.grants.iter().flatten() {

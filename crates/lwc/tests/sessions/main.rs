@@ -15,7 +15,7 @@ mod secret;
 mod server;
 
 orrery_testing::cases![
-    seconds = 60, trackers = &[];
+    seconds = 120, trackers = &[];
     composition::rollback_works_in_a_context,
     composition::rollback_works_in_a_context_of_an_ordinary_user,
     composition::contexts_outlive_rollbacks_of_the_root,
