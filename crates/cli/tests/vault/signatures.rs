@@ -28,7 +28,7 @@ fn only_digests_are_signed() {
             fs::write(&data, vec![7; length]).unwrap();
             for digest in [None, Some("digest:sha256"), Some("digest:sha384")] {
                 let mut arguments = vec!["pkeyutl", "-sign", "-in", &data, "-out", &signature];
-                arguments.extend(digest.iter().flat_map(|digest| ["-pkeyopt", digest]));
+                arguments.extend(digest.iter().flat_map(|digest| ["-pkeyopt", *digest]));
                 let signs = |key: &str, with_vault| {
                     let mut command = house.command("openssl", with_vault);
                     command.args(&arguments).args(["-inkey", key]).output().unwrap().status.success()

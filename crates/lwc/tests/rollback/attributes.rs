@@ -7,6 +7,7 @@ use orrery_lwc::rollback::Outcome;
 use super::common::{give_up, map, rollback};
 
 pub(crate) fn dispositions_and_masks_come_back() {
+    // SAFETY: the handler is a function of that kind, and calls what it may call there.
     unsafe { libc::signal(libc::SIGUSR1, give_up as *const () as usize) };
     let state = || {
         let mut actions = Vec::new();
@@ -22,6 +23,7 @@ pub(crate) fn dispositions_and_masks_come_back() {
     let before = state();
     for _ in 0..3 {
         rollback
+            // SAFETY: takes numbers; what the run does to actions and mask is undone.
             .run(|| unsafe {
                 for signal in 1..=64 {
                     libc::signal(signal, libc::SIG_IGN);
@@ -39,6 +41,7 @@ pub(crate) fn dispositions_and_masks_come_back() {
 pub(crate) fn blocked_signals_do_not_leak() {
     let mut rollback = rollback();
     // Undelivered at the end of the run, any of these would end the process.
+    // SAFETY: takes numbers.
     let outcome = rollback.run(|| unsafe {
         orrery_sys::signals::block_all();
         libc::raise(libc::SIGTERM);
@@ -56,6 +59,7 @@ pub(crate) fn timers_come_back() {
         ids
     };
     let before = list();
+    // SAFETY: reads and writes structures that live; the timer ends with the run.
     let outcome = rollback.run(|| unsafe {
         libc::alarm(1);
         let mut timer = std::ptr::null_mut();
@@ -70,18 +74,23 @@ pub(crate) fn timers_come_back() {
     assert_eq!(list(), before);
     std::thread::sleep(Duration::from_millis(1200));
     // A timer of the program goes on.
+    // SAFETY: takes numbers.
     unsafe { libc::alarm(100) };
+    // SAFETY: takes numbers.
     rollback.run(|| unsafe { drop(Box::new(libc::alarm(0))) }).unwrap();
+    // SAFETY: takes numbers.
     assert!(unsafe { libc::alarm(0) } > 90);
 }
 
 pub(crate) fn directory_umask_and_limits_come_back() {
     let dir = tempfile::tempdir().unwrap();
     std::env::set_current_dir(dir.path()).unwrap();
+    // SAFETY: takes numbers.
     unsafe { libc::umask(0o27) };
     let mut rollback = rollback();
     for _ in 0..3 {
         rollback
+            // SAFETY: takes numbers, and reads a limit that lives.
             .run(|| unsafe {
                 std::env::set_current_dir("/proc").unwrap();
                 libc::umask(0o777);
@@ -91,8 +100,10 @@ pub(crate) fn directory_umask_and_limits_come_back() {
             })
             .unwrap();
         assert_eq!(std::env::current_dir().unwrap(), dir.path().canonicalize().unwrap());
+        // SAFETY: takes numbers.
         assert_eq!(unsafe { libc::umask(0o27) }, 0o27);
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: writes to the limit.
         unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
         assert_eq!(limit.rlim_cur, libc::RLIM_INFINITY);
     }
@@ -103,6 +114,7 @@ pub(crate) fn names_and_priorities_come_back() {
     let name = || std::fs::read_to_string("/proc/self/comm").unwrap();
     let before = name();
     rollback
+        // SAFETY: the name ends with a zero, and numbers are taken otherwise.
         .run(|| unsafe {
             libc::prctl(libc::PR_SET_NAME, c"somebody else".as_ptr());
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGUSR1);
@@ -112,9 +124,12 @@ pub(crate) fn names_and_priorities_come_back() {
         .unwrap();
     assert_eq!(name(), before);
     let mut signal = 0;
+    // SAFETY: writes to the number.
     unsafe { libc::prctl(libc::PR_GET_PDEATHSIG, &raw mut signal) };
     assert_eq!(signal, 0);
+    // SAFETY: takes numbers.
     assert_ne!(unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) }, 123_456);
+    // SAFETY: takes numbers.
     assert_eq!(unsafe { libc::prctl(libc::PR_GET_DUMPABLE) }, 1);
 }
 
@@ -122,6 +137,7 @@ pub(crate) fn floating_point_control_comes_back() {
     let mut rollback = rollback();
     let control = || {
         let (mut x87, mut sse) = (0_u16, 0_u32);
+        // SAFETY: the two instructions write to numbers that are as long as they are.
         unsafe {
             std::arch::asm!("fnstcw [{}]", in(reg) &raw mut x87);
             std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut sse);
@@ -130,6 +146,7 @@ pub(crate) fn floating_point_control_comes_back() {
     };
     let before = control();
     rollback
+        // SAFETY: the two instructions read numbers that are as long as they are; the run's control words are undone.
         .run(|| unsafe {
             let (x87, sse) = (0x0c7f_u16, 0x7f80_u32);
             std::arch::asm!("fldcw [{}]", in(reg) &raw const x87);
@@ -139,12 +156,14 @@ pub(crate) fn floating_point_control_comes_back() {
         .unwrap();
     assert_eq!(control(), before);
     let kept: Vec<f64> = (0..50).map(|n| f64::from(n).sqrt()).collect();
+    // SAFETY: nothing is mapped there: the fault ends the run, as is wanted.
     rollback.run(|| unsafe { std::ptr::null_mut::<f64>().write_volatile(kept[3]) }).unwrap();
     assert!((kept[4] - 2.0).abs() < 1e-12);
 }
 
 pub(crate) fn the_cpu_number_stays_live() {
     let mut rollback = rollback();
+    // SAFETY: the set is one of numbers, for which zero is a value, and is read within its size.
     let pin = |cpu: usize| unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(cpu, &mut set);
@@ -156,6 +175,7 @@ pub(crate) fn the_cpu_number_stays_live() {
     }
     for _ in 0..20 {
         pin(0);
+        // SAFETY: takes nothing.
         assert_eq!(unsafe { libc::sched_getcpu() }, 0);
         rollback
             .run(|| {
@@ -163,8 +183,10 @@ pub(crate) fn the_cpu_number_stays_live() {
             })
             .unwrap();
         let mut cpu = 9_u32;
+        // SAFETY: writes to the number.
         unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, 0, 0) };
         // sched_getcpu reads what the kernel wrote into this process' memory, which must not be an old note.
+        // SAFETY: takes nothing.
         assert_eq!(unsafe { libc::sched_getcpu() }, i32::try_from(cpu).unwrap());
     }
 }

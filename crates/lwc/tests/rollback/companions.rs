@@ -12,6 +12,7 @@ use super::common::{rollback, tell};
 pub(crate) fn children_are_killed() {
     let mut rollback = rollback();
     let (reader, writer) = std::io::pipe().unwrap();
+    // SAFETY: the run has one thread, so the children find no lock held; they call what is async-signal-safe.
     let outcome = rollback.run(|| unsafe {
         // A child, a grandchild in a session of its own whose parent is gone, and one that nobody waited for.
         std::mem::forget(Command::new("sleep").arg("1000").spawn().unwrap());
@@ -33,6 +34,7 @@ pub(crate) fn children_are_killed() {
     // Each of them had the pipe's other end: with the last gone, it is at its end.
     let mut nothing = Vec::new();
     std::io::Read::read_to_end(&mut { reader }, &mut nothing).unwrap();
+    // SAFETY: no status is asked for.
     assert_eq!(unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) }, -1, "no child is left");
 }
 
@@ -43,6 +45,7 @@ pub(crate) fn children_may_be_left() {
         .run(|| tell(&kept, &Command::new("sleep").arg("1000").spawn().unwrap().id().to_string()))
         .unwrap();
     let pid: i32 = std::str::from_utf8(kept.bytes()).unwrap().parse().unwrap();
+    // SAFETY: takes numbers; the process is this case's own.
     unsafe {
         assert_eq!(libc::kill(pid, 0), 0);
         libc::kill(pid, libc::SIGKILL);
@@ -53,6 +56,7 @@ pub(crate) fn children_may_be_left() {
 pub(crate) fn a_forked_child_leaves_normally() {
     let mut rollback = rollback();
     let kept = KeptBuffer::with_capacity(100).unwrap();
+    // SAFETY: the run has one thread, so the child finds no lock held; the status lives.
     let status_of = |child: &dyn Fn()| unsafe {
         let pid = libc::fork();
         if pid == 0 {
@@ -65,6 +69,7 @@ pub(crate) fn a_forked_child_leaves_normally() {
     };
     let outcome = rollback.run(|| {
         let exited = status_of(&|| std::process::exit(5));
+        // SAFETY: nothing is mapped there: the fault ends the child, as is wanted.
         let crashed = status_of(&|| unsafe { std::ptr::null_mut::<u8>().write_volatile(1) });
         let aborted = status_of(&|| std::process::abort());
         tell(
@@ -98,8 +103,10 @@ pub(crate) fn threads_end() {
 }
 
 pub(crate) fn a_deaf_thread_is_fatal() {
+    // SAFETY: the case has one thread, so the child finds no lock held.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
+        // SAFETY: the string ends with a zero; nobody owns descriptor 2.
         unsafe {
             let null = libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY);
             libc::dup2(null, 2);
@@ -111,9 +118,11 @@ pub(crate) fn a_deaf_thread_is_fatal() {
             });
             std::thread::sleep(Duration::from_millis(10));
         });
+        // SAFETY: ends the child.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
+    // SAFETY: writes to the status.
     unsafe { libc::waitpid(pid, &raw mut status, 0) };
     assert_eq!(libc::WEXITSTATUS(status), orrery_lwc::rollback::EXIT_BROKEN);
 }

@@ -14,6 +14,7 @@ pub(crate) fn descriptors_come_back() {
     let before = open_descriptors();
     for _ in 0..3 {
         rollback
+            // SAFETY: what the run closes behind the file's back is open again when it is used; the string ends with a zero.
             .run(|| unsafe {
                 libc::close(file.as_raw_fd());
                 for _ in 0..20 {
@@ -25,6 +26,7 @@ pub(crate) fn descriptors_come_back() {
             })
             .unwrap();
         assert_eq!(open_descriptors(), before);
+        // SAFETY: takes numbers.
         assert_eq!(unsafe { libc::fcntl(1, libc::F_GETFL) } & libc::O_NONBLOCK, 0);
     }
 }
@@ -36,6 +38,7 @@ pub(crate) fn closing_everything_comes_back() {
     let before = open_descriptors();
     for _ in 0..3 {
         rollback
+            // SAFETY: nothing uses a descriptor until all are back.
             .run(|| unsafe { drop(Box::new(libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0))) })
             .unwrap();
         assert_eq!(open_descriptors(), before);
@@ -74,12 +77,15 @@ pub(crate) fn output_stays_written() {
     let path = dir.path().join("output");
     let file = std::fs::File::create(&path).unwrap();
     let mut rollback = rollback();
+    // SAFETY: just made, and nobody else's.
     let saved = unsafe { OwnedFd::from_raw_fd(libc::dup(1)) };
+    // SAFETY: nobody owns descriptor 1.
     unsafe { libc::dup2(file.as_raw_fd(), 1) };
     for number in 0..3 {
         rollback.run(|| println!("closure {number}")).unwrap();
         println!("program {number}");
     }
+    // SAFETY: as above.
     unsafe { libc::dup2(saved.as_raw_fd(), 1) };
     let expected = "closure 0\nprogram 0\nclosure 1\nprogram 1\nclosure 2\nprogram 2\n";
     assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
@@ -91,13 +97,16 @@ pub(crate) fn an_exempt_descriptor_stays() {
     let (reader, writer) = std::io::pipe().unwrap();
     rollback
         .run(|| {
+            // SAFETY: number 300 is nobody's.
             unsafe { libc::dup2(writer.as_raw_fd(), 300) };
         })
         .unwrap();
     drop(writer);
+    // SAFETY: reads one byte that is there.
     assert_eq!(unsafe { libc::write(300, b"x".as_ptr().cast(), 1) }, 1);
     rollback
         .run(|| {
+            // SAFETY: number 300 is this case's own.
             unsafe { libc::close(300) };
         })
         .unwrap();

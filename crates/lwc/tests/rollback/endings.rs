@@ -25,10 +25,12 @@ pub(crate) fn a_panic_ends_a_run() {
 pub(crate) fn exit_ends_a_run() {
     let mut rollback = rollback();
     assert_eq!(rollback.run(|| std::process::exit(7)), Ok(Outcome::Exited(7)));
+    // SAFETY: ends the run, as is wanted.
     assert_eq!(rollback.run(|| unsafe { libc::_exit(8) }), Ok(Outcome::Exited(8)));
     unsafe extern "C" {
         fn quick_exit(status: i32) -> !;
     }
+    // SAFETY: as above, by what the C library registers.
     assert_eq!(rollback.run(|| unsafe { quick_exit(9) }), Ok(Outcome::Exited(9)));
 }
 
@@ -46,6 +48,7 @@ pub(crate) fn exit_of_a_thread_ends_a_run() {
 pub(crate) fn a_null_pointer_ends_a_run() {
     let mut rollback = rollback();
     for address in [0_usize, 8, 0x7000] {
+        // SAFETY: nothing is mapped there, or nothing that may be written: the fault ends the run, as is wanted.
         let outcome = rollback.run(|| unsafe {
             std::ptr::with_exposed_provenance_mut::<u32>(std::hint::black_box(address)).write_volatile(1);
         });
@@ -63,10 +66,12 @@ pub(crate) fn abort_ends_a_run() {
 
 pub(crate) fn a_division_ends_a_run() {
     let mut rollback = rollback();
+    // SAFETY: the fault ends the run, as is wanted.
     let outcome = rollback.run(|| unsafe {
         std::arch::asm!("xor edx, edx", "xor eax, eax", "xor ecx, ecx", "div ecx", out("eax") _, out("ecx") _, out("edx") _);
     });
     assert!(matches!(outcome, Ok(Outcome::Signaled { signal: libc::SIGFPE, .. })));
+    // SAFETY: as above.
     let outcome = rollback.run(|| unsafe { std::arch::asm!("ud2") });
     assert!(matches!(outcome, Ok(Outcome::Signaled { signal: libc::SIGILL, .. })));
 }
@@ -90,6 +95,7 @@ pub(crate) fn an_exhausted_stack_ends_a_run() {
 pub(crate) fn a_fault_of_a_thread_ends_a_run() {
     let mut rollback = rollback();
     let outcome = rollback.run(|| {
+        // SAFETY: nothing is mapped there: the fault ends the run, as is wanted.
         let thread = std::thread::spawn(|| unsafe {
             std::ptr::with_exposed_provenance_mut::<u8>(std::hint::black_box(24)).write_volatile(1);
         });
@@ -148,6 +154,7 @@ pub(crate) fn an_exit_handler_runs_once() {
     let mut rollback = rollback();
     let kept = KeptBuffer::with_capacity(100).unwrap();
     let outcome = rollback.run(|| {
+        // SAFETY: a function of that kind, which lives as long as the program.
         unsafe { libc::atexit(at_exit) };
         tell(&kept, "registered");
         std::process::exit(1);
@@ -157,13 +164,16 @@ pub(crate) fn an_exit_handler_runs_once() {
 }
 
 pub(crate) fn a_signal_handler_may_abandon() {
+    // SAFETY: the handler is a function of that kind, and abandons the run, in which nothing is held.
     unsafe { libc::signal(libc::SIGUSR1, give_up as *const () as usize) };
     let mut rollback = rollback();
     let outcome = rollback.run(|| {
+        // SAFETY: takes numbers.
         unsafe { libc::raise(libc::SIGUSR1) };
         unreachable!();
     });
     assert_eq!(outcome, Ok(Outcome::Abandoned(77)));
     // With nothing running it is a signal like any other.
+    // SAFETY: takes numbers.
     unsafe { libc::raise(libc::SIGUSR1) };
 }

@@ -13,6 +13,7 @@ fn kill_sleepers() {
     for entry in std::fs::read_to_string(format!("/proc/self/task/{me}/children")).unwrap().split_whitespace()
     {
         let pid: i32 = entry.parse().unwrap();
+        // SAFETY: takes numbers, and writes to the structure, for which zero is a value.
         unsafe {
             libc::kill(pid, libc::SIGKILL);
             // Until it is dead, but leaving its body.
@@ -33,6 +34,7 @@ pub(crate) fn a_killed_keeper_is_survived() {
     // A file that only the keeper knew is lost, which is said; the next run has a new keeper.
     let lost = rollback.run(|| {
         kill_sleepers();
+        // SAFETY: nothing uses the file any more; its handle is forgotten.
         unsafe { libc::close(file.as_raw_fd()) };
     });
     assert_eq!(lost, Err(Error::NotUndone(Leftover::Descriptor(file.as_raw_fd()))));
@@ -47,17 +49,23 @@ pub(crate) fn a_killed_holder_is_fatal() {
     }
     let length = 64 << 20;
     let memory = map(length);
+    // SAFETY: within the mapping.
     unsafe { memory.write_bytes(1, length) };
+    // SAFETY: the case has one thread, so the child finds no lock held.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
+        // SAFETY: the string ends with a zero; nobody owns descriptor 2.
         unsafe { libc::dup2(libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY), 2) };
         let _ = rollback().run(|| {
             kill_sleepers();
+            // SAFETY: within the mapping.
             unsafe { memory.write(2) };
         });
+        // SAFETY: ends the child.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
+    // SAFETY: writes to the status.
     unsafe { libc::waitpid(pid, &raw mut status, 0) };
     assert_eq!(libc::WEXITSTATUS(status), orrery_lwc::rollback::EXIT_BROKEN);
 }
@@ -74,6 +82,7 @@ fn forbid(number: i64) {
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let filter = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel copies the filter, which lives.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
@@ -81,6 +90,7 @@ fn forbid(number: i64) {
 }
 
 pub(crate) fn without_userfaultfd_it_compares() {
+    // SAFETY: the case has one thread.
     unsafe { std::env::remove_var("ORRERY_TRACKER") };
     forbid(libc::SYS_userfaultfd);
     let mut rollback = rollback();
@@ -89,12 +99,15 @@ pub(crate) fn without_userfaultfd_it_compares() {
     rollback.run(|| heap.fill(2)).unwrap();
     assert!(heap.iter().all(|&byte| byte == 1));
     let by_name = Rollback::builder().tracker(orrery_memory::tracker::Choice::WpAsync);
+    // SAFETY: the case has one thread, so the child finds no lock held.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let error = by_name.build().map(drop).unwrap_err();
+        // SAFETY: ends the child.
         unsafe { libc::_exit(i32::from(error.to_string().contains("tracker wp_async does not work here"))) };
     }
     let mut status = 0;
+    // SAFETY: writes to the status.
     unsafe { libc::waitpid(pid, &raw mut status, 0) };
     assert_eq!(libc::WEXITSTATUS(status), 1);
 }
@@ -106,11 +119,13 @@ pub(crate) fn without_perf_it_reads_the_layout() {
     let memory = map(1 << 20);
     for _ in 0..3 {
         rollback
+            // SAFETY: within the mappings, of which the first is the run's own; nothing lives in the other.
             .run(|| unsafe {
                 map(1 << 20).write(1);
                 libc::mprotect(memory.cast(), 4096, libc::PROT_NONE);
             })
             .unwrap();
+        // SAFETY: within the mapping, which may be written to again.
         unsafe { memory.write(1) };
     }
 }

@@ -3,7 +3,7 @@
 //! Rollback belongs to one thread of one process, so each case is a process of its own: this program runs itself once for
 //! each case and tracker.
 
-#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
 mod attributes;
 mod common;

@@ -6,6 +6,7 @@ use super::common::{map, maps, rollback};
 
 pub(crate) fn mappings_come_back() {
     let (a, b, c) = (map(64 << 10), map(64 << 10), map(64 << 10));
+    // SAFETY: within the mappings, which are this case's own.
     unsafe {
         a.write_bytes(1, 64 << 10);
         b.write_bytes(2, 64 << 10);
@@ -16,6 +17,7 @@ pub(crate) fn mappings_come_back() {
     let before = maps();
     for _ in 0..3 {
         rollback
+            // SAFETY: within the mappings, in which nothing lives; they are not used in the run after that.
             .run(|| unsafe {
                 let fresh = map(1 << 20);
                 fresh.write_bytes(9, 1 << 20);
@@ -25,6 +27,7 @@ pub(crate) fn mappings_come_back() {
                 libc::mremap(c.cast(), 64 << 10, 256 << 10, libc::MREMAP_MAYMOVE);
             })
             .unwrap();
+        // SAFETY: within the mappings, which are there again.
         unsafe {
             for (pointer, byte) in [(a, 1), (b, 2), (c, 3)] {
                 assert!(std::slice::from_raw_parts(pointer, 64 << 10).iter().all(|&found| found == byte));
@@ -47,10 +50,12 @@ fn total_mapped(maps: &[String]) -> usize {
 
 pub(crate) fn a_replaced_mapping_comes_back() {
     let a = map(64 << 10);
+    // SAFETY: within the mapping.
     unsafe { a.write_bytes(1, 64 << 10) };
     let mut rollback = rollback();
     for _ in 0..3 {
         rollback
+            // SAFETY: nothing lives in the mapping, which is taken away and replaced as a whole.
             .run(|| unsafe {
                 libc::munmap(a.cast(), 64 << 10);
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
@@ -58,23 +63,29 @@ pub(crate) fn a_replaced_mapping_comes_back() {
                 a.write(5);
             })
             .unwrap();
+        // SAFETY: within the mapping, which is there again.
         assert!(unsafe { std::slice::from_raw_parts(a, 64 << 10) }.iter().all(|&byte| byte == 1));
     }
 }
 
 pub(crate) fn the_break_comes_back() {
     let mut rollback = rollback();
+    // SAFETY: takes a number, and moves nothing.
     let before = unsafe { libc::sbrk(0) };
     for step in [1 << 20, 40 << 20] {
         rollback
+            // SAFETY: what is written to was just added, and nobody else adds any meanwhile.
             .run(|| unsafe {
                 libc::sbrk(step);
                 libc::sbrk(0).cast::<u8>().sub(1).write(1);
             })
             .unwrap();
+        // SAFETY: takes a number, and moves nothing.
         assert_eq!(unsafe { libc::sbrk(0) }, before);
     }
+    // SAFETY: nothing lives at the end of it that the rest of the run uses.
     rollback.run(|| unsafe { drop(Box::new(libc::sbrk(-8192))) }).unwrap();
+    // SAFETY: takes a number, and moves nothing.
     assert_eq!(unsafe { libc::sbrk(0) }, before);
     drop(vec![1_u8; 100_000]);
 }
@@ -112,6 +123,7 @@ pub(crate) fn a_loaded_library_goes() {
     rollback.run(|| {}).unwrap();
     for _ in 0..3 {
         let before = total_mapped(&maps());
+        // SAFETY: names end with a zero; what the libraries do at their start harms nobody.
         let outcome = rollback.run(|| unsafe {
             let library = libc::dlopen(c"libm.so.6".as_ptr(), libc::RTLD_NOW);
             let other = libc::dlopen(c"libresolv.so.2".as_ptr(), libc::RTLD_NOW);

@@ -46,10 +46,12 @@ pub(crate) fn what_the_program_does_between_runs_stays() {
 pub(crate) fn dropped_memory_comes_back() {
     let length = 8 << 20;
     let a = map(length);
+    // SAFETY: within the mapping.
     unsafe { a.write_bytes(1, length) };
     // The data of the C library and of this program: private mappings of files.
     let mut rollback = rollback();
     for _ in 0..3 {
+        // SAFETY: nothing lives in the mapping. That the C library loses its data, too, may end the run, and is undone.
         let outcome = rollback.run(|| unsafe {
             libc::madvise(a.cast(), length, libc::MADV_DONTNEED);
             for line in std::fs::read_to_string("/proc/self/maps").unwrap().lines() {
@@ -65,6 +67,7 @@ pub(crate) fn dropped_memory_comes_back() {
         });
         // Without its data the C library may well have crashed.
         assert!(matches!(outcome, Ok(Outcome::Returned | Outcome::Signaled { .. })), "{outcome:?}");
+        // SAFETY: within the mapping.
         assert!(unsafe { std::slice::from_raw_parts(a, length) }.iter().all(|&byte| byte == 1));
         assert_eq!(format!("{:5.2}", std::hint::black_box(1.5)), " 1.50");
     }
@@ -73,6 +76,7 @@ pub(crate) fn dropped_memory_comes_back() {
 pub(crate) fn huge_pages_come_back() {
     let length = 16 << 20;
     let a = map(length);
+    // SAFETY: within the mapping, in which nothing lives.
     unsafe {
         libc::madvise(a.cast(), length, libc::MADV_HUGEPAGE);
         a.write_bytes(1, length);
@@ -80,12 +84,14 @@ pub(crate) fn huge_pages_come_back() {
     let mut rollback = rollback();
     for _ in 0..3 {
         rollback
+            // SAFETY: within the mapping, in which nothing lives.
             .run(|| unsafe {
                 a.add(5 << 20).write(7);
                 a.add(9 << 20).write_bytes(8, 3 << 20);
                 libc::madvise(a.cast(), 4 << 20, libc::MADV_DONTNEED);
             })
             .unwrap();
+        // SAFETY: within the mapping.
         assert!(unsafe { std::slice::from_raw_parts(a, length) }.iter().all(|&byte| byte == 1));
     }
 }
@@ -93,16 +99,19 @@ pub(crate) fn huge_pages_come_back() {
 pub(crate) fn a_large_process_is_held() {
     let length = 400 << 20;
     let memory = map(length);
+    // SAFETY: within the mapping.
     unsafe { memory.write_bytes(1, length) };
     let mut rollback = rollback();
     for round in 0..3_u8 {
         rollback
+            // SAFETY: within the mapping.
             .run(|| unsafe {
                 for page in (0..length).step_by(1 << 20) {
                     memory.add(page + 4096 * round as usize).write(9);
                 }
             })
             .unwrap();
+        // SAFETY: within the mapping.
         assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
     }
     let (statistics, restored) = rollback.statistics().unwrap();
@@ -125,16 +134,19 @@ pub(crate) fn hidden_images_work() {
 pub(crate) fn scattered_pages_come_back() {
     let length = 64 << 20;
     let memory = map(length);
+    // SAFETY: within the mapping.
     unsafe { memory.write_bytes(1, length) };
     let mut rollback = rollback();
     for step in [8192, 12288, 4096] {
         rollback
             .run(|| {
                 for at in (0..length).step_by(step) {
+                    // SAFETY: within the mapping.
                     unsafe { memory.add(at).write(2) };
                 }
             })
             .unwrap();
+        // SAFETY: within the mapping.
         assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
     }
 }
@@ -163,14 +175,17 @@ fn squeeze(bytes: u64) -> Result<impl Drop, String> {
 pub(crate) fn freed_pages_come_back() {
     let length = 32 << 20;
     let memory = map(length);
+    // SAFETY: within the mapping.
     unsafe { memory.write_bytes(1, length) };
     let mut rollback = rollback();
+    // SAFETY: advice about the mapping, in which nothing lives.
     rollback.run(|| assert_eq!(unsafe { libc::madvise(memory.cast(), length, libc::MADV_FREE) }, 0)).unwrap();
     // Pages that are still marked would be taken now.
     match squeeze(256 << 20) {
         Ok(_group) => {
             let pressure = map(400 << 20);
             for at in (0..400 << 20).step_by(4096) {
+                // SAFETY: within the mapping, in which nothing lives.
                 unsafe {
                     pressure.add(at).write(1);
                     if at % (64 << 20) == 0 && at > 0 {
@@ -184,8 +199,10 @@ pub(crate) fn freed_pages_come_back() {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let marked = rollup.lines().find_map(|line| line.strip_prefix("LazyFree:")).unwrap().trim().to_owned();
     assert_eq!(marked, "0 kB");
+    // SAFETY: within the mapping.
     assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
     assert_eq!(rollback.run(|| {}), Ok(Outcome::Returned));
+    // SAFETY: within the mapping.
     assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
 }
 
@@ -206,8 +223,10 @@ pub(crate) fn swapped_pages_come_back() {
     }
     let length = 24 << 20;
     let memory = map(length);
+    // SAFETY: within the mapping.
     unsafe { memory.write_bytes(1, length) };
     let mut rollback = rollback();
+    // SAFETY: advice about the mapping that changes no contents.
     let out = |from: usize, length: usize| unsafe {
         libc::madvise(memory.add(from).cast(), length, libc::MADV_PAGEOUT)
     };
@@ -215,11 +234,13 @@ pub(crate) fn swapped_pages_come_back() {
     // Clean pages go out and come back as they were; dirty ones go out dirty and are put back all the same.
     out(0, 8 << 20);
     let run = rollback.run(|| {
+        // SAFETY: within the mapping.
         unsafe { memory.add(4 << 20).write_bytes(2, 12 << 20) };
         out(4 << 20, 12 << 20);
         out(20 << 20, 2 << 20);
     });
     let swapped = std::fs::read_to_string("/proc/swaps").unwrap();
+    // SAFETY: within the mapping.
     let same = unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1);
     let again = rollback.run(|| {});
     let _ = Command::new("swapoff").arg(&path).status();
@@ -261,6 +282,7 @@ pub(crate) fn merged_pages_come_back() {
     }
     let length = 8 << 20;
     let memory = map(length);
+    // SAFETY: within the mapping; the advice changes no contents.
     unsafe {
         memory.write_bytes(1, length);
         libc::madvise(memory.cast(), length, libc::MADV_MERGEABLE);
@@ -270,9 +292,11 @@ pub(crate) fn merged_pages_come_back() {
         rollback
             .run(|| {
                 std::thread::sleep(Duration::from_millis(60));
+                // SAFETY: within the mapping.
                 unsafe { memory.add(1 << 20).write_bytes(2, 1 << 20) };
             })
             .unwrap();
+        // SAFETY: within the mapping.
         assert!(unsafe { std::slice::from_raw_parts(memory, length) }.iter().all(|&byte| byte == 1));
     }
     println!("merged: {}", std::fs::read_to_string("/sys/kernel/mm/ksm/pages_sharing").unwrap());

@@ -26,15 +26,18 @@ pub(crate) fn another_thread_is_refused() {
 pub(crate) fn a_forked_process_is_refused() {
     let mut rollback = rollback();
     rollback.run(|| {}).unwrap();
+    // SAFETY: the case has one thread, so the child finds no lock held.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         // The old handle does not work; a new one does.
         let refused = matches!(rollback.run(|| {}), Err(Error::OtherProcess { .. }));
         let mut number = 1;
         let works = Rollback::builder().build().unwrap().run(|| number = 2) == Ok(Outcome::Returned);
+        // SAFETY: ends the child.
         unsafe { libc::_exit(i32::from(refused && works && number == 1)) };
     }
     let mut status = 0;
+    // SAFETY: writes to the status.
     unsafe { libc::waitpid(pid, &raw mut status, 0) };
     assert_eq!(libc::WEXITSTATUS(status), 1);
     assert_eq!(rollback.run(|| {}), Ok(Outcome::Returned));
@@ -50,6 +53,7 @@ extern "C" fn try_in_handler(_: i32) {
 
 pub(crate) fn a_signal_handler_is_refused() {
     let _rollback = rollback();
+    // SAFETY: the stack is a mapping of that size and lives on; the handler is a function of that kind.
     unsafe {
         let stack = libc::stack_t { ss_sp: map(1 << 18).cast(), ss_flags: 0, ss_size: 1 << 18 };
         libc::sigaltstack(&raw const stack, std::ptr::null_mut());
@@ -68,7 +72,9 @@ pub(crate) fn kept_memory_stays() {
     rollback.run(|| {}).unwrap();
     rollback.keep_memory(memory.addr() + 4096, 8192).unwrap();
     for round in 1..4_u8 {
+        // SAFETY: within the mapping.
         rollback.run(|| unsafe { memory.write_bytes(round, 64 << 10) }).unwrap();
+        // SAFETY: within the mapping, to which nobody writes while the slice lives.
         let bytes = unsafe { std::slice::from_raw_parts(memory, 64 << 10) };
         assert!(bytes[4096..12288].iter().all(|&byte| byte == round));
         assert!(bytes[..4096].iter().chain(&bytes[12288..]).all(|&byte| byte == 0));
@@ -99,11 +105,13 @@ pub(crate) fn a_full_buffer_says_so() {
 
 pub(crate) fn no_address_space_is_an_error() {
     let limit = libc::rlimit { rlim_cur: 512 << 20, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: reads the limit.
     unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
     let error = Rollback::builder().build().map(drop).unwrap_err();
     assert!(matches!(error, Error::Memory(orrery_memory::Error::AddressSpace { .. })), "{error}");
     // A limit that leaves some room is enough.
     let limit = libc::rlimit { rlim_cur: 8 << 30, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: reads the limit.
     unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
     assert_eq!(rollback().run(|| {}), Ok(Outcome::Returned));
 }
@@ -114,6 +122,7 @@ pub(crate) fn a_full_store_is_an_error() {
     // The images' file may not grow any more.
     let limit = |bytes| {
         let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: reads the limit.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
     };
     limit(4096);
@@ -132,10 +141,12 @@ pub(crate) fn a_full_store_is_an_error() {
 
 pub(crate) fn no_descriptors_is_an_error() {
     let limit = libc::rlimit { rlim_cur: 6, rlim_max: 1024 };
+    // SAFETY: reads the limit.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     let error = Rollback::builder().build().map(drop).unwrap_err();
     assert!(error.to_string().contains("open"), "{error}");
     let limit = libc::rlimit { rlim_cur: 64, rlim_max: 1024 };
+    // SAFETY: reads the limit.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     assert_eq!(rollback().run(|| {}), Ok(Outcome::Returned));
 }

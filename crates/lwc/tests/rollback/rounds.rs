@@ -18,6 +18,7 @@ pub(crate) fn rounds_begin_alike() {
         heap.fill(7);
         local += 1;
         std::mem::forget(std::fs::File::open("/dev/null").unwrap());
+        // SAFETY: takes numbers.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_IGN) };
         std::env::set_current_dir("/").unwrap();
         if rounds.bytes().len() == 1000 {
@@ -40,6 +41,7 @@ pub(crate) fn rounds_end_in_every_way() {
         count.push(&[1]).unwrap();
         match count.bytes().len() {
             1 => std::process::exit(3),
+            // SAFETY: nothing is mapped there: the fault ends the round, as is wanted.
             2 => unsafe { std::ptr::null_mut::<u8>().write_volatile(1) },
             3 => panic!("round three"),
             4 => loop {
@@ -90,6 +92,7 @@ pub(crate) fn runs_leave_nothing_behind() {
             std::mem::forget(hoard);
             if number.is_multiple_of(16) {
                 let fresh = map(1 << 20);
+                // SAFETY: within the mapping.
                 unsafe { fresh.write_bytes(1, 1 << 18) };
                 std::mem::forget(std::fs::File::open("/dev/null").unwrap());
             }
