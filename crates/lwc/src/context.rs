@@ -94,6 +94,7 @@ mod id;
 mod identity;
 mod introduce;
 mod isolate;
+mod lane;
 mod leash;
 mod lending;
 mod link;
@@ -137,6 +138,7 @@ pub const ROOT: RawFd = state::WELL_KNOWN;
 
 use birth::Born;
 pub(crate) use birth::die;
+use lane::Crossed;
 use ranges::pages;
 pub(crate) use turn::after_rollback;
 
@@ -279,7 +281,12 @@ impl Context {
     pub fn switch(self, word: u64, bytes: &[u8]) -> Result<Arrival> {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
-        handover::switch(&mut state, slot, word, bytes, None)
+        match lane::cross(&mut state, slot, word, bytes) {
+            Crossed::Back { caller, word, bytes } => Ok(Arrival { caller, word, bytes, call: None }),
+            Crossed::Out => handover::park(&mut state, Some(slot), None),
+            Crossed::OutForLong => handover::park_asleep(&mut state, slot),
+            Crossed::No => handover::switch(&mut state, slot, word, bytes, None),
+        }
     }
 
     /// The same, but not for longer than `limit`: whoever has control then is killed.
@@ -496,6 +503,7 @@ pub unsafe fn remove_overlay(start: *const u8, length: usize) -> Result<()> {
 }
 
 /// The state of a process that knows contexts.
+#[inline]
 fn held(descriptor: RawFd) -> Result<turn::Held> {
     turn::hold()?.ok_or(Error::NoContext { descriptor })
 }
