@@ -170,14 +170,14 @@ pub(crate) fn limits_apply_to_work_alone() {
     let outcomes = KeptBuffer::with_capacity(4096).unwrap();
     let mut rollback = rollback();
     rollback.set_memory_limit(Some(16 << 20));
-    rollback.set_time_limit(Some(Duration::from_millis(100)));
+    rollback.set_time_limit(Some(Duration::from_millis(500)));
     let last = rollback.serve(
         |last| {
             if let Some(last) = last {
                 tell(&outcomes, &format!("{last:?} "));
             }
             drop(std::hint::black_box(vec![1_u8; 64 << 20]));
-            std::thread::sleep(Duration::from_millis(150));
+            std::thread::sleep(Duration::from_millis(600));
             match outcomes.bytes().iter().filter(|&&byte| byte == b' ').count() {
                 3 => std::ops::ControlFlow::Break(()),
                 round => std::ops::ControlFlow::Continue(round),
