@@ -22,7 +22,8 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
 use orrery_bench::content_store::ContentStore;
 use orrery_bench::copies::{
-    Ksm, Running, Store, anonymous, cached, files_of, forget, plant, planted, processor_time, relocated,
+    Ksm, Running, Store, anonymous, cached, end_with_us, files_of, forget, plant, planted, processor_time,
+    relocated,
 };
 use orrery_bench::film::{FFMPEG, encode};
 use orrery_bench::record::{self, Record};
@@ -263,6 +264,7 @@ struct Series {
 fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
     // For ever.
     command.args(encode("size=320x180:rate=30", &["mpeg4"])).stdin(Stdio::null()).stdout(Stdio::piped());
+    end_with_us(command);
     let mut child = Running(command.spawn().with_context(|| format!("start {command:?}"))?);
     let mut lines = BufReader::new(child.0.stdout.take().context("no output")?).lines();
     let frames = Arc::clone(frames);
