@@ -190,13 +190,14 @@ impl Library {
         let mut table = read(fd, find(entry(RELA)?, size)?, known * ENTRY as u64)?;
         let page = PAGE as u64;
         let until = (dynamic.0 / page * page).min(end);
+        let length = until.checked_sub(start).filter(|length| *length >= WORTH_A_PLACE / 2)?;
         // The first page shows what lies before the segment in the file, too.
-        let data = segments.iter().find(|data| data.find(until.saturating_sub(1), 1).is_some())?;
+        let data = segments.iter().find(|data| data.find(until - 1, 1).is_some())?;
         let before = data.address.saturating_sub(start);
         if data.flags & (WRITABLE | EXECUTABLE) != WRITABLE || before >= page || data.offset < before {
             return None;
         }
-        let offset = if before > 0 { data.offset - before } else { data.find(start, until - start)? };
+        let offset = if before > 0 { data.offset - before } else { data.find(start, length)? };
         let mut count = 0;
         let mut last = start.max(data.address);
         for entry in table.as_chunks::<ENTRY>().0 {
@@ -219,7 +220,6 @@ impl Library {
         {
             return None;
         }
-        let length = until.checked_sub(start).filter(|length| *length >= WORTH_A_PLACE / 2)?;
         (count > 0).then_some(Self { room, start, length, count: count as u64, offset, table })
     }
 
