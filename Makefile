@@ -94,4 +94,6 @@ fmt: bootstrap ## give all sources their shape
 
 clean: ## remove what was built, except the tools of `make docs`
 	rm -rf docs/book
+	@# Objects of a store that was killed while a test or a benchmark ran are immutable.
+	@[ ! -d $(TARGET) ] || chattr -R -f -i $(TARGET) 2>/dev/null || true
 	@[ ! -d $(TARGET) ] || find $(TARGET) -mindepth 1 -maxdepth 1 ! -name tools -exec rm -rf {} +

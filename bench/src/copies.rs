@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -37,6 +38,16 @@ impl Drop for Running {
     }
 }
 
+/// Has a command asked to end when the thread that starts it does, also where that is killed: what a store has made stays otherwise,
+/// and nobody may remove it.
+pub fn end_with_us(command: &mut Command) {
+    let signal = Some(rustix::process::Signal::TERM);
+    // SAFETY: one system call between fork and exec.
+    unsafe {
+        command.pre_exec(move || Ok(rustix::process::set_parent_process_death_signal(signal)?));
+    }
+}
+
 impl Running {
     /// Starts a program and waits until it writes a line that begins with `ready`.
     ///
@@ -44,6 +55,7 @@ impl Running {
     /// Where it cannot be started, or ends without having said so.
     pub fn start(command: &mut Command, ready: &str) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        end_with_us(command);
         let mut child = Self(command.spawn().with_context(|| format!("start {command:?}"))?);
         let mut lines = BufReader::new(child.0.stdout.take().context("no output")?).lines();
         while let Some(line) = lines.next().transpose()? {
@@ -88,6 +100,7 @@ impl Store {
         let mut command = Command::new(machine::program_folder()?.join("orrery"));
         command.args(["orc", "serve", "--directory"]).arg(folder.path()).stdin(Stdio::null());
         command.args(options);
+        end_with_us(&mut command);
         let store = Self { _keeper: Running(command.spawn().context("start the store")?), folder };
         let begin = Instant::now();
         while Client::connect_to(store.folder.path()).is_err() {
@@ -118,10 +131,17 @@ impl Store {
     }
 }
 
-/// KSM at work until this object ends: then it does again what it did before.
+/// KSM at work until this object ends, or a signal ends the program: then it does again what it did before.
 #[derive(Debug)]
-pub struct Ksm {
-    before: Vec<(&'static str, String)>,
+pub struct Ksm(());
+
+/// What is to be set again.
+static BEFORE: Mutex<Vec<(&'static str, String)>> = Mutex::new(Vec::new());
+
+fn set_again() {
+    for (name, value) in BEFORE.lock().unwrap_or_else(PoisonError::into_inner).drain(..).rev() {
+        let _ = fs::write(format!("{KSM}/{name}"), value.trim());
+    }
 }
 
 impl Ksm {
@@ -130,12 +150,20 @@ impl Ksm {
     /// # Errors
     /// [`Skipped`] where the kernel has none, or it is not ours to set.
     pub fn at_work(pages: u32, pause: u32) -> Result<Self> {
+        static LISTEN: Once = Once::new();
+        LISTEN.call_once(|| {
+            // Where something else listens already KSM stays as it is set.
+            let _ = ctrlc::set_handler(|| {
+                set_again();
+                std::process::exit(130);
+            });
+        });
         let wanted = [("pages_to_scan", pages), ("sleep_millisecs", pause), ("run", 1)];
-        let mut this = Self { before: Vec::new() };
+        let this = Self(());
         for (name, value) in wanted {
             let path = format!("{KSM}/{name}");
             let set = fs::read_to_string(&path).and_then(|before| {
-                this.before.push((name, before));
+                BEFORE.lock().unwrap_or_else(PoisonError::into_inner).push((name, before));
                 fs::write(&path, value.to_string())
             });
             set.map_err(|error| Skipped(format!("KSM cannot be set up here: {path}: {error}")))?;
@@ -157,9 +185,7 @@ impl Ksm {
 
 impl Drop for Ksm {
     fn drop(&mut self) {
-        for (name, value) in self.before.iter().rev() {
-            let _ = fs::write(format!("{KSM}/{name}"), value.trim());
-        }
+        set_again();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "auditor",
     "environment",
     "files",
@@ -11,6 +11,7 @@ const SOURCES: [&str; 10] = [
     "line",
     "names",
     "place",
+    "prepared",
     "relocated",
     "segments",
     "start",

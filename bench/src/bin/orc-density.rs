@@ -22,7 +22,8 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
 use orrery_bench::content_store::ContentStore;
 use orrery_bench::copies::{
-    Ksm, Running, Store, anonymous, cached, files_of, forget, plant, planted, processor_time, relocated,
+    Ksm, Running, Store, anonymous, cached, end_with_us, files_of, forget, plant, planted, processor_time,
+    relocated,
 };
 use orrery_bench::film::{FFMPEG, encode};
 use orrery_bench::record::{self, Record};
@@ -33,6 +34,9 @@ const PYTHON: &str = "/usr/bin/python3";
 /// What Python loads, and then waits.
 const WORK: &str = "import ssl, sqlite3, json, ctypes, decimal, hashlib, lzma, bz2\n\
                     print('ready', flush=True)\nimport sys; sys.stdin.read()";
+/// How long a copy may take to start, among all the others.
+const PATIENCE: Duration = Duration::from_secs(600);
+
 /// Memory of N copies from N trees
 #[derive(Parser)]
 struct Arguments {
@@ -263,6 +267,7 @@ struct Series {
 fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
     // For ever.
     command.args(encode("size=320x180:rate=30", &["mpeg4"])).stdin(Stdio::null()).stdout(Stdio::piped());
+    end_with_us(command);
     let mut child = Running(command.spawn().with_context(|| format!("start {command:?}"))?);
     let mut lines = BufReader::new(child.0.stdout.take().context("no output")?).lines();
     let frames = Arc::clone(frames);
@@ -279,7 +284,7 @@ fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
             let _ = ready.send(());
         }
     });
-    wait.recv_timeout(Duration::from_secs(120)).context("ffmpeg encodes nothing")?;
+    wait.recv_timeout(PATIENCE).context("ffmpeg encodes nothing")?;
     Ok(child)
 }
 
@@ -309,20 +314,25 @@ fn watch(trees: &Trees, way: Way, count: usize, seconds: u64) -> Result<Series> 
     Ok(Series { contender: way.name(), copies: count, points })
 }
 
-/// Memory and throughput over time: so many copies, these ways, so many seconds.
-fn over_time(plan: &[(usize, &[Way], u64)], records: &mut Vec<Record>) -> Result<()> {
+/// Memory and throughput over time: so many copies, these ways, so many seconds. Whether all could be watched: one that fails
+/// takes nothing from what the others have shown.
+fn over_time(plan: &[(usize, &[Way], u64)], records: &mut Vec<Record>) -> Result<bool> {
     let most = plan.iter().map(|(count, ..)| *count).max().unwrap_or(1);
     let trees = Trees::new(FFMPEG, most, |command| film(command, &Arc::default()))?;
     let mut table = Table::new();
     table.load_style(NOTHING);
     table.set_header(["COPIES", "WAY", "MEMORY AT FIRST", "AT LAST", "FRAMES/S", "PER S OF CPU"]);
-    let mut all = Vec::new();
+    let (mut all, mut failed) = (Vec::new(), false);
     for &(count, ways, seconds) in plan {
         for &way in ways {
+            eprintln!("ffmpeg: {count} copies, {}", way.name());
             match watch(&trees, way, count, seconds) {
                 Ok(series) => all.push(series),
                 Err(error) if error.is::<Skipped>() => println!("SKIPPED {}: {error}", way.name()),
-                Err(error) => return Err(error.context(way.name())),
+                Err(error) => {
+                    println!("FAILED {count} copies, {}: {error:#}", way.name());
+                    failed = true;
+                }
             }
         }
         let of_count: Vec<_> = all.iter().filter(|series| series.copies == count).collect();
@@ -380,7 +390,7 @@ fn over_time(plan: &[(usize, &[Way], u64)], records: &mut Vec<Record>) -> Result
     }
     fs::write(&path, serde_json::to_string(&all)?).with_context(|| format!("write {}", path.display()))?;
     println!("over time: {}", path.display());
-    Ok(())
+    Ok(!failed)
 }
 
 fn main() -> Result<ExitCode> {
@@ -396,6 +406,7 @@ fn main() -> Result<ExitCode> {
         is_wanted && is_there
     };
     let mut records = Vec::new();
+    let mut whole = true;
     if is_to_run(PYTHON) {
         let mut counts = if quick { vec![16] } else { vec![1, 2, 4, 8, 16, 32] };
         counts.retain(|count| *count <= arguments.most);
@@ -408,13 +419,13 @@ fn main() -> Result<ExitCode> {
             vec![(2, &Way::ALL, 10), (4, &Way::FEW, 10), (32, &Way::FEW, 10), (16, &Way::ALL, 40)]
         };
         plan.retain(|(count, ..)| *count <= arguments.most);
-        over_time(&plan, &mut records)?;
+        whole = over_time(&plan, &mut records)?;
     }
     // What was left out would be missing from the records.
-    if only.is_none() && arguments.most >= 32 {
+    if whole && only.is_none() && arguments.most >= 32 {
         let path = machine::record_file("orc-density")?;
         record::write(&path, &records)?;
         println!("records: {}", path.display());
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

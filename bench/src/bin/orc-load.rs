@@ -2,11 +2,12 @@
 //!
 //! Warm: the store knows the files, and the kernel has them cached where they are not shared. A program that does nothing
 //! shows the fixed cost, real ones (Python with libraries, Redis, nginx, git) what users notice, a dlopen(3) what a library
-//! costs. Cold: the program comes from a tree that nobody has seen, whose files are on disk; the store has the same bytes from
+//! costs. The floor is an auditor of the loader (rtld-audit(7)) that does nothing: less than that no program can start in that is
+//! audited at all. Cold: the program comes from a tree that nobody has seen, whose files are on disk; the store has the same bytes from
 //! another tree.
 
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -30,9 +31,21 @@ const LIBRARIES: &str = "import ssl, sqlite3, json, ctypes, decimal";
 const DLOPEN: &str = "import ctypes, time; begin = time.perf_counter_ns(); \
                       ctypes.CDLL('libcrypto.so.3'); print(time.perf_counter_ns() - begin)";
 
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Plain,
+    Floor,
+    Ours,
+}
+
+/// An auditor that does nothing.
+const IDLE: &str = "unsigned la_version(unsigned version) { return version; }";
+
 /// Starts programs, with a store or without.
 struct Starts {
     store: Option<Store>,
+    /// The auditor that does nothing.
+    idle: Option<PathBuf>,
     /// What Python with its libraries is made of.
     files: Vec<PathBuf>,
     /// For nginx's settings and logs.
@@ -43,24 +56,38 @@ struct Starts {
 const NGINX: &str =
     "error_log stderr; pid FOLDER/pid; events {} http { access_log off; server { listen 127.0.0.1:1; } }";
 
+fn build_idle(folder: &Path) -> Result<PathBuf> {
+    let (source, idle) = (folder.join("idle.c"), folder.join("idle.so"));
+    std::fs::write(&source, IDLE)?;
+    let mut command = Command::new("cc");
+    command.args(["-O2", "-fPIC", "-shared", "-nostdlib", "-o"]).arg(&idle).arg(&source);
+    let status = command.status().map_err(|error| Skipped(format!("there is no compiler: {error}")))?;
+    ensure!(status.success(), "{command:?} failed");
+    Ok(idle)
+}
+
 impl Starts {
-    fn new(sharing: bool) -> Result<Self> {
+    fn new(way: Way) -> Result<Self> {
         let mut command = Command::new(PYTHON);
         command.args(["-c", &format!("{LIBRARIES}; print('ready', flush=True); input()")]);
         let running = Running::start(&mut command, "ready")
             .map_err(|error| Skipped(format!("{PYTHON} cannot load what it should: {error:#}")))?;
         let files = files_of(running.pid())?;
-        let store = if sharing { Some(Store::start(false)?) } else { None };
+        let store = if way == Way::Ours { Some(Store::start(false)?) } else { None };
         let folder = tempfile::tempdir()?;
+        let idle = if way == Way::Floor { Some(build_idle(folder.path())?) } else { None };
         let settings = NGINX.replace("FOLDER", &folder.path().display().to_string());
         std::fs::write(folder.path().join("nginx.conf"), settings)?;
-        Ok(Self { store, files, folder })
+        Ok(Self { store, idle, files, folder })
     }
 
     /// Runs the command; how long that took, and what it said.
     fn timed(&self, command: &mut Command) -> Result<(Duration, String)> {
         if let Some(store) = &self.store {
             store.share(command)?;
+        }
+        if let Some(idle) = &self.idle {
+            command.env("LD_AUDIT", idle).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
         }
         let begin = Instant::now();
         let output = command.stdin(Stdio::null()).output();
@@ -120,8 +147,10 @@ impl Contender for Starts {
 
 fn main() -> Result<ExitCode> {
     let mut bench = Bench::new("orc-load", Arguments::parse().options);
-    let plain = Entry::new("plain", || Starts::new(false));
-    let mut group = Group::new("orc-load", Entry::new("orrery orc run", || Starts::new(true))).against(plain);
+    let entry = |name: &'static str, way| Entry::new(name, move || Starts::new(way));
+    let mut group = Group::new("orc-load", entry("orrery orc run", Way::Ours))
+        .against(entry("plain", Way::Plain))
+        .against(entry("floor", Way::Floor));
     let cases = [
         ("true", "true", Unit::Microseconds),
         ("git", "git --version", Unit::Microseconds),

@@ -3,13 +3,12 @@
 //! Two servers hold the same data, as replicas on one machine do; one is asked, one request at a time. Meanwhile a program starts
 //! and ends all the time, each time from another of some file trees, so that there is always something new to share. Plain: nobody
 //! shares anything. KSM: all these processes' memory is KSM's, which looks at a page every two microseconds. Ours: all of them
-//! share through a store.
+//! share through a store. While one of the three is asked nothing goes on around the others.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -34,6 +33,12 @@ enum Way {
     Ours,
 }
 
+impl Way {
+    fn ksm(self) -> Result<Option<Ksm>> {
+        if self == Self::Ksm { Ksm::at_work(5000, 10).map(Some) } else { Ok(None) }
+    }
+}
+
 const PYTHON: &str = "/usr/bin/python3";
 /// Trees that programs start from, in turn.
 const TREES: usize = 4;
@@ -42,17 +47,55 @@ const PAUSE: Duration = Duration::from_millis(200);
 const KEYS: u64 = 20_000;
 const VALUE: usize = 1024;
 
+/// What the programs around a server are to do.
+#[derive(Clone, Copy, PartialEq)]
+enum Bustle {
+    /// Start no more; none runs.
+    Rest,
+    /// Start one after the other.
+    Go,
+    /// Start no more when the one that runs has ended.
+    Finish,
+    End,
+}
+
+#[derive(Default)]
+struct Signal {
+    state: Mutex<Option<Bustle>>,
+    changed: Condvar,
+}
+
+impl Signal {
+    fn state(&self) -> MutexGuard<'_, Option<Bustle>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, bustle: Bustle) {
+        let mut state = self.state();
+        if *state != Some(Bustle::End) {
+            *state = Some(bustle);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until something else than these is wanted, so long at most; what it is.
+    fn wait(&self, while_in: &[Bustle], most: Duration) -> Bustle {
+        let is_in = |state: &mut Option<Bustle>| while_in.contains(&state.unwrap_or(Bustle::Rest));
+        let waited = self.changed.wait_timeout_while(self.state(), most, is_in);
+        waited.unwrap_or_else(PoisonError::into_inner).0.unwrap_or(Bustle::Rest)
+    }
+}
+
 /// A Redis server under load.
 struct Server {
     way: Way,
     connection: Resp<UnixStream>,
     next: u64,
-    stop: Arc<AtomicBool>,
+    signal: Arc<Signal>,
     /// Starts programs.
     neighbour: Option<JoinHandle<Result<()>>>,
     _servers: Vec<Running>,
     _store: Option<Arc<Store>>,
-    _ksm: Option<Ksm>,
     // Holds the sockets and the trees; removed at the end.
     _folder: TempDir,
 }
@@ -79,7 +122,8 @@ fn set(key: u64) -> String {
 
 impl Server {
     fn new(way: Way) -> Result<Self> {
-        let ksm = if way == Way::Ksm { Some(Ksm::at_work(5000, 10)?) } else { None };
+        // So that it is known at once whether it can be.
+        let ksm = way.ksm()?;
         let store = if way == Way::Ours { Some(Arc::new(Store::start(false)?)) } else { None };
         let folder = tempfile::tempdir_in(machine::program_folder()?)?;
         let mut servers = Vec::new();
@@ -105,68 +149,23 @@ impl Server {
             }
             connections.push(connection);
         }
-        let stop = Arc::new(AtomicBool::new(false));
-        let neighbour = neighbour(way, store.clone(), &folder, Arc::clone(&stop))?;
+        drop(ksm);
+        let signal = Arc::new(Signal::default());
+        let neighbour = neighbour(way, store.clone(), &folder, Arc::clone(&signal))?;
         let connection = connections.swap_remove(0);
         Ok(Self {
             way,
             connection,
             next: 1,
-            stop,
+            signal,
             neighbour: Some(neighbour),
             _servers: servers,
             _store: store,
-            _ksm: ksm,
             _folder: folder,
         })
     }
-}
 
-/// Programs that come and go.
-fn neighbour(
-    way: Way,
-    store: Option<Arc<Store>>,
-    folder: &TempDir,
-    stop: Arc<AtomicBool>,
-) -> Result<JoinHandle<Result<()>>> {
-    let work = "import ssl, sqlite3, json, ctypes, decimal";
-    let mut command = Command::new(PYTHON);
-    command.args(["-c", &format!("{work}; print('ready', flush=True); input()")]);
-    let files = files_of(Running::start(&mut command, "ready")?.pid())?;
-    let trees: Vec<PathBuf> = (0..TREES).map(|tree| folder.path().join(tree.to_string())).collect();
-    let program = std::fs::canonicalize(PYTHON)?;
-    for tree in &trees {
-        plant(tree, &files, None)?;
-    }
-    Ok(std::thread::spawn(move || {
-        for tree in trees.iter().cycle() {
-            if stop.load(Ordering::Relaxed) {
-                return Ok(());
-            }
-            let mut command = Command::new(planted(tree, &program));
-            command.args(["-c", work]).stdin(Stdio::null()).env("LD_LIBRARY_PATH", tree);
-            command.env("PYTHONPATH", tree).env("PYTHONHOME", "/usr");
-            prepare(way, store.as_deref(), &mut command)?;
-            ensure!(command.status()?.success(), "a program failed");
-            std::thread::sleep(PAUSE);
-        }
-        Ok(())
-    }))
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(neighbour) = self.neighbour.take() {
-            let _ = neighbour.join();
-        }
-    }
-}
-
-impl Contender for Server {
-    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        let alive = self.neighbour.as_ref().is_some_and(|neighbour| !neighbour.is_finished());
-        ensure!(alive, "the programs around it have stopped");
+    fn ask(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let mut latencies = Vec::new();
         for _ in 0..iterations {
             // Keys in an order that looks random.
@@ -181,8 +180,66 @@ impl Contender for Server {
             latencies.push(begin.elapsed());
             ensure!(!answer.starts_with('-') && answer != "$-1", "Redis says no: {answer}");
         }
-        ensure!(self.way != Way::Ours || self._store.is_some(), "there is no store");
         Ok(Sample { iterations, elapsed: latencies.iter().sum(), latencies })
+    }
+}
+
+/// Programs that come and go.
+fn neighbour(
+    way: Way,
+    store: Option<Arc<Store>>,
+    folder: &TempDir,
+    signal: Arc<Signal>,
+) -> Result<JoinHandle<Result<()>>> {
+    let work = "import ssl, sqlite3, json, ctypes, decimal";
+    let mut command = Command::new(PYTHON);
+    command.args(["-c", &format!("{work}; print('ready', flush=True); input()")]);
+    let files = files_of(Running::start(&mut command, "ready")?.pid())?;
+    let trees: Vec<PathBuf> = (0..TREES).map(|tree| folder.path().join(tree.to_string())).collect();
+    let program = std::fs::canonicalize(PYTHON)?;
+    for tree in &trees {
+        plant(tree, &files, None)?;
+    }
+    Ok(std::thread::spawn(move || {
+        for tree in trees.iter().cycle() {
+            if signal.wait(&[Bustle::Rest], Duration::MAX) == Bustle::End {
+                return Ok(());
+            }
+            let mut command = Command::new(planted(tree, &program));
+            command.args(["-c", work]).stdin(Stdio::null()).env("LD_LIBRARY_PATH", tree);
+            command.env("PYTHONPATH", tree).env("PYTHONHOME", "/usr");
+            prepare(way, store.as_deref(), &mut command)?;
+            ensure!(command.status()?.success(), "a program failed");
+            if signal.wait(&[Bustle::Go], PAUSE) == Bustle::Finish {
+                signal.set(Bustle::Rest);
+            }
+        }
+        Ok(())
+    }))
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.signal.set(Bustle::End);
+        if let Some(neighbour) = self.neighbour.take() {
+            let _ = neighbour.join();
+        }
+    }
+}
+
+impl Contender for Server {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        let alive = self.neighbour.as_ref().is_some_and(|neighbour| !neighbour.is_finished());
+        ensure!(alive, "the programs around it have stopped");
+        let ksm = self.way.ksm()?;
+        self.signal.set(Bustle::Go);
+        let sample = self.ask(work, iterations);
+        self.signal.set(Bustle::Finish);
+        // The others are to be measured in peace.
+        let left = self.signal.wait(&[Bustle::Finish], Duration::from_secs(60));
+        drop(ksm);
+        ensure!(left == Bustle::Rest, "the programs around it do not end");
+        sample
     }
 }
 

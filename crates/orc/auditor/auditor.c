@@ -81,6 +81,7 @@ EXPORT void la_activity(uintptr_t *cookie, unsigned int flag) {
         if (has_relocated)
             share_relocated();
     }
+    done_looking();
     if (is_done) {
         finish_names();
         end_work();

@@ -16,6 +16,10 @@
 #define MOST_SEGMENTS 12
 /* Bytes from which on one does not gather more before one asks: a store that has to read them needs its time. */
 #define ENOUGH (16UL << 20)
+/* Bytes behind the segments that are had with them: the table of sections is there, without which tools find no symbols. */
+#define MORE (64UL << 10)
+/* Runs of pages up to so many bytes are mapped at once; of longer ones only what is needed is to be in memory. */
+#define SHORT (256UL << 10)
 /* How often a busy store is asked, in pauses from 2 ms that double. */
 #define ATTEMPTS 7
 
@@ -87,6 +91,8 @@ static int gather(struct file *file, const struct opened *object) {
         if (inode && at.inode != inode)
             break;
         inode = at.inode;
+        if (!is_it && at.start > object->inside)
+            break; /* The kernel's own library has no file: this is another. */
         is_it |= at.start <= object->inside && object->inside < at.end;
         if (at.shared || !at.readable || file->segment_count == MOST_SEGMENTS)
             continue;
@@ -101,8 +107,12 @@ static int gather(struct file *file, const struct opened *object) {
         file->segments[file->segment_count++] = at;
     }
     /* The kernel's own has no file. */
-    return is_it && file->segment_count > 0 &&
-           (file->fd = open_mapped(object->name, inode, &file->found)) >= 0;
+    if (!is_it || !file->segment_count || (file->fd = open_mapped(object->name, inode, &file->found)) < 0)
+        return 0;
+    uint64_t size = (uint64_t)file->found.st_size;
+    if (file->end < size && size - file->end <= MORE)
+        file->end = (size + PAGE - 1) & -PAGE;
+    return 1;
 }
 
 /* ---- exchanging ---- */
@@ -112,7 +122,10 @@ static int gather(struct file *file, const struct opened *object) {
 static int exchange_run(const struct mapping *segment, uintptr_t start, uintptr_t end, int fd,
                         uint64_t offset) {
     int protection = PROT_READ | (segment->executable ? PROT_EXEC : 0) | (segment->writable ? PROT_WRITE : 0);
-    long placed = CALL6(SYS_mmap, start, end - start, protection, MAP_PRIVATE | MAP_FIXED, fd, (long)offset);
+    /* The loader's own code is in use, for one: mapping its pages at once spares it the faults. */
+    int at_once = !segment->writable && end - start <= SHORT ? MAP_POPULATE : 0;
+    long placed =
+        CALL6(SYS_mmap, start, end - start, protection, MAP_PRIVATE | MAP_FIXED | at_once, fd, (long)offset);
     return placed == (long)start;
 }
 
@@ -257,5 +270,4 @@ void share_files(void) {
         flush(batch);
         CALL3(SYS_munmap, batch, sizeof *batch, 0);
     }
-    done_looking();
 }

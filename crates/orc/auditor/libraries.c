@@ -78,24 +78,19 @@ static const char *object_path(void) {
     return path;
 }
 
+static long look_up(const char *name, struct stat *found) {
+    return CALL6(SYS_newfstatat, -100 /* AT_FDCWD */, name, found, 0, 0, 0);
+}
+
 const char *find_library(const char *name, int is_searched) {
     struct stat found;
-    /* Opening is what the loader does, too; what follows a filter may not expect. */
-    int fd = open_file(name);
-    if (fd < 0)
+    if (!may_share())
         return name;
-    if (!may_share()) {
-        close_file(fd);
-        return name;
-    }
     settle();
-    if (CALL3(SYS_fstat, fd, &found, 0) < 0) {
-        close_file(fd);
+    if (look_up(name, &found) < 0)
         return name;
-    }
     struct library *known = find(found.st_dev, found.st_ino);
     if (known) {
-        close_file(fd);
         if (!known->object)
             return name;
         /* It is mapped here, and so keeps its name. */
@@ -103,10 +98,8 @@ const char *find_library(const char *name, int is_searched) {
         close_object();
         return inode == known->object ? object_name() : name;
     }
-    if (count == MOST_LIBRARIES) {
-        close_file(fd);
+    if (count == MOST_LIBRARIES)
         return name;
-    }
     struct library *fresh = &libraries[count++];
     uint64_t inode = 0;
     fresh->object = 0;
@@ -122,8 +115,11 @@ const char *find_library(const char *name, int is_searched) {
     fresh->inode = found.st_ino;
     fresh->object = inode;
     fresh->map = NULL;
-    prepare_place(inode ? object : fd, (uint64_t)found.st_size);
-    close_file(fd);
+    int fd = inode ? object : open_file(name);
+    if (fd >= 0)
+        prepare_place(fd, (uint64_t)found.st_size);
+    if (!inode)
+        close_file(fd);
     return inode ? object_path() : name;
 }
 
@@ -136,8 +132,10 @@ int note_library(const struct link_map *map) {
         libraries[count - 1].map = map;
         is_object = libraries[count - 1].object != 0;
         is_pending = 0;
+        if (is_object)
+            use_prepared(map, &libraries[count - 1].entry);
     } else if (map->l_name && map->l_name[0] == '/' && count < MOST_LIBRARIES &&
-               CALL6(SYS_newfstatat, -100 /* AT_FDCWD */, map->l_name, &found, 0, 0, 0) == 0) {
+               look_up(map->l_name, &found) == 0) {
         /* The loader itself. */
         struct library *loader = &libraries[count++];
         loader->device = found.st_dev;

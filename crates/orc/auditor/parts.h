@@ -109,7 +109,7 @@ int is_sealed(int fd, uint64_t end, uint64_t *inode);
 /* ---- names.c: what is known without asking ---- */
 
 #define KEY_WORDS 8
-enum { KEY_FILE = 1, KEY_PLACE = 2, KEY_RELOCATED = 3 };
+enum { KEY_FILE = 1, KEY_PLACE = 2, KEY_RELOCATED = 3, KEY_PREPARED = 4 };
 
 #define LOADABLE 2u
 
@@ -155,7 +155,7 @@ struct mapping {
     int writable, executable, readable, shared;
 };
 
-/* Gets ready to be asked; whether that is possible. `done_looking` ends it. */
+/* Gets ready to be asked, if it is not yet; whether that is possible. `done_looking` ends it. */
 int start_looking(void);
 void done_looking(void);
 /* The first mapping of a file that ends behind `address`; whether there is one. */
@@ -184,6 +184,8 @@ struct placed {
     struct name name;
     uintptr_t start;
     size_t length;
+    /* Whether the loader found its data prepared. */
+    int is_prepared;
 };
 
 /* The loader is about to map this file, of so many bytes: sees to it that it is mapped where the book says. */
@@ -196,6 +198,15 @@ void note_closed(uintptr_t base);
 size_t placed_count(void);
 struct placed *placed_at(size_t index);
 void forget_placed(size_t index);
+
+/* ---- prepared.c: relocated data that the store has made before ---- */
+
+/* A library was mapped from this object, and is not relocated yet: puts the data that were prepared for its place over those of the
+   object, if it has them, and has the loader leave out what is done by that. */
+void use_prepared(const struct link_map *map, const struct entry *object);
+/* What was prepared for a library's place; a descriptor, and how many bytes it has, or -1. `tag` is that of the library's
+   object, or 0 for any. */
+int open_prepared(const struct placed *place, uint64_t tag, struct entry *entry);
 
 /* ---- relocated.c: relocated data by shared objects ---- */
 

@@ -307,6 +307,7 @@ void prepare_place(int fd, uint64_t size) {
                 {library.key, start, library.relocated, library.relocated_length},
                 start + library.relocated,
                 library.relocated_length,
+                0,
             };
             if (!make_hole(fd, start, library.length))
                 close_hole();

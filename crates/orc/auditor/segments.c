@@ -47,8 +47,10 @@ static struct page_region runs[MOST_RUNS];
 static size_t run_count;
 
 int start_looking(void) {
-    maps = open_file("/proc/self/maps");
-    pagemap = open_file("/proc/self/pagemap");
+    if (maps < 0)
+        maps = open_file("/proc/self/maps");
+    if (pagemap < 0)
+        pagemap = open_file("/proc/self/pagemap");
     if (maps >= 0 && pagemap >= 0)
         return 1;
     done_looking();
@@ -192,6 +194,8 @@ void look_at(uintptr_t start, uintptr_t end) {
 }
 
 struct range own_pages(uintptr_t start, uintptr_t end) {
+    if (start >= end)
+        return (struct range){end, end};
     if (start < looked_at.start || start >= looked_at.end)
         look_at(start, end);
     for (size_t i = 0; i < run_count; i++)

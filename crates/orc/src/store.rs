@@ -19,6 +19,7 @@ mod index;
 mod keeper;
 mod object;
 mod pack;
+mod prepared;
 mod realm;
 mod records;
 mod report;
@@ -52,15 +53,12 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
     let tenants = config.tenants.iter().map(|tenant| (&tenant.socket, Some(tenant.name.as_str())));
     let all = std::iter::once((&config.socket, None)).chain(tenants);
     for (number, (path, tenant)) in (0..).zip(all) {
-        let socket::Listening { socket, lock, guard } = socket::listen(path)?;
+        let install = |folder: &Path| crate::auditor::install(folder, &elsewhere(config)).map(drop);
+        let socket::Listening { socket, lock, guard } = socket::listen(path, install)?;
         let value = postcard::to_stdvec(&tenant).map_err(io::Error::other)?;
         records.insert(encode(&records::Key::Listener(number))?, (value, Some(socket)));
         records.insert(encode(&records::Key::Lock(number))?, (Vec::new(), Some(lock)));
         names.push(guard);
-    }
-    let tenants = config.tenants.iter().map(|tenant| &tenant.socket);
-    for folder in std::iter::once(&config.socket).chain(tenants).filter_map(|socket| socket.parent()) {
-        crate::auditor::install(folder, &elsewhere(config))?;
     }
     // What a store that was killed together with its keeper has left.
     shelf::clear(config);

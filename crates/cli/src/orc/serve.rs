@@ -2,6 +2,7 @@
 
 use std::io::PipeReader;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
@@ -156,6 +157,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         std::fs::File::options()
             .append(true)
             .create(true)
+            .mode(0o600)
             .open(log)
             .with_context(|| format!("open the log {}", log.display()))?;
     }

@@ -1,4 +1,4 @@
-//! Debuggers and crash reports of programs that share: functions, lines and breakpoints are found as ever.
+//! Debuggers, profilers and crash reports of programs that share: functions, lines and breakpoints are found as ever.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -113,5 +113,58 @@ fn breakpoints_are_met_wherever_they_were_set() {
         assert!(said.contains("Breakpoint 2, innermost (number=40)"), "{said}");
         assert!(said.contains("in answer (number=40)"), "{said}");
         assert!(said.contains("orc:libdeep.so") && said.contains("orc:deep"), "it shares: {said}");
+    }
+}
+
+/// What perf says of a program that spends its time in a function of a library, where it can be had.
+fn profile(workshop: &Workshop, variables: &[(String, String)], program: &Path) -> Option<String> {
+    let data = workshop.path("perf.data");
+    let mut command = Command::new("timeout");
+    command.args(["60", "perf", "record", "-q", "-e", "cpu-clock", "-o"]).arg(&data).arg("--").arg("env");
+    command.args(variables.iter().map(|(name, value)| format!("{name}={value}"))).arg(program);
+    let output = command.env_remove("LD_AUDIT").output().unwrap();
+    if !output.status.success() {
+        orrery_testing::skipped!("perf cannot record: {}", String::from_utf8_lossy(&output.stderr));
+        return None;
+    }
+    let mut command = Command::new("timeout");
+    command.args(["60", "perf", "report", "--stdio", "--sort", "dso,symbol", "-i"]).arg(&data);
+    let output = command.env("DEBUGINFOD_URLS", "").output().unwrap();
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn profiles_tell_functions_in_objects() {
+    if Command::new("perf").arg("--version").output().is_err() {
+        orrery_testing::skipped!("there is no perf");
+        return;
+    }
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let _ = store.client();
+    // A second of work, most of it in a function that is told by name only where the table of symbols is found.
+    let library = format!(
+        "{TALK}
+         #include <time.h>
+         const char much[300000] = {{1}};
+         static double passed(clock_t begin) {{ return (double)(clock() - begin) / CLOCKS_PER_SEC; }}
+         int busy(void) {{
+             volatile long sum = 0;
+             for (clock_t begin = clock(); passed(begin) < 0.5;)
+                 for (int i = 0; i < 1000000; i++) sum += i;
+             return sum == 7;
+         }}"
+    );
+    workshop.library("libbusy.so", &library, &[]);
+    let source = "int busy(void); int main(void) { return busy(); }";
+    let program = workshop.program("profiled", source, &["-L$LIB", "-lbusy", "-Wl,-rpath,$LIB"]);
+    let variables = variables(&store, &[]);
+    // The second one finds its libraries by name.
+    for round in 0..2 {
+        let Some(said) = profile(&workshop, &variables, &program) else { return };
+        let line = said.lines().find(|line| line.contains("[.] busy "));
+        let Some(line) = line else { panic!("round {round}: {said}") };
+        assert!(line.contains("orc:libbusy.so"), "round {round}: it shares: {said}");
+        let share: f64 = line.trim_start().split('%').next().unwrap().parse().unwrap();
+        assert!(share > 50.0, "round {round}: {said}");
     }
 }

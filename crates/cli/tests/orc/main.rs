@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
 
+mod audit;
 mod containers;
 mod deaths;
 mod debuggers;
@@ -112,6 +113,11 @@ fn start(folder: &Path, options: &[&str]) -> Child {
 fn command(folder: &Path, options: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
     command.args(["orc", "serve", "--directory"]).arg(folder).args(options);
+    let signal = Some(rustix::process::Signal::TERM);
+    let end_with_test = move || Ok(rustix::process::set_parent_process_death_signal(signal)?);
+    // What a store leaves that is killed with its test nobody could remove.
+    // SAFETY: nothing but a system call happens between fork and exec.
+    unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, end_with_test) };
     command
 }
 

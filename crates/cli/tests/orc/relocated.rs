@@ -34,7 +34,8 @@ fn code(pid: u32) -> Option<Line> {
 }
 
 fn relocated(pid: u32) -> Vec<Line> {
-    maps(pid).into_iter().filter(|line| line.name.contains("orc:relocated")).collect()
+    let is_it = |line: &Line| line.name.contains("orc:relocated") || line.name.contains("orc:prepared");
+    maps(pid).into_iter().filter(is_it).collect()
 }
 
 /// Loads the library, and something else, after which what the first was relocated to is shared.
@@ -241,4 +242,86 @@ fn libraries_that_look_alike_are_told_apart_by_their_bytes() {
         assert_eq!(number, expected);
         assert_ne!(place(&guest, "libone.so"), place(&guest, "libtwo.so"));
     }
+}
+
+/// A program that reads all pointers of a library, and calls a function that one of them leads to; each library has a number.
+fn reader(workshop: &Workshop, numbers: &[i32]) -> std::path::PathBuf {
+    for number in numbers {
+        let folder = workshop.path(&number.to_string());
+        fs::create_dir(&folder).unwrap();
+        let source = format!("#include <stdio.h>\n#include <stdlib.h>\n{}\n", alike(*number))
+            + "int (*const outside[])(int) = {abs, putchar};
+               char *const inside[2] = {(char *)length, (char *)table};
+               static int own = 5;
+               int *const writable[600] = {[0 ... 599] = &own};
+               int mixed(void) { return outside[0](-1) + *writable[599] + *inside[0] - 7; }
+               __attribute__((constructor)) static void begin(void) { own = 5; }";
+        let path = workshop.library("libread.so", &source, &["-Wl,--build-id=none", "-Wl,-z,now"]);
+        fs::rename(path, folder.join("libread.so")).unwrap();
+    }
+    let source = format!(
+        "{TALK} int answer(void), mixed(void);
+         int main(void) {{ say(10 * answer() + mixed()); hear(); say(10 * answer() + mixed()); hear(); }}"
+    );
+    let folder = workshop.path(&numbers[0].to_string());
+    let options = ["-L", folder.to_str().unwrap(), "-lread"];
+    workshop.program("reader", &source, &options)
+}
+
+/// The mapping of what the store has prepared, and how many bytes of it are the program's own.
+fn prepared(pid: u32) -> Option<(String, u64)> {
+    let areas = orrery_orc::measure::areas(i32::try_from(pid).unwrap()).unwrap();
+    let area = areas.into_iter().find(|area| area.name.contains("orc:prepared"))?;
+    Some((area.access, area.anonymous))
+}
+
+#[test]
+fn what_was_prepared_is_not_written_again() {
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let _ = store.client();
+    let program = reader(&workshop, &[1]);
+    let start = |variable: (&str, &str)| {
+        let mut command = run(&store, &[program.to_str().unwrap()]);
+        command.env("LD_LIBRARY_PATH", workshop.path("1")).env(variable.0, variable.1);
+        let mut guest = Guest::spawn(command, &workshop);
+        assert_eq!(guest.number(), 10);
+        assert_eq!(guest.go_on(), 10, "and again");
+        guest
+    };
+    // The first program shows the library to the store.
+    let first = start(("FIRST", "1"));
+    let variables =
+        [("FIRST", ""), ("LD_BIND_NOW", "1"), ("ORRERY_ORC_KERNEL", "old"), ("LD_DEBUG", "unused")];
+    for variable in variables {
+        let guest = start(variable);
+        let Some((access, own)) = prepared(guest.pid()) else {
+            panic!("{variable:?}: {:#?}", maps(guest.pid()));
+        };
+        assert!(access == "r--p" && own == 0, "{variable:?}: {access}, {own} bytes are its own");
+        let place = |pid: u32| {
+            maps(pid).into_iter().find(|line| line.access == "r-xp" && line.name.contains("libread"))
+        };
+        assert_eq!(place(guest.pid()), place(first.pid()));
+    }
+    // Without a place there is nothing that was prepared for it.
+    let guest = start(("ORRERY_ORC_PLACES", "none"));
+    assert_eq!(prepared(guest.pid()), None);
+}
+
+#[test]
+fn libraries_that_look_alike_have_their_own_data_prepared() {
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let _ = store.client();
+    let program = reader(&workshop, &[1, 2]);
+    let [one, two] = ["1", "2"].map(|folder| fs::read(workshop.path(folder).join("libread.so")).unwrap());
+    assert!(one.len() == two.len() && one[..2048] == two[..2048] && one != two, "one place for both");
+    let mut had = 0;
+    for number in [1, 2, 1, 2, 2, 1] {
+        let mut command = run(&store, &[program.to_str().unwrap()]);
+        command.env("LD_LIBRARY_PATH", workshop.path(&number.to_string()));
+        let mut guest = Guest::spawn(command, &workshop);
+        assert_eq!(guest.number(), 10 * number);
+        had += i32::from(prepared(guest.pid()).is_some());
+    }
+    assert!(had > 0, "one of them");
 }

@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use super::audit::{Event, now};
 use super::book;
 use super::config::Executables;
 use super::content::{self, Places, Shown};
 use super::huge;
 use super::object::{Memory, Object, copy, may_execute, whole_pages};
 use super::pack::{self, Pack};
+use super::prepared;
 use super::realm::Realm;
 use super::records::ConnectionRecord;
 use super::report;
@@ -70,7 +70,7 @@ pub(super) fn answer(
         Request::Recall(names) => Ok(asking.recall(names)),
         Request::Remember(name) => asking.remember(*name, &descriptors),
     };
-    asking.log(request, result.as_ref().err().copied());
+    asking.log(request, &result);
     result.unwrap_or_else(Answer::from)
 }
 
@@ -299,6 +299,8 @@ impl Asking<'_> {
                 }
                 state.remember(realm, shown.key, id);
                 let object = self.known(&mut state, &shown, executable).ok_or(Refusal::NotFound)?;
+                drop(state);
+                self.prepare(id, &object, &shown);
                 return Ok((object, true));
             }
         }
@@ -319,6 +321,8 @@ impl Asking<'_> {
         }
         state.remember(realm, shown.key, id);
         let object = self.known(&mut state, &shown, executable).ok_or(Refusal::NotFound)?;
+        drop(state);
+        self.prepare(id, &object, &shown);
         if self.server.config.disk.is_some() {
             self.server.trimmer.trim(object.memory.fd.as_fd());
         }
@@ -326,6 +330,27 @@ impl Asking<'_> {
             self.server.collapser.collapse(object.memory.fd.as_fd());
         }
         Ok((object, true))
+    }
+
+    /// Prepares the relocated data of a library that programs load from an object, if it is one. Where that cannot be done the
+    /// loader does it.
+    fn prepare(&self, id: ObjectId, object: &Object, shown: &Shown) -> Option<()> {
+        const LABEL: &str = "orc:prepared";
+        object.memory.path.as_ref().filter(|_| shown.key.in_index().is_some())?;
+        let realm = &self.peer.realm;
+        let fd = object.memory.fd.as_fd();
+        let library = prepared::Library::examine(fd, shown.key.size())?;
+        let place = self.state().place(realm, &library.room).ok()??;
+        let bytes = library.prepare(fd, place)?;
+        let places = Places { disk: None, ..self.places(realm) };
+        let mut draft = places.draft(LABEL, bytes.len()).ok()?;
+        draft.put(0, &bytes).ok()?;
+        let (content, length) = (ObjectId::of(&bytes), bytes.len() as u64);
+        let mut state = self.state();
+        state.keep(realm, (content, LABEL), draft.close(), length, false, self.server.clock()).ok()?;
+        state.publish_prepared(realm, &library, place, (id, content));
+        state.settle();
+        Some(())
     }
 
     /// The object of a piece that was read before, with a hold on it.
@@ -414,11 +439,11 @@ impl Asking<'_> {
         self.hand_out(&mut state, realm, id)
     }
 
-    fn log(&self, request: &Request<'_>, refusal: Option<Refusal>) {
+    fn log(&self, request: &Request<'_>, result: &Result<Answer, Refusal>) {
         if !self.server.audit.is_on() {
             return;
         }
-        let (event, object) = match request {
+        let (event, wanted) = match request {
             Request::Register { expected, .. } => ("register", *expected),
             Request::Request(id) => ("request", Some(*id)),
             Request::Release(id) => ("release", Some(*id)),
@@ -428,17 +453,21 @@ impl Asking<'_> {
             Request::Recall(_) => ("recall", None),
             Request::Remember(_) => ("remember", None),
         };
-        let note = refusal.map(|refusal| refusal.to_string());
-        self.server.audit.write(&Event {
-            time: now(),
-            event,
-            realm: Some(self.peer.realm.to_string()),
-            pid: Some(self.peer.pid),
-            uid: Some(self.peer.uid),
-            object: object.map(|id| id.to_string()),
-            note: note.as_deref(),
-        });
+        let (object, note) = match result.as_ref().map(|answer| &answer.reply) {
+            Ok(Reply::Handle(handle)) => (Some(handle.id), None),
+            Ok(Reply::Pieces(answers)) if event == "files" => (None, refusals(answers)),
+            Ok(_) => (wanted, None),
+            Err(refusal) => (wanted, Some(refusal.to_string())),
+        };
+        self.server.audit.did(self.peer, event, object, note.as_deref());
     }
+}
+
+/// What of several pieces was refused, in words.
+fn refusals(answers: &[PieceAnswer]) -> Option<String> {
+    let refused: Vec<Refusal> = answers.iter().filter_map(|answer| answer.refusal).collect();
+    let first = refused.first()?;
+    Some(format!("{} of {} refused: {first}", refused.len(), answers.len()))
 }
 
 fn is_large_code(piece: &Piece) -> bool {

@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 use super::realm::Realm;
+use super::records::ConnectionRecord;
 use crate::ObjectId;
 
 /// One line.
@@ -17,7 +18,8 @@ use crate::ObjectId;
 pub(super) struct Event<'a> {
     /// Milliseconds since 1970.
     pub(super) time: u64,
-    /// `connect`, `register`, `request`, `release`, `files`, `evict`, `leave`, `refuse`, `restart`, `keeper`.
+    /// `connect`, `register`, `request`, `release`, `files`, `book`, `recall`, `remember`, `report`, `leave`; `evict`, `refuse`,
+    /// `names`, `restart`, `keeper`.
     pub(super) event: &'static str,
     /// The trust domain.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,6 +77,27 @@ impl Audit {
             let object = object.map(|id| id.to_string());
             let note = Some(note).filter(|note| !note.is_empty());
             self.write(&Event { time: now(), event, realm, pid: None, uid: None, object, note });
+        }
+    }
+
+    /// Writes what somebody who is connected did, and what came of it.
+    pub(super) fn did(
+        &self,
+        peer: &ConnectionRecord,
+        event: &'static str,
+        object: Option<ObjectId>,
+        note: Option<&str>,
+    ) {
+        if self.is_on() {
+            self.write(&Event {
+                time: now(),
+                event,
+                realm: Some(peer.realm.to_string()),
+                pid: Some(peer.pid),
+                uid: Some(peer.uid),
+                object: object.map(|id| id.to_string()),
+                note,
+            });
         }
     }
 

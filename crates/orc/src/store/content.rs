@@ -57,7 +57,7 @@ pub(super) struct Places {
 
 impl Places {
     /// Room for `length` bytes.
-    fn draft(&self, label: &str, length: usize) -> Result<Draft, Refusal> {
+    pub(super) fn draft(&self, label: &str, length: usize) -> Result<Draft, Refusal> {
         let named = self.named.as_deref().map(|folder| Draft::named(folder, length));
         if let Some(Ok(draft)) = named {
             return Ok(draft);
@@ -84,6 +84,11 @@ pub(super) struct FileKey {
 }
 
 impl FileKey {
+    /// Bytes of the whole file.
+    pub(super) fn size(&self) -> u64 {
+        self.size.cast_unsigned()
+    }
+
     /// What the file is known by in a realm's index, and how many bytes of it are known; none where they are not the first
     /// ones.
     pub(super) fn in_index(&self) -> Option<(index::Key, u64)> {

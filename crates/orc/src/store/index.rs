@@ -15,6 +15,7 @@
 //! | 1, device, inode, size, time of modification, of change: a file | bytes from its beginning, flags | of the object |
 //! | 2, key: a library | its place | |
 //! | 3, key, address, start, length: a library's relocated data | bytes | of the object |
+//! | 4, key, address, start: the same as [prepared](super::prepared) | bytes, relocations, tag of the library's object | of the object |
 //!
 //! `base` is the folder of the objects, where that is not the index' own. `start` and `end` are those of the places ([`book`](super::book)).
 //! A key is looked for from slot `hash % slots` on until it, or an empty slot, is found. A slot is filled once, its state
@@ -58,6 +59,8 @@ pub(super) const FILE: u64 = 1;
 pub(super) const PLACE: u64 = 2;
 /// The key of a library's relocated data.
 pub(super) const RELOCATED: u64 = 3;
+/// The key of a library's relocated data that the store has prepared.
+pub(super) const PREPARED: u64 = 4;
 
 /// A realm's index.
 #[derive(Debug)]

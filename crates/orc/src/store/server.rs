@@ -242,6 +242,7 @@ impl Server {
             return;
         }
         let (number, connection) = state.connect(socket, ConnectionRecord { realm, uid, pid });
+        self.audit.did(&connection.peer, "connect", None, None);
         if self.arm(connection.socket.as_fd(), number, true).is_err() {
             state.disconnect(number, self.clock());
         }

@@ -29,11 +29,12 @@ impl Drop for Guard {
     }
 }
 
-/// Listens at `path`, where anybody may connect who can reach it; folders that are missing are made.
+/// Listens at `path`, where anybody may connect who can reach it; folders that are missing are made. `furnish` puts into the folder
+/// what has to be there before anybody can connect.
 ///
 /// # Errors
-/// `AddrInUse` where another store listens there; those of bind(2).
-pub(super) fn listen(path: &Path) -> io::Result<Listening> {
+/// `AddrInUse` where another store listens there; those of bind(2) and of `furnish`.
+pub(super) fn listen(path: &Path, furnish: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<Listening> {
     let say = |what: &str, error: io::Error| {
         io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
     };
@@ -61,6 +62,7 @@ pub(super) fn listen(path: &Path) -> io::Result<Listening> {
         }
         Err(TryLockError::Error(error)) => return Err(say("lock", error)),
     }
+    path.parent().map_or(Ok(()), furnish)?;
     // What a store left that was killed together with its keeper.
     let left = fs::symlink_metadata(path).is_ok_and(|found| {
         use std::os::unix::fs::FileTypeExt as _;
@@ -74,12 +76,13 @@ pub(super) fn listen(path: &Path) -> io::Result<Listening> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::bind(&socket, &address)?;
-        rustix::net::listen(&socket, 4096)?;
         Ok(socket)
     };
-    let socket = bind().map_err(|errno| say("listen at", errno.into()))?;
+    let refused = |errno: rustix::io::Errno| say("listen at", errno.into());
+    let socket = bind().map_err(refused)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o666))
         .map_err(|error| say("open to everybody", error))?;
+    rustix::net::listen(&socket, 4096).map_err(refused)?;
     Ok(Listening { socket, lock: lock.into(), guard: Guard { path: path.to_owned() } })
 }
 
@@ -91,13 +94,33 @@ mod tests {
     fn one_store_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/er/socket");
-        let first = listen(&path).unwrap();
-        assert_eq!(listen(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let first = listen(&path, nothing).unwrap();
+        assert_eq!(listen(&path, nothing).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         // The lock outlives the one who made it where somebody else was given it.
         let Listening { lock, .. } = first;
-        assert_eq!(listen(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(listen(&path, nothing).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(lock);
-        listen(&path).unwrap();
+        listen(&path, nothing).unwrap();
+    }
+
+    #[test]
+    fn what_belongs_beside_the_socket_is_there_before_anybody_can_connect() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let furnish = |beside: &Path| {
+            let refused = std::os::unix::net::UnixStream::connect(&path).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::NotFound);
+            fs::write(beside.join("furniture"), "")
+        };
+        let _listening = listen(&path, furnish).unwrap();
+        assert!(folder.path().join("furniture").exists());
+        let other = folder.path().join("other");
+        let failed = listen(&other, |_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
+        assert!(failed.kind() == io::ErrorKind::StorageFull && !other.exists());
+    }
+
+    fn nothing(_: &Path) -> io::Result<()> {
+        Ok(())
     }
 
     #[test]
@@ -105,12 +128,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        drop(listen(&path).unwrap());
+        drop(listen(&path, nothing).unwrap());
         assert!(!path.exists());
         fs::write(&path, "precious").unwrap();
-        assert!(listen(&path).is_err());
+        assert!(listen(&path, nothing).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"precious");
         let long = folder.path().join("x".repeat(200));
-        assert!(listen(&long).unwrap_err().to_string().contains("listen at"));
+        assert!(listen(&long, nothing).unwrap_err().to_string().contains("listen at"));
     }
 }

@@ -18,6 +18,7 @@ use super::index::{self, Key as IndexKey};
 use super::keeper::{Launcher, Message, Part, hear, prepare, tell};
 use super::object::{Memory, Object, exhausted, whole_pages};
 use super::pack::Pack;
+use super::prepared;
 use super::realm::Realm;
 use super::records::{ConnectionRecord, Key, ObjectRecord};
 use super::secret::Secret;
@@ -324,6 +325,7 @@ impl State {
     /// Forgets somebody.
     pub(super) fn disconnect(&mut self, number: Holder, now: u64) {
         if let Some(connection) = self.connections.remove(&number) {
+            self.audit.did(&connection.peer, "leave", None, None);
             self.count(&connection.peer.realm, -1);
             self.table.leave(number, now);
             self.settle();
@@ -525,11 +527,37 @@ impl State {
     /// # Errors
     /// Out of memory or descriptors.
     pub(super) fn book(&mut self, realm: &Realm, room: &Room) -> io::Result<&Book> {
-        if let Some(address) = self.open_book(realm)?.find_place(room) {
+        self.place(realm, room)?;
+        self.open_book(realm).map(|book| &*book)
+    }
+
+    /// The place of a library, if there is any more room in the realm's book.
+    ///
+    /// # Errors
+    /// Out of memory or descriptors.
+    pub(super) fn place(&mut self, realm: &Realm, room: &Room) -> io::Result<Option<u64>> {
+        let place = self.open_book(realm)?.find_place(room);
+        if let Some(address) = place {
             let key = [index::PLACE, room.key, 0, 0, 0, 0, 0, 0];
             self.shelves.enter(realm, &key, [address, 0, 0], None);
         }
-        self.open_book(realm).map(|book| &*book)
+        Ok(place)
+    }
+
+    /// Writes down what the data of a library are as they were prepared for its place: `content`, where the library itself is loaded
+    /// from `object`.
+    pub(super) fn publish_prepared(
+        &mut self,
+        realm: &Realm,
+        library: &prepared::Library,
+        place: u64,
+        (object, content): (ObjectId, ObjectId),
+    ) {
+        let Some(entry) = self.table.of(realm, content) else { return };
+        let memory = Arc::clone(&entry.object.memory);
+        let key = [index::PREPARED, library.room.key, place, library.start, 0, 0, 0, 0];
+        let value = [library.length, library.count, prepared::tag(object)];
+        self.shelves.enter(realm, &key, value, Some(&memory));
     }
 
     /// Writes down what a library's relocated data are.
