@@ -23,6 +23,7 @@ use orrery_executive::board::Unfollowed;
 use orrery_executive::config::{ACTION_FLAGS, Action, Config, RANGES, Range, service};
 
 use crate::archive::Mounted;
+use crate::code::{self, Code};
 use crate::image::Image;
 use crate::policy::Policy;
 use crate::segment::Segment;
@@ -31,6 +32,8 @@ use crate::tracee::{Stop, Tracee, read_memory, write_memory};
 /// How the executive is to behave.
 #[derive(Debug)]
 pub(crate) struct Settings {
+    /// The image's code, where guests may share it.
+    pub(crate) code: Option<Arc<Code>>,
     pub(crate) counted: bool,
     pub(crate) timed: bool,
     pub(crate) patch: bool,
@@ -314,6 +317,7 @@ fn furnish(
         put(offset, &value.to_le_bytes());
     }
     for (offset, flag) in [
+        (offset_of!(Config, shared), settings.code.is_some()),
         (offset_of!(Config, counted), settings.counted),
         (offset_of!(Config, own_counters), may_read_fs()),
         (offset_of!(Config, timed), settings.timed),
@@ -333,12 +337,18 @@ fn furnish(
             put(at + offset, &value.to_le_bytes());
         }
     }
-    write_memory(pid, base, [image.fixed(), &bytes])?;
+    let copied = if settings.code.is_some() { image.shareable() } else { 0 };
+    write_memory(pid, base + copied as u64, [image.fixed().get(copied..).unwrap_or_default(), &bytes])?;
     if !load.table.is_empty() {
         write_memory(pid, base + image.length, [&load.table])?;
     }
-    let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
-    puppet.call(libc::SYS_mprotect, [code, code_length, executable, 0, 0, 0])?;
+    if let Some(shared) = &settings.code {
+        let (id, flags) = (u64::try_from(shared.id()).unwrap_or(0), u64::try_from(code::ATTACH).unwrap_or(0));
+        puppet.call(libc::SYS_shmat, [id, base, flags, 0, 0, 0])?;
+    } else {
+        let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
+        puppet.call(libc::SYS_mprotect, [code, code_length, executable, 0, 0, 0])?;
+    }
     let id = u64::try_from(segment.id()).unwrap_or(0);
     let precise = u64::from(settings.policy.services().sleep.is_some());
     let mut boot = || puppet.run(entries.boot, [id, precise]);

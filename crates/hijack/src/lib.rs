@@ -44,6 +44,7 @@
 
 mod archive;
 pub mod calls;
+mod code;
 mod counts;
 pub mod decode;
 mod error;

@@ -35,7 +35,7 @@ static INTERVAL: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 250_000_0
 ///
 /// # Errors
 /// Where no process could be made.
-pub(crate) fn start(segment: &Arc<Segment>, image: Image, settings: Settings) -> Result<()> {
+pub(crate) fn start(segment: &Arc<Segment>, image: Arc<Image>, settings: Settings) -> Result<()> {
     // SAFETY: the children run nothing of this process but what follows; see `Hijack::start` for threads.
     unsafe {
         let middle = libc::fork();
@@ -97,7 +97,7 @@ fn leave(settings: &Settings) {
 
 struct Steward {
     segment: Arc<Segment>,
-    image: Image,
+    image: Arc<Image>,
     settings: Settings,
 }
 
