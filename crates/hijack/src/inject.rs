@@ -9,10 +9,9 @@
 //! Each stop costs two changes between processes, and each look into `/proc` some microseconds, for every program that is
 //! executed. So there are few of them.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,6 +24,7 @@ use orrery_executive::config::{ACTION_FLAGS, Action, Config, RANGES, Range, serv
 use crate::archive::Mounted;
 use crate::code::{self, Code};
 use crate::image::Image;
+use crate::maps::Maps;
 use crate::policy::Policy;
 use crate::segment::Segment;
 use crate::tracee::{Stop, Tracee, read_memory, write_memory};
@@ -200,18 +200,12 @@ fn find_gadget(puppet: &mut Puppet<'_>, maps: &Maps) -> io::Result<()> {
     static OFFSET: OnceLock<Option<u64>> = OnceLock::new();
     let pid = puppet.tracee.pid();
     if let Some(vdso) = maps.vdso {
-        let is_call = |at: u64| {
-            let mut bytes = [0; SYSCALL.len()];
-            read_memory(pid, at, &mut bytes).is_ok() && bytes == SYSCALL
-        };
         let look = || {
             let mut bytes = vec![0; VDSO_BYTES];
             read_memory(pid, vdso, &mut bytes).ok()?;
             Some(bytes.windows(2).position(|pair| pair == SYSCALL)? as u64)
         };
-        if let Some(offset) = *OFFSET.get_or_init(look)
-            && is_call(vdso + offset)
-        {
+        if let Some(offset) = *OFFSET.get_or_init(look) {
             puppet.gadget = vdso + offset;
             return Ok(());
         }
@@ -317,7 +311,6 @@ fn furnish(
         put(offset, &value.to_le_bytes());
     }
     for (offset, flag) in [
-        (offset_of!(Config, shared), settings.code.is_some()),
         (offset_of!(Config, counted), settings.counted),
         (offset_of!(Config, own_counters), may_read_fs()),
         (offset_of!(Config, timed), settings.timed),
@@ -371,44 +364,6 @@ fn services(pid: libc::pid_t, settings: &Settings) -> u64 {
     if mapped("uid_map") && mapped("gid_map") { bits } else { bits & !service::USER }
 }
 
-/// What the kernel has mapped: the program, its loader, and what it provides itself.
-struct Maps {
-    /// Code: start, end and file.
-    code: Vec<(u64, u64, String)>,
-    /// Where the vDSO begins.
-    vdso: Option<u64>,
-}
-
-impl Maps {
-    fn of(pid: libc::pid_t) -> io::Result<Self> {
-        /// More than the few mappings of a new program take.
-        const MOST: usize = 16 << 10;
-        let mut bytes = vec![0; MOST];
-        let mut file = File::open(format!("/proc/{pid}/maps"))?;
-        let mut length = 0;
-        loop {
-            match file.read(bytes.get_mut(length..).unwrap_or(&mut []))? {
-                0 => break,
-                read => length += read,
-            }
-        }
-        let text: Cow<'_, str> = String::from_utf8_lossy(bytes.get(..length).unwrap_or(&[]));
-        let vdso = text.lines().find(|line| line.ends_with("[vdso]")).and_then(|line| line.split_once('-'));
-        let vdso = vdso.and_then(|(start, _)| u64::from_str_radix(start, 16).ok());
-        Ok(Self { code: text.lines().filter_map(code_range).collect(), vdso })
-    }
-}
-
-/// Start, end and file of a mapping of code.
-fn code_range(line: &str) -> Option<(u64, u64, String)> {
-    let mut words = line.splitn(6, ' ');
-    let (start, end) = words.next()?.split_once('-')?;
-    let (permissions, inode) = (words.next()?, words.nth(2)?);
-    let file = words.next().unwrap_or("").trim_start();
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    (permissions == "r-xp" && inode != "0").then_some((number(start)?, number(end)?, file.to_owned()))
-}
-
 /// The effective user of a process.
 fn user_of(pid: libc::pid_t) -> io::Result<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -422,21 +377,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_is_told_from_other_mappings() {
-        let line = "7f12-7f34 r-xp 00001000 fe:00 1234                       /usr/bin/x y";
-        assert_eq!(code_range(line), Some((0x7f12, 0x7f34, "/usr/bin/x y".to_owned())));
-        assert_eq!(code_range(&line.replace("r-xp", "rwxp")), None);
-        assert_eq!(code_range("7f12-7f34 r-xp 00000000 00:00 0    [vdso]"), None);
-        assert_eq!(code_range(""), None);
-    }
-
-    #[test]
-    fn this_processs_own_code_and_user_are_found() {
+    fn this_processs_user_is_found() {
         let own = i32::try_from(std::process::id()).unwrap();
-        let maps = Maps::of(own).unwrap();
-        assert!(!maps.code.is_empty());
-        // SAFETY: asks for a number.
-        assert_eq!(maps.vdso, Some(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) }));
         // SAFETY: asks for a number.
         assert_eq!(user_of(own).unwrap(), unsafe { libc::geteuid() });
     }

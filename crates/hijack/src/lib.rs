@@ -52,6 +52,7 @@ mod events;
 mod image;
 mod inject;
 mod launch;
+mod maps;
 mod names;
 pub mod policy;
 mod program;

@@ -49,8 +49,6 @@ pub struct Config {
     pub policy: AtomicU64,
     /// Which services answer calls: a set of [`service`].
     pub services: AtomicU64,
-    /// Whether what precedes the data is a segment that guests share, which nobody can write to.
-    pub shared: AtomicU8,
     /// Whether calls are counted.
     pub counted: AtomicU8,
     /// Whether threads may have counters of their own: programs can read `fs`, and hash it.

@@ -31,8 +31,7 @@ pub(crate) extern "C" fn boot(segment: u64, precise: u64) -> i64 {
         let (image, length) = (config.image.load(Relaxed), config.image_length.load(Relaxed));
         let (code, code_length) = (config.code.load(Relaxed), config.code_length.load(Relaxed));
         let table = config.policy.load(Relaxed);
-        let copied = if config.shared.load(Relaxed) == 0 { code - image } else { 0 };
-        let read_only = [(image, copied), (table, if table == 0 { 0 } else { image + length - table })];
+        let read_only = [(image, code - image), (table, if table == 0 { 0 } else { image + length - table })];
         let mut result = 0;
         for (start, length) in read_only {
             if length != 0 && !failed(result) {
