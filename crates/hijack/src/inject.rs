@@ -1,8 +1,8 @@
 //! Puts an executive under a program that has just been executed.
 //!
 //! The program's thread stands at the end of its `execve`, before its first instruction. It is made to perform two system
-//! calls, with the `syscall` instruction that the kernel's vDSO contains: map room for the image, make its code executable. The
-//! image, its settings and the policy's table are written there at once. Then the thread runs the image's own beginning,
+//! calls, with the `syscall` instruction that the kernel's vDSO contains: map room for the image, attach its code there (see
+//! [`crate::code`]; where that is copied, make it executable). The image's data, its settings and the policy's table are written at once. Then the thread runs the image's own beginning,
 //! which attaches the board, takes SIGSYS and arms dispatch, and tells by a signal when it is done. It has the registers back then
 //! that the kernel gave it.
 //!
