@@ -109,7 +109,7 @@ impl Image {
 
     /// How many of these fill pages that nothing else is in: all of the code.
     pub(crate) fn shareable(&self) -> usize {
-        self.split & !(PAGE as usize - 1)
+        index(PAGE).map_or(0, |page| self.split / page * page)
     }
 
     /// The bytes that are the same wherever the image lies: all of its code.

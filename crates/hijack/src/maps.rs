@@ -27,14 +27,14 @@ impl Maps {
 
     fn asked_for(file: &File) -> io::Result<Self> {
         let mut maps = Self { code: Vec::new(), vdso: None };
-        let mut name = [0; LONGEST_NAME];
+        let mut name = [0; LONGEST_NAME as usize];
         let mut next = 0;
         loop {
             let mut query = Query {
                 size: size_of::<Query>() as u64,
                 flags: EXECUTABLE | COVERING_OR_NEXT,
                 address: next,
-                name_size: LONGEST_NAME as u32,
+                name_size: LONGEST_NAME,
                 name_address: (&raw mut name).expose_provenance() as u64,
                 ..Query::default()
             };
@@ -76,7 +76,7 @@ impl Maps {
 }
 
 const VDSO: &str = "[vdso]";
-const LONGEST_NAME: usize = 4096;
+const LONGEST_NAME: u32 = 4096;
 
 /// `struct procmap_query` of linux/fs.h, as far as it was first published.
 #[repr(C)]
