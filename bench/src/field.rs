@@ -73,12 +73,13 @@ impl<'a> Field<'a> {
         self.seats.iter().any(|seat| seat.name == name && seat.contender.is_some())
     }
 
-    /// Measures one case in about `time`. Gives for each of its quantities and each rival that took part the
-    /// rival's name and the pairs.
+    /// Measures one case in about `time`, and in so many rounds at least. Gives for each of its quantities and each
+    /// rival that took part the rival's name and the pairs.
     pub(crate) fn meet(
         &mut self,
         case: &Case,
         time: Duration,
+        fewest_rounds: usize,
         absences: &mut Absences,
     ) -> Vec<Vec<(&'a str, Vec<Pair>)>> {
         let end = Instant::now() + time;
@@ -88,8 +89,8 @@ impl<'a> Field<'a> {
         for seat in &mut self.seats {
             seat.settle(&case.work, slice).unwrap_or_else(|error| seat.excuse(&what, &error, absences));
         }
-        for round in 0..MOST_ROUNDS {
-            if self.decided() || (round >= FEWEST_ROUNDS && Instant::now() >= end) {
+        for round in 0..MOST_ROUNDS.max(fewest_rounds) {
+            if self.decided() || (round >= fewest_rounds.max(FEWEST_ROUNDS) && Instant::now() >= end) {
                 break;
             }
             for place in order(round, self.seats.len()) {
@@ -251,7 +252,7 @@ mod tests {
         let mut found = Vec::new();
         for work in cases {
             let case = Case::new(*work).quantity(*work, US);
-            for compared in field.meet(&case, Duration::ZERO, &mut absences) {
+            for compared in field.meet(&case, Duration::ZERO, 0, &mut absences) {
                 let name = |rival| puppets.iter().map(|puppet| puppet.0).find(|name| *name == rival).unwrap();
                 found.push(compared.into_iter().map(|(rival, pairs)| (name(rival), pairs)).collect());
             }
@@ -336,7 +337,7 @@ mod tests {
         let rival = Entry::new("rival", || -> Result<Puppet> { bail!("no memory") });
         let mut absences = Absences::default();
         let mut field = Field::start("group", &[&ours, &rival], true, &mut absences);
-        let found = field.meet(&Case::new("w").quantity("w", US), Duration::ZERO, &mut absences);
+        let found = field.meet(&Case::new("w").quantity("w", US), Duration::ZERO, 0, &mut absences);
         assert_eq!(found, [[]]);
         assert!(format!("{absences:?}").contains("group, rival: no memory"), "{absences:?}");
     }

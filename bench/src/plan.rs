@@ -107,12 +107,13 @@ pub struct Case {
     pub(crate) quantities: Vec<(String, Quantity)>,
     pub(crate) quick: bool,
     pub(crate) share: u32,
+    pub(crate) fewest_rounds: usize,
 }
 
 impl Case {
     /// A case that contenders know as `work`; give it at least one [quantity](Self::quantity).
     pub fn new(work: impl Into<String>) -> Self {
-        Self { work: work.into(), quantities: Vec::new(), quick: false, share: 1 }
+        Self { work: work.into(), quantities: Vec::new(), quick: false, share: 1, fewest_rounds: 0 }
     }
 
     /// Also reads `quantity` from the samples, recorded under `name`.
@@ -135,6 +136,13 @@ impl Case {
     #[must_use]
     pub fn share(mut self, share: u32) -> Self {
         self.share = share.max(1);
+        self
+    }
+
+    /// Holds at least so many rounds in all, whatever time that takes: what a promise needs to be judged by.
+    #[must_use]
+    pub fn rounds(mut self, fewest: usize) -> Self {
+        self.fewest_rounds = fewest;
         self
     }
 

@@ -59,7 +59,9 @@ pub(crate) fn hold<'a>(
             {
                 bar.set_message(format!("{}: {}", group.name, case.work));
                 let share = end.saturating_duration_since(Instant::now()) / turns;
-                for (quantity, compared) in field.meet(case, share, absences).into_iter().enumerate() {
+                let rounds = case.fewest_rounds.div_ceil(usize::try_from(sittings)?);
+                for (quantity, compared) in field.meet(case, share, rounds, absences).into_iter().enumerate()
+                {
                     for (name, pairs) in compared {
                         let rival = group.rivals.iter().position(|rival| rival.name == name).unwrap_or(0);
                         found.entry((number, quantity, rival)).or_default().extend(pairs);
@@ -70,7 +72,8 @@ pub(crate) fn hold<'a>(
         lineups.retain(|lineup| lineup.len() > 1 && lineup[0].name == group.ours.name);
         sitting += 1;
         // Where a few rounds of whole programs take longer than they should, fewer sittings have to do.
-        if deadline.saturating_duration_since(Instant::now()) < sat.elapsed() / 2 {
+        let late = deadline.saturating_duration_since(Instant::now()) < sat.elapsed() / 2;
+        if late && group.cases.iter().all(|case| case.fewest_rounds == 0) {
             break;
         }
     }
@@ -185,6 +188,25 @@ mod tests {
         let soon = Instant::now() + Duration::from_millis(100);
         hold(&group, soon, &ProgressBar::hidden(), &mut Absences::default()).unwrap();
         assert_eq!(sittings.get(), 1);
+    }
+
+    #[test]
+    fn a_case_gets_the_rounds_that_it_needs_though_time_is_up() {
+        let slow = || {
+            Entry::new("slow", || {
+                Ok(batched(|_| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    Ok(())
+                }))
+            })
+        };
+        let case = Case::new("w").quantity("c", Quantity::Mean(Unit::Microseconds)).rounds(9);
+        let group = Group::new("g", slow()).against(slow()).case(case);
+        let soon = Instant::now() + Duration::from_millis(10);
+        let found = hold(&group, soon, &ProgressBar::hidden(), &mut Absences::default()).unwrap();
+        let pairs: Vec<_> = found.iter().map(|(.., pairs)| pairs.len()).collect();
+        assert_eq!(pairs.len(), 1);
+        assert!(pairs[0] >= 9, "{pairs:?}");
     }
 
     #[test]

@@ -343,10 +343,12 @@ fn the_executive_defends_itself() {
     let directory = tempfile::tempdir().unwrap();
     let guest = compile(directory.path(), "guest", &[]);
     let output = with(&["run"], &[guest.to_str().unwrap(), "refused"]).output().unwrap();
-    assert_eq!(
-        text(&output.stdout),
-        "dispatch -1 Invalid argument\nunmap -1 Invalid argument\nmap over 0 Invalid argument\n"
-    );
+    let said = text(&output.stdout);
+    let segments = said.strip_prefix("dispatch -1 Invalid argument\n").unwrap();
+    let refused = "unmap -1 Invalid argument\nmap over 0 Invalid argument\n";
+    let count = segments.len() / refused.len();
+    // The board's, and the executive's own where that is shared.
+    assert!(count >= 1 && segments == refused.repeat(count), "{said}");
 }
 
 #[test]

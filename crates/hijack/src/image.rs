@@ -97,11 +97,19 @@ impl Image {
             split,
             bytes,
         };
+        if index(image.code.end)? > image.shareable() {
+            return Err(broken("code and data share a page"));
+        }
         let fits = |at: usize| at + 8 <= image.bytes.len();
         if !image.relative.iter().all(|(at, _)| fits(*at)) || !fits(image.entries + 16) {
             return Err(broken("a relocation lies outside of its data"));
         }
         Ok(image)
+    }
+
+    /// How many of these fill pages that nothing else is in: all of the code.
+    pub(crate) fn shareable(&self) -> usize {
+        index(PAGE).map_or(0, |page| self.split / page * page)
     }
 
     /// The bytes that are the same wherever the image lies: all of its code.
@@ -135,6 +143,9 @@ mod tests {
         let image = Image::embedded().unwrap();
         assert!(image.code.start >= PAGE && image.code.end <= image.length);
         assert!(!image.code.contains(&image.config));
+        // It is written into each program.
+        let written = image.bytes.len() - image.shareable();
+        assert!(written < 16 << 10, "{written} bytes are not zero, and not code");
         let end = index(image.config).unwrap() + 100;
         let (bytes, Entries { handler, restorer, boot }) = image.placed(0x10_0000, end);
         assert!(image.fixed().len() + bytes.len() >= end);

@@ -1,18 +1,17 @@
 //! Puts an executive under a program that has just been executed.
 //!
 //! The program's thread stands at the end of its `execve`, before its first instruction. It is made to perform two system
-//! calls, with the `syscall` instruction that the kernel's vDSO contains: map room for the image, make its code executable. The
-//! image, its settings and the policy's table are written there at once. Then the thread runs the image's own beginning,
+//! calls, with the `syscall` instruction that the kernel's vDSO contains: map room for the image, attach its code there (see
+//! [`crate::code`]; where that is copied, make it executable). The image's data, its settings and the policy's table are written at once. Then the thread runs the image's own beginning,
 //! which attaches the board, takes SIGSYS and arms dispatch, and tells by a signal when it is done. It has the registers back then
 //! that the kernel gave it.
 //!
 //! Each stop costs two changes between processes, and each look into `/proc` some microseconds, for every program that is
 //! executed. So there are few of them.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,7 +22,9 @@ use orrery_executive::board::Unfollowed;
 use orrery_executive::config::{ACTION_FLAGS, Action, Config, RANGES, Range, service};
 
 use crate::archive::Mounted;
+use crate::code::{self, Code};
 use crate::image::Image;
+use crate::maps::Maps;
 use crate::policy::Policy;
 use crate::segment::Segment;
 use crate::tracee::{Stop, Tracee, read_memory, write_memory};
@@ -31,6 +32,8 @@ use crate::tracee::{Stop, Tracee, read_memory, write_memory};
 /// How the executive is to behave.
 #[derive(Debug)]
 pub(crate) struct Settings {
+    /// The image's code, where guests may share it.
+    pub(crate) code: Option<Arc<Code>>,
     pub(crate) counted: bool,
     pub(crate) timed: bool,
     pub(crate) patch: bool,
@@ -197,18 +200,12 @@ fn find_gadget(puppet: &mut Puppet<'_>, maps: &Maps) -> io::Result<()> {
     static OFFSET: OnceLock<Option<u64>> = OnceLock::new();
     let pid = puppet.tracee.pid();
     if let Some(vdso) = maps.vdso {
-        let is_call = |at: u64| {
-            let mut bytes = [0; SYSCALL.len()];
-            read_memory(pid, at, &mut bytes).is_ok() && bytes == SYSCALL
-        };
         let look = || {
             let mut bytes = vec![0; VDSO_BYTES];
             read_memory(pid, vdso, &mut bytes).ok()?;
             Some(bytes.windows(2).position(|pair| pair == SYSCALL)? as u64)
         };
-        if let Some(offset) = *OFFSET.get_or_init(look)
-            && is_call(vdso + offset)
-        {
+        if let Some(offset) = *OFFSET.get_or_init(look) {
             puppet.gadget = vdso + offset;
             return Ok(());
         }
@@ -333,12 +330,18 @@ fn furnish(
             put(at + offset, &value.to_le_bytes());
         }
     }
-    write_memory(pid, base, [image.fixed(), &bytes])?;
+    let copied = if settings.code.is_some() { image.shareable() } else { 0 };
+    write_memory(pid, base + copied as u64, [image.fixed().get(copied..).unwrap_or_default(), &bytes])?;
     if !load.table.is_empty() {
         write_memory(pid, base + image.length, [&load.table])?;
     }
-    let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
-    puppet.call(libc::SYS_mprotect, [code, code_length, executable, 0, 0, 0])?;
+    if let Some(shared) = &settings.code {
+        let (id, flags) = (u64::try_from(shared.id()).unwrap_or(0), u64::try_from(code::ATTACH).unwrap_or(0));
+        puppet.call(libc::SYS_shmat, [id, base, flags, 0, 0, 0])?;
+    } else {
+        let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
+        puppet.call(libc::SYS_mprotect, [code, code_length, executable, 0, 0, 0])?;
+    }
     let id = u64::try_from(segment.id()).unwrap_or(0);
     let precise = u64::from(settings.policy.services().sleep.is_some());
     let mut boot = || puppet.run(entries.boot, [id, precise]);
@@ -361,44 +364,6 @@ fn services(pid: libc::pid_t, settings: &Settings) -> u64 {
     if mapped("uid_map") && mapped("gid_map") { bits } else { bits & !service::USER }
 }
 
-/// What the kernel has mapped: the program, its loader, and what it provides itself.
-struct Maps {
-    /// Code: start, end and file.
-    code: Vec<(u64, u64, String)>,
-    /// Where the vDSO begins.
-    vdso: Option<u64>,
-}
-
-impl Maps {
-    fn of(pid: libc::pid_t) -> io::Result<Self> {
-        /// More than the few mappings of a new program take.
-        const MOST: usize = 16 << 10;
-        let mut bytes = vec![0; MOST];
-        let mut file = File::open(format!("/proc/{pid}/maps"))?;
-        let mut length = 0;
-        loop {
-            match file.read(bytes.get_mut(length..).unwrap_or(&mut []))? {
-                0 => break,
-                read => length += read,
-            }
-        }
-        let text: Cow<'_, str> = String::from_utf8_lossy(bytes.get(..length).unwrap_or(&[]));
-        let vdso = text.lines().find(|line| line.ends_with("[vdso]")).and_then(|line| line.split_once('-'));
-        let vdso = vdso.and_then(|(start, _)| u64::from_str_radix(start, 16).ok());
-        Ok(Self { code: text.lines().filter_map(code_range).collect(), vdso })
-    }
-}
-
-/// Start, end and file of a mapping of code.
-fn code_range(line: &str) -> Option<(u64, u64, String)> {
-    let mut words = line.splitn(6, ' ');
-    let (start, end) = words.next()?.split_once('-')?;
-    let (permissions, inode) = (words.next()?, words.nth(2)?);
-    let file = words.next().unwrap_or("").trim_start();
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    (permissions == "r-xp" && inode != "0").then_some((number(start)?, number(end)?, file.to_owned()))
-}
-
 /// The effective user of a process.
 fn user_of(pid: libc::pid_t) -> io::Result<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -412,21 +377,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_is_told_from_other_mappings() {
-        let line = "7f12-7f34 r-xp 00001000 fe:00 1234                       /usr/bin/x y";
-        assert_eq!(code_range(line), Some((0x7f12, 0x7f34, "/usr/bin/x y".to_owned())));
-        assert_eq!(code_range(&line.replace("r-xp", "rwxp")), None);
-        assert_eq!(code_range("7f12-7f34 r-xp 00000000 00:00 0    [vdso]"), None);
-        assert_eq!(code_range(""), None);
-    }
-
-    #[test]
-    fn this_processs_own_code_and_user_are_found() {
+    fn this_processs_user_is_found() {
         let own = i32::try_from(std::process::id()).unwrap();
-        let maps = Maps::of(own).unwrap();
-        assert!(!maps.code.is_empty());
-        // SAFETY: asks for a number.
-        assert_eq!(maps.vdso, Some(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) }));
         // SAFETY: asks for a number.
         assert_eq!(user_of(own).unwrap(), unsafe { libc::geteuid() });
     }

@@ -13,6 +13,7 @@ use std::sync::{Arc, OnceLock};
 use orrery_executive::board::{ANSWERED, ASKED, CLAIMED, EXEC, EXEC_FAILED, FREE, Request, Unfollowed, YES};
 
 use crate::archive::Mounted;
+use crate::code::Code;
 use crate::counts::Counts;
 use crate::error::{Error, Result};
 use crate::events::Events;
@@ -86,6 +87,8 @@ impl Options {
 #[derive(Debug)]
 pub struct Hijack {
     segment: Arc<Segment>,
+    image: Arc<Image>,
+    code: Option<Arc<Code>>,
     /// What programs see where the kernel has nothing: from when a steward attends.
     mounted: OnceLock<Arc<[Mounted]>>,
 }
@@ -109,7 +112,10 @@ impl Hijack {
     /// As of [`Hijack::start`].
     pub fn prepare() -> Result<Self> {
         check_this_process()?;
-        Ok(Self { segment: Arc::new(Segment::new()?), mounted: OnceLock::new() })
+        let (segment, image) = (Arc::new(Segment::new()?), Arc::new(Image::embedded()?));
+        let shared = image.fixed().get(..image.shareable()).unwrap_or_default();
+        let code = Code::share(shared).map(Arc::new);
+        Ok(Self { segment, image, code, mounted: OnceLock::new() })
     }
 
     /// Starts the steward, as a child of this process which it leaves at once. What confines this process (a filter, a
@@ -118,15 +124,14 @@ impl Hijack {
     /// # Errors
     /// Where no process could be made.
     pub fn attend(&self, options: Options) -> Result<()> {
-        let image = Image::embedded()?;
         let segment = &self.segment;
         let Options { mut counted, timed, patch, threshold, policy } = options;
         counted |= timed;
         let mounted: Arc<[Mounted]> = archive::make_all(&policy.services().mounts)?.into();
         let mounted = Arc::clone(self.mounted.get_or_init(|| mounted));
-        let settings =
-            Settings { counted, timed, patch, threshold, policy, mounted, tables: Tables::default() };
-        steward::start(segment, image, settings)
+        let (code, tables) = (self.code.clone(), Tables::default());
+        let settings = Settings { code, counted, timed, patch, threshold, policy, mounted, tables };
+        steward::start(segment, Arc::clone(&self.image), settings)
     }
 
     /// The process number of the steward, as the shared memory has it, where guests can write.

@@ -44,6 +44,7 @@
 
 mod archive;
 pub mod calls;
+mod code;
 mod counts;
 pub mod decode;
 mod error;
@@ -51,6 +52,7 @@ mod events;
 mod image;
 mod inject;
 mod launch;
+mod maps;
 mod names;
 pub mod policy;
 mod program;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::thread;
+use std::time::Duration;
 
 use orrery_executive::board::{
     ANSWERED, ASKED, Board, CLAIMED, CODE, EXEC, EXEC_FAILED, FREE, Request, SITE, TAKEN, Unfollowed, YES,
@@ -26,16 +27,18 @@ use crate::inject::{Settings, inject};
 use crate::segment::Segment;
 use crate::tracee::{Stop, Tracee, read_memory};
 use crate::window;
-use crew::Crew;
+use crew::{Crew, Work};
 
 /// How often to look whether guests are left.
-static INTERVAL: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+const INTERVAL: Duration = Duration::from_millis(250);
+/// How long threads sleep if nobody rings.
+static NAP: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Starts a steward for a board. Returns when it is ready to be asked: requests that come earlier wait.
 ///
 /// # Errors
 /// Where no process could be made.
-pub(crate) fn start(segment: &Arc<Segment>, image: Image, settings: Settings) -> Result<()> {
+pub(crate) fn start(segment: &Arc<Segment>, image: Arc<Image>, settings: Settings) -> Result<()> {
     // SAFETY: the children run nothing of this process but what follows; see `Hijack::start` for threads.
     unsafe {
         let middle = libc::fork();
@@ -97,7 +100,7 @@ fn leave(settings: &Settings) {
 
 struct Steward {
     segment: Arc<Segment>,
-    image: Image,
+    image: Arc<Image>,
     settings: Settings,
 }
 
@@ -108,31 +111,20 @@ impl Steward {
         board.steward.store(std::process::id(), Release);
         // SAFETY: wakes whoever waits for a steward, on a word that stays.
         unsafe { libc::syscall(libc::SYS_futex, board.steward.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
-        let crew = Crew::new();
-        let follow = |(asked, request): (Asked, &Request)| self.follow(&asked, request);
+        let crew = Crew::new(self);
+        let segment = Arc::clone(&crew.work().segment);
+        let board = segment.board();
         thread::scope(|scope| {
+            crew.hire(scope);
             loop {
-                let rung = board.doorbell.load(Acquire);
-                for request in &board.requests {
-                    if request.state.load(Acquire) != ASKED {
-                        continue;
-                    }
-                    match request.kind.load(Relaxed) {
-                        // Taken: it is not asked any more when the list is next looked through.
-                        EXEC => crew.give(scope, (Asked::take(request), request), &follow),
-                        SITE => answer(request, if judge(board, request) { YES } else { 0 }),
-                        _ => answer(request, 0),
-                    }
+                thread::sleep(INTERVAL);
+                if segment.attached().is_none_or(|attached| attached <= 1) && crew.is_idle() {
+                    break;
                 }
-                if board.doorbell.load(Acquire) == rung {
-                    wait(&board.doorbell, rung);
-                    if self.segment.attached().is_none_or(|attached| attached <= 1) && crew.is_idle() {
-                        break;
-                    }
-                    collect(board);
-                }
+                collect(board);
             }
             crew.dismiss();
+            ring(board);
         });
     }
 
@@ -169,6 +161,36 @@ impl Steward {
     }
 }
 
+impl Work for Steward {
+    /// The index of a request.
+    type Piece = usize;
+
+    fn look(&self) -> Option<usize> {
+        let board = self.segment.board();
+        let rung = board.doorbell.load(Acquire);
+        let take = |request: &Request| {
+            let state = &request.state;
+            state.load(Acquire) == ASKED && state.compare_exchange(ASKED, TAKEN, AcqRel, Relaxed).is_ok()
+        };
+        let found = board.requests.iter().position(take);
+        if found.is_none() {
+            wait(&board.doorbell, rung);
+        }
+        found
+    }
+
+    fn perform(&self, piece: usize) -> bool {
+        let board = self.segment.board();
+        let Some(request) = board.requests.get(piece) else { return true };
+        match request.kind.load(Relaxed) {
+            EXEC => return self.follow(&Asked::read(request), request),
+            SITE => answer(request, if judge(board, request) { YES } else { 0 }),
+            _ => answer(request, 0),
+        }
+        true
+    }
+}
+
 /// What a request for [`EXEC`] says.
 struct Asked {
     thread: libc::pid_t,
@@ -178,17 +200,13 @@ struct Asked {
 }
 
 impl Asked {
-    /// Reads a request, which its place is then not needed for.
-    fn take(request: &Request) -> Self {
-        let asked = Self {
+    fn read(request: &Request) -> Self {
+        Self {
             thread: i32::try_from(request.thread.load(Relaxed)).unwrap_or(0),
             mask: request.mask.load(Relaxed),
             nonce: request.nonce.load(Relaxed),
             nonce_address: request.nonce_address.load(Relaxed),
-        };
-        request.kind.store(0, Relaxed);
-        request.state.store(TAKEN, Release);
-        asked
+        }
     }
 
     fn trace(&self) -> Result<Tracee, Unfollowed> {
@@ -241,10 +259,17 @@ fn answer(request: &Request, answer: u32) {
 }
 
 fn wait(word: &AtomicU32, value: u32) {
-    // SAFETY: the word stays; the interval is read only.
+    // SAFETY: the word stays; the time is read only.
     unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const INTERVAL);
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const NAP);
     }
+}
+
+/// Wakes all threads that sleep until there is something to do.
+fn ring(board: &Board) {
+    board.doorbell.fetch_add(1, AcqRel);
+    // SAFETY: wakes who sleeps on the word.
+    unsafe { libc::syscall(libc::SYS_futex, board.doorbell.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
 /// Gives places back whose threads died between asking and taking the answer.

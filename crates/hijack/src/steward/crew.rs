@@ -1,133 +1,167 @@
-//! Threads that wait for work: making one for each program that is executed would cost as much as all the rest.
+//! Threads that look for work, as many as there is work to do at a time and one more.
 //!
 //! Whoever traces must be one and the same thread from the beginning to the end, and waits for what it traces. So each piece of
-//! work has a thread for itself; when it is done, that waits for the next.
+//! work has a thread for itself: the one that found it. Handing it on to another would cost two changes between threads for every
+//! program that is executed; making one, as much as all the rest. A thread that finds work sees to it that another one looks for
+//! more meanwhile, and looks again when it is done.
 
-use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
 use std::thread::Scope;
 
-/// How many threads may wait: most runs execute one program after the other, few a hundred at once.
-const WAITING: usize = 4;
+/// How many threads may look for work at a time: most runs execute one program after the other, few a hundred at once.
+const LOOKING: usize = 4;
 
-struct State<W> {
-    work: VecDeque<W>,
-    /// Threads that wait, and have not been woken for a piece of work yet.
-    waiting: usize,
-    /// Pieces that were given, and are not done.
-    busy: usize,
-    dismissed: bool,
+/// What there is to do.
+pub(super) trait Work: Sync {
+    /// One thing to do.
+    type Piece;
+
+    /// Takes a piece, which nobody else gets then. Where there is none, sleeps for a while, or until there may be one.
+    fn look(&self) -> Option<Self::Piece>;
+
+    /// Does it. Gives whether the thread can be used again.
+    fn perform(&self, piece: Self::Piece) -> bool;
 }
 
-/// Threads, and what they are to do.
+/// Threads, and what they are at.
 pub(super) struct Crew<W> {
-    state: Mutex<State<W>>,
-    wake: Condvar,
+    work: W,
+    looking: AtomicUsize,
+    busy: AtomicUsize,
+    dismissed: AtomicBool,
 }
 
-impl<W: Send> Crew<W> {
-    pub(super) fn new() -> Self {
-        let state = State { work: VecDeque::new(), waiting: 0, busy: 0, dismissed: false };
-        Self { state: Mutex::new(state), wake: Condvar::new() }
+impl<W: Work> Crew<W> {
+    pub(super) fn new(work: W) -> Self {
+        let none = || AtomicUsize::new(0);
+        Self { work, looking: none(), busy: none(), dismissed: AtomicBool::new(false) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State<W>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn work(&self) -> &W {
+        &self.work
     }
 
-    /// Has a thread do this. `perform` says whether its thread can be used again.
-    pub(super) fn give<'scope, 'env>(
-        &'env self,
-        scope: &'scope Scope<'scope, 'env>,
-        work: W,
-        perform: &'env (impl Fn(W) -> bool + Sync),
-    ) where
-        W: 'env,
-    {
-        let mut state = self.state();
-        state.work.push_back(work);
-        state.busy += 1;
-        if state.waiting > 0 {
-            state.waiting -= 1;
-            self.wake.notify_one();
-        } else {
-            scope.spawn(move || self.attend(perform));
-        }
+    /// Has one more thread look for work.
+    pub(super) fn hire<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        self.looking.fetch_add(1, SeqCst);
+        scope.spawn(move || self.attend(scope));
     }
 
     /// What each thread does.
-    fn attend(&self, perform: &impl Fn(W) -> bool) {
-        let mut state = self.state();
-        while !state.dismissed {
-            if let Some(work) = state.work.pop_front() {
-                drop(state);
-                let usable = perform(work);
-                state = self.state();
-                state.busy -= 1;
-                if !usable || state.waiting >= WAITING {
-                    return;
-                }
-                state.waiting += 1;
+    fn attend<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        while !self.dismissed.load(SeqCst) {
+            let Some(piece) = self.work.look() else { continue };
+            self.busy.fetch_add(1, SeqCst);
+            // Nobody else would notice what there is to do from now on.
+            if self.looking.fetch_sub(1, SeqCst) == 1 {
+                self.hire(scope);
             }
-            // Where work is left, somebody was woken for it, or made.
-            state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let one_more = |looking| (looking < LOOKING).then_some(looking + 1);
+            let stays =
+                self.work.perform(piece) && self.looking.fetch_update(SeqCst, SeqCst, one_more).is_ok();
+            self.busy.fetch_sub(1, SeqCst);
+            if !stays {
+                return;
+            }
         }
     }
 
-    /// Whether nothing is left to do.
+    /// Whether nobody is at work.
     pub(super) fn is_idle(&self) -> bool {
-        self.state().busy == 0
+        self.busy.load(SeqCst) == 0
     }
 
-    /// Sends all threads away.
+    /// Sends all threads away, as soon as they look up.
     pub(super) fn dismiss(&self) {
-        self.state().dismissed = true;
-        self.wake.notify_all();
+        self.dismissed.store(true, SeqCst);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
-    use std::sync::Barrier;
+    use std::sync::{Barrier, Condvar, Mutex};
     use std::thread;
+    use std::time::Duration;
 
     use super::*;
 
-    /// Does pieces of work, one after the other or all at once; gives how many threads that took.
-    fn threads(pieces: usize, at_once: bool, usable: bool) -> usize {
-        let crew = Crew::new();
-        let together = Barrier::new(if at_once { pieces } else { 1 });
-        let seen = Mutex::new(HashSet::new());
-        let perform = |(): ()| {
-            together.wait();
-            seen.lock().unwrap().insert(thread::current().id());
-            usable
-        };
+    struct Pieces {
+        left: Mutex<usize>,
+        more: Condvar,
+        together: Barrier,
+        usable: bool,
+        done: AtomicUsize,
+        seen: Mutex<HashSet<thread::ThreadId>>,
+    }
+
+    impl Work for Pieces {
+        type Piece = ();
+
+        fn look(&self) -> Option<()> {
+            let left = self.left.lock().unwrap();
+            let (mut left, _) =
+                self.more.wait_timeout_while(left, Duration::from_millis(50), |left| *left == 0).unwrap();
+            *left = left.checked_sub(1)?;
+            Some(())
+        }
+
+        fn perform(&self, (): ()) -> bool {
+            self.together.wait();
+            self.seen.lock().unwrap().insert(thread::current().id());
+            self.done.fetch_add(1, SeqCst);
+            self.usable
+        }
+    }
+
+    /// Does pieces of work, one after the other or all at once; gives how many threads that took, and how many were left.
+    fn threads(pieces: usize, at_once: bool, usable: bool) -> (usize, usize) {
+        let crew = Crew::new(Pieces {
+            left: Mutex::new(0),
+            more: Condvar::new(),
+            together: Barrier::new(if at_once { pieces } else { 1 }),
+            usable,
+            done: AtomicUsize::new(0),
+            seen: Mutex::default(),
+        });
+        let (work, mut left) = (&crew.work, 0);
         thread::scope(|scope| {
-            for piece in 0..pieces {
-                crew.give(scope, (), &perform);
-                while !(crew.is_idle() || at_once && piece + 1 < pieces) {
+            crew.hire(scope);
+            for piece in 1..=pieces {
+                *work.left.lock().unwrap() += 1;
+                work.more.notify_one();
+                while !at_once && (work.done.load(SeqCst) < piece || !crew.is_idle()) {
                     thread::yield_now();
                 }
             }
+            while work.done.load(SeqCst) < pieces || !crew.is_idle() {
+                thread::yield_now();
+            }
+            left = crew.looking.load(SeqCst);
             crew.dismiss();
         });
-        seen.into_inner().unwrap().len()
+        (work.seen.lock().unwrap().len(), left)
     }
 
     #[test]
     fn threads_are_used_again() {
-        assert_eq!(threads(50, false, true), 1);
+        let (used, left) = threads(50, false, true);
+        // One that is at work has another look meanwhile.
+        assert!(used <= 2 && left == 2, "{used} threads, {left} left");
     }
 
     #[test]
     fn each_piece_has_a_thread_for_itself() {
-        assert_eq!(threads(2 * WAITING, true, true), 2 * WAITING);
+        let (used, left) = threads(2 * LOOKING, true, true);
+        assert_eq!(used, 2 * LOOKING);
+        // Those that are too many go a moment after they have done their work.
+        assert!(left > 0, "somebody looks");
     }
 
     #[test]
     fn threads_that_are_not_usable_go() {
-        assert_eq!(threads(5, false, false), 5);
+        assert_eq!(threads(5, false, false).0, 5);
     }
 }

@@ -4,7 +4,7 @@
 //! in part.
 
 use core::sync::atomic::{
-    AtomicI32, AtomicU8, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicU8, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
 use super::gates::GATES;
@@ -46,19 +46,20 @@ pub(crate) struct Stub {
     /// Its address; zero where there is none.
     start: AtomicU64,
     length: AtomicU8,
-    /// The number of its call, or less than zero: not known beforehand.
-    number: AtomicI32,
+    /// One more than the number of its call, or zero: not known beforehand.
+    number_and_one: AtomicU32,
     /// For each instruction that was moved here: how far behind it the stub's ones begin, and how far before the end of the
     /// site it was.
     moved: [[AtomicU8; 2]; STEPS],
 }
 
-/// What is in the stub of each gate.
+/// What is in the stub of each gate. All zero, as is whatever else is large here: what is not would have to be written into
+/// each program.
 static STUBS: [Stub; GATES] = [const {
     Stub {
         start: AtomicU64::new(0),
         length: AtomicU8::new(0),
-        number: AtomicI32::new(-1),
+        number_and_one: AtomicU32::new(0),
         moved: [const { [AtomicU8::new(0), AtomicU8::new(0)] }; STEPS],
     }
 }; GATES];
@@ -71,7 +72,7 @@ pub(crate) static HIGHEST_STUB: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn note(gate: usize, start: u64, length: usize, plan: &Plan, number: Option<u16>) {
     let Some(stub) = STUBS.get(gate) else { return };
     stub.length.store(length as u8, Relaxed);
-    stub.number.store(number.map_or(-1, i32::from), Relaxed);
+    stub.number_and_one.store(number.map_or(0, |number| u32::from(number) + 1), Relaxed);
     let (mut here, mut back) = (0, plan.length() + SYSCALL);
     for (place, step) in stub.moved.iter().zip(plan.steps()) {
         here += step.moved();
@@ -106,7 +107,7 @@ impl Stub {
 
     /// The number of its call, if it is always the same.
     pub(crate) fn number(&self) -> Option<u64> {
-        u64::try_from(self.number.load(Relaxed)).ok()
+        u64::from(self.number_and_one.load(Relaxed)).checked_sub(1)
     }
 }
 
