@@ -243,7 +243,7 @@ pub fn create_here(spec: &Spec) -> Result<Created> {
 ///
 /// After a plain fork(2) the first call about contexts in the child does the same, as the contexts are then. Each context
 /// must be parked, and gets ten seconds: those that run or are stopped are [`Error::Gone`] in the child, and so are those
-/// that are isolated, or whose system calls are filtered.
+/// whose system calls are trapped, or withheld as far as making a copy takes them (those of [`Calls::global`], for instance).
 ///
 /// # Errors
 /// [`Error::NotTheRoot`]; [`Error::System`] where there is no room for a process, or the copies cannot be made. There is no

@@ -109,10 +109,9 @@ pub(crate) struct State {
     pub(crate) grants: Vec<Option<Grant>>,
     /// Ends us when nobody holds us; the root has none.
     pub(crate) leash: Option<&'static Leash>,
-    /// By which copies of the root reach its contexts; contexts themselves know its address, and the root's process.
+    /// By which copies of the root reach its contexts; contexts themselves have its other end.
     pub(crate) door: Option<Door>,
-    pub(crate) door_name: Option<Id>,
-    pub(crate) root: Pid,
+    pub(crate) knocker: Option<OwnedFd>,
     /// What is to take our place when we are killed.
     pub(crate) spare: Option<Pid>,
     /// Private memory that became shared.
@@ -121,8 +120,12 @@ pub(crate) struct State {
     pub(crate) overlaid: Vec<PageRange>,
     /// Whether we are filtered ourselves.
     pub(crate) filtered: bool,
+    /// Whether we are isolated: we, or somebody whose copy we are.
+    pub(crate) isolated: bool,
     /// Whether we may move others, as far as is known.
     pub(crate) may_place: bool,
+    /// Whether calls are kept from us that it takes to make a double.
+    pub(crate) cannot_double: bool,
     /// The table of descriptors, where others share it.
     pub(crate) table: Option<Table>,
     /// The credentials, where others share them.
@@ -150,11 +153,10 @@ impl State {
     /// Of a process that becomes the root of a new program.
     pub(crate) fn root() -> Result<Self> {
         let pidfd = own_pidfd()?;
-        let (door, door_name) = Door::open().unzip();
+        let (door, knocker) = Door::open().unzip();
         let mut root = Self {
             door,
-            door_name,
-            root: rustix::process::getpid(),
+            knocker,
             spare: None,
             program: Box::leak(Box::new(Program::new()?)),
             me: ROOT,
@@ -169,7 +171,9 @@ impl State {
             shared: Vec::new(),
             overlaid: Vec::new(),
             filtered: false,
+            isolated: false,
             may_place: true,
+            cannot_double: false,
             table: None,
             common: None,
             creators_name: -1,
@@ -461,6 +465,7 @@ impl State {
             .chain(self.shared.iter().map(|shared| shared.file.as_raw_fd()))
             .chain(self.kicks.iter().flatten().map(AsRawFd::as_raw_fd))
             .chain(self.door.iter().flat_map(Door::numbers))
+            .chain(self.knocker.iter().map(AsRawFd::as_raw_fd))
             .chain(self.table.iter().flat_map(Table::tenants).map(AsRawFd::as_raw_fd))
             .chain(peers.map(|peer| peer.pidfd.as_raw_fd()))
             .chain(listeners.flat_map(heard).flatten())
