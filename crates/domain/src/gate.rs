@@ -44,6 +44,8 @@ use protocol::{Night, Word};
 
 /// How long a cross-CPU wait spins: about what waking a sleeper over there costs.
 const SPIN: Duration = Duration::from_micros(20);
+/// The same where the partner, on a CPU of its own, is about to wake up and answer, which takes longer than it costs.
+const AWAKENING: Duration = Duration::from_micros(100);
 /// How often a waiter yields before it sleeps.
 const YIELDS: u32 = 8;
 /// What a wait may take, yields and all, in the processor's ticks (some 50 us): after more, somebody else has run.
@@ -238,20 +240,31 @@ pub struct Gate<'a> {
     theirs: &'a Face,
     /// The bell that this side listens to.
     bell: &'a AtomicU32,
+    /// Whether the partner has a CPU of its own.
+    apart: bool,
 }
 
 impl<'a> Gate<'a> {
     /// The view of the side that owns `mine`.
     #[inline]
     pub fn new(mine: &'a Face, theirs: &'a Face) -> Self {
-        Self { mine, theirs, bell: &theirs.bell }
+        Self { mine, theirs, bell: &theirs.bell, apart: false }
     }
 
     /// The view of one of many who call each other in any order: it listens to the bell of its own face, which
     /// everybody may ring ([`Face::call`]), and takes `theirs` for the one it waits for.
     #[inline]
     pub fn home(mine: &'a Face, theirs: &'a Face) -> Self {
-        Self { mine, theirs, bell: &mine.bell }
+        Self { mine, theirs, bell: &mine.bell, apart: false }
+    }
+
+    /// The same, of two who are to spin on two CPUs ([`Place::Apart`]), or not. Where they are, a partner that sleeps, and has just
+    /// been called, is waited for awake: to sleep meanwhile would have it find this side asleep in turn, and so on, at the
+    /// price of a wake-up for each hand-over.
+    #[inline]
+    #[must_use]
+    pub fn apart(self, apart: bool) -> Self {
+        Self { apart, ..self }
     }
 
     /// Rings: whatever was written before is seen by whoever waits.
@@ -325,7 +338,10 @@ impl<'a> Gate<'a> {
             }
             let theirs = self.theirs.cpu.load(Ordering::Relaxed);
             if theirs != NOWHERE && theirs != mine {
-                return spin(is_called);
+                return spin(is_called, SPIN);
+            }
+            if theirs == NOWHERE && self.apart {
+                return spin(is_called, AWAKENING);
             }
             if round == 0 {
                 if self.mine.is_wary() {
@@ -374,6 +390,11 @@ impl<'a> Gate<'a> {
     /// Notes that the partner was moved to `cpu` and will be there when it next runs, whatever its face still says.
     pub fn moved_partner(&self, cpu: u32) {
         self.theirs.cpu.store(cpu, Ordering::Relaxed);
+    }
+
+    /// Notes that the partner was moved, and is under way to another CPU.
+    pub fn moved_partner_away(&self) {
+        self.theirs.cpu.store(NOWHERE, Ordering::Relaxed);
     }
 
     /// Whether the kernel has marked the partner's death; `None` where nothing would be marked.
@@ -451,7 +472,7 @@ impl Night for Rest<'_> {
 /// Looks for a call for a while; true where there was one.
 ///
 /// With a pause between two looks (PAUSE): the line that is looked at arrives a quarter sooner than where looks pile up.
-fn spin(is_called: impl Fn() -> bool) -> bool {
+fn spin(is_called: impl Fn() -> bool, most: Duration) -> bool {
     let mut end = None;
     loop {
         for _ in 0..64 {
@@ -462,7 +483,7 @@ fn spin(is_called: impl Fn() -> bool) -> bool {
         }
         // Most calls come before a clock is looked at.
         let now = Moment::now();
-        if now >= *end.get_or_insert(now.after(SPIN)) {
+        if now >= *end.get_or_insert(now.after(most)) {
             return false;
         }
     }
@@ -576,6 +597,22 @@ mod tests {
         face.yielded(None, true);
         in_vain(1);
         assert_eq!(waits(), Some(0), "it is of use again");
+    }
+
+    /// On one CPU, where only a waiter that yields or sleeps lets the other one run: who waits awake for one that sleeps gives up
+    /// after a while, and so the two get on.
+    #[test]
+    fn waiting_awake_for_a_sleeper_ends() {
+        let (a, b) = (Face::default(), Face::default());
+        b.cpu.store(NOWHERE, Ordering::SeqCst);
+        let began = Moment::now();
+        assert!(!Gate::home(&a, &b).apart(true).poll(0, || false));
+        assert!(Moment::now().since(began) >= AWAKENING);
+        assert_eq!(a.waits.load(Ordering::SeqCst), 0, "it did not yield");
+        assert!(!Gate::home(&a, &b).poll(0, || false));
+        assert_eq!(a.waits.load(Ordering::SeqCst), 1);
+        a.call();
+        assert!(Gate::home(&a, &b).apart(true).poll(0, || false), "the bell is heard");
     }
 
     #[test]

@@ -246,7 +246,9 @@ impl Pace {
             return;
         }
         if !around.has_idle_cpu() {
-            return self.wait_longer(now);
+            // It may have been somebody who was just passing. To look costs little; what patience is for are trials.
+            self.next = now.after(PATIENCE);
+            return;
         }
         self.stage = Stage::Trial { good: 0, bad: 0 };
         (self.apart, self.look, self.seemed_busy) = (now, now.after(LOOK), 0);

@@ -363,7 +363,8 @@ fn await_answer(state: &mut Held, watched: &Watched) -> Option<Arrival> {
         heard = state.looked()?;
     }
     let lobe = watched.lobe()?;
-    let gate = Gate::home(own, &program.place(strand, watched.seat).face);
+    let (here, there) = (program.place(strand, me), program.place(strand, watched.seat));
+    let gate = Gate::home(&here.face, &there.face).apart(placing::are_apart(here, there));
     state.away(|| gate.poll(heard, || lobe.is_called()))?;
     watched.answered_at(state).and_then(|slot| take(state, slot))
 }

@@ -70,7 +70,7 @@ pub(crate) fn cross(held: &mut Held, slot: usize, word: u64, bytes: &[u8]) -> Cr
         call_again(state, slot, place);
         return Crossed::Out;
     }
-    let gate = Gate::home(&own.face, &place.face);
+    let gate = Gate::home(&own.face, &place.face).apart(placing::are_apart(own, place));
     turn::set_at_rest(true);
     gate.poll(looked, || lobe.is_called());
     turn::set_at_rest(false);

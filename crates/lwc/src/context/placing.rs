@@ -20,6 +20,12 @@ use super::state::{Peer, State, entry};
 /// In a place's `pinned`: its owner is to be anywhere *but* on the CPU that the rest of the word, less 1, is.
 const APART: u32 = 1 << 31;
 
+/// Whether one of two was put apart from the other, who wait at these places.
+#[inline]
+pub(crate) fn are_apart(own: &Place, other: &Place) -> bool {
+    (own.pinned.load(SeqCst) | other.pinned.load(SeqCst)) & APART != 0
+}
+
 /// Whether a peer, that control is about to go to, is where it should be, as most are. Counts the round then.
 #[inline]
 pub(crate) fn is_in_place(peer: &mut Peer, strand: u32, own: &Place, place: &Place) -> bool {
@@ -80,8 +86,10 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     match rustix::thread::sched_setaffinity(Some(thread), &set) {
         Ok(()) => {
             place.pinned.store(pinned_at(side, here), SeqCst);
-            if side == Side::Together {
-                Gate::home(mine, theirs).moved_partner(here);
+            let gate = Gate::home(mine, theirs);
+            match side {
+                Side::Together => gate.moved_partner(here),
+                Side::Apart => gate.moved_partner_away(),
             }
         }
         // It is isolated, and others' CPUs are none of its business.
