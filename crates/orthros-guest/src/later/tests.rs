@@ -41,7 +41,7 @@ fn place(page: usize) -> usize {
 }
 
 /// Lets a userfaultfd wait for so many bytes, as criu does.
-fn register(missing: &Missing, start: *mut u8, length: usize) {
+fn register(missing: &Missing, start: *mut u64, length: usize) {
     let range = uffdio_range { start: start.expose_provenance() as u64, len: length as u64 };
     let mut register = uffdio_register { range, mode: UFFDIO_REGISTER_MODE_MISSING.into(), ioctls: 0 };
     // SAFETY: the request reads and writes the structure that it is passed; the memory is the test's.
@@ -62,17 +62,17 @@ fn introduce(criu: &mut UnixStream, pid: i32, missing: &Missing) {
 }
 
 /// The process' memory.
-struct Memory(*mut u8);
+struct Memory(*mut u64);
 
 impl Memory {
-    fn at(&self, page: usize) -> *mut u8 {
-        self.0.wrapping_add(page * SIZE)
+    fn at(&self, page: usize) -> *mut u64 {
+        self.0.wrapping_add(page * SIZE / size_of::<u64>())
     }
 
     /// The number that a page begins with.
     fn number(&self, page: usize) -> u64 {
         // SAFETY: the tests ask about pages that are mapped.
-        unsafe { self.at(page).cast::<u64>().read_volatile() }
+        unsafe { self.at(page).read_volatile() }
     }
 }
 
