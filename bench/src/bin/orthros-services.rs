@@ -13,30 +13,10 @@ use orrery_bench::record::{self, Record};
 use orrery_bench::stats::{interquartile_range, median};
 use orrery_bench::{Options, Skipped, machine, significant};
 use orrery_orthros::{Fault, command};
+use orrery_testing::mariadb;
 
 const REDIS: [&str; 9] =
     ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--dir", "/data", "--appendonly", "yes"];
-const MARIADB: [&str; 17] = [
-    "mariadbd",
-    "--no-defaults",
-    "--datadir=/data/db",
-    "--user=root",
-    "--socket=",
-    "--bind-address=0.0.0.0",
-    "--skip-grant-tables",
-    "--skip-name-resolve",
-    "--innodb-use-native-aio=0",
-    "--innodb-buffer-pool-size=16M",
-    "--innodb-log-file-size=8M",
-    "--tmpdir=/run",
-    "--performance-schema=OFF",
-    "--lc-messages-dir=/usr/share/mysql",
-    "--pid-file=/run/mariadb.pid",
-    "--aria-pagecache-buffer-size=8M",
-    "--key-buffer-size=8M",
-];
-const MARIADB_FILES: [&str; 2] =
-    ["/usr/share/mysql/english/errmsg.sys", "/usr/share/mysql/charsets/Index.xml"];
 const TERMINFO: &str = "/lib/terminfo/v/vt100";
 /// Rows before and after the death, all in one transaction.
 const ROWS: u32 = 100;
@@ -128,15 +108,14 @@ fn mariadb(fault: Fault) -> Result<Seen> {
     }
     let content = tempfile::tempdir()?;
     let install = Command::new("mariadb-install-db")
-        .args(["--no-defaults", "--user=root", "--auth-root-authentication-method=normal", "--skip-test-db"])
-        .args(["--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M"])
+        .args(mariadb::INSTALL)
         .arg(format!("--datadir={}/db", content.path().display()))
         .output()?;
     ensure!(install.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&install.stderr));
     let mut running = Running::start(&Wanted {
-        service: &MARIADB,
+        service: &mariadb::SERVER,
         programs: &[],
-        files: &MARIADB_FILES.map(|name| (name, name)),
+        files: &mariadb::FILES.map(|name| (name, name)),
         memory: 512,
         append: "",
         disk: Some((256, Some(content.path()))),

@@ -253,10 +253,11 @@ fn mapping_row(kernel: &Kernel, task: &Task<'_>, mapping: &Mapping<'_>) -> orrer
     let space = task.address_space()?.ok_or(orrery_kimage::Error::NoProcess(task.pid()?))?;
     let pages = found(mapping.pages(&space.tables()?), &format!("mapping {:#x}: ", mapping.start));
     let (mut resident, mut anonymous, mut swapped) = (0, 0, 0);
+    let mut census = kernel.page_census()?;
     for entry in pages {
         match entry {
             Entry::Swap { .. } => swapped += 4096,
-            Entry::Page(leaf) => match kernel.page_owner(leaf.physical)? {
+            Entry::Page(leaf) => match census.of(leaf.physical)?.owner {
                 PageOwner::Anonymous => {
                     resident += leaf.size;
                     anonymous += leaf.size;

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use orrery_testing::mariadb;
 use pairs::{ONE_PAIR, Up, missing};
 
 /// A failover by hand is for maintenance: what would lose something is refused, and nothing has happened. A death is another
@@ -117,38 +118,17 @@ fn a_database_goes_on_in_the_middle_of_a_transaction() {
     let _one = ONE_PAIR.lock();
     let content = tempfile::tempdir().unwrap();
     let install = Command::new("mariadb-install-db")
-        .args(["--no-defaults", "--user=root", "--auth-root-authentication-method=normal", "--skip-test-db"])
-        .args(["--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M"])
+        .args(mariadb::INSTALL)
         .arg(format!("--datadir={}/db", content.path().display()))
         .output()
         .unwrap();
     assert!(install.status.success(), "{}", String::from_utf8_lossy(&install.stderr));
     let network = format!("orrery-sql-{}", std::process::id());
-    let files = ["english/errmsg.sys", "charsets/Index.xml"].map(|name| {
-        let path = format!("/usr/share/mysql/{name}");
-        format!("{path}:{path}")
-    });
+    let files = mariadb::FILES.map(|path| format!("{path}:{path}"));
     let mut options = vec!["--network", &network, "--memory", "512", "--disk", "256M", "--silence", "60"];
     options.extend(["--content", content.path().to_str().unwrap()]);
     options.extend(files.iter().flat_map(|file| ["--file", file]));
-    let service = [
-        "mariadbd",
-        "--no-defaults",
-        "--datadir=/data/db",
-        "--user=root",
-        "--socket=",
-        "--bind-address=0.0.0.0",
-        "--skip-grant-tables",
-        "--skip-name-resolve",
-        "--innodb-use-native-aio=0",
-        "--innodb-buffer-pool-size=16M",
-        "--innodb-log-file-size=8M",
-        "--tmpdir=/run",
-        "--lc-messages-dir=/usr/share/mysql",
-        "--pid-file=/run/mariadb.pid",
-        "--performance-schema=OFF",
-    ];
-    let mut up = Up::start(&options, &service);
+    let mut up = Up::start(&options, &mariadb::SERVER);
     up.expect("help");
     let deadline = Instant::now() + Duration::from_secs(120);
     let mut client = loop {

@@ -38,6 +38,13 @@ pub trait PhysicalMemory: Send + Sync {
     ///
     /// [`Error::NoMemory`] with the first address that is missing; `into` may then be filled in part.
     fn read(&self, physical: u64, into: &mut [u8]) -> Result<()>;
+
+    /// Where `length` bytes from address `physical` on lie in this process' own address space, for system calls that copy
+    /// from there; nothing where they are not all there, or this source has no such place. They stay there as long as the
+    /// source does, and whoever has the memory may change them.
+    fn place(&self, _physical: u64, _length: usize) -> Option<*const u8> {
+        None
+    }
 }
 
 /// How a file of memory is laid out in the physical address space.
@@ -136,6 +143,18 @@ impl PhysicalMemory for MappedMemory {
         &self.segments
     }
 
+    fn place(&self, physical: u64, length: usize) -> Option<*const u8> {
+        let index = self.segments.partition_point(|segment| segment.physical <= physical);
+        let segment = self.segments.get(index.checked_sub(1)?)?;
+        let within = physical - segment.physical;
+        let room = segment.length.checked_sub(within)?;
+        if u64::try_from(length).ok()? > room {
+            return None;
+        }
+        // The segments were cut to lie within the mapping.
+        Some(self.map.as_ptr().wrapping_add(usize::try_from(segment.offset + within).ok()?))
+    }
+
     fn read(&self, physical: u64, into: &mut [u8]) -> Result<()> {
         let mut done = 0;
         while done < into.len() {
@@ -206,6 +225,12 @@ mod tests {
         assert!(matches!(error, Error::NoMemory { physical: 0x3064 }), "{error}");
         assert!(memory.read(0xfff, &mut bytes).is_err());
         assert!(memory.read(u64::MAX - 1, &mut bytes).is_err());
+        let first = memory.place(0x1000, 1).unwrap();
+        assert_eq!(memory.place(0x2ffe, 2), Some(first.wrapping_add(0x1ffe)));
+        assert_eq!(memory.place(0x3000, 100), Some(first.wrapping_add(0x500)));
+        for (physical, length) in [(0x2ffe, 3), (0x3000, 101), (0xfff, 1), (0x3064, 1), (u64::MAX, 1)] {
+            assert_eq!(memory.place(physical, length), None, "{physical:#x}, {length}");
+        }
     }
 
     #[test]

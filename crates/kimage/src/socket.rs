@@ -6,7 +6,7 @@
 //! put together they must cover the queue without a gap, or the connection is not one that can be continued.
 
 use std::collections::HashSet;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
 use crate::error::{Error, Result};
 use crate::file::OpenFile;
@@ -16,6 +16,8 @@ use crate::rbtree;
 /// No queue is longer than the largest window.
 const LONGEST_QUEUE: u32 = 1 << 30;
 const MOST_PACKETS: usize = 1 << 16;
+/// No more can wait than `listen` was told, which is 16 bits in most kernels.
+const MOST_WAITING: usize = 1 << 16;
 const INET: u32 = 2;
 const INET6: u32 = 10;
 
@@ -91,6 +93,19 @@ pub struct Datagram {
     pub bytes: Vec<u8>,
 }
 
+/// A TCP connection over IPv4 that nobody has accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingConnection {
+    /// This side.
+    pub local: SocketAddrV4,
+    /// The other side, which believes the connection to be established.
+    pub remote: SocketAddrV4,
+    /// The number of the next byte that this side would have sent.
+    pub next: u32,
+    /// The number of the next byte that this side expects.
+    pub expected: u32,
+}
+
 /// A packet's bytes and the sequence number of the first.
 struct Packet {
     sequence: u32,
@@ -149,6 +164,29 @@ impl<'k> OpenFile<'k> {
         }))
     }
 
+    /// The connections that wait to be accepted, of a TCP socket that listens; nothing in the place of one that is not over IPv4.
+    ///
+    /// They hang in a list of requests, each with the socket that was made for it (`icsk_accept_queue`).
+    ///
+    /// # Errors
+    ///
+    /// Those of reading. The file must be a TCP socket.
+    pub fn waiting_connections(&self) -> Result<Vec<Option<WaitingConnection>>> {
+        let sock = self.sock()?;
+        let listener = sock.kernel().object("inet_connection_sock", sock.address())?;
+        let mut next = listener.pointer("icsk_accept_queue.rskq_accept_head", "request_sock")?;
+        let mut seen = HashSet::new();
+        let mut found = Vec::new();
+        while let Some(request) = next {
+            if !seen.insert(request.address()) || seen.len() > MOST_WAITING {
+                return Err(request.corrupt("its queue goes round"));
+            }
+            found.push(waiting(request.required("sk", "sock")?)?);
+            next = request.pointer("dl_next", "request_sock")?;
+        }
+        Ok(found)
+    }
+
     /// The datagrams that wait in a UDP socket, in the order in which they came; nothing in the place of one that did not
     /// come over IPv4.
     ///
@@ -204,6 +242,31 @@ impl<'k> OpenFile<'k> {
             no_delay: tcp.u32("nonagle")? & 1 != 0,
         })
     }
+}
+
+/// A connection that waits, by its own socket.
+fn waiting(sock: Object<'_>) -> Result<Option<WaitingConnection>> {
+    let (tcp, inet) = (
+        sock.kernel().object("tcp_sock", sock.address())?,
+        sock.kernel().object("inet_sock", sock.address())?,
+    );
+    let address = |v4: &'static str, v6: &'static str| -> Result<Option<Ipv4Addr>> {
+        if sock.u32("__sk_common.skc_family")? == INET {
+            return Ok(Some(Ipv4Addr::from(sock.u32(v4)?.to_le_bytes())));
+        }
+        let bytes: Option<[u8; 16]> = sock.bytes(v6)?.try_into().ok();
+        Ok(bytes.and_then(|bytes| Ipv6Addr::from(bytes).to_ipv4_mapped()))
+    };
+    let local = address("__sk_common.skc_rcv_saddr", "__sk_common.skc_v6_rcv_saddr")?;
+    let remote = address("__sk_common.skc_daddr", "__sk_common.skc_v6_daddr")?;
+    let (Some(local), Some(remote)) = (local, remote) else { return Ok(None) };
+    let port = |value: u32| u16::try_from(value & 0xffff).unwrap_or(0).swap_bytes();
+    Ok(Some(WaitingConnection {
+        local: SocketAddrV4::new(local, port(inet.u32("inet_sport")?)),
+        remote: SocketAddrV4::new(remote, port(sock.u32("__sk_common.skc_dport")?)),
+        next: tcp.u32("snd_nxt")?,
+        expected: tcp.u32("rcv_nxt")?,
+    }))
 }
 
 /// The packets of a list, each with its sequence number.

@@ -197,7 +197,15 @@ const TYPES: &[TableEntry] = &[
     (
         "page",
         64,
-        &[("flags", 0, 8), ("compound_head", 8, 8), ("mapping", 24, 8), ("index", 32, 8), ("private", 40, 8)],
+        &[
+            ("flags", 0, 8),
+            ("compound_head", 8, 8),
+            ("mapping", 24, 8),
+            ("index", 32, 8),
+            ("private", 40, 8),
+            ("_mapcount.counter", 48, 4),
+            ("compound_mapcount.counter", 56, 4),
+        ],
     ),
     ("address_space", 64, &[("i_pages.xa_head", 8, 8), ("a_ops", 16, 8)]),
     ("xa_node", 640, &[("shift", 0, 1), ("slots", 40, 512), ("marks", 552, 24)]),

@@ -4,8 +4,8 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use object::{Endianness, Object as _, ObjectSegment as _};
 use proptest::prelude::*;
 
-use crate::synthetic::{CODE, DATA, HUGE, Machine, SIZE, walk_all};
-use crate::{Entry, FileKind, IdKind, Layout, Leaf, State};
+use crate::synthetic::{CODE, DATA, DIRECT, HUGE, Machine, Maker, SIZE, walk_all};
+use crate::{Entry, FileKind, IdKind, Layout, Leaf, PageOwner, State};
 
 #[test]
 fn processes_are_found_with_their_names_numbers_and_owners() {
@@ -41,6 +41,48 @@ fn files_are_found_with_paths_across_mounts() {
     assert_eq!((file.kind().unwrap(), file.position().unwrap()), (FileKind::Regular, 4711));
     let (working, root) = worker.directories().unwrap();
     assert_eq!((working.display().as_str(), root.display().as_str()), ("/data", "/"));
+}
+
+#[test]
+fn whose_a_page_is_and_whether_it_is_shared_is_told() {
+    let mut maker = Maker::new();
+    let array = DIRECT + maker.room(1024 * 64, 4096);
+    let base = DIRECT + maker.room(8, 8);
+    maker.write_u64(base, array);
+    maker.symbols.push(("vmemmap_base", base));
+    let place = |number: u64| array + number * 64;
+    let mut page = |number: u64, mapping: u64, times: u64| {
+        maker.set(place(number), "page", "mapping", mapping);
+        maker.set(place(number), "page", "_mapcount.counter", times.wrapping_sub(1));
+    };
+    let (anonymous, file) = (DIRECT + 0x5001, DIRECT + 0x5000);
+    page(3, anonymous, 1);
+    page(4, anonymous, 2);
+    page(5, file, 1);
+    page(6, 0, 1);
+    // Two large ones, the first mapped as one by one process, the second by two; their later pages lead to the first.
+    for first in [512, 768] {
+        page(first, anonymous, 0);
+        page(first + 1, 0, 0);
+    }
+    for (first, times) in [(512, 1_u64), (768, 2)] {
+        maker.set(place(first + 1), "page", "compound_head", place(first) + 1);
+        maker.set(place(first + 1), "page", "compound_mapcount.counter", times.wrapping_sub(1));
+    }
+    // One that leads nowhere.
+    maker.set(place(9), "page", "compound_head", 0x13);
+    let machine = Machine::of(maker);
+    let kernel = machine.kernel();
+    let mut census = kernel.page_census().unwrap();
+    let mut told = |number: u64| census.of(number << 12).map(|used| (used.owner, used.alone));
+    assert_eq!(told(3).unwrap(), (PageOwner::Anonymous, true));
+    assert_eq!(told(4).unwrap(), (PageOwner::Anonymous, false));
+    assert_eq!(told(5).unwrap(), (PageOwner::File, true));
+    assert_eq!(told(6).unwrap(), (PageOwner::Other, true));
+    assert_eq!(told(513).unwrap(), (PageOwner::Anonymous, true));
+    assert_eq!(told(769).unwrap(), (PageOwner::Anonymous, false));
+    assert!(told(9).is_err());
+    assert_eq!(kernel.page_owner(5 << 12).unwrap(), PageOwner::File);
 }
 
 #[test]

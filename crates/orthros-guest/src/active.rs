@@ -18,7 +18,7 @@ pub(crate) fn run() -> Result<()> {
     let argv: Vec<String> =
         serde_json::from_str(&text).with_context(|| format!("{SERVICE} is no list of words"))?;
     disk::mount_own(PLUGGED)?;
-    let nest = nest::start(&argv, false)?;
+    let nest = nest::start(&argv, false, || ())?;
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
     Control::open()?.say(&Said::Ready { pid })?;
     serve(nest)
@@ -50,7 +50,7 @@ pub(crate) fn serve(nest: i32) -> Result<()> {
                     Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
                 }
             }
-            Asked::Arm | Asked::Read { .. } | Asked::Rebuild => {
+            Asked::Arm | Asked::Weigh { .. } | Asked::Read { .. } | Asked::Rebuild => {
                 control.say(&Said::Failed { why: "this is the guest with the service".to_owned() })?;
             }
         }

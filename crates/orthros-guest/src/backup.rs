@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -10,7 +11,8 @@ use orrery_kimage::{Kernel, Layout, MappedMemory};
 use crate::after::After;
 use crate::control::{Asked, Control, Said, Step};
 use crate::ipc::Ipc;
-use crate::{active, criu, disk, elsewhere, nest, online, setup, writeback};
+use crate::later::{Later, Source};
+use crate::{active, criu, disk, elsewhere, later, nest, online, setup, writeback};
 
 /// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
 const VENDOR: &str = "0x1af4";
@@ -18,8 +20,11 @@ const DEVICE: &str = "0x1110";
 /// How long the dead guest's disk may take to appear.
 const PLUGGED: Duration = Duration::from_secs(10);
 const IMAGES: &str = "/run/orrery/images";
+/// Where criu works.
+const WORK: &str = "/run/orrery";
 /// What the image has for criu to call: this program, at the stage that matters.
 const HOOK: &str = "/etc/orrery/hook";
+const MIB: u64 = 1 << 20;
 /// From 64 MiB on, room matters more than the time it takes to free it.
 const MANY_PAGES: u64 = 16 << 10;
 
@@ -35,22 +40,31 @@ pub(crate) fn run() -> Result<()> {
             Asked::Arm => match arm() {
                 Ok((kernel, seconds)) => {
                     let release = kernel.info().release().to_owned();
-                    known = Some(kernel);
+                    known = Some(Arc::new(kernel));
                     control.say(&Said::Armed { release, seconds })?;
                 }
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
-            Asked::Read { pid, registers, strict } => match read(known.as_ref(), pid, &registers, strict) {
+            Asked::Weigh { pid } => {
+                // Of a kernel that lives, lists and tables may be changing: what cannot be read now is asked for again.
+                let needs = known.as_deref().map(|kernel| criu::weigh(kernel, pid));
+                if let (Some(Ok(needs)), Some(has)) = (needs, available()) {
+                    control.say(&Said::Weighed { needs: needs.div_ceil(MIB), has: has / MIB })?;
+                }
+            }
+            Asked::Read { pid, registers, strict } => match read(known.as_deref(), pid, &registers, strict) {
                 Ok(found) => {
                     rescue = Some(found);
                     control.say(&Said::Read)?;
                 }
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
-            Asked::Rebuild => match rebuild(known.as_ref(), rescue.as_ref()) {
+            Asked::Rebuild => match rebuild(known.as_ref(), rescue.take()) {
                 Ok((nest, said)) => {
                     control.say(&said)?;
                     setup::leave_standby();
+                    // They are no use any more, and take memory that the service may want.
+                    let _ = fs::remove_dir_all(IMAGES);
                     // From here on this guest is the active.
                     return active::serve(nest);
                 }
@@ -91,22 +105,31 @@ fn arm() -> Result<(Kernel, f64)> {
 
 /// Lets more be mapped than there is memory, proc_sys_vm(5): criu makes each mapping writable first, of which the kernel
 /// counts all against its memory, also what a service has reserved and never used (MariaDB: 8 TiB).
-struct Overcommit(Option<String>);
+const OVERCOMMIT: (&str, &str) = ("/proc/sys/vm/overcommit_memory", "1");
+/// No large pages while criu fills mappings: one would be there, of zeros, also where pages come later.
+const NO_LARGE_PAGES: (&str, &str) = ("/sys/kernel/mm/transparent_hugepage/enabled", "never");
 
-impl Overcommit {
-    const SETTING: &str = "/proc/sys/vm/overcommit_memory";
+/// A setting of this kernel's that is another one as long as this lives.
+struct Setting {
+    path: &'static str,
+    before: Option<String>,
+}
 
-    fn allow() -> Self {
-        let before = fs::read_to_string(Self::SETTING).ok();
-        let _ = fs::write(Self::SETTING, "1");
-        Self(before)
+impl Setting {
+    fn change((path, value): (&'static str, &str)) -> Self {
+        let text = fs::read_to_string(path).ok();
+        // Of several choices the one in brackets is taken.
+        let chosen = |text: &String| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned());
+        let before = text.map(|text| chosen(&text).unwrap_or(text));
+        let _ = fs::write(path, value);
+        Self { path, before }
     }
 }
 
-impl Drop for Overcommit {
+impl Drop for Setting {
     fn drop(&mut self) {
-        if let Some(before) = &self.0 {
-            let _ = fs::write(Self::SETTING, before);
+        if let Some(before) = &self.before {
+            let _ = fs::write(self.path, before);
         }
     }
 }
@@ -115,6 +138,8 @@ impl Drop for Overcommit {
 struct Rescue {
     pid: i32,
     summary: criu::Summary,
+    /// Pages that are not in the images.
+    later: Later,
     seconds: f64,
 }
 
@@ -124,18 +149,31 @@ fn read(known: Option<&Kernel>, pid: i32, registers: &str, strict: bool) -> Resu
     let images = Path::new(IMAGES);
     let _ = fs::remove_dir_all(images);
     let frozen = criu::Frozen::parse(registers);
-    let summary = criu::write(known.context("not armed")?, &frozen, pid, images)?;
+    if strict
+        && let (Ok(needs), Some(has)) = (criu::weigh(known.context("not armed")?, pid), available())
+        && needs > has
+    {
+        bail!("it takes {} MiB to rebuild it, and the backup has {}", needs.div_ceil(MIB), has / MIB);
+    }
+    let mut later = Later::default();
+    let summary = criu::write(
+        known.context("not armed")?,
+        &frozen,
+        pid,
+        images,
+        later::is_possible().then_some(&mut later),
+    )?;
     if strict && !summary.losses.is_empty() {
         bail!("not all of it can be carried over: {}", summary.losses.join("; "));
     }
-    Ok(Rescue { pid, summary, seconds: start.elapsed().as_secs_f64() })
+    Ok(Rescue { pid, summary, later, seconds: start.elapsed().as_secs_f64() })
 }
 
 /// Rebuilds the service. The active must be dead: its disk is written to here.
-fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said)> {
+fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, Said)> {
     let kernel = known.context("not armed")?;
     let rescue = rescue.context("the service has not been read")?;
-    let mut summary = rescue.summary.clone();
+    let mut summary = rescue.summary;
     let mut steps = vec![Step { name: "images", seconds: rescue.seconds }];
     let mut last = Instant::now();
     let mut step = |name| {
@@ -154,8 +192,7 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
     summary.carried = Some(elsewhere::carry_over(&kernel.process(rescue.pid)?, &mut summary.remarks));
     summary.remarks.extend(Ipc::read(Path::new(IMAGES))?.restore());
     step("elsewhere");
-    let argv =
-        ["criu", "restore", "--images-dir", IMAGES, "--work-dir", "/run/orrery", "--log-file", "restore.log"];
+    let argv = ["criu", "restore", "--images-dir", IMAGES, "--work-dir", WORK, "--log-file", "restore.log"];
     let more = [
         "-v4",
         "--restore-detached",
@@ -168,14 +205,26 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
     let still = if after.must_stop() { &["--leave-stopped"][..] } else { &[] };
     let hook = ["--action-script", HOOK];
     // What has been restored is freed at once: both together would not fit where a service has half of the memory.
-    let dedup: &[&str] = if summary.pages > MANY_PAGES { &["--auto-dedup"] } else { &[] };
-    let argv = argv.iter().chain(&more).chain(still).chain(&hook).chain(dedup);
+    let dedup: &[&str] = if summary.pages - summary.later > MANY_PAGES { &["--auto-dedup"] } else { &[] };
+    let lazy: &[&str] = if summary.later > 0 { &["--lazy-pages"] } else { &[] };
+    let argv = argv.iter().chain(&more).chain(still).chain(&hook).chain(dedup).chain(lazy);
     let argv: Vec<String> = argv.map(|&word| word.to_owned()).collect();
     let begin = online::now();
-    let _all = Overcommit::allow();
-    let nest = match nest::start(&argv, true) {
+    let _settings = [Setting::change(OVERCOMMIT), Setting::change(NO_LARGE_PAGES)];
+    let source: Arc<dyn Source> = Arc::<Kernel>::clone(kernel);
+    let listening =
+        if summary.later > 0 { Some(rescue.later.listen(source, Path::new(WORK))?) } else { None };
+    let mut bringing = None;
+    // The nest is forked off while there is one thread; criu waits for its first answer until there are two.
+    let started = nest::start(&argv, true, || {
+        bringing = listening.map(|listening| listening.begin(Box::new(tell)));
+    });
+    let nest = match started {
         Ok(nest) => nest,
         Err(error) => {
+            if let Some(bringing) = bringing {
+                bringing.give_up();
+            }
             let log = fs::read_to_string("/run/orrery/restore.log").unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
             let first = lines.iter().position(|line| line.contains("Error")).unwrap_or(lines.len());
@@ -183,6 +232,9 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
             bail!("{error:#}\n{}{}", lines[first.saturating_sub(8)..].join("\n"), shortage());
         }
     };
+    if let Some(bringing) = bringing {
+        bringing.go_on(nest)?;
+    }
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
     summary.remarks.extend(after.apply(nest));
     let online = online::report().context("the service never came onto the network")?;
@@ -192,6 +244,20 @@ fn rebuild(known: Option<&Kernel>, rescue: Option<&Rescue>) -> Result<(i32, Said
     steps.push(Step { name: "resume", seconds: seconds(online.to, online::now()) });
     summary.remarks.extend(online.remark);
     Ok((nest, Said::Survived { pid, steps, summary }))
+}
+
+/// Tells the host something by the way.
+fn tell(said: &Said) {
+    if let Err(error) = Control::open().and_then(|mut control| control.say(said)) {
+        eprintln!("orrery-guest: cannot tell {said:?}: {error:#}");
+    }
+}
+
+/// Bytes of memory that can be had, by proc_meminfo(5).
+fn available() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
 /// What the kernel has said about memory that ran out, and where it is; nothing if it did not.

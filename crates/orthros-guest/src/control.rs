@@ -20,12 +20,16 @@ pub(crate) enum Said {
     Waiting,
     /// The backup knows the active's kernel.
     Armed { release: String, seconds: f64 },
+    /// How many MiB it would take to rebuild the service, as it is now, and how many there are for that.
+    Weighed { needs: u64, has: u64 },
     /// The service has been read, and nothing is in the way of rebuilding it.
     Read,
     /// The service comes onto the network now: what it does from here on the old machine does not know of.
     Online,
     /// The service lives again.
     Survived { pid: i32, steps: Vec<Step>, summary: crate::criu::Summary },
+    /// All of the service's memory has come: so many pages, in so long since it lives again.
+    Whole { pages: u64, seconds: f64 },
     /// The answer of a program that was run.
     Ran { status: i32, output: String },
     /// The service has ended, and its disk is unmounted.
@@ -47,6 +51,8 @@ pub(crate) struct Step {
 pub(crate) enum Asked {
     /// Learn the active's kernel.
     Arm,
+    /// Tell how much memory it takes to rebuild the service with this number.
+    Weigh { pid: i32 },
     /// Read the service with this number from the active's memory; the processors' registers as QEMU prints them.
     /// Where `strict`, only if all of it can be rebuilt: the active may still go on.
     Read {

@@ -6,10 +6,10 @@ use std::net::{SocketAddr, SocketAddrV4};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use rustix::net::{AddressFamily, RawProtocol, SendFlags, SocketType, sendto, socket};
+use rustix::net::{SendFlags, sendto};
 use serde::{Deserialize, Serialize};
 
-use crate::nudge::header;
+use crate::nudge::{header, raw_socket};
 
 const IMAGE: &str = "datagrams.json";
 const UDP: u8 = 17;
@@ -58,9 +58,7 @@ impl Datagrams {
         if self.0.is_empty() {
             return Ok(());
         }
-        let raw = RawProtocol::new(255).context("no raw protocol")?;
-        let out = socket(AddressFamily::INET, SocketType::RAW, Some(rustix::net::Protocol::from_raw(raw)))
-            .context("cannot open a raw socket")?;
+        let out = raw_socket()?;
         for datagram in &self.0 {
             let to = SocketAddr::V4(datagram.destination);
             sendto(&out, &datagram.packet(), SendFlags::empty(), &to)

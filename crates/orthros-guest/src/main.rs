@@ -18,10 +18,12 @@ mod disk;
 mod elsewhere;
 mod forget;
 mod ipc;
+mod later;
 mod nest;
 mod nudge;
 mod objects;
 mod online;
+mod resets;
 mod scribble;
 mod setup;
 mod terminal;
@@ -82,7 +84,8 @@ fn command(words: &[&str]) -> Result<()> {
         ["images", memory, pid, folder] => {
             let memory = orrery_kimage::open_memory(memory.as_ref(), orrery_kimage::Layout::Q35)?;
             let kernel = orrery_kimage::Kernel::open(Box::new(memory))?;
-            let summary = criu::write(&kernel, &criu::Frozen::default(), pid.parse()?, folder.as_ref())?;
+            let summary =
+                criu::write(&kernel, &criu::Frozen::default(), pid.parse()?, folder.as_ref(), None)?;
             println!("{}", serde_json::to_string_pretty(&summary)?);
             Ok(())
         }

@@ -14,12 +14,12 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 const HELPERS_FROM: &str = "30000";
 
 /// Makes a nest and runs `program` in it; when `program` has ended well or, with `detach`, has been started, gives the
-/// number of the nest's process 1, as seen from outside. The nest stays.
+/// number of the nest's process 1, as seen from outside. The nest stays. `meanwhile` is called once the program may be running.
 ///
 /// # Errors
 ///
 /// Where the namespaces cannot be had, or the program failed; the nest is then gone.
-pub(crate) fn start(argv: &[String], helper: bool) -> Result<i32> {
+pub(crate) fn start(argv: &[String], helper: bool, meanwhile: impl FnOnce()) -> Result<i32> {
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     // SAFETY: this process has one thread when nests are made, so that the child may go on as it likes.
     let outer = unsafe { libc::fork() };
@@ -42,6 +42,7 @@ pub(crate) fn start(argv: &[String], helper: bool) -> Result<i32> {
         std::process::exit(i32::from(inner < 0));
     }
     drop(writer);
+    meanwhile();
     let mut said = String::new();
     std::io::Read::read_to_string(&mut fs::File::from(reader), &mut said)?;
     let mut status = 0;

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::mem::size_of_val;
 use std::net::{SocketAddr, SocketAddrV4};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -32,7 +32,7 @@ const MOST: usize = 64 << 10;
 const LIFE: u8 = 64;
 const TCP: u8 = 6;
 const ICMP: u8 = 1;
-const ACK: u8 = 0x10;
+pub(crate) const ACK: u8 = 0x10;
 const PUSH: u8 = 0x08;
 /// `DEST_UNREACH` and `HOST_UNREACH` of `linux/icmp.h`.
 const UNREACHABLE: [u8; 2] = [3, 1];
@@ -49,9 +49,7 @@ pub(crate) fn nudge(connections: &[Connection]) -> Result<usize> {
         return Ok(0);
     }
     let clocks = clocks();
-    let raw = RawProtocol::new(255).context("no raw protocol")?;
-    let out = socket(AddressFamily::INET, SocketType::RAW, Some(rustix::net::Protocol::from_raw(raw)))
-        .context("cannot open a raw socket")?;
+    let out = raw_socket()?;
     for connection in connections {
         let clock = clocks.get(&(connection.local, connection.remote)).copied();
         for packet in segments(connection, clock).into_iter().chain(complaints(connection)) {
@@ -60,6 +58,13 @@ pub(crate) fn nudge(connections: &[Connection]) -> Result<usize> {
         }
     }
     Ok(connections.len())
+}
+
+/// A socket that sends packets as they are, raw(7).
+pub(crate) fn raw_socket() -> Result<OwnedFd> {
+    let raw = RawProtocol::new(255).context("no raw protocol")?;
+    socket(AddressFamily::INET, SocketType::RAW, Some(rustix::net::Protocol::from_raw(raw)))
+        .context("cannot open a raw socket")
 }
 
 /// What the clocks of the restored connections show, which their segments tell: one that tells less is dropped.
@@ -138,27 +143,53 @@ fn segments(connection: &Connection, clock: Option<u32>) -> Vec<Vec<u8>> {
 }
 
 fn segment(connection: &Connection, number: u32, options: &[u8], bytes: &[u8]) -> Vec<u8> {
-    let mut tcp = Vec::with_capacity(20 + options.len() + bytes.len());
-    tcp.extend(connection.local.port().to_be_bytes());
-    tcp.extend(connection.remote.port().to_be_bytes());
-    tcp.extend(number.to_be_bytes());
-    tcp.extend(connection.expected.to_be_bytes());
-    tcp.push(u8::try_from((20 + options.len()) << 2).unwrap_or(0x50));
-    tcp.push(if bytes.is_empty() { ACK } else { ACK | PUSH });
-    tcp.extend(connection.window.to_be_bytes());
-    tcp.extend([0; 4]);
-    tcp.extend(options);
-    tcp.extend(bytes);
-    let mut pseudo = Vec::new();
-    pseudo.extend(connection.local.ip().octets());
-    pseudo.extend(connection.remote.ip().octets());
-    pseudo.extend([0, TCP]);
-    pseudo.extend(u16::try_from(tcp.len()).unwrap_or(0).to_be_bytes());
-    let sum = checksum(&[&pseudo, &tcp]);
-    tcp[16..18].copy_from_slice(&sum.to_be_bytes());
-    let mut packet = header(connection.local, connection.remote, TCP, tcp.len());
-    packet.extend(tcp);
-    packet
+    Segment {
+        local: connection.local,
+        remote: connection.remote,
+        number,
+        expected: connection.expected,
+        flags: if bytes.is_empty() { ACK } else { ACK | PUSH },
+        window: connection.window,
+    }
+    .packet(options, bytes)
+}
+
+/// What a segment says besides its options and bytes; RFC 9293.
+pub(crate) struct Segment {
+    pub(crate) local: SocketAddrV4,
+    pub(crate) remote: SocketAddrV4,
+    pub(crate) number: u32,
+    /// The number that is acknowledged.
+    pub(crate) expected: u32,
+    pub(crate) flags: u8,
+    pub(crate) window: u16,
+}
+
+impl Segment {
+    /// The packet that carries it.
+    pub(crate) fn packet(&self, options: &[u8], bytes: &[u8]) -> Vec<u8> {
+        let mut tcp = Vec::with_capacity(20 + options.len() + bytes.len());
+        tcp.extend(self.local.port().to_be_bytes());
+        tcp.extend(self.remote.port().to_be_bytes());
+        tcp.extend(self.number.to_be_bytes());
+        tcp.extend(self.expected.to_be_bytes());
+        tcp.push(u8::try_from((20 + options.len()) << 2).unwrap_or(0x50));
+        tcp.push(self.flags);
+        tcp.extend(self.window.to_be_bytes());
+        tcp.extend([0; 4]);
+        tcp.extend(options);
+        tcp.extend(bytes);
+        let mut pseudo = Vec::new();
+        pseudo.extend(self.local.ip().octets());
+        pseudo.extend(self.remote.ip().octets());
+        pseudo.extend([0, TCP]);
+        pseudo.extend(u16::try_from(tcp.len()).unwrap_or(0).to_be_bytes());
+        let sum = checksum(&[&pseudo, &tcp]);
+        tcp[16..18].copy_from_slice(&sum.to_be_bytes());
+        let mut packet = header(self.local, self.remote, TCP, tcp.len());
+        packet.extend(tcp);
+        packet
+    }
 }
 
 /// ICMP messages that say about a segment of the other side's that it has not arrived.

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{Control, Said};
 use crate::datagrams::Datagrams;
+use crate::resets::Resets;
 use crate::{criu, disk, nudge, setup, writeback};
 
 /// The stage of a restore, and the images, as criu tells them.
@@ -58,9 +59,11 @@ pub(crate) fn at(stage: &str) -> Result<()> {
     let sent = Datagrams::read(Path::new(&images)).and_then(|datagrams| datagrams.send());
     setup::go_online()?;
     let nudged = criu::connections(Path::new(&images)).and_then(|connections| nudge::nudge(&connections));
+    let told = Resets::read(Path::new(&images)).and_then(|resets| resets.send());
     let remark = nudged.err().map(|error| format!("the other sides of connections wait longer: {error:#}"));
     let lost = sent.err().map(|error| format!("datagrams that were not read are lost: {error:#}"));
-    let remark = remark.or(lost).or(tidied.err().map(|error| format!("{error:#}")));
+    let unheard = told.err().map(|error| format!("who was not accepted does not hear of it: {error:#}"));
+    let remark = remark.or(lost).or(unheard).or(tidied.err().map(|error| format!("{error:#}")));
     let online = Online { from, to: now(), remark };
     fs::write(REPORT, serde_json::to_vec(&online)?).with_context(|| format!("cannot write {REPORT}"))
 }

@@ -4,7 +4,7 @@
 //! under another kernel (the boot's identity has changed), it compares every file with that, tells the verdict in a file,
 //! and goes on. What it was just doing when the kernel died may have happened or not: that one file is not judged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
@@ -16,6 +16,10 @@ use anyhow::{Context as _, Result};
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const MOST_FILES: usize = 60;
 const MOST_BYTES: u64 = 300_000;
+/// The most names, and bytes in all files together: what it remembers must fit beside a service in a small machine, however
+/// long it runs.
+const MOST_NAMES: usize = 600;
+const MOST_ALL: u64 = 16 << 20;
 
 /// What a file must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,8 +98,26 @@ struct Scribbler {
     count: u64,
 }
 
-/// Scribbles in `folder` for ever.
+/// Scribbles in `folder` for ever. Why it ended, should it, is left in place of a verdict.
 pub(crate) fn run(folder: &Path, seed: u64) -> Result<()> {
+    let ended = scribble(folder, seed);
+    if let Err(error) = &ended {
+        crate::leave_verdict(&format!("ended: {error:#}\n"))?;
+    }
+    ended
+}
+
+/// Does it once more as long as it was interrupted, as the call under way is when its kernel dies.
+fn undisturbed<T>(mut what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match what() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+fn scribble(folder: &Path, seed: u64) -> Result<()> {
     let place = folder.join("scribbled");
     fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
     let path = place.join("nameless");
@@ -109,7 +131,7 @@ pub(crate) fn run(folder: &Path, seed: u64) -> Result<()> {
         busy: Vec::new(),
         count: 0,
     };
-    scribbler.fill()?;
+    scribbler.fill().context("the file without a name")?;
     let mut boot = fs::read_to_string(BOOT)?;
     loop {
         let name = scribbler.pick();
@@ -118,10 +140,10 @@ pub(crate) fn run(folder: &Path, seed: u64) -> Result<()> {
         let now = fs::read_to_string(BOOT)?;
         if now != boot {
             boot = now;
-            let verdict = scribbler.compare()?;
+            let verdict = scribbler.compare().context("comparing")?;
             crate::leave_verdict(&verdict)?;
-            scribbler.forget()?;
-            scribbler.fill()?;
+            undisturbed(|| scribbler.forget()).context("removing what was being changed")?;
+            undisturbed(|| scribbler.fill()).context("the file without a name")?;
         } else {
             result.with_context(|| format!("operation {} on {name}", scribbler.count))?;
         }
@@ -137,7 +159,7 @@ impl Scribbler {
     }
 
     /// Gives the file without a name other contents, some of which are forced to the disk, and a hole.
-    fn fill(&mut self) -> Result<()> {
+    fn fill(&mut self) -> io::Result<()> {
         let (file, content) = (&self.nameless.0, self.random.bytes(100_000));
         file.set_len(0)?;
         file.write_all_at(&content, 0)?;
@@ -166,6 +188,11 @@ impl Scribbler {
         let path = self.path(name);
         let Some(known) = self.expected.get(name).cloned() else { return self.make(name, &path) };
         match (known.kind, self.random.below(20)) {
+            (Kind::File(_), 0..8) if self.total() > MOST_ALL => {
+                fs::remove_file(&path)?;
+                self.expected.remove(name);
+                Ok(())
+            }
             (Kind::File(mut content), 0..8) => {
                 // Append or overwrite; sometimes beyond the end, which leaves a hole.
                 let most = (content.len() as u64 + 9000).min(MOST_BYTES);
@@ -255,7 +282,15 @@ impl Scribbler {
         Ok(())
     }
 
+    /// Bytes in all files.
+    fn total(&self) -> u64 {
+        self.expected.values().map(|known| known.kind.length()).sum()
+    }
+
     fn make(&mut self, name: &str, path: &Path) -> io::Result<()> {
+        if self.expected.len() >= MOST_NAMES {
+            return Ok(());
+        }
         let (kind, mode) = match self.random.below(8) {
             0 if !name.contains('/') => {
                 fs::create_dir(path)?;
@@ -328,13 +363,14 @@ impl Scribbler {
         if nameless.metadata()?.len() != content.len() as u64 || found != *content {
             wrong.push("the file without a name holds something else".to_owned());
         }
-        let mut there = BTreeMap::new();
+        let mut there = BTreeSet::new();
         collect(&self.folder, "", &mut there)?;
         for (path, known) in &self.expected {
             if self.is_busy(path) {
                 continue;
             }
-            match there.get(path) {
+            // One after the other: all of them together would take as much memory once more.
+            match there.contains(path).then(|| look_at(&self.path(path))).transpose().context(path.clone())? {
                 None => wrong.push(format!("{path} is missing")),
                 Some(found) => {
                     if found.kind != known.kind {
@@ -361,12 +397,12 @@ impl Scribbler {
                 }
             }
         }
-        for path in there.keys().filter(|path| !self.expected.contains_key(*path)) {
+        for path in there.iter().filter(|path| !self.expected.contains_key(*path)) {
             if !self.is_busy(path) {
                 wrong.push(format!("{path} should not be there"));
             }
         }
-        let total: u64 = self.expected.values().map(|known| known.kind.length()).sum();
+        let total = self.total();
         let sum = format!("{} operations, {} names, {total} bytes", self.count, self.expected.len());
         Ok(if wrong.is_empty() {
             format!("right: {sum}\n")
@@ -376,7 +412,7 @@ impl Scribbler {
     }
 
     /// Removes what cannot be known, with all that is below it.
-    fn forget(&mut self) -> Result<()> {
+    fn forget(&mut self) -> io::Result<()> {
         for name in &self.busy {
             let path = self.folder.join(name);
             match fs::symlink_metadata(&path) {
@@ -407,24 +443,30 @@ fn differ(found: &Kind, known: &Kind) -> String {
     }
 }
 
-/// All that is below a folder.
-fn collect(folder: &Path, prefix: &str, into: &mut BTreeMap<String, Expected>) -> Result<()> {
+/// The names of all that is below a folder.
+fn collect(folder: &Path, prefix: &str, into: &mut BTreeSet<String>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-        let about = entry.metadata()?;
-        let kind = if about.is_dir() {
+        if entry.metadata()?.is_dir() {
             collect(&entry.path(), &format!("{name}/"), into)?;
-            Kind::Directory
-        } else if about.is_symlink() {
-            Kind::Link(fs::read_link(entry.path())?.to_string_lossy().into_owned())
-        } else {
-            Kind::File(fs::read(entry.path())?)
-        };
-        let time = u64::try_from(about.mtime()).ok();
-        let (mode, owner) = (about.mode() & 0o7777, about.uid());
-        let (note, list) = (attached(&entry.path(), NOTE), attached(&entry.path(), LIST));
-        into.insert(name, Expected { kind, mode, owner, time, note, list });
+        }
+        into.insert(name);
     }
     Ok(())
+}
+
+/// What stands under a name.
+fn look_at(path: &Path) -> io::Result<Expected> {
+    let about = fs::symlink_metadata(path)?;
+    let kind = if about.is_dir() {
+        Kind::Directory
+    } else if about.is_symlink() {
+        Kind::Link(fs::read_link(path)?.to_string_lossy().into_owned())
+    } else {
+        Kind::File(fs::read(path)?)
+    };
+    let time = u64::try_from(about.mtime()).ok();
+    let (mode, owner) = (about.mode() & 0o7777, about.uid());
+    Ok(Expected { kind, mode, owner, time, note: attached(path, NOTE), list: attached(path, LIST) })
 }

@@ -37,6 +37,13 @@ pub enum Said {
         /// How long that took.
         seconds: f64,
     },
+    /// What it would take to rebuild the service.
+    Weighed {
+        /// MiB of memory that it takes.
+        needs: u64,
+        /// MiB that the backup has for it.
+        has: u64,
+    },
     /// The service has been read, and nothing is in the way of rebuilding it.
     Read,
     /// The service comes onto the network now: what it does from here on the old machine does not know of.
@@ -49,6 +56,13 @@ pub enum Said {
         steps: Vec<Step>,
         /// What was carried over.
         summary: Value,
+    },
+    /// All of the service's memory has come.
+    Whole {
+        /// How many pages came when the service lived again.
+        pages: u64,
+        /// How long that took, in seconds.
+        seconds: f64,
     },
     /// The answer of a program that was run.
     Ran {
@@ -84,6 +98,10 @@ pub struct Control {
     kept: VecDeque<Said>,
     /// Where the heartbeats are, once that was said.
     beats: Option<(u64, usize)>,
+    /// How many pages came after the service lived again, and how long that took, once that was said.
+    whole: Option<(u64, f64)>,
+    /// How many MiB it takes to rebuild the service and how many there are, as last said.
+    weighed: Option<(u64, u64)>,
 }
 
 impl Control {
@@ -106,7 +124,15 @@ impl Control {
                 }
             }
         });
-        Ok(Self { machine: machine.to_owned(), stream, said, kept: VecDeque::new(), beats: None })
+        Ok(Self {
+            machine: machine.to_owned(),
+            stream,
+            said,
+            kept: VecDeque::new(),
+            beats: None,
+            whole: None,
+            weighed: None,
+        })
     }
 
     /// Asks for something.
@@ -119,7 +145,18 @@ impl Control {
         sent.map_err(|error| Error::Guest { machine: self.machine.clone(), why: error.to_string() })
     }
 
-    /// The next thing that is said other than where heartbeats are, if it is said within `patience`.
+    /// Takes note of what is said by the way; anything else is given back.
+    fn take_note(&mut self, said: Said) -> Option<Said> {
+        match said {
+            Said::Beats { physical, cpus } => self.beats = Some((physical, cpus)),
+            Said::Whole { pages, seconds } => self.whole = Some((pages, seconds)),
+            Said::Weighed { needs, has } => self.weighed = Some((needs, has)),
+            said => return Some(said),
+        }
+        None
+    }
+
+    /// The next thing that is said other than by the way, if it is said within `patience`.
     pub fn listen(&mut self, patience: Duration) -> Option<Said> {
         let deadline = Instant::now() + patience;
         loop {
@@ -128,8 +165,11 @@ impl Control {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             match self.said.recv_timeout(left) {
-                Ok(Said::Beats { physical, cpus }) => self.beats = Some((physical, cpus)),
-                Ok(said) => return Some(said),
+                Ok(said) => {
+                    if let Some(said) = self.take_note(said) {
+                        return Some(said);
+                    }
+                }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
             }
         }
@@ -138,12 +178,35 @@ impl Control {
     /// Where the heartbeats are and of how many processors; nothing before that was said.
     pub(crate) fn beats(&mut self) -> Option<(u64, usize)> {
         while let Ok(said) = self.said.try_recv() {
-            match said {
-                Said::Beats { physical, cpus } => self.beats = Some((physical, cpus)),
-                said => self.kept.push_back(said),
-            }
+            let kept = self.take_note(said);
+            self.kept.extend(kept);
         }
         self.beats
+    }
+
+    /// How many pages of the service's memory came later, and how long that took, once they are all there.
+    pub(crate) fn whole(&mut self) -> Option<(u64, f64)> {
+        self.beats();
+        self.whole
+    }
+
+    /// Asks a backup how many MiB it would take to rebuild the service and how many it has; nothing where it does not know, or
+    /// does not say so soon enough.
+    pub(crate) fn weigh(&mut self, pid: i32, patience: Duration) -> Option<(u64, u64)> {
+        self.beats();
+        self.weighed = None;
+        self.ask(&json!({"do": "weigh", "pid": pid})).ok()?;
+        let deadline = Instant::now() + patience;
+        while self.weighed.is_none() && Instant::now() < deadline {
+            match self.said.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(said) => {
+                    let kept = self.take_note(said);
+                    self.kept.extend(kept);
+                }
+                Err(_) => break,
+            }
+        }
+        self.weighed
     }
 
     /// Whether the machine closes its side within `patience`: then its process is ending, or has ended.
@@ -151,8 +214,10 @@ impl Control {
         let deadline = Instant::now() + patience;
         loop {
             match self.said.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Said::Beats { physical, cpus }) => self.beats = Some((physical, cpus)),
-                Ok(said) => self.kept.push_back(said),
+                Ok(said) => {
+                    let kept = self.take_note(said);
+                    self.kept.extend(kept);
+                }
                 Err(error) => return error == RecvTimeoutError::Disconnected,
             }
         }

@@ -28,6 +28,6 @@ pub use initramfs::Initramfs;
 pub use kernel::{KernelFiles, cache};
 pub use machine::{Machine, MachineConfig};
 pub use net::{BridgeConfig, Network, NetworkConfig};
-pub use pair::{Cause, Failover, Pair, PairConfig};
+pub use pair::{Cause, Failover, Pair, PairConfig, Whole};
 pub use qmp::{Event, Qmp};
-pub use status::{Role, Status};
+pub use status::{Role, Status, Weight};

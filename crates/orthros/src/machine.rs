@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
+use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, seek};
 
 use crate::command::require;
 use crate::command_line::{accelerators, arguments};
@@ -55,7 +55,7 @@ pub struct Machine {
     folder: PathBuf,
     started: Instant,
     /// Its memory.
-    _memory: OwnedFd,
+    memory: OwnedFd,
     keep: bool,
 }
 
@@ -153,7 +153,7 @@ impl Machine {
             why: error.to_string(),
         })?;
         let (name, folder) = (config.name.clone(), folder.to_owned());
-        let mut machine = Self { name, child, folder, started: Instant::now(), _memory: memory, keep: false };
+        let mut machine = Self { name, child, folder, started: Instant::now(), memory, keep: false };
         machine.wait_for_file("qmp")?;
         Ok(machine)
     }
@@ -275,6 +275,15 @@ impl Machine {
         })?;
         self.keep = true;
         Ok(())
+    }
+
+    /// Gives its memory back to the host, which others may still map, and of which nobody wants to know any more. The machine
+    /// must be dead.
+    pub(crate) fn forget_memory(&self) -> Result<()> {
+        let failed = |error: rustix::io::Errno| file("empty", &self.file("ram"))(error.into());
+        let length = rustix::fs::fstat(&self.memory).map_err(failed)?.st_size;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.memory, flags, 0, length.unsigned_abs()).map_err(failed)
     }
 
     /// Whether its QEMU is there.

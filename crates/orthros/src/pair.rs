@@ -25,7 +25,7 @@ use crate::machine::Machine;
 use crate::means;
 use crate::member::{Member, Shared};
 use crate::net::{Network, NetworkConfig};
-use crate::status::{Role, Status};
+use crate::status::{Role, Status, Weight};
 
 /// How long a guest may take to boot on a machine with other things to do.
 const BOOT: Duration = Duration::from_secs(300);
@@ -33,6 +33,12 @@ const BOOT: Duration = Duration::from_secs(300);
 const END: Duration = Duration::from_secs(20);
 /// How long it takes to notice that a machine is gone whose connection is.
 const CLOSING: Duration = Duration::from_millis(100);
+/// How long a backup may take to tell what it would take to rebuild a service.
+const WEIGHING: Duration = Duration::from_secs(5);
+/// How long the rest of a service's memory may take to come.
+const WHOLE: Duration = Duration::from_secs(180);
+/// How long to wait for something to happen at a time.
+const POLL: Duration = Duration::from_millis(20);
 /// How long a rescue may take.
 const RESCUE: Duration = Duration::from_secs(180);
 
@@ -84,6 +90,15 @@ pub struct Failover {
     pub summary: Value,
 }
 
+/// Memory that came when the service lived again.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Whole {
+    /// How many pages.
+    pub pages: u64,
+    /// How long that took, in seconds.
+    pub seconds: f64,
+}
+
 /// A running pair. Dropped, both machines are killed and their memory is gone.
 pub struct Pair {
     config: PairConfig,
@@ -101,6 +116,10 @@ pub struct Pair {
     failovers: u32,
     /// How long a processor may be silent.
     patience: Duration,
+    /// The last one that died, whose memory the active may still need.
+    dead: Option<Machine>,
+    /// Whether some of the service's memory still lies there only.
+    incomplete: bool,
 }
 
 impl Pair {
@@ -139,6 +158,8 @@ impl Pair {
             pid: 0,
             generation: 1,
             failovers: 0,
+            dead: None,
+            incomplete: false,
         };
         let Said::Ready { pid } = pair.active.control.expect("the service to run", BOOT)? else {
             return Err(confused(&pair.active.machine));
@@ -194,7 +215,18 @@ impl Pair {
             backup: self.backup.as_mut().map(|backup| role(&mut backup.machine)),
             service: self.pid,
             failovers: self.failovers,
+            weight: self.weigh(),
         }
+    }
+
+    /// What it would take to rebuild the service as it is now; nothing where no backup can tell.
+    pub fn weigh(&mut self) -> Option<Weight> {
+        if !self.backup_lives() {
+            return None;
+        }
+        let backup = self.backup.as_mut()?;
+        let (needs, has) = backup.control.weigh(self.pid, WEIGHING)?;
+        Some(Weight { needs, has })
     }
 
     /// Bears a processor's silence for this long, or again for as long as was configured.
@@ -289,6 +321,9 @@ impl Pair {
     pub fn fail_over(&mut self, cause: Cause) -> Result<Failover> {
         let start = Instant::now();
         let mut steps = Vec::new();
+        if self.incomplete && self.active.control.whole().is_none() {
+            return Err(self.torn("it died before all of the service's memory had come"));
+        }
         if !self.backup_lives() {
             // It died, now or before. The memory is still there, for a new one to read.
             let seconds = self.renew()?;
@@ -314,11 +349,51 @@ impl Pair {
         };
         steps.extend(rebuilt);
         let seconds = start.elapsed().as_secs_f64();
-        self.active = backup;
+        self.dead = Some(std::mem::replace(&mut self.active, backup).machine);
+        self.incomplete = summary["later"].as_u64().is_none_or(|pages| pages > 0);
         self.registers.clear();
         self.failovers += 1;
         self.pid = pid;
         Ok(Failover { cause, steps, seconds, summary })
+    }
+
+    fn torn(&self, why: &str) -> Error {
+        Error::Gone { machine: self.active.machine.name().to_owned(), why: why.to_owned() }
+    }
+
+    /// Waits until all of the service's memory has come to the survivor, where a part of it comes later, and lets go of the dead
+    /// machine's; gives what came since the last failover, the first time that it is asked.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Gone`] where the survivor dies before: the service is lost. [`Error::Guest`] where it says why it could not have
+    /// its memory, [`Error::Timeout`].
+    pub fn settle(&mut self) -> Result<Option<Whole>> {
+        let mut came = None;
+        let deadline = Instant::now() + WHOLE;
+        while self.incomplete {
+            if let Some((pages, seconds)) = self.active.control.whole() {
+                came = Some(Whole { pages, seconds });
+                self.incomplete = false;
+            } else if let Some(complaint) = self.active.control.complaint() {
+                return Err(complaint);
+            } else if !self.active.machine.runs()
+                || self.active.qmp.event(POLL)?.is_some_and(|event| event.name == "GUEST_PANICKED")
+            {
+                return Err(self.torn("it died before all of the service's memory had come"));
+            } else if Instant::now() > deadline {
+                return Err(Error::Timeout {
+                    machine: self.active.machine.name().to_owned(),
+                    seconds: WHOLE.as_secs(),
+                    what: "all of the service's memory".to_owned(),
+                    hint: String::new(),
+                });
+            }
+        }
+        if let Some(dead) = self.dead.take() {
+            dead.forget_memory()?;
+        }
+        Ok(came)
     }
 
     /// Fences the active, gives the backup what it had, and lets the backup rebuild the service.
@@ -421,6 +496,7 @@ impl Pair {
     pub fn reboot(&mut self) -> Result<()> {
         self.backup = None;
         self.active.machine.kill();
+        (self.dead, self.incomplete) = (None, false);
         self.generation += 1;
         let active = Member::start(&self.config, &self.shared(), self.generation, None)?;
         if let Some(network) = &self.network {
@@ -436,13 +512,14 @@ impl Pair {
         Ok(())
     }
 
-    /// Starts a new backup, for the survivor of a failover or in place of one that died, and gives how long that took, in
-    /// seconds.
+    /// Starts a new backup, for the survivor of a failover, when it has [settled](Self::settle), or in place of one that died,
+    /// and gives how long that took, in seconds.
     ///
     /// # Errors
     ///
     /// As [`up`](Self::up).
     pub fn renew(&mut self) -> Result<f64> {
+        self.settle()?;
         let begin = Instant::now();
         if let (Some(dead), Some(network)) = (self.backup.take(), &self.network) {
             network.detach(&dead.port)?;

@@ -15,6 +15,29 @@ pub struct Role {
     pub lives: bool,
 }
 
+/// What it would take to rebuild a service, in MiB of the backup's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Weight {
+    /// What the service takes as it is now.
+    pub needs: u64,
+    /// What the backup has for it.
+    pub has: u64,
+}
+
+impl Weight {
+    /// Whether the service could be rebuilt.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.needs <= self.has
+    }
+}
+
+impl fmt::Display for Weight {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "to rebuild the service takes {} MiB of the {} that the backup has", self.needs, self.has)
+    }
+}
+
 /// Which machine has the service and which stands by.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Status {
@@ -26,6 +49,8 @@ pub struct Status {
     pub service: i32,
     /// How often it has moved.
     pub failovers: u32,
+    /// What it would take to rebuild the service, where the backup can tell.
+    pub weight: Option<Weight>,
 }
 
 impl fmt::Display for Status {
@@ -35,7 +60,8 @@ impl fmt::Display for Status {
             Some(backup) => write!(out, "{backup}")?,
             None => out.write_str("none")?,
         }
-        write!(out, ", service {} in its guest, {} failovers", self.service, self.failovers)
+        write!(out, ", service {} in its guest, {} failovers", self.service, self.failovers)?;
+        self.weight.map_or(Ok(()), |weight| write!(out, "; {weight}"))
     }
 }
 
@@ -53,13 +79,21 @@ mod tests {
     #[test]
     fn both_machines_are_told() {
         let role = |name: &str, lives| Role { name: name.to_owned(), pid: 7, lives };
-        let mut status =
-            Status { active: role("a", true), backup: Some(role("b", false)), service: 2, failovers: 1 };
+        let mut status = Status {
+            active: role("a", true),
+            backup: Some(role("b", false)),
+            service: 2,
+            failovers: 1,
+            weight: None,
+        };
         assert_eq!(
             status.to_string(),
             "active a (pid 7), backup b (pid 7, dead), service 2 in its guest, 1 failovers"
         );
         status.backup = None;
         assert!(status.to_string().contains("backup none"));
+        status.weight = Some(Weight { needs: 100, has: 99 });
+        assert!(status.to_string().ends_with("takes 100 MiB of the 99 that the backup has"), "{status}");
+        assert!(!Weight { needs: 100, has: 99 }.fits() && Weight { needs: 99, has: 99 }.fits());
     }
 }

@@ -1,6 +1,7 @@
 //! What the tests of several crates share: saying that a test was skipped, and cases that want a process of their own.
 
 mod cases;
+pub mod mariadb;
 
 use std::fmt;
 use std::io::Write;

@@ -33,6 +33,9 @@ const SCRIPT: &str = "mkdir -p /data/redis && { orrery-guest scribble /data 7 & 
     exec redis-server --bind 0.0.0.0 --protected-mode no --dir /data/redis --appendonly yes --save ''";
 /// Counts in redis' log, of all clients.
 const COUNTS: &str = "cat /data/redis/appendonlydir/*.incr.aof | grep -c INCR";
+/// What may tell why a verdict does not come: whether the program is there, how much memory is left, whether it ran out.
+const WHY: &str = "busybox ps -o pid,stat,vsz,args | grep -E 'scribble|redis' | grep -v grep; \
+    grep -E 'MemTotal|MemAvailable|Shmem:' /proc/meminfo; busybox dmesg | grep -E 'Out of memory|Killed process' | tail -n 3";
 /// How long a pair is under load before it crashes, at most.
 const LOAD: u64 = 2000;
 /// Silent kernels say why they die only if they get the time.
@@ -230,9 +233,11 @@ struct Client {
 impl Client {
     fn start(key: &str) -> Result<Self> {
         let mut counter = Counter::connect(key)?;
+        // Until the first answer redis may not have accepted it, and such a connection does not survive.
+        counter.count()?;
         let line = counter.line()?;
         let (count, waited, stop) =
-            (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default(), Arc::default());
+            (Arc::new(AtomicU64::new(counter.last())), Arc::<AtomicU64>::default(), Arc::default());
         let (its_count, its_waited, its_stop) = (Arc::clone(&count), Arc::clone(&waited), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
             let stop: &AtomicBool = &its_stop;
@@ -355,7 +360,10 @@ impl Scene {
             if !verdict.is_empty() {
                 break verdict;
             }
-            ensure!(Instant::now() < deadline, "the files are not compared");
+            if Instant::now() > deadline {
+                let why = self.pair.run(&["sh", "-c", WHY]).unwrap_or_else(|error| error.to_string());
+                bail!("the files are not compared; {}", why.trim().replace('\n', "; "));
+            }
             std::thread::sleep(Duration::from_millis(50));
         };
         ensure!(verdict.starts_with("right"), "the files: {}", verdict.trim());

@@ -123,6 +123,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     })?;
     let at = pair.network().map(|network| format!(" at {}{place}", network.address()));
     story.tell("armed", None, format!("the service runs{}", at.unwrap_or_default()))?;
+    warn(&mut pair, &story)?;
     story.tell("help", None, "commands: status, crash [KIND], failover, run PROGRAM ARGUMENTS, quit")?;
     loop {
         let mut cause = match pair.watch(Duration::from_millis(100)) {
@@ -169,15 +170,35 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         if let Some(cause) = cause {
             story.tell("died", None, format!("the active is given up: {cause:?}"))?;
             if survive(&mut pair, &story, cause, arguments.keep)? {
+                if let Some(whole) = pair.settle()? {
+                    let mib = whole.pages / 256;
+                    let text = format!(
+                        "the last {mib} MiB of its memory came {:.0} ms after it lived again",
+                        whole.seconds * 1e3
+                    );
+                    story.tell("whole", Some(whole.seconds), text)?;
+                }
                 let seconds = pair.renew()?;
                 story.tell(
                     "renewed",
                     Some(seconds),
                     format!("a new backup stands by after {seconds:.1} s"),
                 )?;
+                warn(&mut pair, &story)?;
             }
             story.hang_up();
         }
+    }
+}
+
+/// Says early that the backup is too small for what the service has become.
+fn warn(pair: &mut Pair, story: &Story) -> Result<()> {
+    match pair.weigh() {
+        Some(weight) if !weight.fits() => {
+            let text = format!("{weight}: it would not survive; give the machines more (--memory)");
+            story.tell("short", None, text)
+        }
+        _ => Ok(()),
     }
 }
 

@@ -184,9 +184,7 @@ fn add<'k>(context: &mut Context<'k>, file: &OpenFile<'k>) -> Result<(u32, u32)>
                     state => bail!("a TCP connection that is being opened or closed (state {state})"),
                 }
                 if socket.state == LISTEN && socket.waiting > 0 {
-                    let remark =
-                        format!("{} connections that were not accepted yet are lost", socket.waiting);
-                    context.summary.remarks.push(remark);
+                    refuse(context, file, socket.waiting);
                 }
             }
             if socket.protocol == UDP {
@@ -199,6 +197,23 @@ fn add<'k>(context: &mut Context<'k>, file: &OpenFile<'k>) -> Result<(u32, u32)>
     let kind = entry.kind;
     context.files.add(file, entry);
     Ok((id, kind))
+}
+
+/// Leaves word for those who wait to be accepted that nobody will.
+fn refuse(context: &mut Context<'_>, file: &OpenFile<'_>, count: u32) {
+    let (mut told, mut why) = (0, String::new());
+    match file.waiting_connections() {
+        Ok(found) => {
+            for connection in found.into_iter().flatten() {
+                context.resets.add(connection);
+                told += 1;
+            }
+        }
+        Err(error) => why = format!(" ({error})"),
+    }
+    let remark =
+        format!("{count} connections that were not accepted yet are lost; {told} of them are told{why}");
+    context.summary.remarks.push(remark);
 }
 
 /// What waits to be read in a UDP socket.

@@ -16,6 +16,7 @@ mod task;
 mod terminals;
 mod unix;
 mod watches;
+mod weight;
 mod writer;
 
 use std::fs;
@@ -27,6 +28,8 @@ use orrery_kimage::{IdKind, Kernel, State, Task};
 use crate::after::{After, ThreadAfter};
 use crate::datagrams::Datagrams;
 use crate::ipc::Ipc;
+use crate::later::Later;
+use crate::resets::Resets;
 
 use calls::Answers;
 pub(crate) use connections::{Connection, connections};
@@ -37,9 +40,11 @@ use filters::Filters;
 pub(crate) use frozen::Frozen;
 use locks::Locks;
 use memfds::Memfds;
+pub(crate) use memory::PAGE;
 use shared::SharedMemory;
 use terminals::Terminals;
 use unix::UnixSockets;
+pub(crate) use weight::weigh;
 
 use messages::{Inventory, KobjIds, Pstree, Timens, Timespec};
 use writer::{ImageFile, Kind};
@@ -51,8 +56,10 @@ pub(crate) struct Summary {
     pub(crate) processes: usize,
     /// Threads in them.
     pub(crate) threads: usize,
-    /// Pages of memory.
+    /// Pages of memory, and how many of them come when the service lives again.
     pub(crate) pages: u64,
+    /// Pages that come when the service lives again.
+    pub(crate) later: u64,
     /// Descriptors.
     pub(crate) descriptors: usize,
     /// Established TCP connections.
@@ -96,7 +103,10 @@ struct Context<'k> {
     tables: Tables,
     shared: SharedMemory<'k>,
     datagrams: Datagrams,
+    resets: Resets,
     after: After,
+    /// Pages that need not be in the images, if some need not.
+    later: Option<&'k mut Later>,
     /// What the process that is being written says of its calls.
     answers: Option<Answers>,
     /// The namespaces of the service.
@@ -120,7 +130,8 @@ impl Context<'_> {
     }
 }
 
-/// Writes images of the process `pid` and all its descendants into `folder`, ready for `criu restore`.
+/// Writes images of the process `pid` and all its descendants into `folder`, ready for `criu restore`: with all their memory, or,
+/// where there is someone who will bring what goes into `later`, without that.
 ///
 /// What cannot be rebuilt costs what it is: a descriptor is hung up, a process counts as killed, with its descendants, and
 /// its parent is told. Each is remarked.
@@ -128,7 +139,13 @@ impl Context<'_> {
 /// # Errors
 ///
 /// Where the process `pid` itself cannot be rebuilt, with the reason; where the images cannot be written.
-pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -> Result<Summary> {
+pub(crate) fn write<'k>(
+    kernel: &'k Kernel,
+    frozen: &'k Frozen,
+    pid: i32,
+    folder: &Path,
+    later: Option<&'k mut Later>,
+) -> Result<Summary> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let monotonic = monotonic(kernel).context("cannot read the dead kernel's clock")?;
     let mut context = Context {
@@ -146,7 +163,9 @@ pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -
         tables: Tables::default(),
         shared: SharedMemory::default(),
         datagrams: Datagrams::default(),
+        resets: Resets::default(),
         after: After::default(),
+        later,
         answers: None,
         namespaces: Vec::new(),
         summary: Summary::default(),
@@ -187,10 +206,12 @@ pub(crate) fn write(kernel: &Kernel, frozen: &Frozen, pid: i32, folder: &Path) -
     context.filters.write(folder)?;
     context.after.write(folder)?;
     context.datagrams.write(folder)?;
+    context.resets.write(folder)?;
     context.files.write(folder)?;
     context.sockets.write(folder)?;
     context.terminals.write(folder)?;
     context.summary.pages += context.shared.write(kernel, folder)?;
+    context.summary.later = context.later.as_ref().map_or(0, |later| later.pages());
     let (seconds, nanoseconds) = (monotonic / 1_000_000_000, monotonic % 1_000_000_000);
     let now = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
     let mut clock = ImageFile::create(folder, &format!("timens-{OWN_CLOCK}"), Kind::Timens)?;
@@ -270,6 +291,9 @@ fn one<'k>(
 /// Writes a process that cannot be rebuilt as one that was killed, and leaves word for its parent.
 fn killed(context: &mut Context<'_>, process: &Task<'_>, folder: &Path) -> Result<Pstree> {
     let entry = write_ended(process, libc::SIGKILL.cast_unsigned(), folder)?;
+    if let Some(later) = &mut context.later {
+        later.remove(entry.pid.cast_signed());
+    }
     context.after.bereaved.push(entry.ppid);
     Ok(entry)
 }
