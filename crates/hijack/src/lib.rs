@@ -58,6 +58,7 @@ mod proof;
 mod segment;
 mod steward;
 mod structures;
+pub mod symbols;
 mod told;
 mod tracee;
 mod window;
