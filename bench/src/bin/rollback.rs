@@ -5,15 +5,14 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use anyhow::{Context, Result, bail};
 use orrery_bench::footprint::{Backing, Footprint, PAGE};
 use orrery_bench::ours::{
     Captures, CleanScan, FirstCapture, InPython, RestoredMemory, TrackedPages, WholeRun,
 };
 use orrery_bench::rival::{CopyOnWrite, DontNeed, ForkExitWait, ForkServer};
 use orrery_bench::{
-    Bench, Case, Contender, Entry, Group, Options, Pin, Quantity, Unit, Work, Worker, machine, serve,
+    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Unit, Work, machine, serve,
 };
 use orrery_memory::images::Visibility;
 use orrery_memory::space::First;
@@ -35,22 +34,6 @@ const OTHER_PAGES: [Work; 2] =
     [Work { dirty: 100, read: 0, moving: true }, Work { dirty: 1_000, read: 0, moving: true }];
 const READ_WORKS: [Work; 2] =
     [Work { dirty: 1, read: 1_000, moving: false }, Work { dirty: 100, read: 1_000, moving: false }];
-
-/// Rollback beside its rivals
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Subcommand)]
-enum Role {
-    /// One contender, measured by the process that started this one
-    #[command(hide = true)]
-    Contender { mechanism: String, bytes: usize, backing: Backing, pin: Pin },
-}
 
 /// A way of having memory back, or a part of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,16 +130,16 @@ struct Field {
 impl Field {
     /// In a process of its own.
     fn entry(self, mechanism: Mechanism) -> Result<Entry> {
-        let pin = self.pin.to_string();
-        let arguments = [
-            "contender".to_owned(),
-            mechanism.name().to_owned(),
-            self.bytes.to_string(),
-            self.backing.to_string(),
-            pin,
-        ];
-        let memory = u64::try_from(mechanism.memory(self.bytes))?;
-        Ok(Entry::new(mechanism.name(), move || Worker::start(&arguments)).memory(memory))
+        let part =
+            Part::new(mechanism.name(), self.pin).with([self.bytes.to_string(), self.backing.to_string()]);
+        Ok(part.entry().memory(u64::try_from(mechanism.memory(self.bytes))?))
+    }
+
+    /// What the process of such an entry is told, and holds then.
+    fn of(part: &Part) -> Result<Self> {
+        let [bytes, backing] = part.words.as_slice() else { bail!("{:?} is no footprint", part.words) };
+        let backing = backing.parse().map_err(anyhow::Error::msg)?;
+        Ok(Self { bytes: bytes.parse()?, backing, pin: part.pin })
     }
 
     fn group(self, name: &str, ours: Mechanism, rivals: &[Mechanism]) -> Result<Group> {
@@ -173,15 +156,16 @@ impl Field {
 }
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    if let Some(Role::Contender { mechanism, bytes, backing, pin }) = arguments.role {
+    let CommandLine { options, part } = CommandLine::read("Rollback beside its rivals");
+    if let Some(part) = part {
         return Ok(serve(|| {
-            pin.bind()?;
-            Mechanism::of_name(&mechanism)?.start(bytes, backing)
+            part.pin.bind()?;
+            let field = Field::of(&part)?;
+            Mechanism::of_name(&part.name)?.start(field.bytes, field.backing)
         }));
     }
-    let pin = arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?));
-    let mut bench = Bench::new("rollback", arguments.options);
+    let pin = options.pin_or(Pin::Cpu(machine::last_cpu()?));
+    let mut bench = Bench::new("rollback", options);
     for bytes in FOOTPRINTS {
         for backing in [Backing::Small, Backing::Huge] {
             bench.group(rollbacks(Field { bytes, backing, pin })?);
@@ -340,5 +324,16 @@ mod tests {
             assert_eq!(Mechanism::of_name(name).unwrap(), mechanism);
         }
         assert!(Mechanism::of_name("").is_err());
+    }
+
+    #[test]
+    fn footprints_arrive_as_they_were_sent() {
+        let part = |words: &[&str]| Part::new("x", Pin::Cpu(1)).with(words);
+        let field = Field::of(&part(&["4096", "huge"])).unwrap();
+        assert_eq!((field.bytes, field.backing, field.pin), (4096, Backing::Huge, Pin::Cpu(1)));
+        for words in [["4096", "large"], ["x", "4k"]] {
+            assert!(Field::of(&part(&words)).is_err());
+        }
+        assert!(Field::of(&part(&["4096"])).is_err());
     }
 }

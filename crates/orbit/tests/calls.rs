@@ -1,7 +1,8 @@
 //! What a call brings to the task, and what the task brings back.
 
-#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
+#[expect(dead_code, reason = "helpers of the other tests")]
 mod common;
 
 use std::ffi::{c_long, c_void};
@@ -10,11 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{address, area, number};
+use common::{address, area, number, number_on_its_page, read};
 use orrery_orbit::{
     ARGUMENTS, Area, AreaVec, BackPressure, Call, Error, Flags, Life, Orbit, Placement, Reaper, Record,
     Scratch, Task, send,
 };
+use rustix::process::{Pid, WaitOptions, wait as wait_for_any};
 
 orrery_testing::cases![
     seconds = 120, trackers = orrery_testing::TRACKERS;
@@ -69,14 +71,10 @@ fn orbit(entry: impl Fn(&mut Task<'_>) -> i64 + Send + Sync + 'static) -> Orbit 
     Orbit::builder("test").entry(entry).create().unwrap()
 }
 
-/// Returns the number at the address that the arguments give.
-fn read(task: &mut Task<'_>) -> i64 {
-    unsafe { *task.argument::<*const i64>().unwrap() }
-}
-
 /// Says that it has begun, then waits for a byte from the pipe that the argument names.
 fn wait(task: &mut Task<'_>) -> i64 {
     task.send(Scratch::new().data(b"begun")).unwrap();
+    // SAFETY: its callers pass the end of a pipe that is open in main, so that the orbit has it since its creation.
     let pipe = unsafe { BorrowedFd::borrow_raw(task.argument::<i32>().unwrap()) };
     i64::from(rustix::io::read(pipe, &mut [0; 1]) != Ok(1))
 }
@@ -109,12 +107,12 @@ fn a_task_sees_main_as_of_its_call() {
     let area = area();
     let number = number(&area);
     let orbit = orbit(read);
-    let (areas, bytes) = ([&area], address(number));
+    let (areas, bytes) = ([&area], number.address());
     let call = Call::new().areas(&areas).arguments(&bytes);
     for i in 0..500 {
-        unsafe { *number = i };
+        number.set(i);
         let future = orbit.call_async(&call).unwrap();
-        unsafe { *number = -1 };
+        number.set(-1);
         assert_eq!(future.get(), Ok(i));
     }
 }
@@ -126,15 +124,15 @@ fn queued_calls_see_their_own_moments() {
         std::thread::sleep(Duration::from_millis(3));
         read(task)
     });
-    let (areas, bytes) = ([&area], address(number));
+    let (areas, bytes) = ([&area], number.address());
     let call = Call::new().areas(&areas).arguments(&bytes);
     let futures: Vec<_> = (0..40)
         .map(|i| {
-            unsafe { *number = i };
+            number.set(i);
             orbit.call_async(&call).unwrap()
         })
         .collect();
-    unsafe { *number = -1 };
+    number.set(-1);
     for (i, future) in (0..).zip(&futures) {
         assert_eq!(future.get(), Ok(i));
     }
@@ -144,20 +142,21 @@ fn queued_calls_see_their_own_moments() {
 fn what_a_task_writes_is_gone_at_the_next_call() {
     let area = area();
     let number = number(&area);
-    unsafe { *number = 5 };
-    let orbit = orbit(|task| unsafe {
-        let number = task.argument::<*mut i64>().unwrap();
+    number.set(5);
+    let orbit = orbit(|task| {
+        // SAFETY: the address of a number in an area that the call names; the task's copy of it is the task's alone.
+        let number = unsafe { &mut *task.argument::<*mut i64>().unwrap() };
         *number += 1;
         *number
     });
-    let (areas, bytes) = ([&area], address(number));
+    let (areas, bytes) = ([&area], number.address());
     let call = Call::new().areas(&areas).arguments(&bytes);
     for _ in 0..50 {
         assert_eq!(orbit.call(&call), Ok(6));
     }
     let futures: Vec<_> = (0..20).map(|_| orbit.call_async(&call).unwrap()).collect();
     assert!(futures.iter().all(|future| future.get() == Ok(6)));
-    assert_eq!(unsafe { *number }, 5);
+    assert_eq!(number.get(), 5);
 }
 
 fn areas_made_later_are_seen() {
@@ -165,8 +164,8 @@ fn areas_made_later_are_seen() {
     for i in 0..20 {
         let area = area();
         let number = number(&area);
-        unsafe { *number = i };
-        assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&address(number))), Ok(i));
+        number.set(i);
+        assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&number.address())), Ok(i));
     }
 }
 
@@ -176,11 +175,11 @@ fn grown_areas_are_seen() {
     let mut numbers = Vec::new();
     for i in 0..300_000 {
         let number = number(&area);
-        unsafe { *number = i };
+        number.set(i);
         numbers.push(number);
     }
     for (i, number) in (0..).zip(&numbers).step_by(10_007) {
-        assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&address(*number))), Ok(i));
+        assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&number.address())), Ok(i));
     }
 }
 
@@ -188,6 +187,7 @@ fn structures_with_pointers_are_seen() {
     let area = area();
     let mut lists: AreaVec<AreaVec<i64>> = AreaVec::new_in(area.clone());
     let orbit = orbit(|task| {
+        // SAFETY: the address of such a list, which lies in the area that the call names, as all its lists do.
         let lists = unsafe { &*task.argument::<*const AreaVec<AreaVec<i64>>>().unwrap() };
         lists.iter().flatten().sum()
     });
@@ -199,6 +199,7 @@ fn structures_with_pointers_are_seen() {
         list.extend(0..i);
         sum += (0..i).sum::<i64>();
         lists.push(list);
+        // SAFETY: the place is the layout's; the copy is looked at by tasks alone, and never dropped.
         unsafe { std::ptr::copy_nonoverlapping(&raw const lists, place, 1) };
         assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&address(place))), Ok(sum));
     }
@@ -209,15 +210,13 @@ fn several_orbits_watch_one_area() {
     let (a, b) = (number(&first_area), number(&second_area));
     let orbits = [orbit(read), orbit(read), orbit(read)];
     for i in 0..200_i64 {
-        unsafe {
-            *a = i;
-            *b = -i;
-        }
+        a.set(i);
+        b.set(-i);
         for (index, orbit) in orbits.iter().enumerate() {
             if i % (i64::try_from(index).unwrap() + 1) == 0 {
                 let areas = [&first_area, &second_area];
-                assert_eq!(orbit.call(&Call::new().areas(&areas).arguments(&address(a))), Ok(i));
-                assert_eq!(orbit.call(&Call::new().areas(&areas[1..]).arguments(&address(b))), Ok(-i));
+                assert_eq!(orbit.call(&Call::new().areas(&areas).arguments(&a.address())), Ok(i));
+                assert_eq!(orbit.call(&Call::new().areas(&areas[1..]).arguments(&b.address())), Ok(-i));
             }
         }
     }
@@ -233,6 +232,7 @@ fn a_function_may_be_named_by_the_call() {
 }
 
 unsafe extern "C" fn c_task(arguments: *mut c_void, store: *mut c_void) -> c_long {
+    // SAFETY: called with eight bytes of arguments, aligned as they are in C, and with what `c_init` returned.
     unsafe {
         *store.cast::<c_long>() += 1;
         *arguments.cast::<c_long>() * 100 + *store.cast::<c_long>()
@@ -244,20 +244,27 @@ unsafe extern "C" fn c_init() -> *mut c_void {
 }
 
 fn c_functions_are_called() {
+    // SAFETY: the function is given the arguments and the store that it expects.
     let orbit = unsafe { Orbit::builder("c").c_entry(c_task).c_init(c_init) }.create().unwrap();
     let three = 3_i64.to_ne_bytes();
     assert_eq!(orbit.call(&Call::new().arguments(&three)), Ok(308));
-    assert_eq!(orbit.call(&unsafe { Call::new().arguments(&three).c_function(c_task) }), Ok(309));
+    // SAFETY: as above.
+    let named = unsafe { Call::new().arguments(&three).c_function(c_task) };
+    assert_eq!(orbit.call(&named), Ok(309));
 }
 
 fn addresses_without_code_are_refused() {
     static DATA: u64 = 7;
     let wrong: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_long =
+        // SAFETY: only the address is used: whoever called it would crash, which is what the orbit is to notice before.
         unsafe { std::mem::transmute(&raw const DATA) };
     let orbit = orbit(|_| 1);
     let address = (&raw const DATA).addr();
-    assert_eq!(orbit.call(&unsafe { Call::new().c_function(wrong) }), Err(Error::NoFunction { address }));
+    // SAFETY: it is never called.
+    let call = unsafe { Call::new().c_function(wrong) };
+    assert_eq!(orbit.call(&call), Err(Error::NoFunction { address }));
     assert_eq!(orbit.call(&Call::new()), Ok(1));
+    // SAFETY: nor is this one.
     let error = unsafe { Orbit::builder("wrong").c_entry(wrong) }.create().unwrap_err();
     assert_eq!(error, Error::NoFunction { address });
 }
@@ -307,14 +314,14 @@ fn threads_call_at_once() {
             let (orbit, area) = (&orbit, &area);
             scope.spawn(move || {
                 let number = number(area);
-                let (areas, bytes) = ([area], address(number));
+                let (areas, bytes) = ([area], number.address());
                 let call = Call::new().areas(&areas).arguments(&bytes);
                 for i in 0..300 {
                     let value = thread * 1_000 + i;
-                    unsafe { *number = value };
+                    number.set(value);
                     if i % 3 == 0 {
                         let future = orbit.call_async(&call).unwrap();
-                        unsafe { *number = -1 };
+                        number.set(-1);
                         assert_eq!(future.get(), Ok(value));
                     } else {
                         assert_eq!(orbit.call(&call), Ok(value));
@@ -438,20 +445,13 @@ fn a_future_cancels_its_call() {
 
 fn cancelled_calls_leave_their_pages_to_the_next() {
     let area = area();
-    let numbers: Vec<_> = (0..8)
-        .map(|_| {
-            area.allocate(std::alloc::Layout::from_size_align(4096, 4096).unwrap())
-                .unwrap()
-                .cast::<i64>()
-                .as_ptr()
-        })
-        .collect();
+    let numbers: Vec<_> = (0..8).map(|_| number_on_its_page(&area)).collect();
     let (orbit, _running, hold) = busy(Orbit::builder("busy"));
     let areas = [&area];
     let mut futures = Vec::new();
     for (i, number) in (0..).zip(&numbers) {
-        unsafe { **number = i + 1 };
-        let bytes = address(numbers[0]);
+        number.set(i + 1);
+        let bytes = numbers[0].address();
         futures.push(orbit.call_async(&Call::new().areas(&areas).arguments(&bytes).function(read)).unwrap());
     }
     // Only the first and the last stay; the last sees what the cancelled ones brought.
@@ -460,7 +460,7 @@ fn cancelled_calls_leave_their_pages_to_the_next() {
     }
     hold.release();
     for (i, number) in (0..).zip(&numbers) {
-        let bytes = address(*number);
+        let bytes = number.address();
         let seen = orbit.call_async(&Call::new().areas(&areas).arguments(&bytes).function(read)).unwrap();
         assert_eq!(seen.get(), Ok(i + 1));
     }
@@ -574,6 +574,7 @@ fn updates_of_queued_calls_are_kept_apart() {
 
 fn large_updates_arrive() {
     let orbit = orbit(|task| {
+        // SAFETY: its callers pass one.
         let len = unsafe { task.argument::<usize>() }.unwrap();
         let bytes: Vec<u8> = (0..len).map(|i| u8::try_from(i % 253).unwrap()).collect();
         task.send(Scratch::new().data(&bytes)).unwrap();
@@ -615,6 +616,7 @@ static APPLIED: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn operation(count: usize, arguments: *mut usize) -> usize {
     APPLIED.fetch_add(1, Ordering::SeqCst);
+    // SAFETY: an operation is given as many arguments as it is told.
     unsafe { std::slice::from_raw_parts(arguments, count) }.iter().sum()
 }
 
@@ -622,7 +624,9 @@ fn updates_are_applied_one_by_one() {
     let area = area();
     let (first, second) = (number(&area), number(&area));
     let orbit = orbit(|task| {
+        // SAFETY: its callers pass two addresses.
         let [first, second] = unsafe { task.argument::<[*mut i64; 2]>() }.unwrap();
+        // SAFETY: of numbers in an area that the call names; the task's copy of them is the task's alone.
         let sum = unsafe {
             *first += 1;
             *first
@@ -635,22 +639,26 @@ fn updates_are_applied_one_by_one() {
         task.send(&mut scratch).unwrap();
         0
     });
-    unsafe { *first = 10 };
-    let mut arguments = address(first).to_vec();
-    arguments.extend(address(second));
+    first.set(10);
+    let mut arguments = first.address().to_vec();
+    arguments.extend(second.address());
     let areas = [&area];
     let call = Call::new().areas(&areas).arguments(&arguments);
     let finished = orbit.call_and_receive(&call).unwrap();
     let update = finished.updates[0].as_ref().unwrap();
-    assert_eq!(unsafe { (*first, *second) }, (10, 0), "nothing is applied by itself");
+    assert_eq!((first.get(), second.get()), (10, 0), "nothing is applied by itself");
     let records: Vec<_> = update.records().collect();
+    // SAFETY: nobody else uses the numbers, and the task meant them.
     unsafe { records[0].apply() }.unwrap();
-    assert_eq!(unsafe { (*first, *second) }, (11, 0), "the second is skipped");
-    assert_eq!(unsafe { records[2].apply() }, Ok(321));
+    assert_eq!((first.get(), second.get()), (11, 0), "the second is skipped");
+    // SAFETY: `operation` may be called with any numbers.
+    let applied = unsafe { records[2].apply() };
+    assert_eq!(applied, Ok(321));
     assert_eq!(orbit.call(&call), Ok(0));
     let finished = orbit.call_and_receive(&call).unwrap();
+    // SAFETY: as with one by one.
     unsafe { finished.updates[0].as_ref().unwrap().apply() }.unwrap();
-    assert_eq!(unsafe { (*first, *second) }, (12, 77));
+    assert_eq!((first.get(), second.get()), (12, 77));
     assert_eq!(APPLIED.load(Ordering::SeqCst), 2);
 }
 
@@ -658,6 +666,7 @@ fn bad_updates_are_refused() {
     let area = area();
     let inside = number(&area);
     let orbit = orbit(|task| {
+        // SAFETY: its callers pass an address.
         let target = unsafe { task.argument::<*mut i64>() }.unwrap();
         let local = 0_u64;
         let mut scratch = Scratch::new();
@@ -668,6 +677,7 @@ fn bad_updates_are_refused() {
         let bytes = scratch.data(b"whole").bytes().to_vec();
         let _ = orrery_orbit::send_bytes(&bytes[..bytes.len() - 3]);
         let _ = orrery_orbit::send_bytes(&[0xff; 64]);
+        // SAFETY: only the address is used: main has to refuse it.
         let data: orrery_orbit::Operation = unsafe { std::mem::transmute(target) };
         scratch.clear();
         let _ = task.send(scratch.operation(data, &[]));
@@ -675,7 +685,7 @@ fn bad_updates_are_refused() {
         0
     });
     let areas = [&area];
-    let bytes = address(inside);
+    let bytes = inside.address();
     let finished = orbit.call_and_receive(&Call::new().areas(&areas).arguments(&bytes)).unwrap();
     assert_eq!(finished.result, Ok(0));
     let (good, bad) = finished.updates.split_last().unwrap();
@@ -683,8 +693,9 @@ fn bad_updates_are_refused() {
     for update in bad {
         assert!(matches!(update, Err(Error::BadUpdate { .. })), "{update:?}");
     }
+    // SAFETY: nobody else uses the number, which the task meant.
     unsafe { good.as_ref().unwrap().apply() }.unwrap();
-    assert_eq!(unsafe { *inside }, 5);
+    assert_eq!(inside.get(), 5);
 }
 
 fn sending_outside_of_a_task_is_an_error() {
@@ -725,10 +736,11 @@ fn a_forked_child_of_main_is_told() {
     let area = area();
     let number = number(&area);
     let orbit = orbit(read);
-    let (areas, bytes) = ([&area], address(number));
+    let (areas, bytes) = ([&area], number.address());
     let call = Call::new().areas(&areas).arguments(&bytes);
-    unsafe { *number = 3 };
+    number.set(3);
     let future = orbit.call_async(&call).unwrap();
+    // SAFETY: main has no thread that could hold a lock that the child wants.
     match unsafe { libc::fork() } {
         0 => {
             let told = |error: Error| matches!(error, Error::OtherProcess { .. });
@@ -739,16 +751,17 @@ fn a_forked_child_of_main_is_told() {
             drop(future);
             drop(orbit);
             // One of its own works, with the areas that it inherited.
-            unsafe { *number = 8 };
+            number.set(8);
             let own = Orbit::builder("own").entry(read).create().unwrap();
             let works = own.call(&call) == Ok(8);
             drop(own);
+            // SAFETY: ends the child, and nothing of main's is flushed.
             unsafe { libc::_exit(i32::from(!(all && works))) }
         }
         child => {
-            let mut status = 0;
-            unsafe { libc::waitpid(child, &raw mut status, 0) };
-            assert_eq!(status, 0);
+            let child = Pid::from_raw(child).unwrap();
+            let (_, status) = rustix::process::waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
+            assert_eq!(status.exit_status(), Some(0));
         }
     }
     assert_eq!(future.get(), Ok(3));
@@ -776,12 +789,11 @@ fn destroying_is_final() {
 fn the_program_may_reap_its_orbit() {
     let orbit =
         Orbit::builder("child").reaper(Reaper::Program).entry(|_| std::process::exit(3)).create().unwrap();
-    let pid = i32::try_from(orbit.pid().unwrap()).unwrap();
-    let mut status = 0;
-    assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) }, 0, "it is a child, and lives");
+    let pid = Pid::from_raw(i32::try_from(orbit.pid().unwrap()).unwrap()).unwrap();
+    assert!(wait_for_any(WaitOptions::NOHANG).unwrap().is_none(), "it is a child, and lives");
     assert!(orbit.call(&Call::new()).is_err());
-    assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, 0) }, pid);
-    assert_eq!(libc::WEXITSTATUS(status), 3);
+    let (ended, status) = wait_for_any(WaitOptions::empty()).unwrap().unwrap();
+    assert_eq!((ended, status.exit_status()), (pid, Some(3)));
     assert!(matches!(orbit.call(&Call::new()), Err(Error::Dead { .. })));
 }
 
@@ -799,8 +811,8 @@ fn statistics_count() {
     let number = number(&area);
     let orbit = orbit(read);
     for i in 0..10 {
-        unsafe { *number = i };
-        orbit.call(&Call::new().areas(&[&area]).arguments(&address(number))).unwrap();
+        number.set(i);
+        orbit.call(&Call::new().areas(&[&area]).arguments(&number.address())).unwrap();
     }
     let seen = orbit.statistics().unwrap();
     assert_eq!((seen.calls, seen.returned, seen.failed, seen.queued(), seen.bound), (10, 10, 0, 0, 64));

@@ -1,6 +1,6 @@
 //! Structures of which orbits see a part.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[expect(dead_code, reason = "helpers of the other tests")]
 mod common;
@@ -61,6 +61,7 @@ fn fields_are_used_as_before() {
 }
 
 fn sum(task: &mut Task<'_>) -> i64 {
+    // SAFETY: its callers pass the address of the watched part, in an area that the call names.
     let seen = unsafe { &*task.argument::<*const TransactionWatched>().unwrap() };
     (seen.version + seen.locks.iter().sum::<u64>()).cast_signed()
 }
@@ -110,7 +111,9 @@ fn parameters_are_passed_on() {
     let mut pair: Pair<'_, u16, 3> = whole.delegate(&area).map_err(|(error, _)| error).unwrap();
     pair.seen[2] = 6;
     let seen: *const PairSeen<'_, u16, 3> = Pair::watched(&pair);
-    assert_eq!((unsafe { &(*seen).seen }, pair.unseen), (&[5, 5, 6], "text"));
+    // SAFETY: the pair lives, and nobody changes it meanwhile.
+    let seen = unsafe { &(*seen).seen };
+    assert_eq!((seen, pair.unseen), (&[5, 5, 6], "text"));
     assert_eq!(Whole::join(pair).seen, [5, 5, 6]);
 }
 

@@ -1,13 +1,13 @@
 //! What main gets when an orbit crashes, hangs, starves or lies, and that it comes back.
 
-#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{address, area, ends, number};
+use common::{area, childless, crash, ends, number, number_on_its_page, read};
 use orrery_orbit::{
     Area, Backoff, Builder, Call, Error, Fault, Future, Life, Limits, Means, Orbit, Record, Restart, Scratch,
     Task,
@@ -69,14 +69,6 @@ fn fault(result: Result<i64, Error>) -> Fault {
     }
 }
 
-fn crash() -> i64 {
-    unsafe { std::ptr::without_provenance_mut::<i64>(0x1234_5000).read_volatile() }
-}
-
-fn read(task: &mut Task<'_>) -> i64 {
-    unsafe { *task.argument::<*const i64>().unwrap() }
-}
-
 /// 0 returns, 1 crashes, 2 exits with 0, 3 hangs; a task that hangs says before that it has begun.
 fn obey(task: &mut Task<'_>) -> i64 {
     match task.arguments()[0] {
@@ -123,6 +115,7 @@ fn every_crash_is_named() {
         if signal == libc::SIGABRT {
             std::process::abort();
         }
+        // SAFETY: ends the orbit, as is wanted.
         i64::from(unsafe { libc::raise(signal) })
     }
     for signal in
@@ -313,8 +306,8 @@ fn a_crash_is_followed_by_a_fresh_instance() {
         .unwrap();
     let mut store = 0;
     for i in 0..60 {
-        unsafe { *number = i };
-        let result = orbit.call(&Call::new().areas(&[&area]).arguments(&address(number)));
+        number.set(i);
+        let result = orbit.call(&Call::new().areas(&[&area]).arguments(&number.address()));
         if i % 5 == 4 {
             assert!(matches!(fault(result), Fault::Signal { .. }));
             store = 0;
@@ -341,17 +334,17 @@ fn calls_that_wait_survive_a_restart() {
     let number = number(&area);
     let orbit = restarting(Orbit::builder("phoenix")).entry(read).create().unwrap();
     let areas = [&area];
-    let bytes = address(number);
+    let bytes = number.address();
     let running = hanging(&orbit);
     let waiting: Vec<_> = (0..30)
         .map(|i| {
-            unsafe { *number = i };
+            number.set(i);
             let call = Call::new().areas(&areas).arguments(&bytes);
             // Every fourth takes the orbit down again.
             orbit.call_async(&if i % 4 == 3 { call.function(|_| crash()) } else { call }).unwrap()
         })
         .collect();
-    unsafe { *number = -1 };
+    number.set(-1);
     kill(orbit.pid().unwrap());
     fault(running.get());
     for (i, future) in (0..).zip(&waiting) {
@@ -365,25 +358,21 @@ fn calls_that_wait_survive_a_restart() {
 
 fn the_pages_of_a_crashed_call_are_not_lost() {
     let area = area();
-    let page = || {
-        let layout = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
-        area.allocate(layout).unwrap().cast::<i64>().as_ptr()
-    };
-    let (first, second) = (page(), page());
+    let (first, second) = (number_on_its_page(&area), number_on_its_page(&area));
     let orbit = restarting(Orbit::builder("phoenix")).entry(read).create().unwrap();
     let areas = [&area];
     let running = hanging(&orbit);
-    unsafe { *first = 1 };
+    first.set(1);
     let crashing = orbit.call_async(&Call::new().areas(&areas).function(|_| crash())).unwrap();
-    unsafe { *second = 2 };
+    second.set(2);
     // This one's delta has the second page only: the first came with the call that crashes.
-    let bytes = address(first);
+    let bytes = first.address();
     let last = orbit.call_async(&Call::new().areas(&areas).arguments(&bytes)).unwrap();
     kill(orbit.pid().unwrap());
     fault(running.get());
     fault(crashing.get());
     assert_eq!(last.get(), Ok(1));
-    assert_eq!(orbit.call(&Call::new().areas(&areas).arguments(&address(second))), Ok(2));
+    assert_eq!(orbit.call(&Call::new().areas(&areas).arguments(&second.address())), Ok(2));
 }
 
 fn a_crash_of_a_thread_of_the_task_is_told() {
@@ -424,8 +413,7 @@ fn a_crashing_init_fails_creation() {
     );
     let error = restarting(Orbit::builder("bad")).init(|| panic!("no store")).create().unwrap_err();
     assert!(error.to_string().contains("no store"), "{error}");
-    let mut status = 0;
-    assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, 0) }, -1, "no process is left");
+    assert!(childless(), "no process is left");
 }
 
 fn a_hanging_init_fails_creation() {
@@ -440,7 +428,11 @@ fn a_hanging_init_fails_creation() {
 
 fn an_init_that_crashes_later_ends_in_an_error() {
     let shared = orrery_domain::SharedMemory::new("counter", 4096).unwrap();
-    let count = move || unsafe { shared.start().cast::<AtomicU64>().as_ref() }.fetch_add(1, Ordering::SeqCst);
+    let count = move || {
+        // SAFETY: it is a page, begins with zeros, and lives as long as the closure has it.
+        let counter = unsafe { shared.start().cast::<AtomicU64>().as_ref() };
+        counter.fetch_add(1, Ordering::SeqCst)
+    };
     let backoff = Backoff { first: Duration::from_millis(1), limit: Some(4), ..Backoff::default() };
     let orbit = Orbit::builder("bad")
         .restart(Restart::Always(backoff))
@@ -468,6 +460,7 @@ fn a_dead_spare_ends_in_an_error() {
 fn no_process_for_a_restart_ends_in_an_error() {
     // Root is exempt from RLIMIT_NPROC, nobody is not.
     let nobody = 65_534;
+    // SAFETY: takes numbers; the process is this case's own.
     if unsafe { libc::setresuid(nobody, nobody, nobody) } != 0 {
         orrery_testing::skipped!("not run as root");
         return;
@@ -503,19 +496,20 @@ fn no_room_for_files_is_an_error() {
     limit(None);
     let area = area();
     let number = number(&area);
-    let reader = orbit(|task| unsafe { *task.argument::<*mut i64>().unwrap() });
+    let reader = orbit(read);
     let areas = [&area];
-    let address = number.expose_provenance().to_ne_bytes();
-    let call = Call::new().areas(&areas).arguments(&address);
-    unsafe { number.write(7) };
+    let bytes = number.address();
+    let call = Call::new().areas(&areas).arguments(&bytes);
+    number.set(7);
     assert_eq!(reader.call(&call).unwrap(), 7);
     limit(Some(4096));
     let more = area.allocate(core::alloc::Layout::new::<[u8; 1 << 20]>()).unwrap();
+    // SAFETY: as many bytes as its layout has.
     unsafe { more.as_ptr().write_bytes(1, 1 << 20) };
     let error = reader.call(&call).unwrap_err();
     assert!(error.to_string().contains("RLIMIT_FSIZE"), "{error}");
     limit(None);
-    unsafe { number.write(8) };
+    number.set(8);
     assert_eq!(reader.call(&call).unwrap(), 8);
 }
 
@@ -534,12 +528,13 @@ fn a_core_dump_stays_small() {
     let area = area();
     let number = number(&area);
     let inner = place.clone();
-    let orbit = orbit(move |task| unsafe {
+    let orbit = orbit(move |task| {
         std::env::set_current_dir(&inner).unwrap();
-        *task.argument::<*mut i64>().unwrap() += 1;
+        // SAFETY: the address of a number in an area that the call names; the task's copy of it is the task's alone.
+        unsafe { *task.argument::<*mut i64>().unwrap() += 1 };
         crash()
     });
-    fault(orbit.call(&Call::new().areas(&[&area]).arguments(&address(number))));
+    fault(orbit.call(&Call::new().areas(&[&area]).arguments(&number.address())));
     let sizes: Vec<u64> =
         std::fs::read_dir(&place).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).collect();
     std::fs::remove_dir_all(&place).unwrap();
@@ -550,14 +545,14 @@ fn many_orbits_live_side_by_side() {
     let area = area();
     let number = number(&area);
     let areas = [&area];
-    let bytes = address(number);
+    let bytes = number.address();
     let call = Call::new().areas(&areas).arguments(&bytes);
     let orbits: Vec<_> =
         (0..40).map(|_| restarting(Orbit::builder("one of many")).entry(read).create().unwrap()).collect();
     for round in 0..3 {
-        unsafe { *number = round };
+        number.set(round);
         let futures: Vec<_> = orbits.iter().map(|orbit| orbit.call_async(&call).unwrap()).collect();
-        unsafe { *number = -1 };
+        number.set(-1);
         assert!(futures.iter().all(|future| future.get() == Ok(round)));
         for orbit in orbits.iter().step_by(7) {
             fault(orbit.call(&obeying(&[1])));
@@ -604,6 +599,7 @@ fn vandalise(task: &mut Task<'_>) -> i64 {
             random ^= random >> 7;
             random ^= random << 17;
             let value = if byte < 128 { random } else { u64::from_ne_bytes([byte; 8]) };
+            // SAFETY: mapped and writable; what becomes of the orbit by that is the case's question.
             unsafe { std::ptr::without_provenance_mut::<u64>(at).write_volatile(value) };
         }
     }
@@ -637,10 +633,10 @@ fn a_corrupted_orbit_comes_back_clean() {
     let number = number(&area);
     let orbit = restarting(Orbit::builder("vandal")).entry(read).create().unwrap();
     let areas = [&area];
-    let bytes = address(number);
+    let bytes = number.address();
     let call = Call::new().areas(&areas).arguments(&bytes);
     for i in 0..20 {
-        unsafe { *number = i };
+        number.set(i);
         assert_eq!(orbit.call(&call), Ok(i));
         let byte = [u8::try_from(i).unwrap()];
         let limited = Call::new().function(vandalise).arguments(&byte).time_limit(Duration::from_secs(2));
@@ -657,12 +653,12 @@ fn a_killed_orbit_leaves_nothing_behind() {
     let round = |area: &Area| {
         let orbit = restarting(Orbit::builder("gone")).entry(read).create().unwrap();
         let areas = [area];
-        let bytes = address(number);
+        let bytes = number.address();
         assert!(orbit.call(&Call::new().areas(&areas).arguments(&bytes)).is_ok());
         fault(orbit.call(&obeying(&[1])));
         let waiting: Vec<_> = (0..5)
             .map(|_| {
-                unsafe { *number += 1 };
+                number.set(number.get() + 1);
                 orbit.call_async(&Call::new().areas(&areas).arguments(&bytes)).unwrap()
             })
             .collect();
@@ -679,15 +675,16 @@ fn a_killed_orbit_leaves_nothing_behind() {
     }
     assert_eq!(files(), files_before);
     assert!(mappings() <= mappings_before + 4, "{} and {mappings_before}", mappings());
-    let mut status = 0;
-    assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, 0) }, -1, "no child is left");
+    assert!(childless(), "no child is left");
 }
 
 fn a_fork_of_the_orbit_may_outlive_its_task() {
     let orbit = orbit(|_| {
+        // SAFETY: the child sleeps and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             std::thread::sleep(Duration::from_millis(30));
+            // SAFETY: ends the child.
             unsafe { libc::_exit(0) }
         }
         i64::from(child)

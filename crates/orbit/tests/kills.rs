@@ -3,18 +3,19 @@
 //! The side that is to die is traced, executes so many instructions, and is killed; the number grows from round to round,
 //! so that all steps have their turn. Where tracing would change what is tested, kills come at random moments instead.
 
-#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
+#[expect(dead_code, reason = "helpers of the other tests")]
 mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{address, area, ends, number};
+use common::{Number, address, area, crash, ends, number, number_on_its_page, read};
 use orrery_orbit::{
     Area, AreaOptions, Backoff, Builder, Call, Error, Fault, Flags, Mode, Orbit, Restart, Scratch, Task,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process};
 
 orrery_testing::cases![
     seconds = 120, trackers = orrery_testing::TRACKERS;
@@ -29,14 +30,10 @@ fn restarting(builder: Builder) -> Builder {
     builder.restart(Restart::OnCrash(Backoff { limit: None, longest: Duration::ZERO, ..Backoff::default() }))
 }
 
-fn read(task: &mut Task<'_>) -> i64 {
-    unsafe { *task.argument::<*const i64>().unwrap() }
-}
-
 /// 0 returns, 1 crashes, 3 hangs after it has said that it has begun.
 fn obey(task: &mut Task<'_>) -> i64 {
     match task.arguments()[0] {
-        1 => unsafe { std::ptr::without_provenance_mut::<i64>(0x1234_5000).read_volatile() },
+        1 => crash(),
         3 => {
             task.send(Scratch::new().data(b"begun")).unwrap();
             loop {
@@ -84,8 +81,8 @@ fn kills_at_any_moment_lose_nothing() {
                 value += 1;
                 let index = usize::try_from(value).unwrap() * 37 % numbers.len();
                 let number = numbers[index];
-                unsafe { *number = value };
-                let bytes = address(number);
+                number.set(value);
+                let bytes = number.address();
                 let future = orbit.call_async(&Call::new().areas(&areas).arguments(&bytes)).unwrap();
                 waiting.push((value, future));
             }
@@ -108,17 +105,21 @@ fn kills_at_any_moment_lose_nothing() {
 
 /// Lets process `pid` execute so many instructions, then kills it; gives up when `done` is set.
 fn kill_after(pid: i32, instructions: u64, traced: &AtomicBool, done: &AtomicBool) {
+    // SAFETY: these requests take numbers.
     let ptrace = |request, data: usize| unsafe { libc::ptrace(request, pid, 0, data) };
     let stopped = || {
         while !done.load(Ordering::SeqCst) {
             // Stops alone: how it ends is for the library to see.
+            // SAFETY: of numbers and pointers, for which zero is a value.
             let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
             let flags = libc::WSTOPPED | libc::WNOHANG | libc::__WALL;
             let child = libc::id_t::try_from(pid).unwrap();
+            // SAFETY: writes to the information.
             let asked = unsafe { libc::waitid(libc::P_PID, child, &raw mut info, flags) };
             if asked != 0 {
                 return false;
             }
+            // SAFETY: waitid filled it in, or left it at zero.
             if unsafe { info.si_pid() } == pid {
                 return true;
             }
@@ -142,17 +143,13 @@ fn kill_after(pid: i32, instructions: u64, traced: &AtomicBool, done: &AtomicBoo
         ptrace(libc::PTRACE_SINGLESTEP, 0);
     }
     traced.store(true, Ordering::SeqCst);
+    // SAFETY: takes numbers.
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 
 fn kills_at_any_instruction_lose_nothing() {
     let area = area();
-    let pages: Vec<_> = (0..4)
-        .map(|_| {
-            let layout = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
-            area.allocate(layout).unwrap().cast::<i64>().as_ptr()
-        })
-        .collect();
+    let pages: Vec<_> = (0..4).map(|_| number_on_its_page(&area)).collect();
     let orbit = restarting(Orbit::builder("stepped"))
         .entry(|task| {
             let value = read(task);
@@ -176,8 +173,8 @@ fn kills_at_any_instruction_lose_nothing() {
                 .iter()
                 .map(|page| {
                     value += 1;
-                    unsafe { **page = value };
-                    let bytes = address(*page);
+                    page.set(value);
+                    let bytes = page.address();
                     (value, orbit.call_async(&Call::new().areas(&areas).arguments(&bytes)).unwrap())
                 })
                 .collect();
@@ -208,6 +205,7 @@ fn kills_at_any_instruction_lose_nothing() {
 fn main_killed_at_any_moment_takes_its_orbits_along() {
     for round in 0..25_u64 {
         let (read_end, write_end) = rustix::pipe::pipe().unwrap();
+        // SAFETY: main has no thread that could hold a lock that the child wants.
         match unsafe { libc::fork() } {
             0 => {
                 drop(read_end);
@@ -229,11 +227,9 @@ fn main_killed_at_any_moment_takes_its_orbits_along() {
                 assert_eq!(rustix::io::read(&read_end, &mut pid), Ok(4));
                 std::thread::sleep(Duration::from_micros(round * 631 % 7_000));
                 let descendants = descendants_of(child);
-                unsafe {
-                    libc::kill(child, libc::SIGKILL);
-                    let mut status = 0;
-                    libc::waitpid(child, &raw mut status, 0);
-                }
+                let child = Pid::from_raw(child).unwrap();
+                kill_process(child, Signal::KILL).unwrap();
+                rustix::process::waitpid(Some(child), WaitOptions::empty()).unwrap();
                 assert!(ends(u32::from_ne_bytes(pid)), "round {round}");
                 for pid in descendants {
                     assert!(ends(pid), "round {round}: {pid}");
@@ -251,8 +247,9 @@ fn descendants_of(pid: i32) -> Vec<u32> {
 /// What a main that is to be killed has.
 struct World {
     orbit: Orbit,
-    area: Area,
-    pages: Vec<*mut i64>,
+    /// Never dropped: the pages are its.
+    area: &'static Area,
+    pages: Vec<Number<'static>>,
     large: Area,
     words: *mut i64,
 }
@@ -261,9 +258,8 @@ const WORDS: usize = 1 << 18;
 
 impl World {
     fn new() -> Self {
-        let area = area();
-        let layout = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
-        let pages = (0..6).map(|_| area.allocate(layout).unwrap().cast().as_ptr()).collect();
+        let area: &'static Area = Box::leak(Box::new(area()));
+        let pages = (0..6).map(|_| number_on_its_page(area)).collect();
         let mut options = AreaOptions::default();
         options.mode = Mode::Cow;
         let large = Area::new(0, &options).unwrap();
@@ -272,10 +268,18 @@ impl World {
         Self { orbit, area, pages, large, words }
     }
 
+    /// Writes `value` to every `step`th word of the large area.
+    fn fill(&self, step: usize, value: i64) {
+        for word in (0..WORDS).step_by(step) {
+            // SAFETY: within the block, which main alone writes to; tasks have copies.
+            unsafe { self.words.add(word).write(value) };
+        }
+    }
+
     /// Changes every page, and calls; the task returns what it read on the first.
     fn call(&self, value: i64, flags: Flags) -> orrery_orbit::Future {
-        self.pages.iter().for_each(|page| unsafe { page.write(value) });
-        let (areas, bytes) = ([&self.area], address(self.pages[0]));
+        self.pages.iter().for_each(|page| page.set(value));
+        let (areas, bytes) = ([self.area], self.pages[0].address());
         self.orbit.call_async(&Call::new().areas(&areas).arguments(&bytes).flags(flags)).unwrap()
     }
 }
@@ -285,8 +289,8 @@ type Protocol = (&'static str, fn(&World));
 
 const PROTOCOLS: [Protocol; 8] = [
     ("a synchronous call", |world| {
-        let (areas, bytes) = ([&world.area], address(world.pages[0]));
-        unsafe { world.pages[0].write(5) };
+        let (areas, bytes) = ([world.area], world.pages[0].address());
+        world.pages[0].set(5);
         assert_eq!(world.orbit.call(&Call::new().areas(&areas).arguments(&bytes)), Ok(5));
     }),
     ("queued calls", |world| {
@@ -303,6 +307,7 @@ const PROTOCOLS: [Protocol; 8] = [
         for size in [8, 1 << 20] {
             let bytes = usize::to_ne_bytes(size);
             let send = |task: &mut Task<'_>| {
+                // SAFETY: the call below passes one.
                 let size = unsafe { task.argument::<usize>() }.unwrap();
                 i64::from(task.send(Scratch::new().data(&vec![7; size])).is_ok())
             };
@@ -322,12 +327,12 @@ const PROTOCOLS: [Protocol; 8] = [
     ("an area's beginning and end", |world| {
         let area = area();
         let (number, areas) = (number(&area), [&area]);
-        unsafe { number.write(6) };
-        let bytes = address(number);
+        number.set(6);
+        let bytes = number.address();
         assert_eq!(world.orbit.call(&Call::new().areas(&areas).arguments(&bytes)), Ok(6));
     }),
     ("a copier", |world| {
-        (0..WORDS).step_by(64).for_each(|word| unsafe { world.words.add(word).write(8) });
+        world.fill(64, 8);
         let (areas, bytes) = ([&world.large], address(world.words));
         assert_eq!(world.orbit.call(&Call::new().areas(&areas).arguments(&bytes)), Ok(8));
     }),
@@ -335,11 +340,12 @@ const PROTOCOLS: [Protocol; 8] = [
 
 fn main_killed_at_any_instruction_takes_its_orbits_along() {
     // Whoever loses its parent becomes our child, so that we see whether any is left.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }, 0);
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
     for round in 0..9 * PROTOCOLS.len() {
         let (name, protocol) = PROTOCOLS[round % PROTOCOLS.len()];
         let (ready, tell) = rustix::pipe::pipe().unwrap();
         let (go, start) = rustix::pipe::pipe().unwrap();
+        // SAFETY: no thread of the rounds before is left that could hold a lock that the child wants.
         let main = unsafe { libc::fork() };
         if main == 0 {
             let world = World::new();
@@ -368,9 +374,11 @@ fn main_killed_at_any_instruction_takes_its_orbits_along() {
             }
             done.store(true, Ordering::SeqCst);
         });
+        // SAFETY: takes numbers. It may be gone.
         unsafe { libc::kill(main, libc::SIGKILL) };
         let begin = Instant::now();
         loop {
+            // SAFETY: writes nothing.
             match unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG | libc::__WALL) } {
                 0 => {
                     let left = descendants_of(i32::try_from(std::process::id()).unwrap());
@@ -387,7 +395,9 @@ fn main_killed_at_any_instruction_takes_its_orbits_along() {
 
 /// Adds up the area and says so only if it is as one call left it.
 fn whole(task: &mut Task<'_>) -> i64 {
+    // SAFETY: its callers pass the address of the large area's words, and name the area.
     let start = unsafe { task.argument::<*const i64>() }.unwrap();
+    // SAFETY: as many as there are; the task's copy of them is the task's alone.
     let words = unsafe { std::slice::from_raw_parts(start, WORDS) };
     let first = words[0];
     if words.iter().step_by(512).all(|word| *word == first) { first } else { -1 }
@@ -425,16 +435,13 @@ fn copiers_killed_at_any_moment_lose_nothing() {
         let _over = Over(&done);
         let (areas, bytes) = ([&world.large], address(world.words));
         let call = Call::new().areas(&areas).arguments(&bytes).function(whole);
-        let write = |value: i64| {
-            (0..WORDS).step_by(512).for_each(|word| unsafe { world.words.add(word).write(value) });
-        };
         let (mut returned, mut failed, mut value) = (0, 0, 0);
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_secs(3) {
             let futures: Vec<_> = (0..3)
                 .map(|_| {
                     value += 1;
-                    write(value);
+                    world.fill(512, value);
                     (value, world.orbit.call_async(&call).unwrap())
                 })
                 .collect();
@@ -461,7 +468,7 @@ fn copiers_killed_at_any_moment_lose_nothing() {
     });
     let (areas, bytes) = ([&world.large], address(world.words));
     let call = Call::new().areas(&areas).arguments(&bytes).function(whole);
-    (0..WORDS).step_by(512).for_each(|word| unsafe { world.words.add(word).write(77) });
+    world.fill(512, 77);
     // A copier may just have been killed.
     while world.orbit.call(&call) != Ok(77) {}
 }

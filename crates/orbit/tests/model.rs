@@ -4,7 +4,7 @@
 //! the call was made; the task answers with a digest of what it saw, then scribbles over it, which must not show later.
 //! `ORRERY_TEST_SEED` repeats a run.
 
-#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 #[expect(dead_code, reason = "helpers of the other tests")]
 mod common;
@@ -64,6 +64,7 @@ struct Modelled {
     model: Vec<u64>,
 }
 
+// SAFETY: the words are the area's, which goes along.
 unsafe impl Send for Modelled {}
 
 impl Modelled {
@@ -87,6 +88,7 @@ impl Modelled {
         for index in first..(first + count).min(len) {
             let value = if zero { 0 } else { random.next() };
             self.model[index] = value;
+            // SAFETY: the block has as many words as the model; main alone writes to it.
             unsafe { self.words.add(index).write(value) };
         }
     }
@@ -113,18 +115,23 @@ fn look(task: &mut Task<'_>) -> i64 {
     let views = task.arguments();
     let views: Vec<View> = views
         .chunks_exact(size_of::<View>())
+        // SAFETY: as many bytes as it has; they are those of views, see `call`.
         .map(|chunk| unsafe { chunk.as_ptr().cast::<View>().read_unaligned() })
         .collect();
     let mut seen = 7;
     for view in &views {
-        seen = digest(unsafe { std::slice::from_raw_parts(view.words, view.len) }, seen);
+        // SAFETY: the words of an area that the call names; the task's copy of them is the task's alone.
+        let words = unsafe { std::slice::from_raw_parts(view.words, view.len) };
+        seen = digest(words, seen);
     }
     let mut random = Random(call);
     for view in &views {
         for _ in 0..random.below(12) {
+            // SAFETY: as above.
             unsafe { view.words.add(random.below(view.len)).write(random.next()) };
         }
         if random.chance(3) {
+            // SAFETY: as above.
             unsafe { std::ptr::write_bytes(view.words, 0xaa, view.len) };
         }
     }
@@ -227,6 +234,7 @@ fn work(time: Duration, may_die: bool, orbits: &[Orbit], areas: &mut [Modelled],
         returned += u64::from(expectation.settle(may_die));
     }
     for modelled in areas {
+        // SAFETY: as many words as the model has, and nobody writes to them now.
         let now = unsafe { std::slice::from_raw_parts(modelled.words, modelled.model.len()) };
         assert!(now == modelled.model, "no task changed main");
     }
