@@ -35,7 +35,7 @@ fn with(way: &[&str], directory: &Path, words: &[&str]) -> Output {
     let words = if way.is_empty() { words.to_vec() } else { [&[ORRERY], way, &["--"], words].concat() };
     // Whoever waits for a program is told whether that left a core dump, and `timeout` says so: here none is to.
     let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -S -c 0; exec timeout --signal=KILL 60 \"$@\"", "sh"]).args(&words);
+    command.args(["-c", "ulimit -S -c 0; exec timeout --signal=KILL 250 \"$@\"", "sh"]).args(&words);
     command.current_dir(directory).stdin(Stdio::null()).output().unwrap()
 }
 
@@ -201,7 +201,7 @@ fn guests_can_be_debugged() {
     BufReader::new(guest.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "spins\n");
     let mut debugger = Command::new("timeout");
-    debugger.args(["--signal=KILL", "60", "gdb", "-nx", "-batch", "-p", &guest.id().to_string()]);
+    debugger.args(["--signal=KILL", "250", "gdb", "-nx", "-batch", "-p", &guest.id().to_string()]);
     for command in
         ["handle SIGSYS nostop noprint pass", "break turn", "continue", "bt", "print turns > 0", "kill"]
     {

@@ -175,7 +175,7 @@ fn sampled(executive: bool, directory: &Path) -> Option<(usize, usize)> {
     let mut record = Command::new("timeout");
     record.args([
         "--signal=KILL",
-        "60",
+        "250",
         "perf",
         "record",
         "-q",
