@@ -255,8 +255,9 @@ int lwKeepGood(int target);
  * Forks the program with all its contexts: the child has copies of them, by the same descriptors, and the calling
  * thread alone. What was LWC_SHARE is shared among the child's contexts, apart from the parent's; MAP_SHARED
  * memory is one in all. Returns as fork(2) does. After a plain fork(2) the first call about contexts in the child
- * does the same, as the contexts are then. Contexts that run, are stopped or isolated, or whose system calls are
- * withheld, have no copy: they have ended (ESRCH) in the child.
+ * does the same, as the contexts are then. Contexts that run, are stopped, whose system calls are trapped, or from
+ * which those are withheld that it takes (sendmsg, pidfd_open, kill ...), have no copy: they have ended (ESRCH) in
+ * the child.
  *
  * Errors, beside those above:
  *   ECHILD    not called in the root

@@ -24,6 +24,7 @@
 struct key {
     unsigned char fingerprint[FINGERPRINT];
     EVP_PKEY *pkey;
+    int hashes;      /* it signs messages, not digests */
     unsigned wanted; /* how many times it was loaded and not given up since */
     long long until; /* when it is dropped, in milliseconds; 0 while it is wanted */
 };
@@ -146,7 +147,7 @@ static ssize_t load(void *context, const void *request, size_t length, void *ans
     if (pkey && encoded_length < 0)
         snprintf(why, room, "the private key %s has no public one", path);
     if (pkey && encoded_length >= 0) {
-        struct key new = {.pkey = pkey, .wanted = 1}, *known;
+        struct key new = {.pkey = pkey, .wanted = 1, .hashes = EVP_PKEY_is_a(pkey, "ED25519")}, *known;
         SHA256(encoded, encoded_length, new.fingerprint);
         if ((size_t)encoded_length != header.public_length ||
             memcmp(encoded, rest + header.path_length, header.public_length)) {
@@ -273,7 +274,7 @@ static ssize_t serve(void *context, const void *request, size_t length, void *an
         return 0;
     if (call.operation != OPERATION_SIGN && call.operation != OPERATION_DECRYPT)
         return -EINVAL;
-    if (call.operation == OPERATION_SIGN && EVP_PKEY_is_a(key->pkey, "ED25519"))
+    if (call.operation == OPERATION_SIGN && key->hashes)
         return sign_message(key, data, length, answer, room);
     int keep;
     EVP_PKEY_CTX *with = context_of(keys, key, &call, label, &keep);

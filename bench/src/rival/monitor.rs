@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::os::unix::net::UnixStream;
@@ -17,6 +17,7 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
+use super::notify;
 use crate::contender::{Contender, Sample};
 
 /// As much is read and written at a time.
@@ -220,6 +221,29 @@ impl SeparateProcess {
     }
 }
 
+/// Sends a descriptor.
+fn send(to: &UnixStream, file: &OwnedFd) -> Result<()> {
+    let files = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    ensure!(control.push(SendAncillaryMessage::ScmRights(&files)), "no room");
+    sendmsg(to, &[IoSlice::new(b"o")], &mut control, SendFlags::empty())?;
+    Ok(())
+}
+
+/// Receives what [`send`] sent.
+fn receive(from: &UnixStream) -> Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(from, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let files = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    files.context("no descriptor arrived")
+}
+
 /// Requests begin with the first letter of the call; then come the path or the bytes to write.
 fn perform_for(socket: &UnixStream, file: &File, folder: &[u8]) -> Result<()> {
     let mut request = [0; 4096];
@@ -230,12 +254,7 @@ fn perform_for(socket: &UnixStream, file: &File, folder: &[u8]) -> Result<()> {
             b'o' => {
                 ensure!(is_within(rest, folder), "not allowed");
                 let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
-                let opened = [rustix::fs::open(rest, flags, rustix::fs::Mode::empty())?];
-                let fds = opened.each_ref().map(std::os::fd::AsFd::as_fd);
-                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-                let mut control = SendAncillaryBuffer::new(&mut space);
-                ensure!(control.push(SendAncillaryMessage::ScmRights(&fds)), "no room");
-                sendmsg(socket, &[IoSlice::new(b"o")], &mut control, SendFlags::empty())?;
+                send(socket, &rustix::fs::open(rest, flags, rustix::fs::Mode::empty())?)?;
             }
             b's' => {
                 ensure!(is_within(rest, folder), "not allowed");
@@ -266,22 +285,7 @@ impl SeparateProcess {
                 request.push(b'o');
                 request.extend(&self.path);
                 self.socket.write_all(&request)?;
-                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-                let mut control = RecvAncillaryBuffer::new(&mut space);
-                let mut byte = [0];
-                recvmsg(
-                    &self.socket,
-                    &mut [IoSliceMut::new(&mut byte)],
-                    &mut control,
-                    RecvFlags::CMSG_CLOEXEC,
-                )?;
-                let mut opened = 0;
-                for message in control.drain() {
-                    if let RecvAncillaryMessage::ScmRights(files) = message {
-                        opened += files.count();
-                    }
-                }
-                ensure!(opened == 1, "no descriptor arrived");
+                receive(&self.socket)?;
             }
             "stat" => {
                 request.push(b's');
@@ -314,6 +318,50 @@ impl Contender for SeparateProcess {
             self.ask(work)?;
         }
         Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+    }
+}
+
+/// A process for which another one opens a file, without a look at what it asks for: no monitor by notification can do with less.
+pub struct LeastOpen {
+    caller: Remote,
+}
+
+impl LeastOpen {
+    /// Starts both.
+    ///
+    /// # Errors
+    /// Where they cannot be started.
+    pub fn new(folder: &Path) -> Result<Self> {
+        let (caller, served) = Remote::new()?;
+        let mut direct = Direct::new(folder)?;
+        // What it asks for is not there: nothing but the other one's answer will do.
+        let absent = CString::new(folder.join("absent").as_os_str().as_bytes())?;
+        let path = std::mem::replace(&mut direct.path, absent);
+        let (hear, say) = UnixStream::pair()?;
+        // SAFETY: contenders have one thread.
+        match unsafe { libc::fork() } {
+            0 => {
+                drop(hear);
+                let heard = notify::hear_this_thread(&[libc::SYS_open, libc::SYS_openat])
+                    .and_then(|file| send(&say, &file));
+                drop(say);
+                let status = if heard.is_ok() { served.serve(&mut direct) } else { 1 };
+                // SAFETY: ends the process at once.
+                unsafe { libc::_exit(status) }
+            }
+            child => ensure!(child > 0, "fork: {}", std::io::Error::last_os_error()),
+        }
+        drop((served, say));
+        let listener = receive(&hear)?;
+        std::thread::Builder::new().spawn(move || notify::open_for_all(&listener, &path))?;
+        Ok(Self { caller })
+    }
+}
+
+impl Contender for LeastOpen {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        ensure!(work == "open", "there is no call {work:?}");
+        self.caller.measure(work, iterations)
     }
 }
 

@@ -1,7 +1,9 @@
 //! Seccomp user notification: a filter that has a monitor decide about calls.
 
+use std::ffi::CStr;
 use std::io;
 use std::mem::zeroed;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::mpsc;
 use std::thread;
 
@@ -9,6 +11,7 @@ use anyhow::{Result, ensure};
 
 const RECEIVE: libc::c_ulong = 0xc050_2100;
 const SEND: libc::c_ulong = 0xc018_2101;
+const ADD: libc::c_ulong = 0x4018_2103;
 const SET_FLAGS: libc::c_ulong = 0x4008_2104;
 /// The monitor runs next on the same CPU, where the kernel (6.6 and later) knows how.
 const SYNCHRONOUS: libc::c_ulong = 1;
@@ -19,13 +22,22 @@ const CONTINUE: u32 = 1;
 /// # Errors
 /// Where the kernel has no such filters.
 pub fn supervise_this_thread(calls: &[libc::c_long]) -> Result<()> {
-    let (give, take) = mpsc::channel::<libc::c_int>();
+    let (give, take) = mpsc::channel::<OwnedFd>();
     // Made before the filter, so not under it.
     thread::spawn(move || {
         if let Ok(listener) = take.recv() {
-            monitor(listener);
+            monitor(&listener, |_| (0, CONTINUE));
         }
     });
+    give.send(hear_this_thread(calls)?)?;
+    Ok(())
+}
+
+/// Filters the calling thread, for good: each of these calls waits for an answer of whoever has the descriptor.
+///
+/// # Errors
+/// Where the kernel has no such filters.
+pub fn hear_this_thread(calls: &[libc::c_long]) -> Result<OwnedFd> {
     let statement =
         |code: u32, k: u32| libc::sock_filter { code: u16::try_from(code).unwrap_or(0), jt: 0, jf: 0, k };
     let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
@@ -49,11 +61,35 @@ pub fn supervise_this_thread(calls: &[libc::c_long]) -> Result<()> {
         )
     };
     ensure!(listener >= 0, "install a filter with a listener: {}", io::Error::last_os_error());
-    give.send(i32::try_from(listener)?)?;
-    Ok(())
+    // SAFETY: just made for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(listener)?) })
 }
 
-fn monitor(listener: libc::c_int) {
+/// The least that can be done for a call that opens a file: opens this one, whatever was asked for, and hands its descriptor over
+/// with the answer. Returns when nobody is left who could call.
+pub fn open_for_all(listener: &OwnedFd, path: &CStr) {
+    monitor(listener, |asked| {
+        // SAFETY: the path ends with a zero; the structure is the kernel's, with a descriptor that is open.
+        unsafe {
+            let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            let mut addition: libc::seccomp_notif_addfd = zeroed();
+            addition.id = asked.id;
+            addition.flags = u32::try_from(libc::SECCOMP_ADDFD_FLAG_SEND).unwrap_or(0);
+            addition.srcfd = file.unsigned_abs();
+            addition.newfd_flags = libc::O_CLOEXEC.unsigned_abs();
+            let added = libc::ioctl(listener.as_raw_fd(), ADD, &raw mut addition);
+            libc::close(file);
+            if added >= 0 { ANSWERED } else { (-libc::EIO, 0) }
+        }
+    });
+}
+
+/// What stands for an answer that was given already.
+const ANSWERED: (i32, u32) = (0, u32::MAX);
+
+/// Answers each call with an error, or 0, and flags.
+fn monitor(listener: &OwnedFd, answer: impl Fn(&libc::seccomp_notif) -> (i32, u32)) {
+    let listener = listener.as_raw_fd();
     // SAFETY: the structures are the kernel's, zeroed as it wants them.
     unsafe {
         libc::ioctl(listener, SET_FLAGS, SYNCHRONOUS);
@@ -61,14 +97,25 @@ fn monitor(listener: libc::c_int) {
             let mut asked: libc::seccomp_notif = zeroed();
             if libc::ioctl(listener, RECEIVE, &raw mut asked) != 0 {
                 match io::Error::last_os_error().raw_os_error() {
-                    Some(libc::EINTR | libc::ENOENT) => continue,
+                    Some(libc::EINTR) => continue,
+                    Some(libc::ENOENT) if !is_over(BorrowedFd::borrow_raw(listener)) => continue,
                     _ => return,
                 }
             }
+            let (error, flags) = answer(&asked);
+            if (error, flags) == ANSWERED {
+                continue;
+            }
             let mut answer: libc::seccomp_notif_resp = zeroed();
-            answer.id = asked.id;
-            answer.flags = CONTINUE;
+            (answer.id, answer.error, answer.flags) = (asked.id, error, flags);
             libc::ioctl(listener, SEND, &raw mut answer);
         }
     }
+}
+
+/// Whether nobody is left who is filtered.
+fn is_over(listener: BorrowedFd<'_>) -> bool {
+    let mut one = libc::pollfd { fd: listener.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one structure.
+    unsafe { libc::poll(&raw mut one, 1, 0) == 1 && one.revents & libc::POLLHUP != 0 }
 }

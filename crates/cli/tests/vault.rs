@@ -6,6 +6,8 @@
 mod engine;
 #[path = "vault/house.rs"]
 mod house;
+#[path = "vault/signatures.rs"]
+mod signatures;
 
 use std::fs;
 use std::process::{Command, Stdio};

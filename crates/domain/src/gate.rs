@@ -20,6 +20,7 @@
 //! cause; sleepers wait on bell and mark at once (futex_waitv(2), Linux 5.16). The mark is a hint that a
 //! corrupted domain can spoil, so sleeps are also cut short regularly to ask the pidfd, which cannot lie.
 
+mod here;
 mod pace;
 mod protocol;
 
@@ -35,6 +36,7 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 use rustix::time::ClockId;
 
+pub use here::current_cpu;
 pub use pace::{Machine, Pace, Place, Surroundings};
 
 use crate::time::Moment;
@@ -98,6 +100,7 @@ impl Face {
     }
 
     /// Whether the kernel has marked the owner's death.
+    #[inline]
     pub fn is_marked_dead(&self) -> bool {
         self.mark.load(Ordering::SeqCst) & OWNER_DIED != 0
     }
@@ -108,11 +111,13 @@ impl Face {
     }
 
     /// How often the owner has slept at the gate, around the end: what spinning and yielding did not spare it.
+    #[inline]
     pub fn naps(&self) -> u32 {
         self.naps.load(Ordering::Relaxed)
     }
 
     /// Whether the owner should not yield in this wait.
+    #[inline]
     fn is_wary(&self) -> bool {
         let left = self.wary.load(Ordering::Relaxed);
         if left != 0 {
@@ -123,6 +128,7 @@ impl Face {
 
     /// When the owner begins to yield, where that is to be known: a clock costs as much as the rest of a wait, and losses do
     /// not come alone.
+    #[inline]
     fn begins_to_yield(&self) -> Option<u64> {
         let waits = self.waits.load(Ordering::Relaxed).wrapping_add(1);
         self.waits.store(waits, Ordering::Relaxed);
@@ -185,7 +191,9 @@ impl Face {
     }
 
     /// Calls the owner only where it sleeps: it looks at something else beside its bell ([`Gate::wait_for`]), which the
-    /// caller has just changed, by a sequentially consistent write.
+    /// caller has just changed, by a sequentially consistent write. After a write that only releases the call may be
+    /// missed; who does so calls again, behind a fence, before it sleeps.
+    #[inline]
     pub fn call_if_asleep(&self) {
         protocol::ring_if_asleep(&self.bell, &self.sleepers);
     }
@@ -234,12 +242,14 @@ pub struct Gate<'a> {
 
 impl<'a> Gate<'a> {
     /// The view of the side that owns `mine`.
+    #[inline]
     pub fn new(mine: &'a Face, theirs: &'a Face) -> Self {
         Self { mine, theirs, bell: &theirs.bell }
     }
 
     /// The view of one of many who call each other in any order: it listens to the bell of its own face, which
     /// everybody may ring ([`Face::call`]), and takes `theirs` for the one it waits for.
+    #[inline]
     pub fn home(mine: &'a Face, theirs: &'a Face) -> Self {
         Self { mine, theirs, bell: &mine.bell }
     }
@@ -251,11 +261,13 @@ impl<'a> Gate<'a> {
 
     /// How often the partner has rung. Read it *before* looking whether there is anything to do, and hand it to
     /// [`Gate::wait`]: then no ring is missed.
+    #[inline]
     pub fn heard(&self) -> u32 {
         self.bell.load(Ordering::SeqCst)
     }
 
     /// Says on which CPU this side runs; [`Gate::wait`] does it too.
+    #[inline]
     pub fn show_cpu(&self) -> u32 {
         let cpu = current_cpu();
         // A store would take the line from a partner who spins on it.
@@ -294,11 +306,14 @@ impl<'a> Gate<'a> {
     }
 
     /// The first two rooms of [`Gate::wait_for`]: false where it is time to [`Gate::rest`].
-    #[inline]
+    ///
+    /// Inlined, because each function that is returned from after another process has run is a return that is guessed wrong.
+    #[inline(always)]
     pub fn poll(&self, heard: u32, called: impl Fn() -> bool) -> bool {
         let bell = self.bell;
         let is_called = || called() || bell.load(Ordering::SeqCst) != heard;
         let mine = self.show_cpu();
+        // Where the two share a CPU, the partner has not run yet.
         if is_called() {
             return true;
         }
@@ -376,6 +391,7 @@ impl<'a> Gate<'a> {
 }
 
 impl Word for AtomicU32 {
+    #[inline]
     fn read(&self) -> u32 {
         self.load(Ordering::SeqCst)
     }
@@ -498,12 +514,6 @@ fn ticks() -> u64 {
 #[cfg(not(target_arch = "x86_64"))]
 fn ticks() -> u64 {
     Moment::now().0.wrapping_mul(3)
-}
-
-/// The CPU that the caller runs on.
-pub fn current_cpu() -> u32 {
-    // SAFETY: takes nothing and reads a number that the kernel keeps for the thread.
-    u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(NOWHERE)
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@
 mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{
-    finish, hold_still, jump_code, land, run_crossing, snapshot_crossing, start_at, with_landing,
+    fetch_for_writing, finish, hold_still, jump_code, land, run_crossing, snapshot_crossing, start_at,
+    with_landing,
 };
 
 #[cfg(not(target_arch = "x86_64"))]

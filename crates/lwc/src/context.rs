@@ -94,6 +94,7 @@ mod id;
 mod identity;
 mod introduce;
 mod isolate;
+mod lane;
 mod leash;
 mod lending;
 mod link;
@@ -137,6 +138,7 @@ pub const ROOT: RawFd = state::WELL_KNOWN;
 
 use birth::Born;
 pub(crate) use birth::die;
+use lane::Crossed;
 use ranges::pages;
 pub(crate) use turn::after_rollback;
 
@@ -241,7 +243,7 @@ pub fn create_here(spec: &Spec) -> Result<Created> {
 ///
 /// After a plain fork(2) the first call about contexts in the child does the same, as the contexts are then. Each context
 /// must be parked, and gets ten seconds: those that run or are stopped are [`Error::Gone`] in the child, and so are those
-/// that are isolated, or whose system calls are filtered.
+/// whose system calls are trapped, or withheld as far as making a copy takes them (those of [`Calls::global`], for instance).
 ///
 /// # Errors
 /// [`Error::NotTheRoot`]; [`Error::System`] where there is no room for a process, or the copies cannot be made. There is no
@@ -279,7 +281,12 @@ impl Context {
     pub fn switch(self, word: u64, bytes: &[u8]) -> Result<Arrival> {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
-        handover::switch(&mut state, slot, word, bytes, None)
+        match lane::cross(&mut state, slot, word, bytes) {
+            Crossed::Back { caller, word, bytes } => Ok(Arrival { caller, word, bytes, call: None }),
+            Crossed::Out => handover::park(&mut state, Some(slot), None),
+            Crossed::OutForLong => handover::park_asleep(&mut state, slot),
+            Crossed::No => handover::switch(&mut state, slot, word, bytes, None),
+        }
     }
 
     /// The same, but not for longer than `limit`: whoever has control then is killed.
@@ -496,6 +503,7 @@ pub unsafe fn remove_overlay(start: *const u8, length: usize) -> Result<()> {
 }
 
 /// The state of a process that knows contexts.
+#[inline]
 fn held(descriptor: RawFd) -> Result<turn::Held> {
     turn::hold()?.ok_or(Error::NoContext { descriptor })
 }

@@ -30,7 +30,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char *work, *secret;
+#include "attacker.h"
+
 static char here[PATH_MAX];
 
 /* How long races run. */
@@ -50,28 +51,6 @@ static const char *in_work(const char *name) {
 
     snprintf(path, PATH_MAX, "%s/%s", work, name);
     return path;
-}
-
-static void broken(const char *how) {
-    printf("BROKEN: %s\n", how);
-    fflush(stdout);
-    _exit(1);
-}
-
-/* The secret must not be what was opened. */
-static void examine(int fd, const char *how) {
-    char text[64];
-    ssize_t count;
-
-    if (fd < 0)
-        return;
-    count = pread(fd, text, sizeof(text) - 1, 0);
-    if (count > 0) {
-        text[count] = 0;
-        if (strstr(text, "SECRET"))
-            broken(how);
-    }
-    close(fd);
 }
 
 static void must_fail(long result, const char *how) {
@@ -488,10 +467,7 @@ static void sockets(void) {
 }
 
 int main(int count, char **arguments) {
-    static const struct {
-        const char *name;
-        void (*attack)(void);
-    } attacks[] = {
+    static const struct attack attacks[] = {
         {"race-path", race_path},
         {"race-link", race_link},
         {"race-directory", race_directory},
@@ -505,18 +481,7 @@ int main(int count, char **arguments) {
         {"sockets", sockets},
     };
 
-    if (count != 4)
-        return 2;
-    if (strcmp(arguments[1], "executed") == 0)
+    if (count == 4 && strcmp(arguments[1], "executed") == 0)
         return 77;
-    work = arguments[2];
-    secret = arguments[3];
-    for (size_t i = 0; i < sizeof(attacks) / sizeof(*attacks); i++) {
-        if (strcmp(arguments[1], attacks[i].name) == 0) {
-            attacks[i].attack();
-            puts("held");
-            return 0;
-        }
-    }
-    return 2;
+    return attack(attacks, sizeof(attacks) / sizeof(*attacks), count, arguments);
 }

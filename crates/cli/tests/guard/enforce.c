@@ -32,32 +32,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "attacker.h"
+
 #ifndef PR_SET_SYSCALL_USER_DISPATCH
 #define PR_SET_SYSCALL_USER_DISPATCH 59
 #endif
 
-static const char *work, *secret;
-
-static void broken(const char *how) {
-    printf("BROKEN: %s\n", how);
-    fflush(stdout);
-    _exit(1);
-}
-
-static void examine(int fd, const char *how) {
-    char text[64];
-    ssize_t count;
-
-    if (fd < 0)
-        return;
-    count = pread(fd, text, sizeof(text) - 1, 0);
-    if (count > 0) {
-        text[count] = 0;
-        if (strstr(text, "SECRET"))
-            broken(how);
-    }
-    close(fd);
-}
+static int port;
 
 /* A mapping of this process. */
 struct range {
@@ -494,8 +475,8 @@ static void steward(void) {
         broken("another program read it");
 }
 
-/* Addresses: the third argument is a port that must not be reached. */
-static void addresses(int port) {
+/* Addresses: a fourth argument is a port that must not be reached. */
+static void addresses(void) {
     struct sockaddr_in to = {
         .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     struct sockaddr_in6 mapped = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
@@ -530,32 +511,14 @@ static void addresses(int port) {
 }
 
 int main(int count, char **arguments) {
-    const char *name = count > 3 ? arguments[1] : "";
+    static const struct attack attacks[] = {
+        {"range", from_its_range}, {"dispatch", without_dispatch},
+        {"unmap", unmap_it},       {"sigsys", sigsys_games},
+        {"code", own_code},        {"race", race},
+        {"names", names},          {"steward", steward},
+        {"addresses", addresses},
+    };
 
-    if (count < 4)
-        return 2;
-    work = arguments[2];
-    secret = arguments[3];
-    if (!strcmp(name, "range"))
-        from_its_range();
-    else if (!strcmp(name, "dispatch"))
-        without_dispatch();
-    else if (!strcmp(name, "unmap"))
-        unmap_it();
-    else if (!strcmp(name, "sigsys"))
-        sigsys_games();
-    else if (!strcmp(name, "code"))
-        own_code();
-    else if (!strcmp(name, "race"))
-        race();
-    else if (!strcmp(name, "names"))
-        names();
-    else if (!strcmp(name, "steward"))
-        steward();
-    else if (!strcmp(name, "addresses"))
-        addresses(atoi(arguments[4]));
-    else
-        broken("there is no such attack");
-    printf("held\n");
-    return 0;
+    port = count > 4 ? atoi(arguments[4]) : 0;
+    return attack(attacks, sizeof(attacks) / sizeof(*attacks), count, arguments);
 }

@@ -116,6 +116,15 @@ impl House {
         succeed(Command::new(env!("CARGO_BIN_EXE_orrery")).args(arguments))
     }
 
+    /// A program of the tests'; its path.
+    pub(crate) fn own_program(&self, source: &str) -> String {
+        let program = self.path(&source.replace(".c", ""));
+        let mut compiler = Command::new("cc");
+        compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-o", &program]);
+        succeed(compiler.arg(root().join("crates/cli/tests/vault").join(source)).arg("-lcrypto"));
+        program
+    }
+
     /// The library with what an attacker runs.
     pub(crate) fn intruder(&self) -> String {
         let (source, library) =

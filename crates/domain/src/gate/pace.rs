@@ -101,6 +101,8 @@ fn runnable() -> Option<usize> {
 /// How two are placed, and what speaks against it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
+    /// As the environment has it.
+    Fixed(Place),
     /// On one CPU.
     Together,
     /// On two, to see what comes of it.
@@ -134,7 +136,7 @@ pub struct Pace {
 impl Default for Pace {
     fn default() -> Self {
         Self {
-            stage: Stage::Together,
+            stage: forced().map_or(Stage::Together, Stage::Fixed),
             rounds: 0,
             since: Moment(0),
             naps: 0,
@@ -150,11 +152,23 @@ impl Default for Pace {
 
 impl Pace {
     /// Where the two are to be now.
+    #[inline]
     pub fn place(&self) -> Place {
-        forced().unwrap_or(match self.stage {
+        match self.stage {
+            Stage::Fixed(place) => place,
             Stage::Together => Place::Together,
             Stage::Trial { .. } | Stage::Apart { .. } => Place::Apart,
-        })
+        }
+    }
+
+    /// Counts one round in the midst of a batch, in which there is nothing to decide; false, with nothing counted, where it is
+    /// not so: [`Pace::count`] it then.
+    #[inline]
+    pub fn goes_on(&mut self, naps: u32) -> bool {
+        // As few as never end a batch.
+        let goes_on = self.rounds + 1 < BATCH && naps.wrapping_sub(self.naps) <= NAPS;
+        self.rounds += u32::from(goes_on);
+        goes_on
     }
 
     /// Counts one round, there and back. `naps` is how often both have slept so far ([`super::Face::naps`]). True where
@@ -173,20 +187,22 @@ impl Pace {
 
     #[cold]
     fn end_batch(&mut self, naps: u32, slept: u32, around: &impl Surroundings) {
-        if forced().is_none() {
-            self.judge(slept, around);
-        }
+        self.judge(slept, around);
         self.rounds = 0;
         self.naps = naps;
     }
 
     /// Goes by what a batch showed, and begins the next one.
     fn judge(&mut self, slept: u32, around: &impl Surroundings) {
+        if let Stage::Fixed(_) = self.stage {
+            return;
+        }
         let now = around.now();
         let began = core::mem::replace(&mut self.since, now);
         let round = (began != Moment(0)).then(|| now.since(began) / self.rounds);
         let is_good = round.map(|round| slept <= NAPS && round < self.usual - self.usual / 8);
         match (self.stage, is_good) {
+            (Stage::Fixed(_), _) => {}
             (Stage::Together, _) => {
                 if let Some(round) = round {
                     self.usual = round.min(self.usual.saturating_add(self.usual / 8));

@@ -40,6 +40,11 @@ pub(super) fn ring(bell: &impl Word, sleepers: &impl Word) {
 
 /// Rings only where somebody sleeps, after a sequentially consistent write to what the other one looks at beside its bell:
 /// that write takes the place of the ring in the argument above, and the ring is what changes the word that is slept on.
+///
+/// Who is going to wait for the other one anyway may do this twice instead, and spare itself the fence: after a plain write, and
+/// again, behind a fence, before it sleeps. The first look may come too early; the second one does not, and until then
+/// the two are at worst both awake and asleep.
+#[inline]
 pub(super) fn ring_if_asleep(bell: &impl Word, sleepers: &impl Word) {
     if sleepers.read() != 0 {
         bell.add(1);

@@ -185,3 +185,12 @@ pub(crate) fn jump_code(target: usize) -> [u8; 12] {
     code[2..10].copy_from_slice(&target.to_le_bytes());
     code
 }
+
+/// Begins to fetch a line of the cache that will be written soon, from whichever CPU has it (PREFETCHW). The address may be any.
+#[inline(always)]
+pub(crate) fn fetch_for_writing(address: *const u8) {
+    // SAFETY: a hint, which neither faults nor changes anything; where the processor has none, it does nothing.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly))
+    };
+}

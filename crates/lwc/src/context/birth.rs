@@ -31,7 +31,7 @@ use super::state::State;
 use super::table::Dowry;
 use super::trap::{self, Listener};
 use super::turn::Held;
-use super::{Arrival, Context, handover, introduce, isolate, perform, reaper, still, strands};
+use super::{Arrival, Context, double, handover, introduce, isolate, perform, reaper, still, strands};
 
 /// Signals that the kernel raises because of what a context did itself (signal(7)); all others are not its business.
 const OWN_DOING: [i32; 10] = [
@@ -302,6 +302,7 @@ fn live(
     }
     // It binds this thread and those that come of it: all that the context will have.
     let isolated = if spec.isolated { isolate::enter(&spec.taken()) } else { Ok(()) };
+    state.isolated |= spec.isolated;
     let outcome = isolated
         .map_err(|errno| (11, errno))
         .and_then(|()| {
@@ -363,6 +364,7 @@ fn settle(
     state.forget_strands();
     // Only copies of the root may ask contexts for copies.
     state.door = None;
+    state.knocker.take_if(|_| spec.stays_behind);
     // Our creator's ends are its own, and so is what it says to others. Of its books about those, as little as can be is written to:
     // each page is the creator's until then, and freeing memory writes to all.
     for grant in state.grants.iter().flatten() {
@@ -412,6 +414,7 @@ fn settle(
         let grant = state.grants.get(grant).and_then(Option::as_ref).ok_or((8, Errno::IO))?;
         trap::filter(leash, &taken, &grant.socket, memory, counterparts).map_err(at(8))?;
         state.filtered = true;
+        state.cannot_double |= spec.trap || double::takes(&taken);
     }
     Ok(slot)
 }
@@ -457,6 +460,7 @@ fn close_descriptors(
         .chain(state.grants.iter().flatten().map(|grant| grant.socket.as_raw_fd()))
         .chain(state.shared.iter().map(|shared| shared.file.as_raw_fd()))
         .chain([leash, state.main, state.pidfd.as_raw_fd()])
+        .chain(state.knocker.iter().map(AsRawFd::as_raw_fd))
         .map(RawFd::unsigned_abs)
         .collect();
     keep.sort_unstable();

@@ -1,23 +1,23 @@
 //! The door: a socket at which the root's contexts knock when a copy of the root asks them for copies of themselves.
 //!
 //! The root opens it before there is any context, and its forked children inherit it; contexts close it before any code of
-//! the program's runs in them. So who listens there is the root or a copy of it, and the kernel says so: at the knocking
-//! end, it names the process that opened it (SO_PEERCRED in unix(7)).
+//! the program's runs in them, and keep its other end, the *knocker*. So who hears them is the root or a copy of it, whatever
+//! else they are kept from: it takes no name, and no permission to connect. What they send there is one end of a line of their own, of
+//! which the kernel says which process made it (SO_PEERCRED in unix(7)).
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use orrery_domain::Moment;
 use orrery_sys::descriptors;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, bind, connect, listen,
-    socket_with, sockopt,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use rustix::process::Pid;
 
-use super::id::Id;
+use super::introduce::{receive_on, send_file};
+use super::note::PATIENCE;
 
 #[derive(Debug)]
 pub(crate) struct Door {
@@ -29,15 +29,12 @@ pub(crate) struct Door {
 const KIND: SocketType = SocketType::SEQPACKET;
 
 impl Door {
-    /// Opens one, under a name that nobody has, and gives that. None where the kernel refuses.
-    pub(crate) fn open() -> Option<(Self, Id)> {
-        let name = Id::new().ok()?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, KIND, flags, None).ok()?;
-        bind(&socket, &address(name).ok()?).ok()?;
-        listen(&socket, 128).ok()?;
+    /// Opens one; also its knocker. None where the kernel refuses.
+    pub(crate) fn open() -> Option<(Self, OwnedFd)> {
+        let (socket, knocker) = socketpair(AddressFamily::UNIX, KIND, SocketFlags::CLOEXEC, None).ok()?;
         let turn = rustix::fs::memfd_create("orrery-door", MemfdFlags::CLOEXEC).ok()?;
-        Some((Self { socket: descriptors::raise(socket), turn: descriptors::raise(turn) }, name))
+        let door = Self { socket: descriptors::raise(socket), turn: descriptors::raise(turn) };
+        Some((door, descriptors::raise(knocker)))
     }
 
     /// The numbers of its descriptors.
@@ -51,21 +48,22 @@ impl Door {
         rustix::io::retry_on_intr(|| {
             rustix::fs::fcntl_lock(&self.turn, rustix::fs::FlockOperation::LockExclusive)
         })?;
-        while acceptfrom_with(&self.socket, SocketFlags::CLOEXEC).is_ok() {}
+        while receive_on(&self.socket, &mut [0]).is_some() {}
         Ok(())
     }
 
     /// Who knocks next, with its process; `None` at the end of the time.
     pub(crate) fn answer(&self, until: Moment) -> Option<(OwnedFd, Pid)> {
-        loop {
-            if let Ok((caller, _)) = acceptfrom_with(&self.socket, SocketFlags::CLOEXEC) {
-                let pid = sockopt::socket_peercred(&caller).ok()?.pid;
-                return Some((descriptors::raise(caller), pid));
-            }
-            if !is_readable(self.socket.as_fd(), until) {
-                return None;
+        while is_readable(self.socket.as_fd(), until) {
+            // Who knocks without a line is not heard.
+            let line = receive_on(&self.socket, &mut [0]).and_then(|sent| sent.into_iter().next());
+            if let Some(line) = line
+                && let Ok(caller) = sockopt::socket_peercred(&line)
+            {
+                return Some((descriptors::raise(line), caller.pid));
             }
         }
+        None
     }
 }
 
@@ -75,19 +73,19 @@ impl Drop for Door {
     }
 }
 
-fn address(name: Id) -> rustix::io::Result<SocketAddrUnix> {
-    SocketAddrUnix::new_abstract_name(&[&b"orrery-"[..], &name.0].concat())
-}
-
-/// In a context: knocks. Fails where the door is not one that process `root` opened.
-pub(crate) fn knock(name: Id, root: Pid) -> rustix::io::Result<OwnedFd> {
-    let socket = socket_with(AddressFamily::UNIX, KIND, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
-    let socket = descriptors::raise(socket);
-    connect(&socket, &address(name)?)?;
-    if sockopt::socket_peercred(&socket)?.pid != root {
-        return Err(Errno::PERM);
+/// In a context: knocks. Gives the line on which it is spoken to, if anybody hears it.
+pub(crate) fn knock(knocker: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let (own, theirs) = socketpair(AddressFamily::UNIX, KIND, SocketFlags::CLOEXEC, None)?;
+    let end = Moment::now().after(PATIENCE);
+    loop {
+        match send_file(knocker, theirs.as_fd()) {
+            // Others knock as well.
+            Err(Errno::AGAIN | Errno::TOOMANYREFS) if Moment::now() < end => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            sent => return sent.map(|()| descriptors::raise(own)),
+        }
     }
-    Ok(socket)
 }
 
 /// Waits until a socket has something to read, or was closed; false at the end of the time.

@@ -4,7 +4,7 @@
 //! its *double*, and makes of all these a program of its own:
 //!
 //! 1. It rings each context at the place of the strand that forked. There the context, parked, knocks at the root's door
-//!    ([`super::door`]), which the new root has inherited, and sees that it is that door.
+//!    ([`super::door`]), which the new root has inherited.
 //! 2. It forks twice, so that the double is nobody's child who would have to bury it, and goes on waiting. The double says
 //!    who it is, and what it has: the ends of descriptors that others hold of it, the descriptors that it holds, with the
 //!    memory that it shares with each of those, and memory that it shares with others ([`super::Spec::share`]).
@@ -15,8 +15,9 @@
 //!    the new root, and parks.
 //!
 //! So no double has any way to the contexts of the other program, nor they to it. A context that does not answer in time, because
-//! it runs or is stopped, has no double, nor has one that is isolated, and cannot reach the door, nor one whose system
-//! calls are filtered: its calls would go on arriving in the old program. Descriptors of such contexts are there, and their contexts gone.
+//! it runs or is stopped, has no double, nor has one whose system calls are trapped: its double's would go on arriving in the
+//! old program, for the kernel knows one listener for a filter and all who inherit it. Nor has one from which calls are withheld that
+//! this takes ([`NEEDED`]). Descriptors of such contexts are there, and their contexts gone.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
@@ -30,10 +31,11 @@ use orrery_domain::watch::Watcher;
 use orrery_sys::signals;
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
-use rustix::process::{Pid, WaitId, WaitIdOptions};
+use rustix::process::{WaitId, WaitIdOptions};
 use syscalls::{Sysno, syscall};
 
 use super::birth::die;
+use super::calls::Calls;
 use super::door::knock;
 use super::error::{Error, Result};
 use super::id::Id;
@@ -45,15 +47,47 @@ use super::ranges::map;
 use super::state::{State, inode, own_pidfd};
 use super::still::Still;
 use super::turn::Held;
-use super::{Arrival, handover, strands};
+use super::{Arrival, handover, isolate, strands};
+
+/// What a context must be allowed to do to make a double of itself.
+const NEEDED: [libc::c_long; 24] = [
+    libc::SYS_socketpair,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_clone,
+    libc::SYS_waitid,
+    libc::SYS_mmap,
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_dup3,
+    libc::SYS_prctl,
+    libc::SYS_get_robust_list,
+    libc::SYS_pidfd_open,
+    libc::SYS_epoll_create1,
+    libc::SYS_prlimit64,
+    libc::SYS_capget,
+    // Itself, by its new number, which its filter does not know.
+    libc::SYS_kill,
+    libc::SYS_tgkill,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_mprotect,
+    libc::SYS_openat,
+    libc::SYS_getdents64,
+    libc::SYS_read,
+];
+
+/// Whether a context that may not make these calls cannot make a double of itself.
+pub(crate) fn takes(withheld: &Calls) -> bool {
+    NEEDED.iter().any(|call| u32::try_from(*call).is_ok_and(|number| withheld.has(number)))
+}
 
 /// In a context that is parked and was asked for its double: makes it. In the double: waits until somebody switches to it.
 pub(crate) fn serve(state: &mut Held) -> Option<Arrival> {
     let asked = &state.place().asked_to_double;
-    let line = match (state.door_name, state.filtered) {
-        (Some(name), false) => knock(name, state.root).ok(),
-        _ => None,
-    };
+    let line =
+        state.knocker.as_ref().filter(|_| !state.cannot_double).and_then(|knocker| knock(knocker).ok());
     let Some(line) = line else {
         asked.store(DECLINED, SeqCst);
         return None;
@@ -62,8 +96,8 @@ pub(crate) fn serve(state: &mut Held) -> Option<Arrival> {
     let until = Moment::now().after(PATIENCE);
     let hello = Note { what: KNOCK, seat: state.me, ..Note::default() };
     hello.send(line.as_fd(), &[]).ok()?;
-    let (go, fds) = Note::expect(line.as_fd(), until, GO, 2).ok()?;
-    let [program, root] = <[OwnedFd; 2]>::try_from(fds).ok()?;
+    let (_, fds) = Note::expect(line.as_fd(), until, GO, 3).ok()?;
+    let [program, root, knocker] = <[OwnedFd; 3]>::try_from(fds).ok()?;
     let others = Still::hold(state.program, state.me).ok()?;
     let mask = others.as_ref().map_or_else(signals::block_all, Still::mask);
     // SAFETY: the first copy does nothing but make the second. That one hangs where another thread held what it needs, and
@@ -76,8 +110,7 @@ pub(crate) fn serve(state: &mut Held) -> Option<Arrival> {
             Ok(None) => {}
             _ => end_at_once(),
         }
-        state.door_name = Some(Id(go.id)).filter(|name| *name != Id::NONE);
-        state.root = i32::try_from(go.index).ok().and_then(Pid::from_raw).unwrap_or(state.root);
+        state.knocker = Some(knocker);
         return match become_double(state, &line, program, root, mask, until) {
             Ok(()) => match handover::park(state, None, None) {
                 Ok(arrival) => Some(arrival),
@@ -120,6 +153,10 @@ fn become_double(
     state.common = None;
     let pidfd = own_pidfd()?;
     let own = rustix::process::getpid().as_raw_pid().unsigned_abs();
+    if state.isolated {
+        // The number that its filter lets it name is its original's.
+        isolate::from_limits(own, &Calls::none()).map_err(failed)?;
+    }
     let (me, strand) = (state.me, state.strand);
     let here = Note { what: HERE, seat: me, index: own, ..Note::default() };
     here.send(line.as_fd(), &[pidfd.as_fd()]).map_err(failed)?;

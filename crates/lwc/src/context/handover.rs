@@ -89,7 +89,8 @@ fn say(state: &mut State) {
 }
 
 /// Our time was up, and we are about to be killed.
-fn await_end() -> ! {
+#[cold]
+pub(crate) fn await_end() -> ! {
     loop {
         let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 3600, tv_nsec: 0 });
     }
@@ -199,7 +200,7 @@ pub(crate) fn call(state: &State, slot: usize, hint: u32) {
 }
 
 /// Calls a peer that waits for descriptors.
-fn call_by_descriptor(state: &State, slot: usize) {
+pub(crate) fn call_by_descriptor(state: &State, slot: usize) {
     let Ok(peer) = state.peer(slot) else { return };
     let place = state.program.place(state.strand, peer.seat);
     // It sets its flag before it looks at its bell and its link, and we did the reverse: one of the two sees the other.
@@ -286,6 +287,20 @@ pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Momen
         Some(answer) => Ok(answer),
         None => wait(state, me, watched, until),
     };
+    end(state, arrival)
+}
+
+/// The same where control was handed to `slot`, and it is time to sleep. Kept out of the way of those who need not.
+#[cold]
+pub(crate) fn park_asleep(state: &mut Held, slot: usize) -> Result<Arrival> {
+    let (me, watched) = (state.me, Watched::of(state, slot));
+    let arrival = wait(state, me, watched, None);
+    end(state, arrival)
+}
+
+/// Control is here, or it is known that it is lost.
+#[inline]
+fn end(state: &mut State, arrival: Result<Arrival>) -> Result<Arrival> {
     state.follow_credentials();
     if arrival.is_err() {
         state.sweep_table();

@@ -32,8 +32,8 @@ const PART: usize = PAGE + 2 * ROOM;
 
 const LENGTH: usize = STRANDS * PART;
 
-/// What one side says.
-#[repr(C, align(64))]
+/// What one side says. It has two lines of the cache, for processors fetch them in pairs, and the other half is another CPU's.
+#[repr(C, align(128))]
 struct Half {
     sent: AtomicU32,
     kind: AtomicU32,
@@ -137,6 +137,7 @@ impl Ear {
 
 impl Lobe {
     /// Whether something was said that was not taken yet.
+    #[inline]
     pub(crate) fn is_called(self) -> bool {
         // SAFETY: the ear keeps the memory mapped.
         unsafe { &*self.sent }.load(Ordering::SeqCst) != self.taken
@@ -221,6 +222,7 @@ impl Link {
     }
 
     /// Where a strand's part begins.
+    #[inline]
     fn part(&self, strand: u32) -> NonNull<u8> {
         let strand = if (strand as usize) < STRANDS { strand as usize } else { 0 };
         // SAFETY: the mapping holds so many parts.
@@ -232,25 +234,34 @@ impl Link {
         self.side
     }
 
+    #[inline]
     fn half(&self, side: usize, strand: u32) -> &Half {
         // SAFETY: a part is page-aligned and holds two halves of atomics in its first page.
         unsafe { self.part(strand).cast::<Half>().add(side).as_ref() }
     }
 
+    #[inline]
     fn mine(&self, strand: u32) -> &Half {
         self.half(self.side, strand)
     }
 
+    #[inline]
     fn theirs(&self, strand: u32) -> &Half {
         self.half(1 - self.side, strand)
     }
 
+    #[inline(always)]
     fn taken(&mut self, strand: u32) -> &mut u32 {
         let strand = strand as usize;
         if self.taken.len() <= strand {
-            self.taken.resize(strand + 1, 0);
+            self.know_strand(strand);
         }
         &mut self.taken[strand]
+    }
+
+    #[cold]
+    fn know_strand(&mut self, strand: usize) {
+        self.taken.resize(strand + 1, 0);
     }
 
     /// The number under which the other side knows us.
@@ -269,6 +280,7 @@ impl Link {
     }
 
     /// Whether the other side has closed its descriptor of us.
+    #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         self.theirs(0).closed.load(Ordering::SeqCst) != 0
     }
@@ -280,6 +292,7 @@ impl Link {
     }
 
     /// Writes a message that the other side does not see before [`Link::publish`]; at most [`ROOM`] bytes of `bytes`.
+    #[inline]
     pub(crate) fn stage(&mut self, strand: u32, kind: Kind, word: u64, extent: u64, bytes: &[u8]) {
         let length = bytes.len().min(ROOM);
         let mine = self.mine(strand);
@@ -300,9 +313,45 @@ impl Link {
 
     /// Sends what was staged. It may be followed by a look for sleepers: all its accesses come before.
     pub(crate) fn publish(&mut self, strand: u32) {
+        self.send(strand, Ordering::SeqCst);
+    }
+
+    /// The same without a fence: a look for sleepers may come too early. Gives what tells of an answer.
+    #[inline(always)]
+    pub(crate) fn publish_at_ease(&mut self, strand: u32) -> Lobe {
+        self.send(strand, Ordering::Release);
+        let taken = *self.taken(strand);
+        Lobe { sent: &raw const self.theirs(strand).sent, taken }
+    }
+
+    #[inline(always)]
+    fn send(&self, strand: u32, order: Ordering) {
         // Nobody else writes it.
         let sent = &self.mine(strand).sent;
-        sent.store(sent.load(Ordering::Relaxed).wrapping_add(1), Ordering::SeqCst);
+        sent.store(sent.load(Ordering::Relaxed).wrapping_add(1), order);
+    }
+
+    #[inline(never)]
+    fn take_long_switch(&mut self, strand: u32) -> Option<(u64, Vec<u8>, bool)> {
+        let message = self.take(strand)?;
+        (message.kind == Kind::Switch).then_some((message.word, message.bytes, message.listens))
+    }
+
+    /// Takes the other side's message, which is there, if it is control: the argument that is a value, the one that is a
+    /// buffer, and whether who said it waits at the link. Anything else is left for [`Link::take`].
+    #[inline(always)]
+    pub(crate) fn take_switch(&mut self, strand: u32) -> Option<(u64, Vec<u8>, bool)> {
+        let theirs = self.theirs(strand);
+        if theirs.kind.load(Ordering::Relaxed) != Kind::Switch as u32 {
+            return None;
+        }
+        if theirs.length.load(Ordering::Relaxed) != 0 {
+            return self.take_long_switch(strand);
+        }
+        let (sent, word) = (theirs.sent.load(Ordering::SeqCst), theirs.word.load(Ordering::Relaxed));
+        let listens = theirs.listens.load(Ordering::Relaxed) != 0;
+        *self.taken(strand) = sent;
+        Some((word, Vec::new(), listens))
     }
 
     /// Takes what the other side has sent so far as taken, and what we have closed since as never closed.

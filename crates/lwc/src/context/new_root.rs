@@ -47,14 +47,10 @@ pub(crate) fn adopt(state: &mut State) -> Result<()> {
     let made = door.take_turn().map_err(|e| Error::system("take a turn at the door", 0, e)).and_then(|()| {
         let (program, file) = Program::succeed(former, strand)?;
         let pidfd = own_pidfd()?;
-        let own = Door::open().unzip();
-        let go = Note {
-            what: GO,
-            index: rustix::process::getpid().as_raw_pid().unsigned_abs(),
-            id: own.1.unwrap_or(Id::NONE).0,
-            ..Note::default()
-        };
-        let doubles = gather(former, strand, &door, &go, [file.as_fd(), pidfd.as_fd()], until);
+        let own = Door::open().ok_or(Error::OtherProcess)?;
+        let go = Note { what: GO, ..Note::default() };
+        let sent = [file.as_fd(), pidfd.as_fd(), own.1.as_fd()];
+        let doubles = gather(former, strand, &door, &go, sent, until);
         Ok((program, pidfd, doubles, own))
     });
     let (program, pidfd, doubles, own) = match made {
@@ -80,7 +76,6 @@ pub(crate) fn adopt(state: &mut State) -> Result<()> {
     unsafe { former.leave() };
     state.program = Box::leak(Box::new(program));
     state.creator = Creator::here();
-    state.root = rustix::process::getpid();
     // SAFETY: nobody else closes it.
     unsafe { rustix::io::close(state.main) };
     state.main = own_pidfd()?.into_raw_fd();
@@ -89,7 +84,7 @@ pub(crate) fn adopt(state: &mut State) -> Result<()> {
     state.cpus = rustix::thread::sched_getaffinity(None).ok();
     strands::know(strand);
     drop(door);
-    (state.door, state.door_name) = own;
+    (state.door, state.knocker) = (Some(own.0), Some(own.1));
     reaper::adopt(ready);
     Ok(())
 }
@@ -155,7 +150,7 @@ fn gather(
     strand: u32,
     door: &Door,
     go: &Note,
-    with: [BorrowedFd<'_>; 2],
+    with: [BorrowedFd<'_>; 3],
     until: Moment,
 ) -> Vec<Double> {
     let mut asked: Vec<u32> = former

@@ -15,10 +15,31 @@ use rustix::process::Pid;
 use rustix::thread::CpuSet;
 
 use super::program::{Place, ROOT};
-use super::state::{State, entry};
+use super::state::{Peer, State, entry};
 
 /// In a place's `pinned`: its owner is to be anywhere *but* on the CPU that the rest of the word, less 1, is.
 const APART: u32 = 1 << 31;
+
+/// Whether a peer, that control is about to go to, is where it should be, as most are. Counts the round then.
+#[inline]
+pub(crate) fn is_in_place(peer: &mut Peer, strand: u32, own: &Place, place: &Place) -> bool {
+    if peer.seat == ROOT || own.pinned.load(SeqCst) & APART != 0 {
+        return true;
+    }
+    let naps = own.face.naps().wrapping_add(place.face.naps());
+    let pace = peer.paces.get_mut(strand as usize).and_then(Option::as_mut);
+    pace.is_some_and(|pace| pace.goes_on(naps) && is_at(place, pace.place(), current_cpu()))
+}
+
+/// What a place's `pinned` says where its owner is on that side of `here`.
+fn pinned_at(side: Side, here: u32) -> u32 {
+    let there = here.wrapping_add(1);
+    if side == Side::Apart { APART | there } else { there }
+}
+
+fn is_at(place: &Place, side: Side, here: u32) -> bool {
+    place.pinned.load(SeqCst) == pinned_at(side, here)
+}
 
 /// Puts a peer, that control is about to go to, where it should be.
 pub(crate) fn place(state: &mut State, slot: usize) {
@@ -39,12 +60,8 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     let naps = mine.naps().wrapping_add(theirs.naps());
     let pace = entry(&mut peer.paces, strand).get_or_insert_default();
     let (side, astray) = pace.count(naps, &around);
-    let wanted = match side {
-        Side::Together => here.wrapping_add(1),
-        Side::Apart => APART | here.wrapping_add(1),
-    };
     // Somebody else may have bound it elsewhere meanwhile (taskset(1)), as shows when both keep falling asleep.
-    if place.pinned.load(SeqCst) == wanted && !astray {
+    if is_at(place, side, here) && !astray {
         return;
     }
     let mut set = match (side, around.cpus) {
@@ -62,7 +79,7 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     let Some(thread) = thread_of(place) else { return };
     match rustix::thread::sched_setaffinity(Some(thread), &set) {
         Ok(()) => {
-            place.pinned.store(wanted, SeqCst);
+            place.pinned.store(pinned_at(side, here), SeqCst);
             if side == Side::Together {
                 Gate::home(mine, theirs).moved_partner(here);
             }

@@ -26,6 +26,7 @@ pub struct Spec {
     pub(crate) fetchable: Vec<(u32, u32)>,
     pub(crate) isolated: bool,
     pub(crate) alone: bool,
+    pub(crate) stays_behind: bool,
 }
 
 impl Spec {
@@ -164,6 +165,12 @@ impl Spec {
     #[must_use]
     pub fn alone(mut self, yes: bool) -> Self {
         self.alone = yes;
+        self
+    }
+
+    /// Neither it nor what it creates is copied where the program forks; so they have not even a socket in common.
+    pub(crate) fn stays_behind(mut self) -> Self {
+        self.stays_behind = true;
         self
     }
 

@@ -75,6 +75,15 @@ pub(crate) struct Waiting {
     pid: u32,
 }
 
+/// What one strand knows of who may call it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Mind {
+    /// The state of its bell when it last looked around.
+    pub(crate) looked: Option<u32>,
+    /// The peer that it has control from, where that one waits at the link.
+    pub(crate) caller: Option<Waiting>,
+}
+
 /// Our end of a descriptor that others hold of us.
 #[derive(Debug)]
 pub(crate) struct Grant {
@@ -100,10 +109,9 @@ pub(crate) struct State {
     pub(crate) grants: Vec<Option<Grant>>,
     /// Ends us when nobody holds us; the root has none.
     pub(crate) leash: Option<&'static Leash>,
-    /// By which copies of the root reach its contexts; contexts themselves know its address, and the root's process.
+    /// By which copies of the root reach its contexts; contexts themselves have its other end.
     pub(crate) door: Option<Door>,
-    pub(crate) door_name: Option<Id>,
-    pub(crate) root: Pid,
+    pub(crate) knocker: Option<OwnedFd>,
     /// What is to take our place when we are killed.
     pub(crate) spare: Option<Pid>,
     /// Private memory that became shared.
@@ -112,8 +120,12 @@ pub(crate) struct State {
     pub(crate) overlaid: Vec<PageRange>,
     /// Whether we are filtered ourselves.
     pub(crate) filtered: bool,
+    /// Whether we are isolated: we, or somebody whose copy we are.
+    pub(crate) isolated: bool,
     /// Whether we may move others, as far as is known.
     pub(crate) may_place: bool,
+    /// Whether calls are kept from us that it takes to make a double.
+    pub(crate) cannot_double: bool,
     /// The table of descriptors, where others share it.
     pub(crate) table: Option<Table>,
     /// The credentials, where others share them.
@@ -122,10 +134,8 @@ pub(crate) struct State {
     pub(crate) creators_name: RawFd,
     /// Where the program may run.
     pub(crate) cpus: Option<CpuSet>,
-    /// The state of each strand's bell when it last looked around.
-    looked: Vec<Option<u32>>,
-    /// Of each strand, the peer that it has control from, where that one waits at the link.
-    callers: Vec<Option<Waiting>>,
+    /// What each strand knows.
+    minds: Vec<Mind>,
     /// What wakes a strand of ours that waits for descriptors.
     kicks: Vec<Option<OwnedFd>>,
     serials: u32,
@@ -143,11 +153,10 @@ impl State {
     /// Of a process that becomes the root of a new program.
     pub(crate) fn root() -> Result<Self> {
         let pidfd = own_pidfd()?;
-        let (door, door_name) = Door::open().unzip();
+        let (door, knocker) = Door::open().unzip();
         let mut root = Self {
             door,
-            door_name,
-            root: rustix::process::getpid(),
+            knocker,
             spare: None,
             program: Box::leak(Box::new(Program::new()?)),
             me: ROOT,
@@ -162,13 +171,14 @@ impl State {
             shared: Vec::new(),
             overlaid: Vec::new(),
             filtered: false,
+            isolated: false,
             may_place: true,
+            cannot_double: false,
             table: None,
             common: None,
             creators_name: -1,
             cpus: rustix::thread::sched_getaffinity(None).ok(),
-            looked: Vec::new(),
-            callers: Vec::new(),
+            minds: Vec::new(),
             kicks: Vec::new(),
             serials: 0,
             heard_calls: false,
@@ -212,23 +222,23 @@ impl State {
 
     /// The state of the calling strand's bell when it last looked around.
     pub(crate) fn looked(&self) -> Option<u32> {
-        self.looked.get(self.strand as usize).copied().flatten()
+        self.minds.get(self.strand as usize)?.looked
     }
 
     pub(crate) fn set_looked(&mut self, heard: Option<u32>) {
-        *entry(&mut self.looked, self.strand) = heard;
+        self.mind().looked = heard;
     }
 
     /// Notes that the calling strand has control from a peer that waits at the link, or has it in any other way.
     pub(crate) fn set_caller(&mut self, slot: Option<usize>) {
         let caller = slot.and_then(|slot| self.peers.get(slot)?.as_ref()).map(Peer::waiting);
-        *entry(&mut self.callers, self.strand) = caller;
+        self.mind().caller = caller;
     }
 
     /// Whether the peer still waits at the link to which control is about to go: it cannot have gone away from there
     /// meanwhile, unless somebody else has its name now. What was noted is over with that.
     pub(crate) fn take_caller(&mut self, slot: usize) -> bool {
-        let caller = self.callers.get_mut(self.strand as usize).and_then(Option::take);
+        let caller = self.mind().caller.take();
         caller.is_some() && caller == self.peers.get(slot).and_then(Option::as_ref).map(Peer::waiting)
     }
 
@@ -236,6 +246,27 @@ impl State {
     pub(crate) fn hears_calls(&self) -> bool {
         self.heard_calls
             && self.peers.iter().flatten().any(|peer| peer.listener.as_ref().is_some_and(|l| !l.is_over))
+    }
+
+    /// Whether the peer waits at the link, as [`State::take_caller`] would say.
+    #[inline]
+    pub(crate) fn is_caller(&self, peer: &Peer) -> bool {
+        self.minds.get(self.strand as usize).is_some_and(|mind| mind.caller == Some(peer.waiting()))
+    }
+
+    /// What the calling strand knows.
+    #[inline(always)]
+    pub(crate) fn mind(&mut self) -> &mut Mind {
+        let strand = self.strand as usize;
+        if self.minds.len() <= strand {
+            self.know_strand();
+        }
+        &mut self.minds[strand]
+    }
+
+    #[cold]
+    fn know_strand(&mut self) {
+        self.minds.resize(self.strand as usize + 1, Mind::default());
     }
 
     /// What wakes the calling strand while it waits for descriptors, made where there is none yet; `None` where the
@@ -272,14 +303,13 @@ impl State {
 
     /// In a new context: what its creator's strands looked at, or wait for, is not its own.
     pub(crate) fn forget_strands(&mut self) {
-        self.looked.clear();
-        self.forget_callers();
+        self.minds.clear();
         self.kicks.clear();
     }
 
     /// What is known of who waits where may be of another time, or another program.
     pub(crate) fn forget_callers(&mut self) {
-        self.callers.clear();
+        self.minds.iter_mut().for_each(|mind| mind.caller = None);
     }
 
     /// The same where the descriptors are another context's.
@@ -435,6 +465,7 @@ impl State {
             .chain(self.shared.iter().map(|shared| shared.file.as_raw_fd()))
             .chain(self.kicks.iter().flatten().map(AsRawFd::as_raw_fd))
             .chain(self.door.iter().flat_map(Door::numbers))
+            .chain(self.knocker.iter().map(AsRawFd::as_raw_fd))
             .chain(self.table.iter().flat_map(Table::tenants).map(AsRawFd::as_raw_fd))
             .chain(peers.map(|peer| peer.pidfd.as_raw_fd()))
             .chain(listeners.flat_map(heard).flatten())
@@ -520,7 +551,8 @@ impl State {
 }
 
 impl Peer {
-    fn waiting(&self) -> Waiting {
+    #[inline]
+    pub(crate) fn waiting(&self) -> Waiting {
         Waiting { serial: self.serial, pid: self.pid }
     }
 

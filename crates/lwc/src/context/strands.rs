@@ -38,6 +38,12 @@ pub(crate) fn own(program: &Program, seat: u32) -> Result<u32> {
     Ok(strand)
 }
 
+/// Whether the calling thread is known to be that strand, in this process.
+#[inline]
+pub(crate) fn is_known(here: Creator, strand: u32) -> bool {
+    KNOWN.get() == (here.number(), strand)
+}
+
 /// Which strand the thread was of which the calling one is a copy, if that was known.
 pub(crate) fn inherited() -> Option<u32> {
     let (process, strand) = KNOWN.get();
@@ -50,11 +56,13 @@ pub(crate) fn know(strand: u32) {
 }
 
 /// Begins a call about contexts; false where one is under way on this thread.
+#[inline]
 pub(crate) fn enter() -> bool {
     !INSIDE.replace(true)
 }
 
 /// Ends it.
+#[inline]
 pub(crate) fn leave() {
     INSIDE.set(false);
 }

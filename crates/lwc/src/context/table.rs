@@ -237,6 +237,10 @@ impl State {
         self.leash = None;
         core::mem::forget(self.door.take());
         self.leave_kicks();
+        if let Some(knocker) = self.knocker.take() {
+            self.knocker = Some(copy(&knocker)?);
+            leave(knocker);
+        }
         let pidfd = copy(&self.pidfd)?;
         leave(core::mem::replace(&mut self.pidfd, pidfd));
         for shared in &mut self.shared {

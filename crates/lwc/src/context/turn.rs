@@ -8,6 +8,8 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+use orrery_domain::forked::Creator;
+
 use super::error::{Error, Result};
 use super::lock::Lock;
 use super::program::ROOT;
@@ -77,7 +79,21 @@ impl Held {
     }
 }
 
+/// Whether no other thread of the program uses contexts, nor waits to. For whose turn it is.
+#[inline(always)]
+pub(crate) fn is_alone(state: &State) -> bool {
+    *state.program.strands().end() == 0 && !TURN.is_wanted()
+}
+
+/// Says whether who has the turn leaves the state alone for a moment, to wait. To keep the turn spares giving it back and taking it
+/// again; by way of this library nobody can copy the context meanwhile. For one that [`is_alone`].
+#[inline(always)]
+pub(crate) fn set_at_rest(at_rest: bool) {
+    TURN.set_at_rest(at_rest);
+}
+
 impl Drop for Held {
+    #[inline]
     fn drop(&mut self) {
         TURN.give_back();
         if self.asking {
@@ -88,6 +104,7 @@ impl Drop for Held {
 }
 
 /// The calling context's state, if it has any yet.
+#[inline(always)]
 pub(crate) fn hold() -> Result<Option<Held>> {
     take_turn(false)
 }
@@ -97,6 +114,7 @@ pub(crate) fn hold_to_ask() -> Result<Option<Held>> {
     take_turn(true)
 }
 
+#[inline(always)]
 fn take_turn(asking: bool) -> Result<Option<Held>> {
     if !ANY.load(SeqCst) {
         return Ok(None);
@@ -107,8 +125,23 @@ fn take_turn(asking: bool) -> Result<Option<Held>> {
     if asking {
         ASKING.take();
     }
-    let half_changed = TURN.take();
-    let mut held = Held { asking };
+    let here = Creator::here();
+    let half_changed = TURN.take_in(here);
+    let held = Held { asking };
+    // SAFETY: it is our turn.
+    let state = unsafe { &mut *STATE.0.get() };
+    match state {
+        // Most are this: a thread that has been here before.
+        Some(state) if !half_changed && state.creator == here && strands::is_known(here, state.strand) => {
+            Ok(Some(held))
+        }
+        _ => look_about(held, half_changed),
+    }
+}
+
+/// Whose the state is, where that is not as it was.
+#[inline(never)]
+fn look_about(mut held: Held, half_changed: bool) -> Result<Option<Held>> {
     // SAFETY: it is our turn.
     let state = unsafe { &mut *STATE.0.get() };
     if half_changed {

@@ -27,7 +27,7 @@ pub(crate) fn template_spec(keep: &[RawFd]) -> Spec {
         keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
     keep.sort_unstable();
     keep.dedup();
-    let mut spec = Spec::new().alone(true);
+    let mut spec = Spec::new().alone(true).stays_behind();
     let mut from = 3;
     for kept in keep {
         if kept > from {

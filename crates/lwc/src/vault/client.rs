@@ -46,6 +46,8 @@ struct Links {
     free: Vec<Link>,
     /// How many there are, free or in use.
     made: usize,
+    /// How many threads wait for one. To wake nobody takes a system call, too.
+    awaited: usize,
 }
 
 /// The way to one twin.
@@ -174,7 +176,9 @@ impl Client {
                 drop(links);
                 return self.connect(loads).inspect_err(|_| pool.lost());
             }
+            links.awaited += 1;
             links = pool.returned.wait(links).unwrap_or_else(PoisonError::into_inner);
+            links.awaited -= 1;
         }
     }
 
@@ -244,13 +248,23 @@ impl Pool {
     }
 
     fn put_back(&self, link: Link) {
-        self.lock().free.push(link);
-        self.returned.notify_one();
+        self.change(|links| links.free.push(link));
     }
 
     fn lost(&self) {
-        self.lock().made -= 1;
-        self.returned.notify_one();
+        self.change(|links| links.made -= 1);
+    }
+
+    /// Changes something that others may wait for.
+    fn change(&self, change: impl FnOnce(&mut Links)) {
+        let awaited = {
+            let mut links = self.lock();
+            change(&mut links);
+            links.awaited
+        };
+        if awaited != 0 {
+            self.returned.notify_one();
+        }
     }
 }
 

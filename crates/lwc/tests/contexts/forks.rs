@@ -1,5 +1,6 @@
 //! What becomes of contexts where the program forks.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -206,16 +207,16 @@ pub(crate) fn each_program_ends_for_itself() {
 
 pub(crate) fn filtered_contexts_stay_behind() {
     let filtered = create(&Spec::new().withhold(&Calls::global()), server(|word| word)).unwrap();
+    let trapped = create(&Spec::new().trap(true), server(|word| word)).unwrap();
     let plain = create(&Spec::new(), server(|word| word)).unwrap();
-    // Landlock's scopes are Linux 6.12's.
-    let isolated = create(&Spec::new().isolate(true), server(|word| word)).ok();
     let pid = forked(|| {
-        assert!(isolated.is_none_or(|isolated| matches!(isolated.switch(1, &[]), Err(Error::Gone { .. }))));
         assert!(matches!(filtered.switch(1, &[]), Err(Error::Gone { .. })));
+        assert!(matches!(trapped.switch(1, &[]), Err(Error::Gone { .. })));
         assert_eq!(plain.switch(2, &[]).unwrap().word, 2);
     });
     assert_eq!(status_of(pid), 0);
     assert_eq!(filtered.switch(1, &[]).unwrap().word, 1);
+    assert_eq!(trapped.switch(1, &[]).unwrap().word, 1);
     let refusing = create(&Spec::new(), |start| {
         let told = unsafe { fork() }.unwrap_err();
         let _ = start.arrival.caller.switch(u64::from(told == Error::NotTheRoot), &[]);
@@ -223,6 +224,94 @@ pub(crate) fn filtered_contexts_stay_behind() {
     })
     .unwrap();
     assert_eq!(refusing.switch(0, &[]).unwrap().word, 1);
+}
+
+/// Eagerly and lazily.
+fn has_copies(context: Context, unchanged: impl Fn(u64)) {
+    let before = context.switch(1, &[]).unwrap().word;
+    let pid = forked(|| unchanged(context.switch(1, &[]).unwrap().word));
+    assert_eq!(status_of(pid), 0);
+    let status = in_child(|| {
+        unchanged(context.switch(1, &[]).unwrap().word);
+        // A copy of a copy.
+        let pid = forked(|| unchanged(context.switch(1, &[]).unwrap().word));
+        assert_eq!(status_of(pid), 0);
+        unsafe { libc::_exit(0) };
+    });
+    assert_eq!(status, 0);
+    assert_eq!(context.switch(1, &[]).unwrap().word, before);
+}
+
+pub(crate) fn isolated_contexts_are_forked() {
+    let root = unsafe { libc::fork() };
+    if root == 0 {
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    }
+    // What it can do to processes that are not its own, in its original and its copies; and those to their original.
+    let original = Cell::new(0);
+    let isolated = create(
+        &Spec::new().isolate(true),
+        server(move |word| {
+            let own = unsafe { libc::getpid() };
+            if original.get() == 0 {
+                original.set(own);
+            }
+            let mut limit = unsafe { std::mem::zeroed::<libc::rlimit>() };
+            let limits =
+                |pid, limit| unsafe { libc::prlimit(pid, libc::RLIMIT_CORE, std::ptr::null(), limit) == 0 };
+            assert!(limits(0, &raw mut limit), "its own are its own");
+            let signals = unsafe { libc::kill(root, 0) } == 0;
+            let limits = limits(if own == original.get() { root } else { original.get() }, &raw mut limit);
+            word + 2 * u64::from(signals) + 4 * u64::from(limits)
+        }),
+    );
+    match isolated {
+        Ok(isolated) => has_copies(isolated, |answer| assert_eq!(answer, 1, "it is isolated")),
+        Err(Error::Birth { step, errno }) if step.contains("isolated") => {
+            orrery_testing::skipped!("no isolation here ({errno})");
+        }
+        Err(odd) => panic!("{odd}"),
+    }
+    unsafe { libc::kill(root, libc::SIGKILL) };
+    status_of(root);
+}
+
+pub(crate) fn contexts_with_fewer_calls_are_forked() {
+    let withheld = Spec::new().withhold(&crate::support::only(libc::SYS_uname));
+    let fewer = create(
+        &withheld,
+        server(|word| {
+            let mut name: libc::utsname = unsafe { std::mem::zeroed() };
+            word + 2 * u64::from(unsafe { libc::uname(&raw mut name) } == 0)
+        }),
+    )
+    .unwrap();
+    has_copies(fewer, |answer| assert_eq!(answer, 1, "the call is withheld from it"));
+}
+
+/// Why contexts that are trapped have no copies: those inherit the filter, whose traps go to the old program, and the kernel
+/// takes no second listener.
+pub(crate) fn a_trapped_process_has_one_listener_for_good() {
+    let status = in_child(|| {
+        assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+        let allow = libc::sock_filter { code: 6, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW };
+        let program = libc::sock_fprog { len: 1, filter: (&raw const allow).cast_mut() };
+        let listen = || {
+            let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+            let mode = libc::SECCOMP_SET_MODE_FILTER;
+            unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) }
+        };
+        assert!(listen() >= 0);
+        let copy = in_child(|| {
+            let refused = listen() == -1 && crate::support::errno() == libc::EBUSY;
+            unsafe { libc::_exit(i32::from(!refused)) };
+        });
+        assert_eq!(copy, 0);
+        unsafe { libc::_exit(0) };
+    });
+    assert_eq!(status, 0);
 }
 
 pub(crate) fn workers_have_contexts_of_their_own() {

@@ -8,6 +8,7 @@ use orrery_lwc::rollback::{Outcome, Rollback};
 
 /// Becomes an ordinary user.
 pub(crate) fn drop_privileges() {
+    // SAFETY: takes numbers, and no group of a list of none.
     unsafe {
         assert_eq!(libc::setgroups(0, core::ptr::null()), 0);
         assert_eq!(libc::setresgid(65_534, 65_534, 65_534), 0);
@@ -18,6 +19,7 @@ pub(crate) fn drop_privileges() {
 }
 
 pub(crate) fn is_superuser() -> bool {
+    // SAFETY: asks for a number.
     unsafe { libc::geteuid() == 0 }
 }
 
@@ -113,5 +115,6 @@ pub(crate) fn contexts_outlive_rollbacks_of_the_root() {
         assert_eq!(count.switch(0, &[]).unwrap().word, expected);
     }
     let mut status = 0;
+    // SAFETY: writes to the status.
     assert_eq!(unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) }, -1, "no plain child is left");
 }

@@ -64,6 +64,7 @@ pub(crate) fn a_session_can_be_ended() {
 
 fn kill(pid: &str) {
     let pid = pid.parse().unwrap();
+    // SAFETY: takes numbers; the process is one of this case's sessions.
     unsafe {
         assert_eq!(libc::kill(pid, libc::SIGKILL), 0);
     }

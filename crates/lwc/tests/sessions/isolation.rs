@@ -58,6 +58,7 @@ pub(crate) fn each_session_has_its_own_memory() {
 pub(crate) fn what_sessions_have_in_common_is_there_once() {
     let ballast: Vec<u8> = (0..64_usize << 20).map(|at| (at / 4096).to_le_bytes()[at % 2]).collect();
     // Memory that a fork does not copy, as contexts have, must be told apart, and no more.
+    // SAFETY: a new mapping takes nothing from anybody, and the advice is about its first page.
     let wiped = unsafe {
         let page = libc::mmap(core::ptr::null_mut(), 8192, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
         assert_eq!(libc::madvise(page, 4096, libc::MADV_WIPEONFORK), 0);

@@ -40,6 +40,7 @@ static mut FIELD: [u8; 64 * 4096] = [0; 64 * 4096];
 
 pub(crate) fn field() -> &'static mut [u8; 64 * 4096] {
     let field = &raw mut FIELD;
+    // SAFETY: cases have one thread, and no borrow outlives the expression that it is made for.
     unsafe { &mut *field }
 }
 
@@ -63,6 +64,7 @@ fn command_of(command: &str, argument: &str, connection: &Connection) -> String 
         "exit" => std::process::exit(argument.parse().unwrap()),
         "panic" => panic!("as ordered"),
         "crash" => {
+            // SAFETY: nothing is mapped there: the fault ends the session, as is wanted.
             unsafe { core::ptr::with_exposed_provenance_mut::<u8>(16).write_volatile(1) };
             "alive".to_owned()
         }
@@ -71,6 +73,7 @@ fn command_of(command: &str, argument: &str, connection: &Connection) -> String 
         "spin" => loop {
             core::hint::spin_loop();
         },
+        // SAFETY: takes numbers, and ends the session, as is wanted.
         "kill" => unsafe {
             libc::kill(libc::getpid(), libc::SIGKILL);
             "immortal".to_owned()
@@ -85,6 +88,7 @@ fn command_of(command: &str, argument: &str, connection: &Connection) -> String 
             "ok".to_owned()
         }
         "search" => search(argument),
+        // SAFETY: closes a number behind everybody's back: what a session does to its own descriptors is the test.
         "close" => unsafe { libc::close(argument.parse().unwrap()).to_string() },
         other => format!("no command {other}"),
     }

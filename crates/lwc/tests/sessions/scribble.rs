@@ -19,6 +19,8 @@ pub(crate) fn scribble(seed: u64) {
         let at = usize::try_from(next()).unwrap() % field().len();
         field()[at] = next().to_le_bytes()[0];
     }
+    // SAFETY: memory is mapped where there was none, and pages of the field are emptied, of which any byte is a value.
+    // Descriptors, directory, signals and mask are the session's own, and nothing in it relies on them.
     unsafe {
         match next() % 6 {
             0 => {
@@ -64,6 +66,7 @@ pub(crate) fn state() -> u64 {
     WORDS.with_borrow(|words| words.concat().bytes().for_each(&mut add));
     let directory = std::env::current_dir().unwrap();
     directory.to_string_lossy().bytes().for_each(&mut add);
+    // SAFETY: asks for numbers, and writes to the action, of which zero is a value.
     unsafe {
         for fd in 0..300 {
             add(u8::from(libc::fcntl(fd, libc::F_GETFD) >= 0));

@@ -22,6 +22,8 @@ pub(crate) fn fill(argument: &str) {
     heap.truncate(1000);
     core::mem::forget(heap);
     deep(&secret, 200);
+    // SAFETY: a new mapping takes nothing from anybody, and has room for what is copied into it; names end with a zero; no
+    // other thread reads the environment.
     unsafe {
         let new = libc::mmap(
             core::ptr::null_mut(),
@@ -97,6 +99,7 @@ fn read_own(address: usize, buffer: &mut [u8]) -> usize {
     let remote =
         libc::iovec { iov_base: core::ptr::with_exposed_provenance_mut(address), iov_len: buffer.len() };
     let read =
+        // SAFETY: writes to the buffer, within its length; what cannot be read is an error.
         unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
     usize::try_from(read).unwrap_or(0)
 }

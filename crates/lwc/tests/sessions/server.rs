@@ -19,6 +19,7 @@ impl Server {
     fn start(settings: Builder, serve: impl Fn(&mut Connection)) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
+        // SAFETY: the case has one thread, so the child finds no lock held.
         match unsafe { libc::fork() } {
             0 => {
                 let mut pool = settings.build(serve).unwrap();
@@ -40,6 +41,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        // SAFETY: takes numbers; the process is this case's own.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, core::ptr::null_mut(), 0);
