@@ -16,6 +16,8 @@ fn main() {
     let status = Command::new(rustc)
         .args(["--edition", "2024", "--crate-name", "orrery_executive", "--crate-type", "cdylib"])
         .args(["--cfg", "feature=\"image\"", "--cap-lints", "warn"])
+        .arg("--remap-path-prefix")
+        .arg(format!("{}=orrery-executive", sources.display()))
         .args([
             "-C",
             "opt-level=2",
@@ -30,9 +32,10 @@ fn main() {
             "-C",
             "lto=fat",
             "-C",
-            "strip=symbols",
+            // What debuggers are told of it (`symbols`): the lines and frames of its functions. Programs get none of that.
+            "strip=none",
             "-C",
-            "debuginfo=0",
+            "debuginfo=line-tables-only",
             "-C",
             "force-unwind-tables=no",
             "-C",

@@ -1,5 +1,6 @@
 //! The `orrery` command: companions for running Linux programs. One file per subcommand.
 
+mod debug;
 mod doctor;
 mod faults;
 mod guard;
@@ -28,6 +29,7 @@ struct Orrery {
 
 #[derive(Subcommand)]
 enum Command {
+    Debug(debug::Arguments),
     Doctor(doctor::Arguments),
     Faults(faults::Arguments),
     Guard(guard::Arguments),
@@ -43,6 +45,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Orrery::parse().command {
+        Command::Debug(arguments) => debug::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Faults(arguments) => faults::run(&arguments),
         Command::Guard(arguments) => guard::run(arguments),

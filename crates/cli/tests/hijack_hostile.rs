@@ -15,23 +15,28 @@ use std::process::{Command, Output, Stdio};
 
 const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
 const WAYS: [&[&str]; 3] = [&["run"], &["run", "--no-patch"], &["trace", "-c", "-o", "/dev/null"]];
+/// The same, each call being told besides.
+const ALL_WAYS: [&[&str]; 4] = [WAYS[0], WAYS[1], WAYS[2], &["trace", "-o", "/dev/null"]];
 
 /// The program of `hostile.c`, in a directory of its own.
 fn hostile(directory: &Path) -> PathBuf {
     let program = directory.join("hostile");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/hostile.c");
     let mut compiler = Command::new("cc");
-    let flags =
-        ["-O1", "-g", "-fno-omit-frame-pointer", "-Wall", "-Wextra", "-Werror", "-Wno-null-dereference"];
-    assert!(compiler.args(flags).arg(source).arg("-o").arg(&program).status().unwrap().success());
+    let flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread"];
+    let warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-null-dereference"];
+    assert!(
+        compiler.args(flags).args(warnings).arg(source).arg("-o").arg(&program).status().unwrap().success()
+    );
     program
 }
 
 fn with(way: &[&str], directory: &Path, words: &[&str]) -> Output {
     let words = if way.is_empty() { words.to_vec() } else { [&[ORRERY], way, &["--"], words].concat() };
-    let mut command = Command::new("timeout");
-    command.args(["--signal=KILL", "60"]).args(&words).current_dir(directory).stdin(Stdio::null());
-    command.output().unwrap()
+    // Whoever waits for a program is told whether that left a core dump, and `timeout` says so: here none is to.
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -S -c 0; exec timeout --signal=KILL 250 \"$@\"", "sh"]).args(&words);
+    command.current_dir(directory).stdin(Stdio::null()).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -62,10 +67,42 @@ fn filters_of_the_programs_own_hold() {
     assert_same(&WAYS, &["denied", "denied-to-all", "trap", "trap-unhandled", "killed"]);
 }
 
-/// Timing a call reads the time stamp counter, which such a program may not.
+/// Timing a call would read the time stamp counter, which such a program may not.
 #[test]
 fn strict_filters_hold() {
-    assert_same(&WAYS[..2], &["strict", "strict-and-forbidden"]);
+    assert_same(&WAYS, &["strict", "strict-and-forbidden"]);
+}
+
+/// Nor may one that has forbidden it to itself, its children, and what it executes.
+#[test]
+fn programs_may_forbid_the_time_stamp_counter() {
+    assert_same(&ALL_WAYS, &["no-counter"]);
+}
+
+/// Whoever waits for a guest is told that it left a core dump. Who waits for `orrery trace` is told of the signal alone: it ends as the
+/// program ended, but leaves no second dump.
+#[test]
+fn whoever_waits_is_told_of_core_dumps() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let program = hostile(directory.path());
+    let status = |way: &[&str]| {
+        let script = "ulimit -c unlimited; exec \"$@\"";
+        let words = if way.is_empty() { vec![] } else { [&[ORRERY], way, &["--"]].concat() };
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]).args(words).arg(&program).arg("killed");
+        command.current_dir(directory.path()).output().unwrap().status
+    };
+    let expected = status(&[]);
+    assert_eq!(expected.signal(), Some(libc::SIGSYS));
+    for way in WAYS {
+        let status = status(way);
+        assert_eq!(status.signal(), expected.signal(), "{way:?}");
+        let told = way[0] == "run" && expected.core_dumped();
+        assert_eq!(status.core_dumped(), told, "{way:?}");
+    }
 }
 
 #[test]
@@ -164,7 +201,7 @@ fn guests_can_be_debugged() {
     BufReader::new(guest.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "spins\n");
     let mut debugger = Command::new("timeout");
-    debugger.args(["--signal=KILL", "60", "gdb", "-nx", "-batch", "-p", &guest.id().to_string()]);
+    debugger.args(["--signal=KILL", "250", "gdb", "-nx", "-batch", "-p", &guest.id().to_string()]);
     for command in
         ["handle SIGSYS nostop noprint pass", "break turn", "continue", "bt", "print turns > 0", "kill"]
     {
@@ -188,19 +225,7 @@ fn frames_are_found_from_within_a_call() {
     }
     let directory = tempfile::tempdir().unwrap();
     let program = hostile(directory.path());
-    let program = program.to_str().unwrap();
-    let script = format!("ulimit -c unlimited; exec '{ORRERY}' run -- '{program}' blocks");
-    let mut guest = Command::new("sh");
-    guest.args(["-c", &script]).current_dir(directory.path()).stdout(Stdio::piped());
-    let mut guest = guest.spawn().unwrap();
-    let mut output = BufReader::new(guest.stdout.take().unwrap());
-    let mut line = String::new();
-    output.read_line(&mut line).unwrap();
-    assert_eq!(line, "blocks\n");
-    let thread = format!("/proc/{0}/task/{0}/stat", guest.id());
-    while !fs::read_to_string(&thread).unwrap().contains(") S ") {
-        std::thread::yield_now();
-    }
+    let guest = Standing::start(directory.path(), &program, &["run"], "blocks");
     let debugged = |words: &[&str]| {
         let words = [&["gdb", "-nx", "-batch", "-ex", "bt"], words].concat();
         let said = text(&with(&[], directory.path(), &words).stdout);
@@ -208,15 +233,112 @@ fn frames_are_found_from_within_a_call() {
             assert!(said.contains(part), "{words:?}: {said}");
         }
     };
-    debugged(&["-p", &guest.id().to_string()]);
-    let process = libc::pid_t::try_from(guest.id()).unwrap();
-    // SAFETY: a signal to a child that was not waited for yet.
-    unsafe { libc::kill(process, libc::SIGABRT) };
-    assert_eq!(guest.wait().unwrap().signal(), Some(libc::SIGABRT));
-    let named = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("core");
-    match fs::read_dir(directory.path()).unwrap().flatten().find(named) {
-        Some(core) => debugged(&[program, core.path().to_str().unwrap()]),
-        None => orrery_testing::skipped!("no core dump was written where it is looked for"),
+    debugged(&["-p", &guest.process.id().to_string()]);
+    if let Some(core) = guest.dump(directory.path()) {
+        debugged(&[program.to_str().unwrap(), core.to_str().unwrap()]);
+    }
+}
+
+/// A guest that stands in its calls.
+struct Standing {
+    process: std::process::Child,
+    _output: BufReader<std::process::ChildStdout>,
+}
+
+impl Standing {
+    /// Starts a case, and waits until its first thread sleeps.
+    fn start(directory: &Path, program: &Path, way: &[&str], case: &str) -> Self {
+        let script = "ulimit -c unlimited; exec \"$@\"";
+        let mut guest = Command::new("sh");
+        guest.args(["-c", script, "sh", ORRERY]).args(way).arg("--").arg(program).arg(case);
+        let mut process = guest.current_dir(directory).stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line, "blocks\n");
+        let standing = Self { process, _output: output };
+        let thread = format!("/proc/{0}/task/{0}/stat", standing.process.id());
+        while !fs::read_to_string(&thread).unwrap().contains(") S ") {
+            std::thread::yield_now();
+        }
+        standing
+    }
+
+    /// Ends it with a core dump, if one is written where it is looked for.
+    fn dump(mut self, directory: &Path) -> Option<PathBuf> {
+        let process = libc::pid_t::try_from(self.process.id()).unwrap();
+        // SAFETY: a signal to a child that was not waited for yet.
+        unsafe { libc::kill(process, libc::SIGABRT) };
+        assert_eq!(self.process.wait().unwrap().signal(), Some(libc::SIGABRT));
+        let named = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("core");
+        let core = fs::read_dir(directory).unwrap().flatten().find(named);
+        if core.is_none() {
+            orrery_testing::skipped!("no core dump was written where it is looked for");
+        }
+        core.map(|core| core.path())
+    }
+}
+
+/// Told what frames of the executive look like, the debugger finds those of the program from within calls of all kinds: from the first
+/// one at a place, which was dispatched; from rewritten places, whatever their function has on the stack; in all threads.
+#[test]
+fn the_debugger_is_told_of_the_executive() {
+    if no_debugger() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let program = hostile(directory.path());
+    let name = program.to_str().unwrap();
+    let debugged = |of: &[&str], case: &str| {
+        let words = [&[ORRERY, "debug"], of, &["--", "-nx", "-batch", "-ex", "thread apply all bt"]].concat();
+        let output = with(&[], directory.path(), &words);
+        let said = text(&output.stdout);
+        let parts: &[&str] = match case {
+            "blocks-first" => &["in blocked_first", "in calls_blocked_first", "main ("],
+            _ => &[
+                "in waits",
+                "in waiting",
+                "in sleeps",
+                "in sleeping",
+                "in blocked",
+                "in calls_blocked",
+                "main (",
+            ],
+        };
+        for part in parts {
+            assert!(said.contains(part), "{part}, {words:?}: {output:?}");
+        }
+    };
+    let cases: [(&[&str], &str); 4] = [
+        (&["run"], "blocks-first"),
+        (&["run"], "blocks-threads"),
+        (&["run", "--no-patch"], "blocks-threads"),
+        (&["run", "--sleep", "precise"], "blocks-threads"),
+    ];
+    for (way, case) in cases {
+        let guest = Standing::start(directory.path(), &program, way, case);
+        debugged(&["-p", &guest.process.id().to_string()], case);
+        if let Some(core) = guest.dump(directory.path()) {
+            debugged(&[name, core.to_str().unwrap()], case);
+            fs::remove_file(core).unwrap();
+        }
+    }
+}
+
+/// Where there is no executive, that is said, and no debugger started.
+#[test]
+fn the_debugger_is_told_of_no_executive_where_there_is_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let own = std::process::id().to_string();
+    for (words, reason) in [
+        (&["-p", &own][..], "has no executive"),
+        (&["-p", "2147483647"], "look into process 2147483647: No such file"),
+        (&["/bin/true", "/bin/true"], "no core dump"),
+        (&["/bin/true", "/nonexistent"], "read /nonexistent: No such file"),
+    ] {
+        let output = with(&[], directory.path(), &[&[ORRERY, "debug"], words].concat());
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(text(&output.stderr).contains(reason), "{reason}: {output:?}");
     }
 }
 

@@ -283,4 +283,5 @@ programs! {
     python_is_the_same: "python",
     redis_is_the_same: "redis",
     sqlite_is_the_same: "sqlite",
+    users_are_the_same: "users",
 }

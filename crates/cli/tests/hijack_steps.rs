@@ -76,7 +76,8 @@ impl Steps {
         }
         words.extend([self.guest(), stack.into()]);
         let mut command = Command::new("timeout");
-        command.args(["--foreground", "--signal=KILL", "300"]).args(words);
+        let longest = if is_whole() { "3000" } else { "300" };
+        command.args(["--foreground", "--signal=KILL", longest]).args(words);
         Stepper::start(&mut command)
     }
 }

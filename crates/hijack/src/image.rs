@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 struct Aligned<T: ?Sized>(T);
 
 static ALIGNED: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/executive.so")));
-static ELF: &[u8] = &ALIGNED.0;
+pub(crate) static ELF: &[u8] = &ALIGNED.0;
 const PAGE: u64 = 4096;
 
 /// An image, as it lies in memory that begins at address zero.

@@ -60,6 +60,7 @@ mod proof;
 mod segment;
 mod steward;
 mod structures;
+pub mod symbols;
 mod told;
 mod tracee;
 mod window;

@@ -4,6 +4,8 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -126,6 +128,20 @@ static void strict_and_forbidden(void) {
     (void)!write(1, "alive\n", 6);
 }
 
+// The time stamp counter is forbidden: to the program, a child, and a program that it executes.
+static void no_counter(void) {
+    heat();
+    printf("%d\n", prctl(PR_SET_TSC, PR_TSC_ENABLE));
+    if (prctl(PR_SET_TSC, PR_TSC_SIGSEGV))
+        printf("%s\n", strerror(errno));
+    heat();
+    printf("%ld\n", syscall(SYS_getpriority, 7, 0));
+    children();
+    // Loaders of dynamic programs read it.
+    execlp("busybox", "busybox", "sh", "-c", "(exit 3); echo executed $?", NULL);
+    printf("executed 3\n");
+}
+
 static unsigned long sum(void) {
     unsigned long total = 0;
     for (int i = 0; i < 4096; i++)
@@ -221,6 +237,52 @@ __attribute__((noinline)) static int blocked(int *ends) {
 
 __attribute__((noinline)) static int calls_blocked(int *ends) { return blocked(ends) * 3 + 1; }
 
+// Reads what nobody writes, from a place that never called before.
+__attribute__((noinline)) static int blocked_first(int *ends) {
+    char byte;
+    puts("blocks");
+    return (int)read(ends[0], &byte, 1) + 1;
+}
+
+__attribute__((noinline)) static int calls_blocked_first(int *ends) { return blocked_first(ends) * 3 + 1; }
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t never = PTHREAD_COND_INITIALIZER;
+
+static int waiting_is_near;
+
+__attribute__((noinline)) static int waits(void) {
+    pthread_mutex_lock(&lock);
+    waiting_is_near = 1;
+    return pthread_cond_wait(&never, &lock) + 1;
+}
+
+static void *waiting(void *nothing) { return (char *)nothing + waits(); }
+
+static volatile int slept;
+
+__attribute__((noinline)) static unsigned sleeps(void) {
+    for (int i = 0; i < 60; i++)
+        usleep(1);
+    slept = 1;
+    return sleep(1000) + 1;
+}
+
+static void *sleeping(void *nothing) { return (char *)nothing + sleeps(); }
+
+// Threads that wait in places of several kinds, whose functions keep something on the stack meanwhile.
+static int blocked_threads(int *ends) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, waiting, NULL) || pthread_create(&thread, NULL, sleeping, NULL))
+        return 1;
+    for (int near = 0; !near || !slept; sched_yield()) {
+        pthread_mutex_lock(&lock);
+        near = waiting_is_near;
+        pthread_mutex_unlock(&lock);
+    }
+    return calls_blocked(ends) + 1;
+}
+
 volatile long turns;
 
 __attribute__((noinline)) void turn(void) { turns += call_site() > 0; }
@@ -245,6 +307,7 @@ int main(int count, char **words) {
     CASE("killed", killed())
     CASE("strict", strict())
     CASE("strict-and-forbidden", strict_and_forbidden())
+    CASE("no-counter", no_counter())
     CASE("rewrites", rewrites())
     CASE("replaces", replaces())
     CASE("null-called", null_called())
@@ -256,6 +319,14 @@ int main(int count, char **words) {
     CASE("blocks", {
         int ends[2];
         printf("%d\n", pipe(ends) ? 0 : calls_blocked(ends));
+    })
+    CASE("blocks-first", {
+        int ends[2];
+        printf("%d\n", pipe(ends) ? 0 : calls_blocked_first(ends));
+    })
+    CASE("blocks-threads", {
+        int ends[2];
+        printf("%d\n", pipe(ends) ? 0 : blocked_threads(ends));
     })
     CASE("spins", {
         heat();

@@ -36,6 +36,8 @@ const PREPARING: [i64; 8] = [
     libc::SYS_prctl,
     SYS_MSEAL,
 ];
+/// How a try to put an executive there ends: with a signal to itself, for the steward.
+const ENDING: [i64; 3] = [libc::SYS_getpid, libc::SYS_gettid, libc::SYS_rt_tgsigqueueinfo];
 /// So many calls that were missed are told.
 const TOLD: usize = 10;
 const TRACEPOINT: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/id";
@@ -191,8 +193,9 @@ impl Event {
 enum State {
     /// `orrery`.
     Own,
-    /// A program that has no executive yet.
-    New(String),
+    /// A program that has no executive yet, and the calls with which a try to put one there may have ended: the first one fails where
+    /// the program is another user's, to whom the board is lent for the second.
+    New(String, Vec<(i64, u64)>),
     /// A program, and where its executive is.
     Guest(String, Range<u64>),
 }
@@ -211,7 +214,7 @@ fn judge(mut events: Vec<Event>) -> Seen {
                 None
             }
             (What::Executed { name }, _) => {
-                let state = if name == "orrery" { State::Own } else { State::New(name) };
+                let state = if name == "orrery" { State::Own } else { State::New(name, Vec::new()) };
                 threads.insert(event.thread, state);
                 None
             }
@@ -219,18 +222,34 @@ fn judge(mut events: Vec<Event>) -> Seen {
                 *seen.performed.entry(number).or_default() += 1;
                 None
             }
-            (What::Call { number, arms, .. }, Some(State::New(name))) if PREPARING.contains(&number) => {
-                if let Some(code) = arms {
-                    seen.programs += 1;
-                    threads.insert(event.thread, State::Guest(name, code));
-                }
+            (What::Call { number, arms, .. }, Some(State::New(name, ended)))
+                if PREPARING.contains(&number) =>
+            {
+                let Some(code) = arms else { continue };
+                seen.programs += 1;
+                let strange = ended.into_iter().find(|(_, from)| !code.contains(from));
+                let missed = strange.map(|(number, from)| {
+                    format!(
+                        "call {number} from {from:#x}, by {name}, before it had an executive ({})",
+                        event.thread
+                    )
+                });
+                threads.insert(event.thread, State::Guest(name, code));
+                missed
+            }
+            // Who is killed then makes no further call.
+            (What::Call { number, from, .. }, Some(State::New(name, mut ended)))
+                if ENDING.get(ended.len() % ENDING.len()) == Some(&number) =>
+            {
+                ended.push((number, from));
+                threads.insert(event.thread, State::New(name, ended));
                 None
             }
             (What::Call { .. }, Some(State::Own)) => None,
             (What::Call { number, from, .. }, state) => {
                 let whose = match state {
                     Some(State::Guest(name, _)) => name,
-                    Some(State::New(name)) => format!("{name}, which had no executive"),
+                    Some(State::New(name, _)) => format!("{name}, which had no executive"),
                     _ => "a thread that nobody made".to_owned(),
                 };
                 Some(format!("call {number} from {from:#x}, by {whose} ({})", event.thread))

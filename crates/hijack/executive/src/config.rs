@@ -59,6 +59,8 @@ pub struct Config {
     pub unpatched: AtomicU8,
     /// Set when the program installs a system-call filter: from then on, nothing is called that the program did not call.
     pub filtered: AtomicU8,
+    /// Set when the program may not read the time stamp counter: nobody does, then.
+    pub blind: AtomicU8,
     /// A site is rewritten when so many of its calls were dispatched.
     pub threshold: AtomicU32,
     /// How SIGSYS is handled.

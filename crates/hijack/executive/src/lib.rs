@@ -65,6 +65,7 @@ mod running {
     pub(crate) mod actions;
     pub(crate) mod boot;
     pub(crate) mod callers;
+    pub(crate) mod clock;
     pub(crate) mod conditions;
     pub(crate) mod count;
     pub(crate) mod decide;

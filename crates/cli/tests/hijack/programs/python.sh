@@ -3,7 +3,8 @@
 # Whole, all of five modules; else what is quick of them.
 run() {
     module=$1; shift
-    /usr/bin/python3 -m test.regrtest -v -u none "$@" "$module" > said 2>&1; echo "$module $?"
+    # What waits for a connection that a virtual machine cannot make to itself waits for ever, natively, too.
+    /usr/bin/python3 -m test.regrtest -v -u none -i ThreadedVSOCKSocketStreamTest --timeout 600 "$@" "$module" > said 2>&1; echo "$module $?"
     # What a test prints itself may stand between its name and its result.
     grep -oE '^test_[A-Za-z0-9_]+ \([A-Za-z0-9_.]+\)' said | LC_ALL=C sort | cksum
     grep -E '^(FAIL|ERROR): |^Ran [0-9]+ tests? in |^(OK|FAILED)( |$)' said | sed 's/ in .*//' | LC_ALL=C sort

@@ -6,6 +6,7 @@
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
+use super::clock;
 use super::gates::ORRERY_CONFIG;
 use super::kernel::{SET_BYTES, SIGSYS, address, call, failed};
 use crate::numbers;
@@ -28,6 +29,7 @@ pub(crate) extern "C" fn boot(segment: u64, precise: u64) -> i64 {
             return board;
         }
         config.board.store(board.cast_unsigned(), Release);
+        clock::look();
         let (image, length) = (config.image.load(Relaxed), config.image_length.load(Relaxed));
         let (code, code_length) = (config.code.load(Relaxed), config.code_length.load(Relaxed));
         let table = config.policy.load(Relaxed);

@@ -7,9 +7,10 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Relaxed;
 
+use super::clock;
 use super::conditions::Facts;
 use super::count::board;
-use super::kernel::{EINTR, ENAMETOOLONG, address, address_mut, call, ticks};
+use super::kernel::{EINTR, ENAMETOOLONG, address, address_mut, call};
 use super::paths::Room;
 use super::policy::{Policy, policy};
 use super::{journal, permits, user};
@@ -135,7 +136,7 @@ fn tell(call: &Call, rule: &Rule, facts: &mut Facts<'_>, answered: bool, go: imp
     let mut entry = journal::begin(call.number, call.arguments, call.site, rule, facts);
     let looks = call.policy.looks(call.number);
     journal::look_before(&mut entry, looks);
-    entry.start = ticks();
+    entry.start = clock::ticks();
     if !answered && may_not_return(call.number) {
         entry.state = ENTERED;
         journal::write(&entry);
@@ -145,7 +146,7 @@ fn tell(call: &Call, rule: &Rule, facts: &mut Facts<'_>, answered: bool, go: imp
         // The child.
         return result;
     }
-    entry.ticks = ticks().wrapping_sub(entry.start);
+    entry.ticks = clock::since(entry.start).unwrap_or(0);
     entry.result = result;
     entry.state = if answered { ANSWERED } else { DONE };
     if !answered {

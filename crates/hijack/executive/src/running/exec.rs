@@ -6,9 +6,10 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use super::clock::ticks;
 use super::count::board;
 use super::frame::Context;
-use super::kernel::{SIGSYS, address, address_mut, block_signals, call, failed, set_mask, ticks};
+use super::kernel::{SIGSYS, address, address_mut, block_signals, call, failed, set_mask};
 use super::own;
 use super::requests::ask;
 use super::services;

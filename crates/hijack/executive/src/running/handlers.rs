@@ -181,6 +181,8 @@ pub(crate) struct Step {
 
 /// Other ways to find the registers.
 pub(crate) mod kind {
+    /// All of these are not below this: no call has so many words on the stack.
+    pub(crate) const FIRST: u8 = 241;
     /// There is no call.
     pub(crate) const NOTHING: u8 = 255;
     /// What `orrery_judged` has pushed, by its rbp.

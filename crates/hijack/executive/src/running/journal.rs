@@ -2,9 +2,10 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use super::clock::ticks;
 use super::conditions::Facts;
 use super::count::board;
-use super::kernel::{address, call, ticks};
+use super::kernel::{address, call};
 use super::{paths, user};
 use crate::journal::{DATA, ENTRIES, Entry, PIECE_LENGTH, PIECE_SHIFT, RESUMED, stamp_of};
 use crate::look::{LOOKS, Look, RESULT, extent};

@@ -32,13 +32,6 @@ pub(crate) unsafe fn call(number: u64, [a, b, c, d, e, f]: [u64; 6]) -> i64 {
     result
 }
 
-/// The time stamp counter.
-#[inline(always)]
-pub(crate) fn ticks() -> u64 {
-    // SAFETY: reads a counter; a program that forbade itself to (PR_SET_TSC) gets the signal that it asked for.
-    unsafe { core::arch::x86_64::_rdtsc() }
-}
-
 /// The address of something, for a register.
 #[inline(always)]
 pub(crate) fn address<T>(of: &T) -> u64 {

@@ -2,12 +2,13 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use super::clock;
 use super::count::{board, counted, timed};
 use super::decide::decide;
 use super::frame::{AUDIT_ARCH_I386, Context, Info, SYS_USER_DISPATCH};
 use super::gates::{ORRERY_CONFIG, Patched, RED_ZONE, orrery_compat, orrery_perform, orrery_resume};
 use super::handlers::Progress;
-use super::kernel::{EINVAL, ENOSYS, address, call, failed, ticks};
+use super::kernel::{EINVAL, ENOSYS, address, call, failed};
 use super::policy::{Policy, policy};
 use super::{actions, exec, landings, masks, own, ranges, services, sites, threads};
 use crate::numbers;
@@ -72,12 +73,11 @@ fn dispatched(context: &mut Context, compatible: bool) -> bool {
     if counted() {
         own::count(number, |row, add| add(&row.dispatched, 1));
     }
-    let start = if timed() { ticks() } else { 0 };
+    let start = if timed() { clock::ticks() } else { 0 };
     let (arguments, stack) = (context.arguments(), context.registers.rsp);
     let result = decide(number, arguments, from, stack, |arguments| perform(context, number, arguments));
     context.registers.progress.made(result);
-    if start != 0 {
-        let taken = ticks().wrapping_sub(start);
+    if let Some(taken) = clock::since(start) {
         own::count(number, |row, add| row.time(taken, result, add));
     }
     context.registers.rax = result.cast_unsigned();
@@ -90,7 +90,7 @@ pub(crate) extern "C" fn patched(call: &mut Patched) -> i64 {
     if counted() {
         own::count(call.number, |row, add| add(&row.patched, 1));
     }
-    let start = if timed() { ticks() } else { 0 };
+    let start = if timed() { clock::ticks() } else { 0 };
     let [r9, r8, r10, rdx, rsi, rdi] = call.arguments;
     let stack = address(call) + size_of::<Patched>() as u64 + RED_ZONE;
     let number = call.number;
@@ -101,8 +101,7 @@ pub(crate) extern "C" fn patched(call: &mut Patched) -> i64 {
         })
     });
     call.progress.made(result);
-    if start != 0 {
-        let taken = ticks().wrapping_sub(start);
+    if let Some(taken) = clock::since(start) {
         own::count(number, |row, add| row.time(taken, result, add));
     }
     result
@@ -161,7 +160,7 @@ fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64, progress: *mut
         numbers::prctl if arguments[0] == PR_SET_SYSCALL_USER_DISPATCH => -EINVAL,
         numbers::prctl | numbers::seccomp => {
             // SAFETY: what the program asked for.
-            let result = unsafe { call(number, arguments) };
+            let result = clock::restrict(number, arguments, || unsafe { call(number, arguments) });
             if !failed(result) && (number == numbers::seccomp || arguments[0] == PR_SET_SECCOMP) {
                 ORRERY_CONFIG.filtered.store(1, Relaxed);
             }

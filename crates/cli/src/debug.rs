@@ -1,0 +1,76 @@
+//! `orrery debug`: the system's debugger, told what it cannot know of executives.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{Command, exit};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use orrery_hijack::symbols;
+
+/// Debug a guest, or what is left of one: starts gdb, which then finds the program's frames through the executive
+///
+/// gdb is told where the executive lies and what its frames look like, and to pass SIGSYS on, by which the kernel dispatches calls.
+/// All else is gdb's own.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The guest's process number
+    #[arg(short, long, value_name = "PID", required_unless_present = "core", conflicts_with = "core")]
+    pid: Option<u32>,
+
+    /// The program that a core dump is of
+    #[arg(requires = "core")]
+    program: Option<PathBuf>,
+
+    /// A guest's core dump
+    core: Option<PathBuf>,
+
+    /// The debugger
+    #[arg(long, default_value = "gdb", value_name = "PROGRAM")]
+    debugger: PathBuf,
+
+    /// What else the debugger is to be given: `-- -batch -ex bt`
+    #[arg(last = true, value_name = "ARGUMENT")]
+    further: Vec<OsString>,
+}
+
+/// Runs the debugger, and ends as it ends.
+///
+/// # Errors
+/// There is no executive where it is looked for, or no debugger.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let mut command = Command::new(&arguments.debugger);
+    let base = match (arguments.pid, &arguments.program, &arguments.core) {
+        (Some(pid), ..) => {
+            command.arg("-p").arg(pid.to_string());
+            let found = symbols::in_process(pid).with_context(|| format!("look into process {pid}"))?;
+            found.with_context(|| {
+                format!("process {pid} has no executive of this version: debug it with gdb alone")
+            })?
+        }
+        (None, Some(program), Some(core)) => {
+            command.arg(program).arg(core);
+            let found = symbols::in_core(core).with_context(|| format!("read {}", core.display()))?;
+            found.with_context(|| {
+                format!(
+                    "{} is not of a guest with an executive of this version: debug it with gdb alone",
+                    core.display()
+                )
+            })?
+        }
+        _ => bail!("name a process (-p PID), or a program and its core dump"),
+    };
+    let mut file = tempfile::Builder::new().prefix("orrery-executive-").suffix(".so").tempfile()?;
+    file.write_all(symbols::symbols())?;
+    command.args(["-iex", "handle SIGSYS nostop noprint pass"]);
+    // Not asked for, as it is where commands come from a terminal.
+    let quietly = format!("with confirm off -- add-symbol-file {} -o {base:#x}", file.path().display());
+    command.args(["-ex", &quietly]).args(&arguments.further);
+    let status = command.status().with_context(|| {
+        format!("start {}: install gdb, or name another with --debugger", arguments.debugger.display())
+    })?;
+    drop(file);
+    exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
+}

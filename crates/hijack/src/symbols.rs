@@ -1,0 +1,98 @@
+//! What debuggers have to be told of an executive: it lies in no file that they could look into.
+//!
+//! A debugger finds the callers of a function by what the file of its code says about frames. A thread that sleeps in a call stands in
+//! the executive: in a gate, or behind the frame of a dispatched call. The image's ELF file says of both how the program's own
+//! registers are found from there (`.debug_frame`, by the assembly in `gates`), and is told to the debugger with the address at which the
+//! image lies: recognized by its code, which is the same in every guest.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use object::elf::{ET_CORE, FileHeader64, PF_X, PT_LOAD};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, ReadCache};
+
+use crate::error::{Error, Result};
+use crate::image::{self, Image};
+
+/// The image as an ELF file, with its symbols, lines and frames.
+#[must_use]
+pub fn symbols() -> &'static [u8] {
+    image::ELF
+}
+
+/// Where the executive's image lies in a process; `None` if there is none.
+///
+/// # Errors
+/// The process cannot be looked at.
+pub fn in_process(process: u32) -> io::Result<Option<u64>> {
+    let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
+    let memory = File::open(format!("/proc/{process}/mem"))?;
+    let code = maps.lines().filter_map(|line| {
+        let (range, rest) = line.split_once(' ')?;
+        let start = u64::from_str_radix(range.split_once('-')?.0, 16).ok()?;
+        rest.starts_with("r-x").then_some((start, start))
+    });
+    find(&memory, code).map_err(io::Error::other)
+}
+
+/// Where the executive's image lay in a process, by its core dump; `None` if there was none.
+///
+/// # Errors
+/// The file cannot be read, or is no core dump.
+pub fn in_core(core: &Path) -> io::Result<Option<u64>> {
+    let file = File::open(core)?;
+    let cache = ReadCache::new(file);
+    let invalid = |error: object::Error| io::Error::new(io::ErrorKind::InvalidData, error);
+    let header = FileHeader64::<Endianness>::parse(&cache).map_err(invalid)?;
+    let endian = header.endian().map_err(invalid)?;
+    if header.e_type(endian) != ET_CORE {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no core dump"));
+    }
+    let segments = header.program_headers(endian, &cache).map_err(invalid)?;
+    let code: Vec<_> = segments
+        .iter()
+        .filter(|segment| segment.p_type(endian) == PT_LOAD && segment.p_flags(endian) & PF_X != 0)
+        .map(|segment| (segment.p_vaddr(endian), segment.p_offset(endian)))
+        .collect();
+    find(&File::open(core)?, code.into_iter()).map_err(io::Error::other)
+}
+
+/// Of code at these addresses, to be read at these offsets: where the image begins whose code it is.
+fn find(memory: &File, mut code: impl Iterator<Item = (u64, u64)>) -> Result<Option<u64>> {
+    let image = Image::embedded()?;
+    let range = |value: u64| usize::try_from(value).map_err(|error| Error::Image(error.to_string()));
+    let fixed = image.fixed();
+    let own = fixed.get(range(image.code.start)?..fixed.len().min(range(image.code.end)?)).unwrap_or(&[]);
+    let mut bytes = vec![0; own.len()];
+    let is_own = |(_, offset): &(u64, u64)| memory.read_exact_at(&mut bytes, *offset).is_ok() && bytes == own;
+    Ok(code.find(is_own).map(|(start, _)| start - image.code.start))
+}
+
+#[cfg(test)]
+mod tests {
+    use object::{Object, ObjectSection};
+
+    use super::*;
+
+    #[test]
+    fn frames_of_gates_and_functions_are_described() {
+        let file = object::File::parse(symbols()).unwrap();
+        let frames = file.section_by_name(".debug_frame").unwrap().data().unwrap();
+        assert!(frames.len() > 2000, "{}", frames.len());
+        // DW_CFA_expression for rip: a gate's.
+        assert!(frames.windows(5).any(|bytes| bytes == [0x10, 16, 13, 0x80, 0]));
+        // DW_CFA_def_cfa_expression, rsp's place in a signal frame: the restorer's.
+        assert!(frames.windows(6).any(|bytes| bytes == [0x0f, 4, 0x77, 0xa0, 1, 0x06]));
+        assert!(file.symbols().any(|symbol| object::ObjectSymbol::name(&symbol) == Ok("orrery_gates")));
+    }
+
+    #[test]
+    fn a_process_without_executive_has_none() {
+        assert_eq!(in_process(std::process::id()).unwrap(), None);
+        assert!(in_core(Path::new("/proc/self/exe")).unwrap_err().to_string().contains("no core dump"));
+        assert!(in_core(Path::new("/etc/passwd")).is_err());
+    }
+}
