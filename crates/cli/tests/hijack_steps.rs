@@ -155,6 +155,8 @@ fn returning(stepper: &mut Stepper, name: &str, found: &mut Found) {
 fn nesting(stepper: &mut Stepper, name: &str, found: &mut Found) {
     /// Coprime to whatever a handler's length is.
     const STRIDE: usize = 37;
+    /// A context and a siginfo.
+    const SMALLEST_FRAME: u64 = 432;
     stepper.set(Word::What, What::Return as u64);
     stepper.set(Word::Busy, 0);
     let every = if is_whole() { 1 } else { 11 };
@@ -180,6 +182,10 @@ fn nesting(stepper: &mut Stepper, name: &str, found: &mut Found) {
                 other => panic!("{name}: {other:?}"),
             }
             let point = Point::from(stepper.registers());
+            // Where the kernel has just made a signal's frame and says so, it takes no other signal from a tracer.
+            if gone == 0 && outer.rsp.wrapping_sub(point.rsp) < SMALLEST_FRAME {
+                return;
+            }
             if point == outer {
                 // The handler had fewer instructions than were wanted: now it is known how many.
                 length = gone;
