@@ -197,7 +197,7 @@ fn every_sentence_has_its_test() {
         sources(&root.join("crates").join(name), &mut text);
     }
     let mut with_kernels = String::new();
-    for name in ["orthros.rs", "orthros_host.rs", "orthros_rescue.rs", "kimage.rs"] {
+    for name in ["orthros.rs", "orthros_host.rs", "orthros_memory.rs", "orthros_rescue.rs", "kimage.rs"] {
         with_kernels.push_str(&std::fs::read_to_string(root.join("crates/cli/tests").join(name)).unwrap());
     }
     let (all, with_kernels) = (tests(&text), tests(&with_kernels));

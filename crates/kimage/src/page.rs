@@ -8,6 +8,8 @@ const VMEMMAP: u64 = 0xffff_ea00_0000_0000;
 /// `PAGE_MAPPING_ANON`: the lowest bit of `page->mapping`.
 const ANONYMOUS: u64 = 1;
 const PAGE: u64 = 4096;
+/// `PG_head`, where the types do not tell.
+const HEAD: u64 = 16;
 
 /// Whose contents a page in a process' address space has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,8 @@ impl Kernel {
             mapping: place("mapping")?,
             mapped: place("_mapcount.counter").ok(),
             mapped_whole: place("compound_mapcount.counter").ok(),
+            flags: place("flags")?,
+            is_head: 1 << self.types().constant("pageflags", "PG_head").unwrap_or(HEAD).min(63),
             zero: self.symbols().get("empty_zero_page").and_then(|zero| self.physical(zero).ok()),
             huge_zero: huge.filter(|&number| number != u64::MAX),
             last: (0, 0),
@@ -92,6 +96,9 @@ pub struct PageCensus<'k> {
     mapping: u64,
     mapped: Option<u64>,
     mapped_whole: Option<u64>,
+    flags: u64,
+    /// The flag that the first page of a large one has.
+    is_head: u64,
     zero: Option<u64>,
     huge_zero: Option<u64>,
     /// A page of the array, and where it lies in physical memory.
@@ -159,7 +166,8 @@ impl PageCensus<'_> {
             Some(offset) => self.count(page.wrapping_add(offset))?,
             None => 0,
         };
-        if let (true, Some(offset)) = (head & 1 != 0, self.mapped_whole) {
+        let is_large = head & 1 != 0 || self.word(page.wrapping_add(self.flags))? & self.is_head != 0;
+        if let (true, Some(offset)) = (is_large, self.mapped_whole) {
             // A large page that is mapped as one is counted in its second page.
             times = times.saturating_add(self.count(first.wrapping_add(self.size + offset))?);
         }

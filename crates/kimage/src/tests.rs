@@ -66,6 +66,7 @@ fn whose_a_page_is_and_whether_it_is_shared_is_told() {
         page(first + 1, 0, 0);
     }
     for (first, times) in [(512, 1_u64), (768, 2)] {
+        maker.set(place(first), "page", "flags", 1 << 16);
         maker.set(place(first + 1), "page", "compound_head", place(first) + 1);
         maker.set(place(first + 1), "page", "compound_mapcount.counter", times.wrapping_sub(1));
     }
@@ -79,7 +80,9 @@ fn whose_a_page_is_and_whether_it_is_shared_is_told() {
     assert_eq!(told(4).unwrap(), (PageOwner::Anonymous, false));
     assert_eq!(told(5).unwrap(), (PageOwner::File, true));
     assert_eq!(told(6).unwrap(), (PageOwner::Other, true));
+    assert_eq!(told(512).unwrap(), (PageOwner::Anonymous, true));
     assert_eq!(told(513).unwrap(), (PageOwner::Anonymous, true));
+    assert_eq!(told(768).unwrap(), (PageOwner::Anonymous, false));
     assert_eq!(told(769).unwrap(), (PageOwner::Anonymous, false));
     assert!(told(9).is_err());
     assert_eq!(kernel.page_owner(5 << 12).unwrap(), PageOwner::File);
