@@ -12,7 +12,7 @@ fn main() {
     let rustc = env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     // The image must hold nothing that the kernel or a C library would have to provide: no start files, no libraries,
     // no relocations but those that add where it lies.
-    let link = "-nostdlib -nostartfiles -Wl,-Bsymbolic,-z,defs,-z,now,-z,noexecstack,-z,max-page-size=4096,--gc-sections,--build-id=none";
+    let link = "-nostdlib -nostartfiles -Wl,-Bsymbolic,-z,defs,-z,now,-z,noexecstack,-z,max-page-size=4096,--gc-sections,--build-id=sha1";
     let status = Command::new(rustc)
         .args(["--edition", "2024", "--crate-name", "orrery_executive", "--crate-type", "cdylib"])
         .args(["--cfg", "feature=\"image\"", "--cap-lints", "warn"])

@@ -14,7 +14,7 @@ struct Aligned<T: ?Sized>(T);
 
 static ALIGNED: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/executive.so")));
 pub(crate) static ELF: &[u8] = &ALIGNED.0;
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// An image, as it lies in memory that begins at address zero.
 #[derive(Debug)]
@@ -115,6 +115,12 @@ impl Image {
     /// The bytes that are the same wherever the image lies: all of its code.
     pub(crate) fn fixed(&self) -> &[u8] {
         self.bytes.get(..self.split).unwrap_or(&[])
+    }
+
+    /// The first of these: the ELF header, and what names the build.
+    pub(crate) fn first_page(&self) -> &[u8] {
+        let page = index(PAGE).unwrap_or(0);
+        self.fixed().get(..page).unwrap_or(&[])
     }
 
     /// What follows these at an address, with room behind it up to `end`, and the entries there.

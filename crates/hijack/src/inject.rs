@@ -23,7 +23,7 @@ use orrery_executive::config::{ACTION_FLAGS, Action, Config, RANGES, Range, serv
 
 use crate::archive::Mounted;
 use crate::code::{self, Code};
-use crate::image::Image;
+use crate::image::{Image, PAGE};
 use crate::maps::Maps;
 use crate::policy::Policy;
 use crate::segment::Segment;
@@ -58,7 +58,6 @@ impl Tables {
     }
 }
 
-const PAGE: u64 = 4096;
 /// How often a thread may stop on its way to a call.
 const MOST_STOPS: usize = 1000;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];

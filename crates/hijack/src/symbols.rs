@@ -3,19 +3,20 @@
 //! A debugger finds the callers of a function by what the file of its code says about frames. A thread that sleeps in a call stands in
 //! the executive: in a gate, or behind the frame of a dispatched call. The image's ELF file says of both how the program's own
 //! registers are found from there (`.debug_frame`, by the assembly in `gates`), and is told to the debugger with the address at which the
-//! image lies: recognized by its code, which is the same in every guest.
+//! image lies: recognized by its first page, which names the build and is the same in every guest. Its code would do as well, but a core
+//! dump lacks code that guests share; of what begins like an ELF file it has the first page (core(5)).
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use object::elf::{ET_CORE, FileHeader64, PF_X, PT_LOAD};
+use object::elf::{ET_CORE, FileHeader64, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache};
 
-use crate::error::{Error, Result};
-use crate::image::{self, Image};
+use crate::error::Result;
+use crate::image::{self, Image, PAGE};
 
 /// The image as an ELF file, with its symbols, lines and frames.
 #[must_use]
@@ -30,12 +31,8 @@ pub fn symbols() -> &'static [u8] {
 pub fn in_process(process: u32) -> io::Result<Option<u64>> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
     let memory = File::open(format!("/proc/{process}/mem"))?;
-    let code = maps.lines().filter_map(|line| {
-        let (range, rest) = line.split_once(' ')?;
-        let start = u64::from_str_radix(range.split_once('-')?.0, 16).ok()?;
-        rest.starts_with("r-x").then_some((start, start))
-    });
-    find(&memory, code).map_err(io::Error::other)
+    let starts = maps.lines().filter_map(|line| u64::from_str_radix(line.split_once('-')?.0, 16).ok());
+    find(&memory, starts.map(|start| (start, start))).map_err(io::Error::other)
 }
 
 /// Where the executive's image lay in a process, by its core dump; `None` if there was none.
@@ -52,23 +49,22 @@ pub fn in_core(core: &Path) -> io::Result<Option<u64>> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no core dump"));
     }
     let segments = header.program_headers(endian, &cache).map_err(invalid)?;
-    let code: Vec<_> = segments
+    let places: Vec<_> = segments
         .iter()
-        .filter(|segment| segment.p_type(endian) == PT_LOAD && segment.p_flags(endian) & PF_X != 0)
+        .filter(|segment| segment.p_type(endian) == PT_LOAD && segment.p_filesz(endian) >= PAGE)
         .map(|segment| (segment.p_vaddr(endian), segment.p_offset(endian)))
         .collect();
-    find(&File::open(core)?, code.into_iter()).map_err(io::Error::other)
+    find(&File::open(core)?, places.into_iter()).map_err(io::Error::other)
 }
 
-/// Of code at these addresses, to be read at these offsets: where the image begins whose code it is.
-fn find(memory: &File, mut code: impl Iterator<Item = (u64, u64)>) -> Result<Option<u64>> {
+/// Of mappings at these addresses, to be read at these offsets: the one with which the image begins.
+fn find(memory: &File, mut places: impl Iterator<Item = (u64, u64)>) -> Result<Option<u64>> {
     let image = Image::embedded()?;
-    let range = |value: u64| usize::try_from(value).map_err(|error| Error::Image(error.to_string()));
-    let fixed = image.fixed();
-    let own = fixed.get(range(image.code.start)?..fixed.len().min(range(image.code.end)?)).unwrap_or(&[]);
-    let mut bytes = vec![0; own.len()];
-    let is_own = |(_, offset): &(u64, u64)| memory.read_exact_at(&mut bytes, *offset).is_ok() && bytes == own;
-    Ok(code.find(is_own).map(|(start, _)| start - image.code.start))
+    let first = image.first_page();
+    let mut bytes = vec![0; first.len()];
+    let is_first =
+        |(_, offset): &(u64, u64)| memory.read_exact_at(&mut bytes, *offset).is_ok() && bytes == first;
+    Ok(places.find(is_first).map(|(start, _)| start))
 }
 
 #[cfg(test)]

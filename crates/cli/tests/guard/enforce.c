@@ -46,7 +46,7 @@ struct range {
     char rights[5];
 };
 
-/* The executable mappings that belong to no file: the executive is among them. */
+/* The executable mappings that belong to no file, or to a System V segment: the executive is among them. */
 static int strange(struct range *found, int most) {
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];
@@ -60,7 +60,7 @@ static int strange(struct range *found, int most) {
         if (sscanf(line, "%lx-%lx %4s %*s %*s %lu %255s", &range->start, &range->end, range->rights, &inode,
                    path) < 4)
             continue;
-        if (range->rights[2] == 'x' && inode == 0 && path[0] != '[')
+        if (range->rights[2] == 'x' && ((inode == 0 && path[0] != '[') || !strncmp(path, "/SYSV", 5)))
             count++;
     }
     if (maps)
