@@ -17,6 +17,18 @@ pub fn pin(cpu: usize) -> Result<()> {
     pin_thread(None, cpu)
 }
 
+/// Does something while the calling thread is bound to one CPU; what it starts meanwhile stays bound.
+///
+/// # Errors
+/// Where this process may not run on `cpu`; those of `work`.
+pub fn while_pinned<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let before = sched_getaffinity(None).context("asking for the CPUs of this thread")?;
+    pin(cpu)?;
+    let done = work();
+    sched_setaffinity(None, &before).context("having back the CPUs of this thread")?;
+    done
+}
+
 /// Binds a process of one thread to one CPU.
 ///
 /// # Errors

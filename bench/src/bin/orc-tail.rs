@@ -4,6 +4,9 @@
 //! and ends all the time, each time from another of some file trees, so that there is always something new to share. Plain: nobody
 //! shares anything. KSM: all these processes' memory is KSM's, which looks at a page every two microseconds. Ours: all of them
 //! share through a store. While one of the three is asked nothing goes on around the others.
+//!
+//! Who asks and who answers have one CPU, the programs around them another one: three who want two CPUs would measure above
+//! all whom the scheduler puts where. The kernel's KSM and our store go where they like.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -89,6 +92,8 @@ impl Signal {
 /// A Redis server under load.
 struct Server {
     way: Way,
+    /// Where it runs.
+    cpu: usize,
     connection: Resp<UnixStream>,
     next: u64,
     signal: Arc<Signal>,
@@ -125,6 +130,7 @@ impl Server {
         // So that it is known at once whether it can be.
         let ksm = way.ksm()?;
         let store = if way == Way::Ours { Some(Arc::new(Store::start(false)?)) } else { None };
+        let (cpu, around) = machine::two_cpus()?;
         let folder = tempfile::tempdir_in(machine::program_folder()?)?;
         let mut servers = Vec::new();
         let mut connections = Vec::new();
@@ -135,7 +141,8 @@ impl Server {
             command.arg("--unixsocket").arg(&socket).arg("--dir").arg(folder.path());
             command.stdin(Stdio::null()).stdout(Stdio::null());
             prepare(way, store.as_deref(), &mut command)?;
-            servers.push(Running(command.spawn().context("start redis-server")?));
+            let server = machine::while_pinned(cpu, || command.spawn().context("start redis-server"))?;
+            servers.push(Running(server));
             let begin = Instant::now();
             let mut connection = loop {
                 match UnixStream::connect(&socket) {
@@ -151,10 +158,11 @@ impl Server {
         }
         drop(ksm);
         let signal = Arc::new(Signal::default());
-        let neighbour = neighbour(way, store.clone(), &folder, Arc::clone(&signal))?;
+        let neighbour = neighbour(way, around, store.clone(), &folder, Arc::clone(&signal))?;
         let connection = connections.swap_remove(0);
         Ok(Self {
             way,
+            cpu,
             connection,
             next: 1,
             signal,
@@ -184,9 +192,10 @@ impl Server {
     }
 }
 
-/// Programs that come and go.
+/// Programs that come and go on a CPU.
 fn neighbour(
     way: Way,
+    cpu: usize,
     store: Option<Arc<Store>>,
     folder: &TempDir,
     signal: Arc<Signal>,
@@ -201,6 +210,7 @@ fn neighbour(
         plant(tree, &files, None)?;
     }
     Ok(std::thread::spawn(move || {
+        machine::pin(cpu)?;
         for tree in trees.iter().cycle() {
             if signal.wait(&[Bustle::Rest], Duration::MAX) == Bustle::End {
                 return Ok(());
@@ -233,7 +243,7 @@ impl Contender for Server {
         ensure!(alive, "the programs around it have stopped");
         let ksm = self.way.ksm()?;
         self.signal.set(Bustle::Go);
-        let sample = self.ask(work, iterations);
+        let sample = machine::while_pinned(self.cpu, || self.ask(work, iterations));
         self.signal.set(Bustle::Finish);
         // The others are to be measured in peace.
         let left = self.signal.wait(&[Bustle::Finish], Duration::from_secs(60));
