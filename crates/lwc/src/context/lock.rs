@@ -19,6 +19,8 @@ const FREE: u32 = 0;
 const HELD: u32 = 1;
 /// How long who waits sleeps at most before it looks again.
 const NAP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// Set in [`Lock::process`] while a thread of that process takes the lock over from what the process is a copy of.
+const TAKING_OVER: u64 = 1 << 63;
 
 #[derive(Debug)]
 pub(crate) struct Lock {
@@ -58,11 +60,27 @@ impl Lock {
     }
 
     /// Whether it was held when this process was copied; nobody here holds it.
+    ///
+    /// Several threads may come at a time, before anybody here ever had the lock: one of them takes it over, and the
+    /// others wait until it has.
     #[cold]
     fn inherit(&self) -> bool {
-        let held = self.word.load(SeqCst) != FREE && self.at_rest.load(SeqCst) == 0;
-        self.adopt();
-        held
+        let here = Creator::here().number();
+        loop {
+            let former = self.process.load(SeqCst);
+            if former == here {
+                return false;
+            }
+            let taking_over = here | TAKING_OVER;
+            if former != taking_over
+                && self.process.compare_exchange(former, taking_over, SeqCst, SeqCst).is_ok()
+            {
+                let held = self.word.load(SeqCst) != FREE && self.at_rest.load(SeqCst) == 0;
+                self.adopt();
+                return held;
+            }
+            rustix::thread::sched_yield();
+        }
     }
 
     #[cold]
@@ -134,6 +152,25 @@ mod tests {
             }
         });
         assert_eq!(sum.load(SeqCst), 20_000);
+    }
+
+    #[test]
+    fn threads_that_come_first_at_a_time_are_let_in_one_by_one() {
+        for round in 0..2_000 {
+            let (lock, inside, start) = (Lock::new(), AtomicU32::new(0), std::sync::Barrier::new(3));
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        start.wait();
+                        assert!(!lock.take());
+                        assert_eq!(inside.fetch_add(1, SeqCst), 0, "round {round}");
+                        std::hint::spin_loop();
+                        inside.fetch_sub(1, SeqCst);
+                        lock.give_back();
+                    });
+                }
+            });
+        }
     }
 
     /// What a copy of the process finds.
