@@ -34,7 +34,7 @@ run: bootstrap ## build everything, then show the main job at work
 test: check ## formatting, lints, documentation without warnings, all tests
 	@# The C library and the programs that tests start, which no test would have built.
 	$(CARGO) build --workspace --locked
-	$(ONE_TEST)='timeout --foreground --kill-after=10 15m' \
+	$(ONE_TEST)='timeout --foreground --kill-after=10 8m' \
 	    scripts/bounded 35m $(CARGO) test --workspace --locked
 
 check: bootstrap ## the part of `make test` that runs no test
