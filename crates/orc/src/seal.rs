@@ -369,7 +369,7 @@ mod tests {
         let fd = match draft.seal() {
             Ok(fd) => fd,
             Err(errno) => {
-                eprintln!("SKIPPED: no file can be made immutable in /var/tmp: {errno}");
+                orrery_testing::skipped!("no file can be made immutable in /var/tmp: {errno}");
                 return;
             }
         };
@@ -399,7 +399,7 @@ mod tests {
             Ok(fd) => fd,
             Err(errno) => {
                 assert!(!path.exists());
-                eprintln!("SKIPPED: no file can be made immutable in /var/tmp: {errno}");
+                orrery_testing::skipped!("no file can be made immutable in /var/tmp: {errno}");
                 return;
             }
         };

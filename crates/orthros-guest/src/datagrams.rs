@@ -101,7 +101,7 @@ mod tests {
         let mut datagrams = Datagrams::default();
         assert!(datagrams.add(datagram(there, here)));
         if let Err(error) = datagrams.send() {
-            eprintln!("SKIPPED: this machine does not let packets be made: {error:#}");
+            orrery_testing::skipped!("this machine does not let packets be made: {error:#}");
             return;
         }
         let mut bytes = [0; 64];

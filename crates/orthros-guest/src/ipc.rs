@@ -152,7 +152,7 @@ mod tests {
         };
         let remarks = ipc.restore();
         if set < 0 || queue < 0 || remarks.iter().any(|remark| remark.contains("next_id")) {
-            eprintln!("SKIPPED: no System V objects of given numbers here: {remarks:?}");
+            orrery_testing::skipped!("no System V objects of given numbers here: {remarks:?}");
             return;
         }
         assert!(remarks.is_empty(), "{remarks:?}");

@@ -130,7 +130,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let Some((expected, next)) = numbers(&client) else {
-            eprintln!("SKIPPED: this user may not repair connections");
+            orrery_testing::skipped!("this user may not repair connections");
             return;
         };
         let (local, remote) = (v4(listener.local_addr().unwrap()), v4(client.local_addr().unwrap()));
@@ -139,7 +139,7 @@ mod tests {
         // What the other side sends next is what this side expects; a number beside it is not believed.
         resets.add(WaitingConnection { local, remote, next: expected.wrapping_add(1 << 30), expected: next });
         if let Err(error) = resets.send() {
-            eprintln!("SKIPPED: this user may not make packets: {error:#}");
+            orrery_testing::skipped!("this user may not make packets: {error:#}");
             return;
         }
         assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);

@@ -67,7 +67,7 @@ fn ptrace(request: libc::c_uint, pid: i32, data: *mut libc::c_void) -> i64 {
 #[test]
 fn a_program_settles_its_call() {
     let Some(program) = compile("asked.c") else {
-        eprintln!("SKIPPED: there is no C compiler");
+        orrery_testing::skipped!("there is no C compiler");
         return;
     };
     let mut child = Command::new(program).stdout(Stdio::piped()).spawn().unwrap();
@@ -85,7 +85,7 @@ fn a_program_settles_its_call() {
     let entry = u64::from_le_bytes(bytes[16..24].try_into().unwrap());
 
     if ptrace(libc::PTRACE_SEIZE, pid, std::ptr::null_mut()) != 0 {
-        eprintln!("SKIPPED: this machine does not let processes be traced");
+        orrery_testing::skipped!("this machine does not let processes be traced");
         child.kill().unwrap();
         child.wait().unwrap();
         return;

@@ -61,7 +61,7 @@ mod tests {
         let library =
             maps.lines().find_map(|line| line.split_whitespace().nth(5).filter(|p| p.contains("libc.so")));
         let Some(library) = library else {
-            eprintln!("SKIPPED: this program has no C library of its own");
+            orrery_testing::skipped!("this program has no C library of its own");
             return;
         };
         let file = File::open(library).unwrap();

@@ -116,7 +116,7 @@ mod tests {
         let fd = draft.seal().unwrap();
         match collapse(fd.as_fd()) {
             Ok(()) => {}
-            Err(errno) => eprintln!("SKIPPED: no huge pages are to be had here just now: {errno}"),
+            Err(errno) => orrery_testing::skipped!("no huge pages are to be had here just now: {errno}"),
         }
         assert_eq!(strength(fd.as_fd(), 4 << 20), Some(Strength::ForGood));
         let mut bytes = vec![0; (4 << 20) + 4096];

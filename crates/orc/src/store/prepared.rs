@@ -321,7 +321,7 @@ mod tests {
     fn libraries_of_this_machine_can_be_prepared() {
         let path = Path::new("/usr/lib/x86_64-linux-gnu/libcrypto.so.3");
         let Ok(file) = File::open(path) else {
-            eprintln!("SKIPPED: there is no {}", path.display());
+            orrery_testing::skipped!("there is no {}", path.display());
             return;
         };
         let library = Library::examine(file.as_fd(), file.metadata().unwrap().len()).unwrap();

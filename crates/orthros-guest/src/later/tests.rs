@@ -90,7 +90,7 @@ fn a_process_gets_its_pages_whatever_it_does_meanwhile() {
     };
     let memory = Memory(map(PAGES).cast());
     let Some(missing) = Missing::open() else {
-        eprintln!("SKIPPED: this machine gives no userfaultfd that tells of forks");
+        orrery_testing::skipped!("this machine gives no userfaultfd that tells of forks");
         return;
     };
     register(&missing, memory.0, PAGES * SIZE);
