@@ -152,10 +152,15 @@ fn answered(state: &State, slot: usize, range: PageRange, reply: &Message) -> Re
 
 /// In the owner: answers a question.
 pub(crate) fn serve(state: &mut Held, slot: usize, message: Message) {
+    let me = state.me;
     let (errno, result, bytes) = match attempt(state, slot, &message) {
         Ok((result, bytes)) => (0, result, bytes),
         Err(errno) => (errno.raw_os_error(), 0, Vec::new()),
     };
+    if state.me != me {
+        // A copy of the thread, in a new context, of which nobody asked anything.
+        return;
+    }
     let strand = state.strand;
     let Some(Some(peer)) = state.peers.get_mut(slot) else { return };
     let Some(link) = peer.link.as_mut() else { return };

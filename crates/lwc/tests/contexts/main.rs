@@ -19,6 +19,7 @@ mod forks;
 mod isolation;
 mod lifetimes;
 mod memory;
+mod moments;
 mod names;
 mod overlays;
 mod placing;
@@ -39,6 +40,7 @@ use forks::*;
 use isolation::*;
 use lifetimes::*;
 use memory::*;
+use moments::*;
 use names::*;
 use overlays::*;
 use placing::*;
@@ -175,6 +177,8 @@ orrery_testing::cases![
     a_new_thread_is_refused,
     a_thread_resumes_where_it_was,
     a_parked_thread_returns_from_its_switch,
+    threads_are_copied_at_whatever_moment,
+    copies_of_threads_are_copied_at_whatever_moment,
     threads_meet_in_one_context,
     threads_switch_at_random,
     a_death_is_told_to_each_thread_inside,
