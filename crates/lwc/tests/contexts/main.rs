@@ -18,6 +18,7 @@ mod descriptors;
 mod forks;
 mod isolation;
 mod lifetimes;
+mod masks;
 mod memory;
 mod moments;
 mod names;
@@ -39,6 +40,7 @@ use descriptors::*;
 use forks::*;
 use isolation::*;
 use lifetimes::*;
+use masks::*;
 use memory::*;
 use moments::*;
 use names::*;
@@ -170,6 +172,8 @@ orrery_testing::cases![
     a_flood_of_traps_is_answered,
     an_asked_context_cannot_trap,
     calls_are_made_for_a_parked_context,
+    a_parked_contexts_part_of_a_call_is_any,
+    a_stopped_contexts_part_of_a_call_is_any,
     calls_need_rights,
     files_out_of_reach_are_read_and_written_for_it,
     a_monitor_makes_the_calls_it_allows,
