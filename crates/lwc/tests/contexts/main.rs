@@ -27,6 +27,7 @@ mod placing;
 mod signals;
 mod support;
 mod threads;
+mod underneath;
 mod vaults;
 
 use adversary::*;
@@ -48,6 +49,7 @@ use overlays::*;
 use placing::*;
 use signals::*;
 use threads::*;
+use underneath::*;
 use vaults::*;
 
 orrery_testing::cases![
@@ -105,6 +107,8 @@ orrery_testing::cases![
     exit_of_a_nested_context_ends_the_program,
     the_roots_death_ends_all,
     wait_sees_no_context,
+    a_context_is_a_process_underneath,
+    record_locks_are_not_inherited,
     a_killed_context_is_an_error,
     a_fault_is_an_error,
     contexts_die_at_any_moment,
