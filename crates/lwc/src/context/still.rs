@@ -41,8 +41,8 @@ use crate::{arch, companion, control, rseq};
 
 /// `SIGSETXID` of the GNU C library.
 const SIGNAL: i32 = 33;
-/// For how long a thread may not answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// For how long a thread may not answer. One that only waits for a CPU answers; on a busy machine that may take seconds.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long its creator sleeps before it looks whether those who do not answer have ended.
 const NAP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 /// `SI_QUEUE`.
