@@ -236,7 +236,8 @@ int lwProceed(int target, uint64_t *result);
  * arguments; *result is what the kernel returned, -4095 to -1 are errors.
  *
  * Errors, beside those above:
- *   EACCES    the descriptor carries no right to the call
+ *   EACCES    the descriptor carries no right to the call, or to memory or a descriptor that the caller needs to
+ *             make it
  *   ENOSYS    the call cannot be put together from two contexts
  */
 int lwSyscall(int target, unsigned mask, long number, const uint64_t args[6], int64_t *result);

@@ -257,6 +257,8 @@ fn under_load(nginx: &Nginx, kind: Kind, happening: impl FnOnce()) -> (usize, Ve
     let (over, made) = (AtomicBool::new(false), AtomicUsize::new(0));
     let failures = std::sync::Mutex::new(Vec::new());
     std::thread::scope(|scope| {
+        // Also where something is not as it should be, or this would wait for them for ever.
+        let _end = Over(&over);
         for _ in 0..CLIENTS {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
@@ -276,12 +278,20 @@ fn under_load(nginx: &Nginx, kind: Kind, happening: impl FnOnce()) -> (usize, Ve
         more(20);
         happening();
         more(50);
-        over.store(true, Ordering::Relaxed);
     });
     (made.into_inner(), failures.into_inner().unwrap())
 }
 
 const CLIENTS: usize = 4;
+
+/// Says so when it goes.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 #[test]
 fn no_handshake_fails_of_reloads_and_dying_vaults() {

@@ -114,7 +114,13 @@ impl<C: Calls> Crew<C> {
     /// # Errors
     /// Where no thread can be made.
     pub(crate) fn start(calls: C) -> std::io::Result<()> {
-        let crew = Arc::new(Self {
+        let crew = Self::new(calls);
+        crew.hire(start)?;
+        std::thread::Builder::new().name("guard-watch".to_owned()).spawn(move || crew.watch()).map(drop)
+    }
+
+    fn new(calls: C) -> Arc<Self> {
+        Arc::new(Self {
             calls,
             wanted: AtomicUsize::new(1),
             done: Mutex::default(),
@@ -123,12 +129,15 @@ impl<C: Calls> Crew<C> {
             watch_sleeps: AtomicBool::new(true),
             watch_wakes: (Mutex::new(()), Condvar::new()),
             over: AtomicBool::new(false),
-        });
-        crew.hire()?;
-        std::thread::Builder::new().name("guard-watch".to_owned()).spawn(move || crew.watch()).map(drop)
+        })
     }
 
-    fn hire(self: &Arc<Self>) -> std::io::Result<()> {
+    /// One taker more, by `start`, which makes a thread of that name. Nobody is counted of whom there is nothing: those that
+    /// there are would go to rest for one who takes nothing up.
+    fn hire(
+        self: &Arc<Self>,
+        start: impl FnOnce(String, Box<dyn FnOnce() + Send>) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
         let done = Arc::new(AtomicU64::new(0));
         let number = {
             let mut all = locked(&self.done);
@@ -138,10 +147,13 @@ impl<C: Calls> Crew<C> {
             all.push(Arc::clone(&done));
             all.len() - 1
         };
+        // Before it works, for it looks at that.
         locked(&self.parked).takers += 1;
-        let crew = Arc::clone(self);
-        let work = move || crew.work(&done);
-        std::thread::Builder::new().name(format!("guard-{number}")).spawn(work).map(drop)
+        let (crew, its) = (Arc::clone(self), Arc::clone(&done));
+        start(format!("guard-{number}"), Box::new(move || crew.work(&its))).inspect_err(|_| {
+            locked(&self.parked).takers -= 1;
+            locked(&self.done).retain(|other| !Arc::ptr_eq(other, &done));
+        })
     }
 
     fn work(&self, done: &AtomicU64) {
@@ -161,8 +173,17 @@ impl<C: Calls> Crew<C> {
                 return;
             }
         }
-        self.over.store(true, Ordering::SeqCst);
-        self.unparked.notify_all();
+        self.end();
+    }
+
+    /// There will be no further calls.
+    fn end(&self) {
+        {
+            // Whoever parks has looked at it before, or hears of it.
+            let _held = locked(&self.parked);
+            self.over.store(true, Ordering::SeqCst);
+            self.unparked.notify_all();
+        }
         self.wake_watch();
     }
 
@@ -233,8 +254,12 @@ impl<C: Calls> Crew<C> {
         }
         drop(parked);
         // Where no thread is to be had, those that there are go on.
-        let _ = self.hire();
+        let _ = self.hire(start);
     }
+}
+
+fn start(name: String, work: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
+    std::thread::Builder::new().name(name).spawn(work).map(drop)
 }
 
 fn locked_takers(parked: &Mutex<Parked>) -> usize {
@@ -292,11 +317,44 @@ mod tests {
         fn begin(&self) {}
     }
 
-    #[test]
-    fn others_take_over_from_who_is_stuck() {
+    fn slow() -> (Arc<Slow>, Sender<Receiver<()>>, Receiver<()>) {
         let (send, receive) = channel();
         let (taken, told) = channel();
-        let slow = Arc::new(Slow { calls: Mutex::new(receive), waiting: AtomicUsize::new(0), taken });
+        (Arc::new(Slow { calls: Mutex::new(receive), waiting: AtomicUsize::new(0), taken }), send, told)
+    }
+
+    #[test]
+    fn who_could_not_be_hired_is_not_counted() {
+        let crew = Crew::new(slow().0);
+        let none = |_, _| Err(std::io::ErrorKind::WouldBlock.into());
+        for _ in 0..2 * MOST {
+            assert!(crew.hire(none).is_err());
+        }
+        assert_eq!((locked_takers(&crew.parked), locked(&crew.done).len()), (0, 0));
+        crew.hire(|_, _| Ok(())).unwrap();
+        assert!(crew.hire(none).is_err());
+        assert_eq!((locked_takers(&crew.parked), locked(&crew.done).len()), (1, 1));
+        // One is wanted, and one is there: it does not go to rest.
+        assert!(crew.park());
+    }
+
+    #[test]
+    fn who_rests_hears_of_the_end() {
+        for _ in 0..200 {
+            let crew = Crew::new(slow().0);
+            (0..2).for_each(|_| crew.hire(|_, _| Ok(())).unwrap());
+            let resting = {
+                let crew = Arc::clone(&crew);
+                std::thread::spawn(move || crew.park())
+            };
+            crew.end();
+            assert!(!resting.join().unwrap());
+        }
+    }
+
+    #[test]
+    fn others_take_over_from_who_is_stuck() {
+        let (slow, send, told) = slow();
         Crew::start(Arc::clone(&slow)).unwrap();
         let mut ends = Vec::new();
         for _ in 0..10 {

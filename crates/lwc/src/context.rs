@@ -106,6 +106,7 @@ mod perform;
 mod placing;
 mod program;
 mod ranges;
+mod reach;
 mod reaper;
 mod rights;
 mod shapes;
@@ -432,15 +433,16 @@ impl Context {
     /// Makes a system call for that context, as if it had made it itself, except for what `own` says is the caller's in its
     /// place. Gives what the kernel returned: -4095 to -1 are errors.
     ///
-    /// A context that is parked makes the call itself. For one that is stopped in a trapped call the calling context, its
-    /// creator, makes it; a descriptor that the call makes is put there. Then arguments are copied once, and written back
-    /// once. Reads and writes of more than some 56 KiB are done in part, as read(2) and write(2) may.
+    /// A context that is parked makes the call itself, unless it would have to have the caller's descriptors, or credentials
+    /// that are not its own: then the calling context makes it, as for one that is stopped in a trapped call. Arguments are then
+    /// copied once, and written back once, and a descriptor that the call makes is put where it belongs. Reads and writes of more than some 56 KiB are done in part, as read(2) and write(2) may.
     ///
     /// # Errors
     /// [`Error::CallDenied`] where this descriptor carries no right to the call; [`Error::CallUnknown`] where it cannot be
-    /// put together from two contexts; [`Error::Memory`], [`Error::Gone`]; [`Error::Stopped`] where the context is stopped
-    /// in a call that another one answers; [`Error::System`] where the target's descriptors cannot be borrowed (it is
-    /// closed to debuggers, and the caller no superuser), or its credentials not taken on.
+    /// put together from two contexts; [`Error::Denied`] where it carries none to memory or a descriptor that the caller needs
+    /// for it; [`Error::Memory`], [`Error::Gone`]; [`Error::Stopped`] where the context is stopped
+    /// in a call that another one answers; [`Error::System`] where the descriptors of one that is stopped cannot be borrowed
+    /// (it is closed to debuggers, and the caller no superuser), or its credentials not taken on.
     ///
     /// # Safety
     /// The call may do to either context whatever such a call can do, to memory for instance.

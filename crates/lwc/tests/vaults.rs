@@ -391,7 +391,7 @@ fn calls_survive_killing_at_any_moment() {
                     assert_eq!(answer, b"keyx");
                     good += 1;
                 }
-                // Its keeper died in the midst of making a twin, twice.
+                // One keeper after the other died in the midst of making a twin.
                 Err(error) => assert_eq!(error, Error::Gone),
             }
         }

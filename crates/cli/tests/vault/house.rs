@@ -1,13 +1,13 @@
 //! What the tests of the vault live in: the provider built, keys of every kind, nginx, and a look into memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use openssl::pkey::PKey;
@@ -207,8 +207,15 @@ fn make_key(folder: &Path, kind: Kind) -> Key {
     key
 }
 
+/// A port that nobody has, and that nobody else here is given: until it is listened to, the kernel may choose it again.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    loop {
+        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        if GIVEN.lock().unwrap_or_else(PoisonError::into_inner).insert(port) {
+            return port;
+        }
+    }
 }
 
 /// The distribution's nginx, which ends with this object.
@@ -333,8 +340,10 @@ fn trusting(key: &Key) -> SslContext {
 
 fn converse(port: u16, context: &SslContext) -> Result<(), String> {
     let told = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-    let socket = TcpStream::connect(("127.0.0.1", port)).map_err(|e| told("connect", &e))?;
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let socket = TcpStream::connect_timeout(&address, PATIENCE).map_err(|e| told("connect", &e))?;
     socket.set_read_timeout(Some(PATIENCE)).map_err(|e| told("timeout", &e))?;
+    socket.set_write_timeout(Some(PATIENCE)).map_err(|e| told("timeout", &e))?;
     let ssl = Ssl::new(context).map_err(|e| told("new", &e))?;
     let mut stream = ssl.connect(socket).map_err(|e| told("handshake", &e))?;
     let request = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";

@@ -7,6 +7,7 @@ use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
 
 use orrery_domain::Moment;
 use orrery_domain::copy::{Copied, Kin, copy_process, copy_process_sharing_files};
@@ -447,9 +448,16 @@ fn close_descriptors(
         let fd = fd.unsigned_abs();
         ranges.iter().any(|(first, last)| (*first..=*last).contains(&fd))
     };
+    let mut awaited = Vec::new();
     for slot in 0..state.peers.len() {
         if slot != creator && state.peers[slot].as_ref().is_some_and(|peer| to_close(peer.fd.as_raw_fd())) {
-            state.peers[slot] = None;
+            // The copy of a thread that waited for it closes it.
+            awaited.extend(
+                state.peers[slot]
+                    .take()
+                    .filter(|peer| Rc::strong_count(&peer.pidfd) > 1)
+                    .map(|peer| peer.pidfd.as_raw_fd()),
+            );
         }
     }
     let mut keep: Vec<u32> = state
@@ -461,6 +469,7 @@ fn close_descriptors(
         .chain(state.shared.iter().map(|shared| shared.file.as_raw_fd()))
         .chain([leash, state.main, state.pidfd.as_raw_fd()])
         .chain(state.knocker.iter().map(AsRawFd::as_raw_fd))
+        .chain(awaited)
         .map(RawFd::unsigned_abs)
         .collect();
     keep.sort_unstable();

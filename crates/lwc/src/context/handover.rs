@@ -311,10 +311,14 @@ fn end(state: &mut State, arrival: Result<Arrival>) -> Result<Arrival> {
 /// The same where no answer came at once. `me` is who we were.
 #[cold]
 fn wait(state: &mut Held, mut me: u32, watched: Option<Watched>, until: Option<Moment>) -> Result<Arrival> {
-    let mut vigil = if state.me == me { Vigil::new(watched, until) } else { Vigil::new(None, None) };
-    // A copy of the thread, in a new context, handed nothing to anybody.
-    me = state.me;
+    let mut vigil = Vigil::new(watched, until);
     loop {
+        if state.me != me {
+            // A copy of the thread that parked, in a new context: it waits there, for whoever comes. It handed nothing to anybody,
+            // and where its original's partner would have spoken is no memory of its own.
+            me = state.me;
+            vigil.forget();
+        }
         if let Some(slot) = vigil.watched().and_then(|watched| watched.answered_at(state))
             && let Some(arrival) = take(state, slot)
         {
@@ -322,6 +326,9 @@ fn wait(state: &mut Held, mut me: u32, watched: Option<Watched>, until: Option<M
         }
         if let Some(arrival) = look(state) {
             return Ok(arrival);
+        }
+        if state.me != me {
+            continue;
         }
         if let Some(Watched { descriptor, seat, pid, .. }) = vigil.speechless {
             return Err(Error::Died { descriptor, end: reaper::bury(state, seat, pid) });
@@ -333,16 +340,11 @@ fn wait(state: &mut Held, mut me: u32, watched: Option<Watched>, until: Option<M
         } else {
             vigil.wait(state)?;
         }
-        if vigil.speechless.is_some() {
+        if state.me == me && vigil.speechless.is_some() {
             // It may have died after its last words, before it could ring. Or control comes from another one, which is
             // about to speak.
             state.away(|| std::thread::sleep(MOMENT));
             state.set_looked(None);
-        }
-        if state.me != me {
-            // A copy of the thread that parked, in a new context: it waits there, for whoever comes.
-            me = state.me;
-            vigil = Vigil::new(None, None);
         }
     }
 }
@@ -371,7 +373,7 @@ fn await_answer(state: &mut Held, watched: &Watched) -> Option<Arrival> {
 
 /// What our bell was rung for: control, or a request, which is served.
 fn look(state: &mut Held) -> Option<Arrival> {
-    let place = state.place();
+    let (me, place) = (state.me, state.place());
     let heard = Gate::home(&place.face, &place.face).heard();
     if state.looked() == Some(heard) {
         return None;
@@ -385,6 +387,10 @@ fn look(state: &mut Held) -> Option<Arrival> {
     let hint = place.face.note();
     if let Some(arrival) = take(state, hint as usize) {
         return Some(arrival);
+    }
+    if state.me != me {
+        // A copy of the thread, which did something for a peer: the bell is not its own.
+        return None;
     }
     reaper::serve(state.program, state.me, state.strand);
     // The hint may be a lie, or that of a caller whose message was taken for another's. And another thread of the caller may

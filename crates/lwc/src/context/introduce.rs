@@ -67,10 +67,15 @@ pub(crate) fn ensure(state: &mut State, slot: usize) -> Result<bool> {
 /// Accepts what introductions there are. What makes no sense is dropped.
 pub(crate) fn accept_all(state: &mut State) {
     for grant in 0..state.grants.len() {
-        while let Some((words, fds)) = receive(state, grant) {
+        while let Some((words, mark, fds)) = receive(state, grant) {
             let mut fds = fds.into_iter();
-            let (Some(link), Some(theirs), Some(pidfd)) = (fds.next(), fds.next(), fds.next()) else {
-                continue;
+            let (link, theirs, pidfd) = match (fds.next(), fds.next(), fds.next()) {
+                (Some(link), Some(theirs), Some(pidfd)) => (link, theirs, pidfd),
+                (Some(file), None, None) => {
+                    keep_marked(state, mark, file);
+                    continue;
+                }
+                _ => continue,
             };
             let (seat, id, link_id) = words;
             if let Ok(link) = Link::accept(link.as_fd(), link_id)
@@ -82,17 +87,39 @@ pub(crate) fn accept_all(state: &mut State) {
     }
 }
 
+/// How many files are kept that were sent with a mark, and are yet to be asked about.
+const GIFTS: usize = 16;
+
+fn keep_marked(state: &mut State, mark: Id, file: OwnedFd) {
+    if state.gifts.len() == GIFTS {
+        state.gifts.remove(0);
+    }
+    state.gifts.push((mark, descriptors::raise(file)));
+}
+
+/// Sends a file with a mark, by which it is told from what else is under way ([`take_marked`]).
+pub(crate) fn send_marked(socket: &OwnedFd, mark: Id, file: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    send(socket.as_fd(), &mark.0, &[file])
+}
+
+/// The file that was sent with a mark.
+pub(crate) fn take_marked(state: &mut State, mark: Id) -> Option<OwnedFd> {
+    accept_all(state);
+    let index = state.gifts.iter().position(|(other, _)| *other == mark)?;
+    Some(state.gifts.swap_remove(index).1)
+}
+
 /// What an introduction says: seat and generation, the descriptor's id, the link's.
 type Words = ((u32, u32), Id, Id);
 
-/// One message of a grant.
-fn receive(state: &State, grant: usize) -> Option<(Words, Vec<OwnedFd>)> {
+/// One message of a grant; with the mark that it has where it is no introduction.
+fn receive(state: &State, grant: usize) -> Option<(Words, Id, Vec<OwnedFd>)> {
     let socket = &state.grants.get(grant)?.as_ref()?.socket;
     let mut words = [0; 40];
     let fds = receive_on(socket, &mut words)?;
     let word = |at: usize| u32::from_ne_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
     let id = |at: usize| words[at..].first_chunk().map_or(Id::NONE, |bytes| Id(*bytes));
-    Some((((word(0), word(4)), id(8), id(24)), fds))
+    Some((((word(0), word(4)), id(8), id(24)), id(0), fds))
 }
 
 /// One message with descriptors, if there is one.
@@ -120,9 +147,13 @@ pub(crate) fn send_file(socket: &OwnedFd, file: BorrowedFd<'_>) -> rustix::io::R
 
 /// Sends at most three descriptors. Neither allocates nor touches thread-local storage.
 pub(crate) fn send_files(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    send(socket, &[1], fds)
+}
+
+fn send(socket: BorrowedFd<'_>, words: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(fds));
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    sendmsg(socket, &[IoSlice::new(&[1])], &mut ancillary, flags).map(|_| ())
+    sendmsg(socket, &[IoSlice::new(words)], &mut ancillary, flags).map(|_| ())
 }

@@ -66,6 +66,12 @@ pub(crate) enum Kind {
     Call,
     /// "Keep a spare of yourself": see [`super::spare`].
     Keep,
+    /// "Give me `extent` bytes of your memory from `word` on": see [`super::reach`].
+    Read,
+    /// "Write these to your memory from `word` on".
+    Write,
+    /// "Have the descriptor that I sent, which call `word` made".
+    Take,
     /// The answer to any of these: an errno, or 0.
     Reply,
 }
@@ -76,9 +82,19 @@ impl Kind {
         if number == Self::Switch as u32 {
             return Some(Self::Switch);
         }
-        [Self::Copy, Self::Share, Self::Restrict, Self::File, Self::Call, Self::Keep, Self::Reply]
-            .into_iter()
-            .find(|kind| *kind as u32 == number)
+        let others = [
+            Self::Copy,
+            Self::Share,
+            Self::Restrict,
+            Self::File,
+            Self::Call,
+            Self::Keep,
+            Self::Read,
+            Self::Write,
+            Self::Take,
+            Self::Reply,
+        ];
+        others.into_iter().find(|kind| *kind as u32 == number)
     }
 }
 

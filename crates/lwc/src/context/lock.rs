@@ -89,7 +89,8 @@ impl Lock {
         while self.word.swap(HELD, Acquire) != FREE {
             let _ = futex::wait(&self.word, futex::Flags::PRIVATE, HELD, Some(&NAP));
         }
-        self.waiting.fetch_sub(1, SeqCst);
+        // A copied process has counted anew ([`Lock::keep`]), without a thread that was waiting when it was copied.
+        let _ = self.waiting.fetch_update(SeqCst, SeqCst, |waiting| waiting.checked_sub(1));
     }
 
     /// Gives it back; nothing happens in a copy of the process that took it.

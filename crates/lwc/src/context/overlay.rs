@@ -5,7 +5,7 @@
 //! of the descriptor over which the question came. What it gives is a file without a name: a copy of the bytes, or the
 //! memory itself, which becomes shared ([`super::ranges`]).
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 
 use orrery_sys::PageRange;
 use rustix::fs::SealFlags;
@@ -20,7 +20,7 @@ use super::rights::Rights;
 use super::state::State;
 use super::still::Still;
 use super::turn::Held;
-use super::{handover, perform};
+use super::{handover, perform, reach};
 
 /// How a range is overlaid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,10 +152,15 @@ fn answered(state: &State, slot: usize, range: PageRange, reply: &Message) -> Re
 
 /// In the owner: answers a question.
 pub(crate) fn serve(state: &mut Held, slot: usize, message: Message) {
+    let me = state.me;
     let (errno, result, bytes) = match attempt(state, slot, &message) {
         Ok((result, bytes)) => (0, result, bytes),
         Err(errno) => (errno.raw_os_error(), 0, Vec::new()),
     };
+    if state.me != me {
+        // A copy of the thread, in a new context, of which nobody asked anything.
+        return;
+    }
     let strand = state.strand;
     let Some(Some(peer)) = state.peers.get_mut(slot) else { return };
     let Some(link) = peer.link.as_mut() else { return };
@@ -193,6 +198,16 @@ fn attempt(state: &mut Held, slot: usize, message: &Message) -> rustix::io::Resu
             }
             return give_descriptor(state, through, number).map(|()| nothing);
         }
+        Kind::Read => {
+            return reach::read(&grant.rights, message.word, message.extent).map(|bytes| (0, bytes));
+        }
+        Kind::Write => {
+            return reach::write(&grant.rights, message.word, &message.bytes).map(|()| nothing);
+        }
+        Kind::Take => {
+            let taken = reach::take(state, through, message.word, message.extent != 0, &message.bytes);
+            return taken.map(|number| (number, Vec::new()));
+        }
         _ => {}
     }
     let whole = |value: u64| usize::try_from(value).map_err(|_| Errno::INVAL);
@@ -219,14 +234,9 @@ fn attempt(state: &mut Held, slot: usize, message: &Message) -> rustix::io::Resu
     send_file(&grant.socket, shared.file.as_fd()).map(|()| nothing)
 }
 
-/// Sends a descriptor of the program's; the library's own are nobody's.
+/// Sends a descriptor of the program's.
 fn give_descriptor(state: &State, through: usize, number: u32) -> rustix::io::Result<()> {
-    let number = i32::try_from(number).map_err(|_| Errno::BADF)?;
-    if state.is_own(number) {
-        return Err(Errno::BADF);
-    }
-    // SAFETY: a number that is no descriptor is an error; the copy is ours.
-    let file = rustix::io::fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(number) }, 0)?;
+    let file = reach::copy_descriptor(state, number)?;
     let Some(Some(grant)) = state.grants.get(through) else { return Err(Errno::PERM) };
     send_file(&grant.socket, file.as_fd())
 }

@@ -2,21 +2,22 @@
 //!
 //! Memory, descriptors and credentials of such a call are each the caller's or the target's. A target that is parked in a
 //! switch makes the call itself, when asked, after it has looked at the rights of the descriptor over which it was asked;
-//! where the memory is the caller's, the arguments' bytes go there and back. A target that is stopped in a trapped call
-//! cannot make calls; its parent makes them, with copies of its memory and descriptors, and its credentials where wanted.
+//! where the memory is the caller's, the arguments' bytes go there and back. Where the descriptors are the caller's, or its
+//! credentials, and those differ, the target could not make the call; nor can one that is stopped in a trapped call. Then the
+//! caller makes it, with copies of the target's memory and descriptors ([`super::reach`]), and its credentials where wanted.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdGetfdFlags};
+use rustix::process::Pid;
 use syscalls::syscall_args;
-use syscalls::{SyscallArgs, Sysno, syscall};
+use syscalls::{SyscallArgs, Sysno};
 
 use super::error::{Error, Result};
 use super::handover;
 use super::identity::Identity;
 use super::link::Kind;
+use super::reach::{self, copy_own, write_own};
 use super::shapes::{self, Argument, Parcel, Part, Shape};
 use super::state::Peer;
 use super::trap;
@@ -62,13 +63,9 @@ pub(crate) fn perform(
     {
         return Err(Error::CallDenied { descriptor, number });
     }
-    if trap::pending(state, slot).is_some() || own.descriptors {
+    let differ = || Identity::of(rustix::process::getpid()) != identity_of(peer);
+    if trap::pending(state, slot).is_some() || own.descriptors || own.credentials && differ() {
         return here(state, slot, own, number, arguments);
-    }
-    if own.credentials && Identity::of(rustix::process::getpid()) != identity_of(peer) {
-        return Err(refuse(
-            "a context that is parked has its own credentials only, and they are not the caller's",
-        ));
     }
     there(state, slot, own, number, arguments)
 }
@@ -80,7 +77,7 @@ fn there(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u
     let mut shape = None;
     if own.memory {
         let known = shape_of(number)?;
-        parcel = Parcel::pack(&known, &mut arguments, copy_own)?;
+        parcel = Parcel::pack(&known, &mut arguments, fetch)?;
         shape = Some(known);
     }
     let mut bytes: Vec<u8> = arguments.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -111,7 +108,7 @@ fn there(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u
         }
         parcel.bytes = reply.bytes;
         for (argument, written) in parcel.written(&shape, result) {
-            write_own(arguments[argument], written)?;
+            store(arguments[argument], written)?;
         }
     }
     Ok(result)
@@ -159,10 +156,10 @@ fn here(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u6
     let mut aimed = arguments;
     if let Some(shape) = &shape {
         parcel = if own.memory {
-            Parcel::pack(shape, &mut arguments, copy_own)?
+            Parcel::pack(shape, &mut arguments, fetch)?
         } else {
             Parcel::pack(shape, &mut arguments, |address, buffer| {
-                trap::copy_in(state, slot, address, buffer)
+                reach::copy_in(state, slot, address, buffer)
             })?
         };
         aimed = parcel.aim(arguments);
@@ -174,12 +171,16 @@ fn here(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u6
             for (index, kind) in shape.arguments.iter().enumerate() {
                 match kind {
                     Argument::File => {
-                        if let Some(file) =
-                            borrow(state.peer(slot)?, number, aimed[index], relative(index + 1))?
-                        {
-                            aimed[index] = file.as_raw_fd().unsigned_abs().into();
-                            borrowed.push(file);
+                        // The kernel looks at 32 bits of it.
+                        let there = u32::try_from(aimed[index] & 0xffff_ffff).unwrap_or(0).cast_signed();
+                        if there == libc::AT_FDCWD && !relative(index + 1) {
+                            continue;
                         }
+                        let file = reach::borrow(state, slot, there)?;
+                        // What is none there must not be one of ours.
+                        aimed[index] =
+                            file.as_ref().map_or(u64::MAX, |file| file.as_raw_fd().unsigned_abs().into());
+                        borrowed.extend(file);
                     }
                     Argument::Text
                         if relative(index)
@@ -209,48 +210,23 @@ fn here(state: &mut Held, slot: usize, own: Own, number: u32, mut arguments: [u6
     let Some(shape) = shape else { return Ok(result) };
     for (argument, written) in parcel.written(&shape, result) {
         if own.memory {
-            write_own(arguments[argument], written)?;
+            store(arguments[argument], written)?;
         } else {
-            trap::copy_out(state, slot, arguments[argument], written)?;
+            reach::copy_out(state, slot, arguments[argument], written)?;
         }
     }
     if shape.makes_file && !own.descriptors && result >= 0 {
-        let number = RawFd::try_from(result).map_err(|_| refuse("its result is no descriptor"))?;
+        let file = RawFd::try_from(result).map_err(|_| refuse("its result is no descriptor"))?;
         // SAFETY: the call has just made it, for us to pass on.
-        let made = unsafe { OwnedFd::from_raw_fd(number) };
+        let made = unsafe { OwnedFd::from_raw_fd(file) };
         let flags = rustix::io::fcntl_getfd(&made).unwrap_or(rustix::io::FdFlags::empty());
         let close_on_exec = flags.contains(rustix::io::FdFlags::CLOEXEC);
-        return trap::give(state, slot, made.as_fd(), close_on_exec).map(i64::from);
+        return reach::give(state, slot, number, made.as_fd(), close_on_exec).map(i64::from);
     }
     Ok(result)
 }
 
 const SYMLINKAT: u32 = 266;
-
-/// A descriptor of the target's, in our table; none where it names nothing.
-fn borrow(peer: &Peer, number: u32, argument: u64, relative: bool) -> Result<Option<OwnedFd>> {
-    // The kernel looks at 32 bits of it.
-    let there = u32::try_from(argument & 0xffff_ffff).unwrap_or(0).cast_signed();
-    let failed =
-        |errno| Error::system("borrow a descriptor of a context", there.unsigned_abs() as usize, errno);
-    if there == libc::AT_FDCWD {
-        if !relative {
-            return Ok(None);
-        }
-        let pid =
-            pid_of(peer.pidfd.as_fd()).ok_or(Error::CallUnknown { number, why: "its process is unknown" })?;
-        let path = format!("/proc/{}/cwd", pid.as_raw_pid());
-        return rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-            .map(Some)
-            .map_err(failed);
-    }
-    match rustix::process::pidfd_getfd(&peer.pidfd, there, PidfdGetfdFlags::empty()) {
-        Ok(file) => Ok(Some(file)),
-        // The call will say so, of a number that is none here either.
-        Err(Errno::BADF) => Ok(None),
-        Err(errno) => Err(failed(errno)),
-    }
-}
 
 fn shape_of(number: u32) -> Result<Shape> {
     let why = "what its arguments point to is not known: let it go on, or give it memory and descriptors of one context";
@@ -297,27 +273,16 @@ pub(crate) fn pid_of(pidfd: BorrowedFd<'_>) -> Option<Pid> {
     Pid::from_raw(line.trim().parse().ok()?)
 }
 
-/// Copies memory of our own that may not be there.
-fn copy_own(address: u64, buffer: &mut [u8]) -> Result<usize> {
-    let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    move_own(Sysno::process_vm_readv, address, local)
+/// Copies an argument's memory of our own.
+fn fetch(address: u64, buffer: &mut [u8]) -> Result<usize> {
+    copy_own(address, buffer).map_err(|errno| failed(address, errno))
 }
 
-fn write_own(address: u64, bytes: &[u8]) -> Result<()> {
-    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    match move_own(Sysno::process_vm_writev, address, local)? {
-        moved if moved == bytes.len() => Ok(()),
-        _ => Err(Error::system("write what a call gave", bytes.len(), Errno::FAULT)),
-    }
+/// Writes what a call gave to memory of our own.
+fn store(address: u64, bytes: &[u8]) -> Result<()> {
+    write_own(address, bytes).map_err(|errno| failed(address, errno))
 }
 
-fn move_own(call: Sysno, address: u64, local: libc::iovec) -> Result<usize> {
-    let start = usize::try_from(address).unwrap_or(usize::MAX);
-    let remote =
-        libc::iovec { iov_base: core::ptr::with_exposed_provenance_mut(start), iov_len: local.iov_len };
-    let own = rustix::process::getpid().as_raw_pid();
-    // SAFETY: one side is a buffer of ours; the other the kernel checks.
-    unsafe { syscall!(call, own, &raw const local, 1, &raw const remote, 1, 0) }.map_err(|errno| {
-        Error::system("copy a call's arguments", start, Errno::from_raw_os_error(errno.into_raw()))
-    })
+fn failed(address: u64, errno: Errno) -> Error {
+    Error::system("copy a call's arguments", usize::try_from(address).unwrap_or(usize::MAX), errno)
 }

@@ -138,6 +138,8 @@ pub(crate) struct State {
     minds: Vec<Mind>,
     /// What wakes a strand of ours that waits for descriptors.
     kicks: Vec<Option<OwnedFd>>,
+    /// Files that others have sent us with a mark ([`introduce::take_marked`]).
+    pub(crate) gifts: Vec<(Id, OwnedFd)>,
     serials: u32,
     /// Whether there ever was a peer whose system calls arrive here: most contexts need not look.
     pub(crate) heard_calls: bool,
@@ -180,6 +182,7 @@ impl State {
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             minds: Vec::new(),
             kicks: Vec::new(),
+            gifts: Vec::new(),
             serials: 0,
             heard_calls: false,
         };
@@ -305,6 +308,7 @@ impl State {
     pub(crate) fn forget_strands(&mut self) {
         self.minds.clear();
         self.kicks.clear();
+        self.gifts.clear();
     }
 
     /// What is known of who waits where may be of another time, or another program.
@@ -314,8 +318,9 @@ impl State {
 
     /// The same where the descriptors are another context's.
     pub(crate) fn leave_kicks(&mut self) {
-        for kick in self.kicks.drain(..).flatten() {
-            let _ = kick.into_raw_fd();
+        let gifts = self.gifts.drain(..).map(|(_, file)| file);
+        for left in self.kicks.drain(..).flatten().chain(gifts) {
+            let _ = left.into_raw_fd();
         }
     }
 
@@ -464,6 +469,7 @@ impl State {
             .chain(self.grants.iter().flatten().map(|grant| grant.socket.as_raw_fd()))
             .chain(self.shared.iter().map(|shared| shared.file.as_raw_fd()))
             .chain(self.kicks.iter().flatten().map(AsRawFd::as_raw_fd))
+            .chain(self.gifts.iter().map(|(_, file)| file.as_raw_fd()))
             .chain(self.door.iter().flat_map(Door::numbers))
             .chain(self.knocker.iter().map(AsRawFd::as_raw_fd))
             .chain(self.table.iter().flat_map(Table::tenants).map(AsRawFd::as_raw_fd))

@@ -10,7 +10,8 @@
 //!
 //! A counterpart does not run before control comes to it. Then it does one of two things:
 //!
-//! - where the original waited in a call about contexts, that call returns, with whoever switched there;
+//! - where the original waited in a call about contexts, or had been called there and was waiting for its turn to look, that
+//!   call returns, with whoever switched to the counterpart;
 //! - else it goes on where the original was, by returning from the handler. Whoever switched there is not told: the paper
 //!   has no way either.
 //!
@@ -40,8 +41,8 @@ use crate::{arch, companion, control, rseq};
 
 /// `SIGSETXID` of the GNU C library.
 const SIGNAL: i32 = 33;
-/// For how long a thread may not answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// For how long a thread may not answer. One that only waits for a CPU answers; on a busy machine that may take seconds.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long its creator sleeps before it looks whether those who do not answer have ended.
 const NAP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 /// `SI_QUEUE`.
@@ -395,20 +396,26 @@ fn begin(stop: &Stop, frame: &mut Frame) {
         let _ = unsafe { syscall!(Sysno::set_robust_list, robust, ROBUST_LENGTH) };
     }
     strands::know(stop.strand.load(SeqCst));
+    let course = strands::set_out();
+    // So that this one can be held still as well, from its first moment on: its maker waits until it has arrived.
+    signals::set_mask(Mask::MAX & !NEVER_BLOCKED);
     ARRIVED.fetch_add(1, SeqCst);
     let _ = futex::wake(&ARRIVED, futex::Flags::PRIVATE, 1);
-    if let Some(landing) = strands::landing() {
-        signals::set_mask(frame.mask | DEAF.load(SeqCst));
-        // SAFETY: the original waited there, and this is a copy of its stack.
-        unsafe { arch::land(landing) };
+    match course {
+        strands::Course::Land(landing) => {
+            signals::set_mask(frame.mask | DEAF.load(SeqCst));
+            // SAFETY: the original waited there, and this is a copy of its stack.
+            unsafe { arch::land(landing) }
+        }
+        strands::Course::Wait => {
+            let inside = strands::set_inside(true);
+            if let Some(mut held) = turn::hold_as_counterpart() {
+                let _ = handover::park(&mut held, None, None);
+            }
+            strands::set_inside(inside);
+        }
+        strands::Course::GoOn => {}
     }
-    let inside = strands::set_inside(true);
-    // So that this one can be held still as well.
-    signals::set_mask(Mask::MAX & !NEVER_BLOCKED);
-    if let Some(mut held) = turn::hold_as_counterpart() {
-        let _ = handover::park(&mut held, None, None);
-    }
-    strands::set_inside(inside);
     frame.mask |= DEAF.load(SeqCst);
 }
 

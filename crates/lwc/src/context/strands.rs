@@ -20,6 +20,8 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
     /// Where the thread can be gone on with in a copy of the process, if it waits ([`away`]).
     static LANDING: Cell<usize> = const { Cell::new(0) };
+    /// Whether the thread is a counterpart on its way to where it waits for control: see [`set_out`].
+    static UNDER_WAY: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The strand of the calling thread, which is in the context of a seat; a new one where it had none.
@@ -72,9 +74,31 @@ pub(crate) fn set_inside(inside: bool) -> bool {
     INSIDE.replace(inside)
 }
 
-/// Where to go on with the calling thread's copy, if its original waited.
-pub(crate) fn landing() -> Option<usize> {
-    Some(LANDING.get()).filter(|landing| *landing != 0)
+/// In a counterpart that has just been made: sets out for where it waits for control. Gives where that is.
+///
+/// Before it has come there ([`arrive`]), it may be copied in turn. A copy of it goes on as it does.
+pub(crate) fn set_out() -> Course {
+    let landing = LANDING.replace(0);
+    if UNDER_WAY.replace(true) && landing == 0 {
+        return Course::GoOn;
+    }
+    if landing == 0 { Course::Wait } else { Course::Land(landing) }
+}
+
+/// The calling counterpart, whose turn it is, has come to where it waits for control.
+pub(crate) fn arrive() {
+    UNDER_WAY.set(false);
+}
+
+/// What a counterpart does first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// Its original waited for control in a call, which is gone on with there ([`arch::land`]).
+    Land(usize),
+    /// Its original did something else: it waits for control, and then does that.
+    Wait,
+    /// Its original was a counterpart that had set out: it goes on with that.
+    GoOn,
 }
 
 /// Waits, in a way that can be broken off in a copy of the process: there it is `None`, and the rest of `wait` does not
@@ -112,17 +136,23 @@ mod tests {
     #[test]
     fn waits_return_what_they_found() {
         assert_eq!(away(|| vec![1, 2]), Some(vec![1, 2]));
-        assert_eq!(landing(), None);
+        assert_eq!(set_out(), Course::Wait);
+        arrive();
     }
 
     #[test]
     fn a_wait_can_be_broken_off() {
         let broken: Option<u32> = away(|| {
-            let landing = landing().unwrap();
+            let Course::Land(landing) = set_out() else { panic!("nowhere to land") };
             // SAFETY: it is that of the call that is under way.
             unsafe { arch::land(landing) }
         });
         assert_eq!(broken, None);
+        // A copy of one that has set out goes on as it does; of one that has arrived, it does not.
+        assert_eq!(set_out(), Course::GoOn);
+        arrive();
+        assert_eq!(set_out(), Course::Wait);
+        arrive();
     }
 
     #[test]

@@ -61,15 +61,32 @@ impl Held {
     /// Lets other threads have their turns during `wait`. `None` in a counterpart of this thread, in a new context, where the
     /// state is that of the new context, and `wait` is nobody's business.
     ///
+    /// Whoever copies the process has the turn. So the landing is there before it is given back, and until it is ours again: a
+    /// thread that is copied meanwhile was parked, even where it had been called already, and was only waiting for its turn.
+    ///
     /// What `wait` owns is lost there: it must not matter.
     #[inline(always)]
     pub(crate) fn away<T>(&mut self, wait: impl FnOnce() -> T) -> Option<T> {
         let strand = self.strand;
-        TURN.give_back();
-        let waited = strands::away(wait);
-        TURN.take();
+        let waited = strands::away(|| {
+            TURN.give_back();
+            let waited = wait();
+            TURN.take();
+            waited
+        });
+        if waited.is_none() {
+            self.land();
+        }
         self.strand = strand;
         waited
+    }
+
+    /// In a counterpart, which has nothing of what its original held.
+    #[cold]
+    fn land(&mut self) {
+        TURN.take();
+        strands::arrive();
+        self.asking = false;
     }
 
     /// In a new context: the calling thread, which made it, has the turn there, too.
@@ -95,10 +112,11 @@ pub(crate) fn set_at_rest(at_rest: bool) {
 impl Drop for Held {
     #[inline]
     fn drop(&mut self) {
-        TURN.give_back();
+        // While it is our turn, so that no copy of this thread gives back what it does not have.
         if self.asking {
             ASKING.give_back();
         }
+        TURN.give_back();
         strands::leave();
     }
 }
@@ -169,6 +187,7 @@ fn look_about(mut held: Held, half_changed: bool) -> Result<Option<Held>> {
 /// In a counterpart, whose strand is known.
 pub(crate) fn hold_as_counterpart() -> Option<Held> {
     TURN.take();
+    strands::arrive();
     let mut held = Held { asking: false };
     // SAFETY: it is our turn.
     unsafe { &*STATE.0.get() }.as_ref()?;

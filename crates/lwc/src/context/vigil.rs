@@ -109,6 +109,13 @@ impl Vigil {
         }
     }
 
+    /// In a copy of the thread, in a new context, which watches nobody. What the state knows of, too, that one closes.
+    pub(crate) fn forget(&mut self) {
+        let former = core::mem::replace(self, Self::new(None, None));
+        // The original's, in a table that may be the original's, too.
+        core::mem::forget((former.heir, former.speechless));
+    }
+
     fn is_answered(&self, state: &State) -> bool {
         self.watched.as_ref().is_some_and(|watched| watched.answered_at(state).is_some())
     }
@@ -162,10 +169,13 @@ impl Vigil {
 
     /// Waits for the bell, for system calls of the peers whose calls we hear, and for death.
     pub(crate) fn wait_for_all(&mut self, state: &mut Held) -> Result<Option<Arrival>> {
-        let flag = &state.place().by_descriptor;
+        let (me, flag) = (state.me, &state.place().by_descriptor);
         flag.store(1, SeqCst);
         let outcome = self.wait_by_descriptor(state);
-        flag.store(0, SeqCst);
+        // A copy of the thread, in a new context: the flag is that of the original, which still waits.
+        if state.me == me {
+            flag.store(0, SeqCst);
+        }
         outcome
     }
 

@@ -21,6 +21,8 @@ use super::message::{self, LOAD_ROOM, Request};
 
 /// How long an answer may take. An RSA signature of 16384 bits takes less than a second.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How often a twin is asked for, where one keeper after the other dies of it, or beside it.
+const TRIES: usize = 3;
 
 /// A vault, as each process sees it that inherited it.
 #[derive(Debug)]
@@ -183,7 +185,7 @@ impl Client {
     }
 
     fn connect(&self, loads: u32) -> Result<Link, Failure> {
-        let (_, mut fds, socket) = self.ask_with_socket(Request::Twin)?;
+        let (_, mut fds, socket) = self.ask_for_twin()?;
         if fds.len() != 2 {
             return Err(Failure::Errno(Errno::BADMSG));
         }
@@ -191,6 +193,18 @@ impl Client {
         let line = Line::map(memory.as_fd())?;
         let (twin, socket) = (descriptors::raise(twin), descriptors::raise(socket));
         Ok(Link { line, twin, _socket: socket, calls: 0, loads })
+    }
+
+    /// A request that a keeper has taken is lost with it, and the next keeper knows nothing of it. A twin may be asked for
+    /// again: one that was made and not heard of ends by itself. What else is asked may be what the keeper died of.
+    fn ask_for_twin(&self) -> Result<(Vec<u8>, Vec<OwnedFd>, OwnedFd), Failure> {
+        for _ in 1..TRIES {
+            match self.ask_with_socket(Request::Twin) {
+                Err(Failure::Gone) => {}
+                other => return other,
+            }
+        }
+        self.ask_with_socket(Request::Twin)
     }
 
     fn ask(&self, request: Request<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>), Failure> {
@@ -307,5 +321,53 @@ impl Link {
     /// Whether the kernel has marked the twin's death.
     fn is_dead(&self) -> bool {
         self.line.client().is_marked_dead() == Some(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers requests as a keeper does that dies of so many of them before; tells how many there were.
+    fn keep(socket: &OwnedFd, deaths: usize) -> usize {
+        let mut count = 0;
+        loop {
+            let mut one = [PollFd::new(socket, PollFlags::IN)];
+            rustix::io::retry_on_intr(|| rustix::event::poll(&mut one, None)).unwrap();
+            let Some(arrival) = message::receive_request(socket.as_fd()).unwrap() else { return count };
+            count += 1;
+            if count > deaths {
+                let (line, memory) = Line::make().unwrap();
+                let own = rustix::process::pidfd_open(
+                    rustix::process::getpid(),
+                    rustix::process::PidfdFlags::empty(),
+                );
+                message::answer(arrival.answer_to.as_ref(), Ok(&[]), &[memory.as_fd(), own.unwrap().as_fd()]);
+                drop(line);
+            }
+        }
+    }
+
+    /// What becomes of a request to keepers that die of so many, and how many there were.
+    fn asked<T>(deaths: usize, ask: impl FnOnce(&Client) -> T) -> (T, usize) {
+        let (ours, theirs) = message::pair().unwrap();
+        let keeper = std::thread::spawn(move || keep(&theirs, deaths));
+        let client = Client::new(ours);
+        let outcome = ask(&client);
+        drop(client);
+        (outcome, keeper.join().unwrap())
+    }
+
+    #[test]
+    fn a_twin_is_asked_for_again_where_keepers_die() {
+        let twin = |client: &Client| client.connect(0).map(drop);
+        assert_eq!(asked(0, twin), (Ok(()), 1));
+        assert_eq!(asked(TRIES - 1, twin), (Ok(()), TRIES));
+        assert_eq!(asked(TRIES, twin), (Err(Failure::Gone), TRIES), "not for ever");
+    }
+
+    #[test]
+    fn what_a_keeper_may_have_died_of_is_asked_once() {
+        assert_eq!(asked(1, |client| client.load(b"die").unwrap_err()), (Failure::Gone, 1));
     }
 }

@@ -18,13 +18,16 @@ mod descriptors;
 mod forks;
 mod isolation;
 mod lifetimes;
+mod masks;
 mod memory;
+mod moments;
 mod names;
 mod overlays;
 mod placing;
 mod signals;
 mod support;
 mod threads;
+mod underneath;
 mod vaults;
 
 use adversary::*;
@@ -38,12 +41,15 @@ use descriptors::*;
 use forks::*;
 use isolation::*;
 use lifetimes::*;
+use masks::*;
 use memory::*;
+use moments::*;
 use names::*;
 use overlays::*;
 use placing::*;
 use signals::*;
 use threads::*;
+use underneath::*;
 use vaults::*;
 
 orrery_testing::cases![
@@ -101,6 +107,8 @@ orrery_testing::cases![
     exit_of_a_nested_context_ends_the_program,
     the_roots_death_ends_all,
     wait_sees_no_context,
+    a_context_is_a_process_underneath,
+    record_locks_are_not_inherited,
     a_killed_context_is_an_error,
     a_fault_is_an_error,
     contexts_die_at_any_moment,
@@ -168,6 +176,8 @@ orrery_testing::cases![
     a_flood_of_traps_is_answered,
     an_asked_context_cannot_trap,
     calls_are_made_for_a_parked_context,
+    a_parked_contexts_part_of_a_call_is_any,
+    a_stopped_contexts_part_of_a_call_is_any,
     calls_need_rights,
     files_out_of_reach_are_read_and_written_for_it,
     a_monitor_makes_the_calls_it_allows,
@@ -175,6 +185,8 @@ orrery_testing::cases![
     a_new_thread_is_refused,
     a_thread_resumes_where_it_was,
     a_parked_thread_returns_from_its_switch,
+    threads_are_copied_at_whatever_moment,
+    copies_of_threads_are_copied_at_whatever_moment,
     threads_meet_in_one_context,
     threads_switch_at_random,
     a_death_is_told_to_each_thread_inside,

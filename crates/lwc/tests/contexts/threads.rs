@@ -16,14 +16,14 @@ use crate::support::{
 /// The program's own process.
 static ROOT: AtomicU64 = AtomicU64::new(0);
 /// In a context: its creator, noted by the thread that created it.
-static CREATOR: OnceLock<Context> = OnceLock::new();
+pub(crate) static CREATOR: OnceLock<Context> = OnceLock::new();
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     own_pid() == ROOT.load(SeqCst)
 }
 
 /// Spins: futexes are each context's own.
-fn await_word(word: &AtomicU64, value: u64) {
+pub(crate) fn await_word(word: &AtomicU64, value: u64) {
     let start = Instant::now();
     while word.load(SeqCst) != value {
         assert!(start.elapsed() < Duration::from_secs(50), "nobody says {value}");
@@ -33,7 +33,7 @@ fn await_word(word: &AtomicU64, value: u64) {
 
 /// A context whose creating thread notes its creator, and then returns to every caller what it said. It has been there
 /// once, so the note is there for others.
-fn noting(spec: &Spec) -> Context {
+pub(crate) fn noting(spec: &Spec) -> Context {
     let context = create(spec, |start| {
         CREATOR.set(start.creator).unwrap();
         let mut arrival = start.arrival;
@@ -48,7 +48,7 @@ fn noting(spec: &Spec) -> Context {
 
 /// A thread that waits until `go` is 1, wherever it is, and then runs `there`, in the root and in each context that was
 /// created meanwhile.
-fn waiting(go: &'static AtomicU64, there: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+pub(crate) fn waiting(go: &'static AtomicU64, there: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     ROOT.store(own_pid(), SeqCst);
     let words = shared_words();
     let thread = spawn(move || {

@@ -1,0 +1,83 @@
+//! What is to be seen of contexts by those who look at processes.
+
+use orrery_lwc::context::{Spec, create};
+
+use crate::support::{own_pid, server, shared_words};
+
+fn status(pid: u64, name: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("{name}: {text}")).trim().to_owned()
+}
+
+fn open_files_limit() -> u64 {
+    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    limit.rlim_cur
+}
+
+pub(crate) fn a_context_is_a_process_underneath() {
+    use std::sync::atomic::Ordering::SeqCst;
+    let (root, words) = (own_pid(), shared_words());
+    let limit = open_files_limit();
+    let other = create(&Spec::new(), move |start| {
+        let nested = create(&Spec::new(), server(|_| own_pid())).unwrap();
+        words[0].store(own_pid(), SeqCst);
+        words[1].store(nested.switch(0, &[]).unwrap().word, SeqCst);
+        let lower = libc::rlimit { rlim_cur: limit - 1, rlim_max: limit - 1 };
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const lower) }, 0);
+        let mut arrival = start.arrival;
+        loop {
+            arrival = arrival.caller.switch(open_files_limit(), &[]).unwrap();
+        }
+    })
+    .unwrap();
+    // A limit is one's own from the creation on.
+    assert_eq!(other.switch(0, &[]).unwrap().word, limit - 1);
+    assert_eq!(open_files_limit(), limit);
+    let (pid, nested) = (words[0].load(SeqCst), words[1].load(SeqCst));
+    assert!(pid != root && nested != root && pid != nested);
+    // They look like the program, and are its children, the nested one, too.
+    for context in [pid, nested] {
+        assert_eq!(status(context, "Name"), status(root, "Name"));
+        assert_eq!(status(context, "PPid"), root.to_string());
+        let number = i32::try_from(context).unwrap();
+        assert_eq!(unsafe { libc::getpgid(number) }, unsafe { libc::getpgid(0) });
+        assert_eq!(unsafe { libc::getsid(number) }, unsafe { libc::getsid(0) });
+        let group = |pid: u64| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+        assert_eq!(group(context), group(root));
+    }
+    let listed = |pid: u64| {
+        let threads = std::fs::read_dir(format!("/proc/{root}/task")).unwrap();
+        let children = threads.map(|thread| thread.unwrap().path().join("children"));
+        children
+            .filter_map(|children| std::fs::read_to_string(children).ok())
+            .any(|all| all.split_whitespace().any(|child| child == pid.to_string()))
+    };
+    assert!(listed(pid) && listed(nested));
+    // Who waits for the program's children meets none.
+    assert_eq!(unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) }, -1);
+}
+
+/// Record locks of fcntl(2) are a process', and those of flock(2) the open file's.
+pub(crate) fn record_locks_are_not_inherited() {
+    use std::os::fd::AsRawFd;
+    let file = tempfile::tempfile().unwrap();
+    let number = file.as_raw_fd();
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    (lock.l_type, lock.l_len) = (i16::try_from(libc::F_WRLCK).unwrap(), 1);
+    assert_eq!(unsafe { libc::fcntl(number, libc::F_SETLK, &raw const lock) }, 0);
+    assert_eq!(unsafe { libc::flock(number, libc::LOCK_EX | libc::LOCK_NB) }, 0);
+    let other = create(
+        &Spec::new(),
+        server(move |_| {
+            let mut found = lock;
+            assert_eq!(unsafe { libc::fcntl(number, libc::F_GETLK, &raw mut found) }, 0);
+            let whole = unsafe { libc::flock(number, libc::LOCK_EX | libc::LOCK_NB) };
+            assert_eq!(whole, 0, "it is the same open file");
+            if found.l_type == lock.l_type { u64::from(found.l_pid.unsigned_abs()) } else { 0 }
+        }),
+    )
+    .unwrap();
+    assert_eq!(other.switch(0, &[]).unwrap().word, own_pid(), "the root's lock is in its way");
+}
