@@ -160,7 +160,7 @@ fn bash_is_the_same() {
            (exit 3); echo $?
            sleep 0.05 & wait $!; echo waited $?
            nonexistent-program; echo $?
-           read -t 0.05 line < <(sleep 1); echo $((  $? > 128 ))
+           read -t 0.05 line < <(exec sleep 99 2>&-); echo $((  $? > 128 )); kill $!
            for i in {1..300}; do echo $i > file; done; cat file
            exec 7<file; cat <&7; ulimit -n 64; ulimit -n"#,
         ],
@@ -328,7 +328,8 @@ fn hot_sites_are_rewritten_and_still_counted() {
     let report = trace(&[guest.to_str().unwrap(), "storm"]);
     let call = report["calls"].as_array().unwrap().iter().find(|call| call["call"] == "getppid").unwrap();
     let patched = call["patched"].as_u64().unwrap();
-    assert!(patched > 150_000, "{call}");
+    // Those of whoever asked the steward, at least: others go on by dispatch until it has answered.
+    assert!(patched > 5_000, "{call}");
     assert!(counts(&report)["getppid"] >= 5 * 8 * 5_000, "{call}");
     let timed: u64 =
         call["histogram"].as_array().unwrap().iter().map(|bucket| bucket["calls"].as_u64().unwrap()).sum();
