@@ -264,9 +264,11 @@ impl Hijack {
             libc::prctl(PR_SET_PTRACER, u64::from(self.await_steward()), 0, 0, 0);
             u32::try_from(libc::syscall(libc::SYS_gettid)).unwrap_or(0)
         };
+        let ignored = ignores_trap();
         let nonce = u64::from(thread) << 32 ^ (&raw const mask).addr() as u64;
         let answer = places::ask(self.segment.board(), EXEC, thread, &Futex, |request| {
             request.mask.store(mask, Relaxed);
+            request.ignores_trap.store(u32::from(ignored), Relaxed);
             request.nonce.store(nonce, Relaxed);
             request.nonce_address.store((&raw const nonce).expose_provenance() as u64, Relaxed);
         });
@@ -334,6 +336,16 @@ fn block_signals() -> u64 {
     // SAFETY: both are sets of eight bytes.
     unsafe { libc::syscall(libc::SYS_rt_sigprocmask, SIG_SETMASK, &raw const all, &raw mut before, 8) };
     before
+}
+
+/// Whether SIGTRAP is ignored here, and so will be in the program.
+fn ignores_trap() -> bool {
+    // SAFETY: asks only; the structure is integers.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGTRAP, ptr::null(), &raw mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
+    }
 }
 
 fn set_mask(mask: u64) {

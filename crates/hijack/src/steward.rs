@@ -157,7 +157,7 @@ impl Steward {
             }
         }
         let (free, result) =
-            inject(tracee, asked.mask, &self.image, &self.segment, &self.settings);
+            inject(tracee, (asked.mask, asked.trappable), &self.image, &self.segment, &self.settings);
         if let Err(reason) = result
             && let Some(counter) = self.segment.board().unfollowed.get(reason as usize)
         {
@@ -204,6 +204,7 @@ impl Work for Steward {
 struct Asked {
     thread: u32,
     mask: u64,
+    trappable: bool,
     nonce: u64,
     nonce_address: u64,
 }
@@ -213,6 +214,7 @@ impl Asked {
         Self {
             thread,
             mask: request.mask.load(Relaxed),
+            trappable: request.ignores_trap.load(Relaxed) == 0,
             nonce: request.nonce.load(Relaxed),
             nonce_address: request.nonce_address.load(Relaxed),
         }

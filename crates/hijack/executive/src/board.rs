@@ -199,6 +199,8 @@ pub struct Request {
     pub kind: AtomicU32,
     /// [`YES`], or zero, or for [`EXEC`] one more than an [`Unfollowed`].
     pub answer: AtomicU32,
+    /// For [`EXEC`]: not zero where SIGTRAP is ignored, and is to be in the new program.
+    pub ignores_trap: AtomicU32,
     /// For [`EXEC`]: the signal mask that the new program is to start with.
     pub mask: AtomicU64,
     /// For [`EXEC`]: where in the asking process the same `nonce` can be read. Shows that a process number is its.
