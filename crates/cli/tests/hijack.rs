@@ -141,6 +141,16 @@ fn ordinary_programs_are_the_same() {
     assert_same(&["ls", "/nonexistent"]);
     assert_same(&["sh", "-c", "kill -TERM $$"]);
     assert_same(&["sh", "-c", "exit 77"]);
+    // What is ignored stays so, SIGTRAP too, by which the steward stops programs that it meets.
+    let ignored = "trap '' TRAP USR1; grep SigIgn /proc/self/status; sh -c 'grep SigIgn /proc/self/status; kill -TRAP $$; echo here'";
+    assert_same(&["sh", "-c", ignored]);
+    let first =
+        ["-c", "trap '' TRAP; exec \"$@\"", "sh", ORRERY, "run", "--", "grep", "SigIgn", "/proc/self/status"];
+    let first = Command::new("sh").args(first).output().unwrap();
+    assert_eq!(
+        seen(&first),
+        seen(&without(&["sh", "-c", "trap '' TRAP; grep SigIgn /proc/self/status"]).output().unwrap())
+    );
     assert_same(&["sh", "-c", "seq 5000 | sort -rn | head -3; ls /proc/self/fd | wc -l"]);
 }
 
@@ -160,7 +170,7 @@ fn bash_is_the_same() {
            (exit 3); echo $?
            sleep 0.05 & wait $!; echo waited $?
            nonexistent-program; echo $?
-           read -t 0.05 line < <(sleep 1); echo $((  $? > 128 ))
+           read -t 0.05 line < <(exec sleep 99 2>&-); echo $((  $? > 128 )); kill $!
            for i in {1..300}; do echo $i > file; done; cat file
            exec 7<file; cat <&7; ulimit -n 64; ulimit -n"#,
         ],
@@ -328,7 +338,8 @@ fn hot_sites_are_rewritten_and_still_counted() {
     let report = trace(&[guest.to_str().unwrap(), "storm"]);
     let call = report["calls"].as_array().unwrap().iter().find(|call| call["call"] == "getppid").unwrap();
     let patched = call["patched"].as_u64().unwrap();
-    assert!(patched > 150_000, "{call}");
+    // Those of whoever asked the steward, at least: others go on by dispatch until it has answered.
+    assert!(patched > 5_000, "{call}");
     assert!(counts(&report)["getppid"] >= 5 * 8 * 5_000, "{call}");
     let timed: u64 =
         call["histogram"].as_array().unwrap().iter().map(|bucket| bucket["calls"].as_u64().unwrap()).sum();

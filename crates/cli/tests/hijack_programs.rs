@@ -13,6 +13,8 @@ mod facility;
 mod oracle;
 #[path = "hijack/perf.rs"]
 mod perf;
+#[path = "hijack/tracefs.rs"]
+mod tracefs;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -8,9 +8,9 @@ mod facility;
 
 use std::collections::HashSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -73,13 +73,13 @@ fn many_programs_start_at_once() {
 }
 
 /// The steward of a guest: it has the same board.
-fn steward_of(guest: &Child) -> i32 {
+fn steward_of(guest: u32) -> i32 {
     let segments = |pid: &str| -> HashSet<String> {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         let lines = maps.lines().filter(|line| line.contains(" rw-s ") && line.contains("/SYSV"));
         lines.map(|line| line.split_ascii_whitespace().nth(4).unwrap().to_owned()).collect()
     };
-    let own = segments(&guest.id().to_string());
+    let own = segments(&guest.to_string());
     assert!(!own.is_empty(), "the guest has a board");
     let processes =
         fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
@@ -88,6 +88,131 @@ fn steward_of(guest: &Child) -> i32 {
         name == "orrery-steward\n" && !segments(pid).is_disjoint(&own)
     });
     stewards.next().unwrap().parse().unwrap()
+}
+
+/// Many more than the steward has places for.
+const MANY: u64 = 300;
+
+/// A shell that starts many programs at once, while its steward has been stopped: all of them wait.
+struct Crowd {
+    tracer: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    steward: i32,
+    report: tempfile::TempDir,
+}
+
+impl Crowd {
+    fn gather() -> Self {
+        let report = tempfile::tempdir().unwrap();
+        let script = format!(
+            "echo $$; read go; i=0; while [ $i -lt {MANY} ]; do /bin/echo x & i=$((i + 1)); done; wait"
+        );
+        let path = report.path().join("report");
+        // Nobody asks how to rewrite a place, which would take a while each time.
+        let way = ["trace", "-c", "--no-patch", "--json", "--output", path.to_str().unwrap()];
+        let mut command = under(&way, &script, &[]);
+        let mut tracer = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, mut output) =
+            (tracer.stdin.take().unwrap(), BufReader::new(tracer.stdout.take().unwrap()));
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let shell: u32 = line.trim().parse().unwrap();
+        let steward = steward_of(shell);
+        let mut crowd = Self { tracer, input, output, steward, report };
+        signal(steward, libc::SIGSTOP);
+        // Threads that were not stopped yet would serve some.
+        await_that("its steward has stopped", || is_stopped(steward));
+        crowd.input.write_all(b"go\n").unwrap();
+        await_that("all programs wait", || waiting_children(shell) >= MANY);
+        crowd
+    }
+
+    /// What the programs said, and the report.
+    fn end(mut self) -> (String, serde_json::Value) {
+        let mut said = String::new();
+        self.output.read_to_string(&mut said).unwrap();
+        assert_eq!(self.tracer.wait().unwrap().code(), Some(0), "{said}");
+        let report = fs::read(self.report.path().join("report")).unwrap();
+        (said, serde_json::from_slice(&report).unwrap())
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // Who still waits goes on then.
+            signal(self.steward, libc::SIGKILL);
+            let _gone = self.tracer.kill();
+            let _status = self.tracer.wait();
+        }
+    }
+}
+
+/// Waits for something that will be, however busy the machine is.
+fn await_that(what: &str, is_so: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < Duration::from_secs(200), "wait until {what}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Whether all threads of a process are stopped.
+fn is_stopped(process: i32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap().filter_map(|entry| entry.ok());
+    let state = |path: &std::path::Path| {
+        let status = fs::read_to_string(path.join("stat")).ok()?;
+        Some(status.rsplit_once(") ")?.1.starts_with('T'))
+    };
+    threads.map(|thread| state(&thread.path())).all(|stopped| stopped == Some(true))
+}
+
+fn signal(process: i32, signal: i32) {
+    // SAFETY: sends a signal.
+    assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+}
+
+/// How many children of a process sleep.
+fn waiting_children(of: u32) -> u64 {
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok());
+    let sleeps = |path: &std::path::Path| {
+        let status = fs::read_to_string(path.join("stat")).unwrap_or_default();
+        // Behind the name, which may contain anything: state and parent.
+        let (_, rest) = status.rsplit_once(") ")?;
+        let mut fields = rest.split(' ');
+        let own = (fields.next()?, fields.next()?.parse().ok()?) == ("S", of);
+        own.then_some(())
+    };
+    processes.filter_map(|process| sleeps(&process.path())).count() as u64
+}
+
+#[test]
+fn more_programs_than_the_steward_has_places_for_wait_for_it() {
+    if facility::is_missing() {
+        return;
+    }
+    let crowd = Crowd::gather();
+    signal(crowd.steward, libc::SIGCONT);
+    let (said, report) = crowd.end();
+    assert_eq!(said, "x\n".repeat(300));
+    assert_eq!(
+        (report["programs"].as_u64(), &report["unfollowed"]),
+        (Some(MANY + 1), &serde_json::json!([]))
+    );
+}
+
+#[test]
+fn who_waits_for_a_steward_that_dies_goes_on_and_is_told_of() {
+    if facility::is_missing() {
+        return;
+    }
+    let crowd = Crowd::gather();
+    signal(crowd.steward, libc::SIGKILL);
+    let (said, report) = crowd.end();
+    assert_eq!(said, "x\n".repeat(300));
+    let reason = serde_json::json!([{ "programs": MANY, "reason": "the steward process is gone" }]);
+    assert_eq!((report["programs"].as_u64(), &report["unfollowed"]), (Some(1), &reason));
 }
 
 /// Whatever it was at: what was being executed has an executive, or none, or is dead. All else goes on.
@@ -112,7 +237,7 @@ fn programs_go_on_without_steward() {
                 let mut line = String::new();
                 said.read_line(&mut line).unwrap();
                 assert_eq!(line, "ready\n");
-                let steward = steward_of(&guest);
+                let steward = steward_of(guest.id());
                 let until = Instant::now() + Duration::from_micros(700) * round;
                 while Instant::now() < until {
                     std::hint::spin_loop();

@@ -7,7 +7,9 @@
 //! that the kernel gave it.
 //!
 //! Each stop costs two changes between processes, and each look into `/proc` some microseconds, for every program that is
-//! executed. So there are few of them.
+//! executed. So there are few of them: when it has executed the program, at the end of that call, behind each of the two calls, and at
+//! the signal. The kernel stops a thread behind a call by a SIGTRAP which it forces on it, and so makes a thread that ignores the signal
+//! (handlers are gone by then) receive it from then on. Who ignores it is stopped before its calls, too, which needs no signal.
 
 use std::collections::HashMap;
 use std::fs;
@@ -76,9 +78,14 @@ struct Puppet<'a> {
     gadget: u64,
     /// What to put back at `gadget`.
     covered: Option<u64>,
-    /// It was to stop meanwhile.
-    stopped: bool,
+    /// It may be stopped by SIGTRAP.
+    trappable: bool,
+    /// Signals that it was sent meanwhile, and is to have afterwards: those of [`LATE`].
+    late: [bool; LATE.len()],
 }
+
+/// Signals that may arrive: what cannot be blocked, and what is not any more once the kernel has forced it.
+const LATE: [libc::c_int; 2] = [libc::SIGTRAP, libc::SIGSTOP];
 
 impl Puppet<'_> {
     fn run_to_call(&mut self) -> io::Result<()> {
@@ -89,11 +96,36 @@ impl Puppet<'_> {
                 Stop::Call => return Ok(()),
                 Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
                 // All others are blocked.
-                Stop::Signal(libc::SIGSTOP) => self.stopped = true,
+                Stop::Signal(signal) => {
+                    let _blocked = self.is_late(signal);
+                }
                 _ => {}
             }
         }
         Err(io::ErrorKind::TimedOut.into())
+    }
+
+    /// Lets it make the call that it stands at.
+    fn step_over_call(&mut self) -> io::Result<()> {
+        let behind = self.gadget + SYSCALL.len() as u64;
+        for _ in 0..MOST_STOPS {
+            self.tracee.over_call()?;
+            match self.tracee.wait() {
+                Stop::Signal(libc::SIGTRAP) if self.tracee.registers()?.rip == behind => return Ok(()),
+                Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+                Stop::Signal(signal) if self.is_late(signal) => {}
+                // What is not blocked is forced: a filter of the program's does not let it call.
+                Stop::Signal(_) => return Err(io::Error::from_raw_os_error(libc::EFAULT)),
+                _ => {}
+            }
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
+    /// Whether a signal can be one that somebody has sent; it is kept for later then.
+    fn is_late(&mut self, signal: libc::c_int) -> bool {
+        let place = LATE.iter().position(|late| *late == signal).and_then(|index| self.late.get_mut(index));
+        place.map(|place| *place = true).is_some()
     }
 
     fn call(&mut self, number: c_long, arguments: [u64; 6]) -> io::Result<u64> {
@@ -103,8 +135,12 @@ impl Puppet<'_> {
         registers.orig_rax = u64::MAX;
         registers.rip = self.gadget;
         self.tracee.set_registers(&registers)?;
-        self.run_to_call()?;
-        self.run_to_call()?;
+        if self.trappable {
+            self.step_over_call()?;
+        } else {
+            self.run_to_call()?;
+            self.run_to_call()?;
+        }
         let result = self.tracee.registers()?.rax.cast_signed();
         if (-4095..0).contains(&result) {
             return Err(io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EIO)));
@@ -129,7 +165,7 @@ impl Puppet<'_> {
                     return if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) };
                 }
                 Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
-                Stop::Signal(libc::SIGSTOP) => self.stopped = true,
+                Stop::Signal(signal) if self.is_late(signal) => {}
                 // What is not blocked is forced: the image does not run here.
                 Stop::Signal(_) => return Err(io::Error::from_raw_os_error(libc::EFAULT)),
                 _ => {}
@@ -139,7 +175,8 @@ impl Puppet<'_> {
     }
 }
 
-/// Puts an executive under the program that `tracee` has executed, and lets it go with this mask.
+/// Puts an executive under the program that `tracee` has executed, and lets it go with this mask. `trappable` says that it does not
+/// ignore SIGTRAP.
 ///
 /// Gives whether the thread was let go of for certain.
 ///
@@ -147,37 +184,41 @@ impl Puppet<'_> {
 /// Why there is no executive; the program then runs without.
 pub(crate) fn inject(
     mut tracee: Tracee,
-    mask: u64,
+    (mask, trappable): (u64, bool),
     image: &Image,
     segment: &Segment,
     settings: &Settings,
 ) -> (bool, Result<(), Unfollowed>) {
-    let result = prepare(&mut tracee, image, segment, settings);
+    let result = prepare(&mut tracee, trappable, image, segment, settings);
     let gone = result.is_err() && tracee.registers().is_err();
     let _gone = tracee.set_mask(mask & !SIGSYS_BIT);
     let pid = tracee.pid();
     let detached = tracee.detach();
-    if let Ok(true) = result {
-        // SAFETY: stops a process that was to be stopped.
-        unsafe { libc::kill(pid, libc::SIGSTOP) };
+    for (signal, late) in LATE.into_iter().zip(result.unwrap_or_default()) {
+        if late {
+            // SAFETY: sends a process what it was sent.
+            unsafe { libc::kill(pid, signal) };
+        }
     }
     // Where the program was killed meanwhile, there is nobody to tell of.
     (detached, if gone { Ok(()) } else { result.map(drop) })
 }
 
-/// Whether the process was to be stopped meanwhile.
+/// Which signals the process was sent meanwhile.
 fn prepare(
     tracee: &mut Tracee,
+    trappable: bool,
     image: &Image,
     segment: &Segment,
     settings: &Settings,
-) -> Result<bool, Unfollowed> {
+) -> Result<[bool; LATE.len()], Unfollowed> {
     let failed = |_: io::Error| Unfollowed::Failed;
     let registers = tracee.registers().map_err(failed)?;
     if registers.cs != LONG_MODE {
         return Err(Unfollowed::Foreign);
     }
-    let mut puppet = Puppet { tracee, registers, gadget: 0, covered: None, stopped: false };
+    let mut puppet =
+        Puppet { tracee, registers, gadget: 0, covered: None, trappable, late: [false; LATE.len()] };
     // To the end of the execve, which would overwrite rax.
     puppet.run_to_call().map_err(failed)?;
     puppet.registers = puppet.tracee.registers().map_err(failed)?;
@@ -190,7 +231,7 @@ fn prepare(
     }
     puppet.tracee.set_registers(&puppet.registers).map_err(failed)?;
     arranged.map_err(failed)?;
-    Ok(puppet.stopped)
+    Ok(puppet.late)
 }
 
 /// A `syscall` instruction: the vDSO's, or one that lies over the program's first instruction meanwhile.

@@ -7,16 +7,18 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use orrery_executive::board::{ANSWERED, ASKED, CLAIMED, EXEC, EXEC_FAILED, FREE, Request, Unfollowed, YES};
+use orrery_executive::board::{EXEC, EXEC_FAILED, Unfollowed, YES};
+use orrery_executive::places::{self, Sleeping};
 
 use crate::archive::Mounted;
 use crate::code::Code;
 use crate::counts::Counts;
 use crate::error::{Error, Result};
 use crate::events::Events;
+use crate::futex::Futex;
 use crate::image::Image;
 use crate::inject::{Settings, Tables};
 use crate::policy::Policy;
@@ -26,9 +28,6 @@ use crate::{archive, program, steward};
 /// A site is rewritten when so many of its calls were dispatched: about as many as rewriting costs, which is 16 us.
 const THRESHOLD: u32 = 16;
 const PR_SET_PTRACER: i32 = 0x5961_6d61;
-/// How long to wait for the steward at a time, and how often.
-static PATIENCE: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
-const WAITS: u32 = 20;
 
 /// How executives are to behave.
 #[derive(Debug, Clone)]
@@ -249,53 +248,32 @@ impl Hijack {
 
     /// The steward's process number, when it has begun.
     fn await_steward(&self) -> u32 {
-        let steward = &self.segment.board().steward;
-        for _ in 0..WAITS {
-            if steward.load(Acquire) != 0 {
-                break;
-            }
-            // SAFETY: a futex call on a word that stays.
-            unsafe {
-                libc::syscall(libc::SYS_futex, steward.as_ptr(), libc::FUTEX_WAIT, 0, &raw const PATIENCE);
-            }
+        let board = self.segment.board();
+        let mut waits = 0;
+        while board.steward.load(Acquire) == 0 && !places::is_gone(board, waits) {
+            Futex.sleep(&board.steward, 0);
+            waits += 1;
         }
-        steward.load(Acquire)
+        board.steward.load(Acquire)
     }
 
     /// Has the steward trace this thread, as an executive would.
     fn announce(&self, mask: u64) -> Option<u32> {
-        let board = self.segment.board();
-        let free =
-            |request: &&Request| request.state.compare_exchange(FREE, CLAIMED, AcqRel, Relaxed).is_ok();
-        let request = board.requests.iter().find(free)?;
-        self.await_steward();
-        // SAFETY: says who may trace this process, where only parents may; asks for a number; futex calls on a word that
-        // stays.
-        unsafe {
-            libc::prctl(PR_SET_PTRACER, u64::from(board.steward.load(Relaxed)), 0, 0, 0);
-            let thread = u32::try_from(libc::syscall(libc::SYS_gettid)).unwrap_or(0);
-            let nonce = u64::from(thread) << 32 ^ (&raw const mask).addr() as u64;
-            request.kind.store(EXEC, Relaxed);
-            request.thread.store(thread, Relaxed);
+        // SAFETY: says who may trace this process, where only parents may; asks for a number.
+        let thread = unsafe {
+            libc::prctl(PR_SET_PTRACER, u64::from(self.await_steward()), 0, 0, 0);
+            u32::try_from(libc::syscall(libc::SYS_gettid)).unwrap_or(0)
+        };
+        let ignored = ignores_trap();
+        let nonce = u64::from(thread) << 32 ^ (&raw const mask).addr() as u64;
+        let answer = places::ask(self.segment.board(), EXEC, thread, &Futex, |request| {
             request.mask.store(mask, Relaxed);
+            request.ignores_trap.store(u32::from(ignored), Relaxed);
             request.nonce.store(nonce, Relaxed);
             request.nonce_address.store((&raw const nonce).expose_provenance() as u64, Relaxed);
-            request.state.store(ASKED, Release);
-            board.doorbell.fetch_add(1, AcqRel);
-            libc::syscall(libc::SYS_futex, board.doorbell.as_ptr(), libc::FUTEX_WAKE, 1);
-            for _ in 0..WAITS {
-                let state = request.state.load(Acquire);
-                if state == ANSWERED {
-                    let answer = request.answer.load(Relaxed);
-                    request.state.store(FREE, Release);
-                    std::hint::black_box(&nonce);
-                    return Some(answer);
-                }
-                let word = request.state.as_ptr();
-                libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, state, &raw const PATIENCE);
-            }
-        }
-        None
+        });
+        std::hint::black_box(&nonce);
+        answer
     }
 }
 
@@ -358,6 +336,16 @@ fn block_signals() -> u64 {
     // SAFETY: both are sets of eight bytes.
     unsafe { libc::syscall(libc::SYS_rt_sigprocmask, SIG_SETMASK, &raw const all, &raw mut before, 8) };
     before
+}
+
+/// Whether SIGTRAP is ignored here, and so will be in the program.
+fn ignores_trap() -> bool {
+    // SAFETY: asks only; the structure is integers.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGTRAP, ptr::null(), &raw mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
+    }
 }
 
 fn set_mask(mask: u64) {

@@ -49,6 +49,7 @@ mod counts;
 pub mod decode;
 mod error;
 mod events;
+mod futex;
 mod image;
 mod inject;
 mod launch;

@@ -5,34 +5,34 @@
 //! path of a call). It belongs to no guest: it is nobody's child but init's, has a session of its own and no descriptor
 //! of the program's open. It ends when no guest is left, which it knows from the number of those attached to the board.
 
+mod attendance;
+mod collector;
 mod crew;
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::thread;
 use std::time::Duration;
 
-use orrery_executive::board::{
-    ANSWERED, ASKED, Board, CLAIMED, CODE, EXEC, EXEC_FAILED, FREE, Request, SITE, TAKEN, Unfollowed, YES,
-    code_hash,
-};
+use orrery_executive::board::{Board, CODE, EXEC, EXEC_FAILED, Request, SITE, Unfollowed, YES, code_hash};
+use orrery_executive::places::{ANSWERED, ASKED, Sleeping, TAKEN, owner, state, tag};
 use orrery_executive::plan::Plan;
 
 use crate::error::{Error, Result};
+use crate::futex::Futex;
 use crate::image::Image;
 use crate::inject::{Settings, inject};
 use crate::segment::Segment;
 use crate::tracee::{Stop, Tracee, read_memory};
 use crate::window;
+use attendance::attend;
+use collector::Collector;
 use crew::{Crew, Work};
 
 /// How often to look whether guests are left.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// How long threads sleep if nobody rings.
-static NAP: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Starts a steward for a board. Returns when it is ready to be asked: requests that come earlier wait.
 ///
@@ -108,20 +108,25 @@ impl Steward {
     fn serve(self) {
         let board = self.segment.board();
         board.privileged.store(u32::from(may_trace_the_privileged()), Relaxed);
+        attend(&board.attending);
+        // A steward that does only a part of its work has others wait for ever: who waits for one that is gone is told.
+        std::panic::set_hook(Box::new(|_| std::process::abort()));
         board.steward.store(std::process::id(), Release);
-        // SAFETY: wakes whoever waits for a steward, on a word that stays.
-        unsafe { libc::syscall(libc::SYS_futex, board.steward.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+        Futex.wake(&board.steward, u32::MAX);
         let crew = Crew::new(self);
         let segment = Arc::clone(&crew.work().segment);
         let board = segment.board();
         thread::scope(|scope| {
-            crew.hire(scope);
+            if !crew.hire(scope) {
+                std::process::abort();
+            }
+            let mut collector = Collector::default();
             loop {
                 thread::sleep(INTERVAL);
                 if segment.attached().is_none_or(|attached| attached <= 1) && crew.is_idle() {
                     break;
                 }
-                collect(board);
+                collector.look(board);
             }
             crew.dismiss();
             ring(board);
@@ -134,11 +139,11 @@ impl Steward {
         let mut tracee = match asked.trace() {
             Ok(tracee) => tracee,
             Err(reason) => {
-                answer(request, reason as u32 + 1);
+                answer(request, asked.thread, reason as u32 + 1);
                 return true;
             }
         };
-        answer(request, YES);
+        answer(request, asked.thread, YES);
         loop {
             match tracee.wait() {
                 Stop::Gone => return true,
@@ -151,7 +156,8 @@ impl Steward {
                 Stop::Call | Stop::Other => tracee.resume(0),
             }
         }
-        let (free, result) = inject(tracee, asked.mask, &self.image, &self.segment, &self.settings);
+        let (free, result) =
+            inject(tracee, (asked.mask, asked.trappable), &self.image, &self.segment, &self.settings);
         if let Err(reason) = result
             && let Some(counter) = self.segment.board().unfollowed.get(reason as usize)
         {
@@ -162,30 +168,33 @@ impl Steward {
 }
 
 impl Work for Steward {
-    /// The index of a request.
-    type Piece = usize;
+    /// The index of a request, and whose it is.
+    type Piece = (usize, u32);
 
-    fn look(&self) -> Option<usize> {
+    fn look(&self) -> Option<(usize, u32)> {
         let board = self.segment.board();
         let rung = board.doorbell.load(Acquire);
-        let take = |request: &Request| {
-            let state = &request.state;
-            state.load(Acquire) == ASKED && state.compare_exchange(ASKED, TAKEN, AcqRel, Relaxed).is_ok()
+        let take = |(index, request): (usize, &Request)| {
+            let now = request.state.load(Acquire);
+            let thread = owner(now);
+            let taken = tag(now) == ASKED
+                && request.state.compare_exchange(now, state(TAKEN, thread), AcqRel, Relaxed).is_ok();
+            taken.then_some((index, thread))
         };
-        let found = board.requests.iter().position(take);
+        let found = board.requests.iter().enumerate().find_map(take);
         if found.is_none() {
-            wait(&board.doorbell, rung);
+            Futex.sleep(&board.doorbell, rung);
         }
         found
     }
 
-    fn perform(&self, piece: usize) -> bool {
+    fn perform(&self, (index, thread): (usize, u32)) -> bool {
         let board = self.segment.board();
-        let Some(request) = board.requests.get(piece) else { return true };
+        let Some(request) = board.requests.get(index) else { return true };
         match request.kind.load(Relaxed) {
-            EXEC => return self.follow(&Asked::read(request), request),
-            SITE => answer(request, if judge(board, request) { YES } else { 0 }),
-            _ => answer(request, 0),
+            EXEC => return self.follow(&Asked::read(thread, request), request),
+            SITE => answer(request, thread, if judge(board, request) { YES } else { 0 }),
+            _ => answer(request, thread, 0),
         }
         true
     }
@@ -193,31 +202,33 @@ impl Work for Steward {
 
 /// What a request for [`EXEC`] says.
 struct Asked {
-    thread: libc::pid_t,
+    thread: u32,
     mask: u64,
+    trappable: bool,
     nonce: u64,
     nonce_address: u64,
 }
 
 impl Asked {
-    fn read(request: &Request) -> Self {
+    fn read(thread: u32, request: &Request) -> Self {
         Self {
-            thread: i32::try_from(request.thread.load(Relaxed)).unwrap_or(0),
+            thread,
             mask: request.mask.load(Relaxed),
+            trappable: request.ignores_trap.load(Relaxed) == 0,
             nonce: request.nonce.load(Relaxed),
             nonce_address: request.nonce_address.load(Relaxed),
         }
     }
 
     fn trace(&self) -> Result<Tracee, Unfollowed> {
-        let mut found = [0; 8];
+        let (thread, mut found) = (i32::try_from(self.thread).unwrap_or(0), [0; 8]);
         // In another namespace, the number would be somebody else's.
-        match read_memory(self.thread, self.nonce_address, &mut found) {
+        match read_memory(thread, self.nonce_address, &mut found) {
             Ok(()) if u64::from_le_bytes(found) == self.nonce => {}
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => return Err(Unfollowed::Untraceable),
             _ => return Err(Unfollowed::Namespace),
         }
-        Tracee::seize(self.thread).map_err(|_| Unfollowed::Untraceable)
+        Tracee::seize(thread).map_err(|_| Unfollowed::Untraceable)
     }
 }
 
@@ -251,36 +262,16 @@ fn judge(board: &Board, request: &Request) -> bool {
     true
 }
 
-fn answer(request: &Request, answer: u32) {
+/// Answers who asked, if it still waits for that.
+fn answer(request: &Request, thread: u32, answer: u32) {
     request.answer.store(answer, Relaxed);
-    request.state.store(ANSWERED, Release);
-    // SAFETY: wakes who sleeps on the word.
-    unsafe { libc::syscall(libc::SYS_futex, request.state.as_ptr(), libc::FUTEX_WAKE, 1) };
-}
-
-fn wait(word: &AtomicU32, value: u32) {
-    // SAFETY: the word stays; the time is read only.
-    unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const NAP);
-    }
+    let answered = state(ANSWERED, thread);
+    let _gone = request.state.compare_exchange(state(TAKEN, thread), answered, Release, Relaxed);
+    Futex.wake(&request.state, u32::MAX);
 }
 
 /// Wakes all threads that sleep until there is something to do.
 fn ring(board: &Board) {
     board.doorbell.fetch_add(1, AcqRel);
-    // SAFETY: wakes who sleeps on the word.
-    unsafe { libc::syscall(libc::SYS_futex, board.doorbell.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
-}
-
-/// Gives places back whose threads died between asking and taking the answer.
-fn collect(board: &Board) {
-    for request in &board.requests {
-        let state = request.state.load(Acquire);
-        let thread = i32::try_from(request.thread.load(Relaxed)).unwrap_or(0);
-        // SAFETY: signal 0 asks whether there is such a thread.
-        let dead = || unsafe { libc::kill(thread, 0) != 0 && *libc::__errno_location() == libc::ESRCH };
-        if (state == ANSWERED || state == CLAIMED) && thread != 0 && dead() {
-            let _changed = request.state.compare_exchange(state, FREE, AcqRel, Relaxed);
-        }
-    }
+    Futex.wake(&board.doorbell, u32::MAX);
 }

@@ -93,6 +93,12 @@ impl Tracee {
         ptrace(libc::PTRACE_SYSCALL, self.pid, NONE, NONE).map(drop)
     }
 
+    /// Lets it perform the system call that it stands at, and stops it behind that, by a SIGTRAP: a stop less than by `to_call`. Who
+    /// ignores that signal does not any more afterwards.
+    pub(crate) fn over_call(&self) -> io::Result<()> {
+        ptrace(libc::PTRACE_SINGLESTEP, self.pid, NONE, NONE).map(drop)
+    }
+
     /// Stops tracing. Whether that worked; if not, the thread is let go of when the tracing thread ends.
     pub(crate) fn detach(self) -> bool {
         ptrace(libc::PTRACE_DETACH, self.pid, NONE, NONE).is_ok()

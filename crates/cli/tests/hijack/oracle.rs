@@ -10,7 +10,6 @@
 //! told from the others by what the kernel says of `fork` and `execve`, in the order of time.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 use std::io::{Read, Write, pipe};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -21,6 +20,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::perf::{Attributes, Ring};
+use super::tracefs;
 
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const ON: u64 = 1;
@@ -40,7 +40,6 @@ const PREPARING: [i64; 8] = [
 const ENDING: [i64; 3] = [libc::SYS_getpid, libc::SYS_gettid, libc::SYS_rt_tgsigqueueinfo];
 /// So many calls that were missed are told.
 const TOLD: usize = 10;
-const TRACEPOINT: &str = "/sys/kernel/tracing/events/raw_syscalls/sys_enter/id";
 
 /// What was seen.
 #[derive(Debug, Default)]
@@ -58,8 +57,7 @@ pub(crate) struct Seen {
 /// # Errors
 /// Why not: where the kernel has no such tracepoint, or not for us.
 pub(crate) fn watch(mut command: Command) -> Result<(Output, Seen), String> {
-    let tracepoint = fs::read_to_string(TRACEPOINT).map_err(|error| format!("{TRACEPOINT}: {error}"))?;
-    let tracepoint = tracepoint.trim().parse().map_err(|error| format!("{TRACEPOINT}: {error}"))?;
+    let tracepoint = tracefs::tracepoint("raw_syscalls/sys_enter")?;
     let (mut child, told) = pipe().unwrap();
     let (wait, mut go) = pipe().unwrap();
     let (told, wait) = (OwnedFd::from(told), OwnedFd::from(wait));

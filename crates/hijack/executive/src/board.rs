@@ -7,6 +7,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::journal::Journal;
+use crate::places::REQUESTS;
 use crate::plan::WORDS;
 use crate::policy::RULES;
 
@@ -18,8 +19,6 @@ pub const BUCKETS: usize = 28;
 pub const FIRST_BUCKET: u32 = 6;
 /// How many bytes of code a question about a site carries: see [`Request::code`].
 pub const CODE: usize = 96;
-/// How many requests may wait at a time.
-pub const REQUESTS: usize = 64;
 /// How many verdicts about code are remembered.
 pub const VERDICTS: usize = 4096;
 
@@ -30,8 +29,13 @@ pub struct Board {
     pub doorbell: AtomicU32,
     /// The steward's process number.
     pub steward: AtomicU32,
-    /// Not zero once a request has found no steward: nobody waits for it again.
-    pub deserted: AtomicU32,
+    /// Whether there is a steward: zero before it begins, its process number while it lives, and then what the kernel leaves there:
+    /// [`DEAD`](crate::places::DEAD).
+    pub attending: AtomicU32,
+    /// Changes when a place for requests becomes free; those who wait for one sleep on it.
+    pub line: AtomicU32,
+    /// How many wait for one, at most.
+    pub waiting: AtomicU32,
     /// Not zero where the steward may trace set-user-ID programs without their losing their privilege.
     pub privileged: AtomicU32,
     /// Programs that got an executive.
@@ -186,17 +190,17 @@ impl Unfollowed {
     }
 }
 
-/// A place for one request. Whoever turns `state` from [`FREE`] to [`CLAIMED`] fills it in.
+/// A place for one request: see [`crate::places`].
 #[repr(C)]
 pub struct Request {
-    /// [`FREE`], [`CLAIMED`], [`ASKED`], [`TAKEN`] or [`ANSWERED`]; the asking thread sleeps on it.
+    /// What it is in, and whose it is; the asking thread sleeps on it.
     pub state: AtomicU32,
     /// [`EXEC`] or [`SITE`].
     pub kind: AtomicU32,
-    /// The asking thread.
-    pub thread: AtomicU32,
     /// [`YES`], or zero, or for [`EXEC`] one more than an [`Unfollowed`].
     pub answer: AtomicU32,
+    /// For [`EXEC`]: not zero where SIGTRAP is ignored, and is to be in the new program.
+    pub ignores_trap: AtomicU32,
     /// For [`EXEC`]: the signal mask that the new program is to start with.
     pub mask: AtomicU64,
     /// For [`EXEC`]: where in the asking process the same `nonce` can be read. Shows that a process number is its.
@@ -206,17 +210,6 @@ pub struct Request {
     /// For [`SITE`]: the last `CODE` bytes of code that end behind the system call instruction, in words.
     pub code: [AtomicU64; CODE / 8],
 }
-
-/// A request's place is free.
-pub const FREE: u32 = 0;
-/// Somebody fills it in, or takes the answer out.
-pub const CLAIMED: u32 = 1;
-/// The steward is to read it.
-pub const ASKED: u32 = 2;
-/// The steward has answered.
-pub const ANSWERED: u32 = 3;
-/// The steward has read it, and will answer.
-pub const TAKEN: u32 = 4;
 
 /// "This thread is about to execute another program: put an executive under it."
 pub const EXEC: u32 = 1;

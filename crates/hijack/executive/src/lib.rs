@@ -52,6 +52,7 @@ pub mod glob;
 pub mod journal;
 pub mod look;
 pub mod numbers;
+pub mod places;
 pub mod plan;
 pub mod policy;
 

@@ -8,7 +8,7 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
-use std::thread::Scope;
+use std::thread::{self, Scope};
 
 /// How many threads may look for work at a time: most runs execute one program after the other, few a hundred at once.
 const LOOKING: usize = 4;
@@ -43,10 +43,14 @@ impl<W: Work> Crew<W> {
         &self.work
     }
 
-    /// Has one more thread look for work.
-    pub(super) fn hire<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+    /// Has one more thread look for work, if there can be one more.
+    pub(super) fn hire<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> bool {
         self.looking.fetch_add(1, SeqCst);
-        scope.spawn(move || self.attend(scope));
+        let hired = thread::Builder::new().spawn_scoped(scope, move || self.attend(scope)).is_ok();
+        if !hired {
+            self.looking.fetch_sub(1, SeqCst);
+        }
+        hired
     }
 
     /// What each thread does.
@@ -54,7 +58,7 @@ impl<W: Work> Crew<W> {
         while !self.dismissed.load(SeqCst) {
             let Some(piece) = self.work.look() else { continue };
             self.busy.fetch_add(1, SeqCst);
-            // Nobody else would notice what there is to do from now on.
+            // Nobody else would notice what there is to do from now on. Where there cannot be more threads, whoever is done first does.
             if self.looking.fetch_sub(1, SeqCst) == 1 {
                 self.hire(scope);
             }
@@ -62,8 +66,11 @@ impl<W: Work> Crew<W> {
             let stays =
                 self.work.perform(piece) && self.looking.fetch_update(SeqCst, SeqCst, one_more).is_ok();
             self.busy.fetch_sub(1, SeqCst);
-            if !stays {
+            if !stays && (self.looking.load(SeqCst) > 0 || self.hire(scope)) {
                 return;
+            }
+            if !stays {
+                self.looking.fetch_add(1, SeqCst);
             }
         }
     }
@@ -83,7 +90,6 @@ impl<W: Work> Crew<W> {
 mod tests {
     use std::collections::HashSet;
     use std::sync::{Barrier, Condvar, Mutex};
-    use std::thread;
     use std::time::Duration;
 
     use super::*;

@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::clock::ticks;
 use super::count::board;
 use super::frame::Context;
-use super::kernel::{SIGSYS, address, address_mut, block_signals, call, failed, set_mask};
+use super::kernel::{SET_BYTES, SIGSYS, address, address_mut, block_signals, call, failed, set_mask};
 use super::own;
 use super::requests::ask;
 use super::services;
@@ -25,6 +25,8 @@ const SET_USER_ID: u32 = 0o4000;
 /// Set-group-ID counts where the group may execute.
 const SET_GROUP_ID: u32 = 0o2010;
 const PR_SET_PTRACER: u64 = 0x5961_6d61;
+const SIGTRAP: u64 = 5;
+const SIG_IGN: u64 = 1;
 const SI_QUEUE: u32 = -1_i32 as u32;
 
 pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i64 {
@@ -90,6 +92,15 @@ fn gains_privileges(mode: u32, number: u64, path: u64) -> bool {
         && unsafe { call(numbers::getxattr, [path, name.as_ptr().addr() as u64, 0, 0, 0, 0]) } > 0
 }
 
+/// Whether the new program will ignore SIGTRAP, as this one does.
+fn ignores_trap() -> bool {
+    // `struct sigaction` of the kernel, in words: the handler comes first.
+    let mut action = [0_u64; 4];
+    // SAFETY: asks only.
+    unsafe { call(numbers::rt_sigaction, [SIGTRAP, 0, address_mut(&mut action), SET_BYTES, 0, 0]) };
+    action[0] == SIG_IGN
+}
+
 /// Has the steward trace this thread.
 fn announce(mask: u64) -> Option<u32> {
     let nonce = ticks() ^ address(&mask).rotate_left(32);
@@ -98,8 +109,10 @@ fn announce(mask: u64) -> Option<u32> {
         let steward = u64::from(board().steward.load(Relaxed));
         call(numbers::prctl, [PR_SET_PTRACER, steward, 0, 0, 0, 0]);
     }
+    let ignored = ignores_trap();
     let answer = ask(EXEC, |request| {
         request.mask.store(mask, Relaxed);
+        request.ignores_trap.store(u32::from(ignored), Relaxed);
         request.nonce.store(nonce, Relaxed);
         request.nonce_address.store(address(&nonce), Relaxed);
     });
