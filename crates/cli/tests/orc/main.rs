@@ -11,6 +11,7 @@ mod files;
 mod filters;
 mod guest;
 mod hostile;
+mod kills;
 mod liars;
 mod names;
 mod noexec;
