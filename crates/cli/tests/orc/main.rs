@@ -16,6 +16,7 @@ mod liars;
 mod names;
 mod noexec;
 mod odd;
+mod promises;
 mod publish;
 mod relocated;
 mod seeing;
