@@ -80,6 +80,7 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	ORRERY_HAMMERINGS=500 scripts/bounded 60m \
 	    $(CARGO) test --release --locked -p orrery-cli --test hijack_windows -- rewriting
 	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test hijack_steps
+	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test orc -- kills steps
 	$(CARGO) build --locked -p orrery-cli -p orrery-orthros-guest
 	ORRERY_DATABASE=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_rescue -- database
 	$(CARGO) build --release --locked -p orrery-cli -p orrery-orthros-guest

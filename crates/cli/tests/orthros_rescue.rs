@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use orrery_testing::mariadb;
+use orrery_testing::{mariadb, sources};
 use pairs::{ONE_PAIR, Up, missing};
 
 /// A failover by hand is for maintenance: what would lose something is refused, and nothing has happened. A death is another
@@ -164,51 +164,20 @@ fn a_database_goes_on_in_the_middle_of_a_transaction() {
     up.expect("end");
 }
 
-/// All sources below a folder.
-fn sources(folder: &Path, into: &mut String) {
-    for entry in std::fs::read_dir(folder).unwrap().flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            sources(&path, into);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            into.push_str(&std::fs::read_to_string(&path).unwrap());
-        }
-    }
-}
-
-/// The functions that come after `#[test]`.
-fn tests(source: &str) -> BTreeSet<&str> {
-    source
-        .split("#[test]\n")
-        .skip(1)
-        .filter_map(|part| part.split_once("fn ")?.1.split('(').next())
-        .filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'))
-        .collect()
-}
-
 /// The page that goes through all that was promised names tests that are there, and all that boot kernels.
 #[test]
 fn every_sentence_has_its_test() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = std::fs::read_to_string(root.join("docs/src/orthros-audit.md")).unwrap();
-    let mut text = String::new();
     let crates = ["kimage", "orthros", "orthros-check", "orthros-guest", "orthros-preload"];
-    for name in crates {
-        sources(&root.join("crates").join(name), &mut text);
-    }
+    let text: String = crates.iter().map(|name| sources::below(&root.join("crates").join(name))).collect();
     let mut with_kernels = String::new();
     for name in ["orthros.rs", "orthros_host.rs", "orthros_memory.rs", "orthros_rescue.rs", "kimage.rs"] {
         with_kernels.push_str(&std::fs::read_to_string(root.join("crates/cli/tests").join(name)).unwrap());
     }
-    let (all, with_kernels) = (tests(&text), tests(&with_kernels));
+    let (all, with_kernels) = (sources::tests(&text), sources::tests(&with_kernels));
     let (mut rows, mut named) = (0, BTreeSet::new());
-    for row in page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| sentence")) {
-        let held = row.split(" | ").nth(1).unwrap();
-        let quoted = held.split('`').skip(1).step_by(2);
-        let is_test = |word: &&str| {
-            word.matches('_').count() > 1 && word.chars().all(|c| c.is_ascii_lowercase() || c == '_')
-        };
-        let tests: Vec<&str> = quoted.filter(is_test).collect();
+    for sources::Promise { row, held, tests } in sources::promises(&page) {
         for test in &tests {
             assert!(all.contains(test) || with_kernels.contains(test), "there is no test {test}: {row}");
         }

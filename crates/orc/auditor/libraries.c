@@ -10,10 +10,13 @@
  */
 #define _GNU_SOURCE
 #include <sys/stat.h>
+#include <sys/statfs.h>
 
 #include "parts.h"
 
 #define MOST_LIBRARIES 1024
+/* Of what statfs tells: no code may be run from there (ST_NOEXEC). */
+#define NOEXEC 8
 
 /* A file that was loaded. */
 struct library {
@@ -82,6 +85,12 @@ static long look_up(const char *name, struct stat *found) {
     return CALL6(SYS_newfstatat, -100 /* AT_FDCWD */, name, found, 0, 0, 0);
 }
 
+/* The loader could map no code of it, although its object is known by another mount of the same file system. */
+static int is_noexec(const char *name) {
+    struct statfs found;
+    return CALL3(SYS_statfs, name, &found, 0) == 0 && (found.f_flags & NOEXEC);
+}
+
 const char *find_library(const char *name, int is_searched) {
     struct stat found;
     if (!may_share())
@@ -104,7 +113,7 @@ const char *find_library(const char *name, int is_searched) {
     uint64_t inode = 0;
     fresh->object = 0;
     is_pending = 1;
-    if (is_searched && find_file(&found, 0, EXECUTABLE | LOADABLE, &fresh->entry)) {
+    if (is_searched && find_file(&found, 0, EXECUTABLE | LOADABLE, &fresh->entry) && !is_noexec(name)) {
         inode = open_entry(&fresh->entry);
         if (!inode || is_loaded_from(inode)) {
             close_object();

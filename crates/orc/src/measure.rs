@@ -1,7 +1,7 @@
 //! What sharing saves, measured: the kernel's own count of the pages that each process maps (`/proc/PID/smaps` in
 //! proc_pid_smaps(5)).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 
@@ -88,13 +88,28 @@ fn parse(text: &str) -> Vec<Area> {
     areas
 }
 
-/// What one program maps of a store's objects.
+/// What processes map of a store's objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Use {
     /// How many processes.
     pub processes: usize,
+    /// Objects that they map; small ones that share a memory file count as one.
+    pub objects: usize,
     /// Bytes of objects that they have in memory, counted once for each process.
     pub mapped: u64,
+    /// `mapped` less their share of these pages, each page divided by the number of mappings that it has: what copies of their own
+    /// would have cost them more.
+    pub saved: u64,
+}
+
+/// What one program maps of a store's objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// All together.
+    #[serde(flatten)]
+    pub all: Use,
+    /// The same by the trust domain of the objects.
+    pub realms: BTreeMap<String, Use>,
 }
 
 /// What one trust domain has, and saves.
@@ -116,7 +131,7 @@ pub struct Measured {
     /// By trust domain.
     pub realms: BTreeMap<String, Saving>,
     /// By the name of the program.
-    pub programs: BTreeMap<String, Use>,
+    pub programs: BTreeMap<String, Program>,
     /// Processes that could not be looked into.
     pub unseen: usize,
 }
@@ -136,6 +151,8 @@ pub fn measure(report: &Report) -> io::Result<Measured> {
             saving.stored += object.resident;
         }
     }
+    // Which of them each program maps, however many of its processes do.
+    let mut known: BTreeSet<(String, String, u64)> = BTreeSet::new();
     for entry in fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
@@ -150,20 +167,43 @@ pub fn measure(report: &Report) -> io::Result<Measured> {
             }
         }
         let Ok(areas) = areas(pid) else { continue };
-        let mut sum = 0;
+        // By realm, what is mapped and what is saved of it.
+        let mut of_process: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+        let mut mapped_files = BTreeSet::new();
         for area in areas.iter().filter(|area| area.is_object()) {
-            let Some(realm) = files.get(&(area.device.as_str(), area.inode)) else { continue };
+            let Some(realm) = files.get(&(area.device.as_str(), area.inode)).copied() else { continue };
             let mapped = area.resident.saturating_sub(area.anonymous);
-            sum += mapped;
-            if let Some(saving) = measured.realms.get_mut(*realm) {
+            if mapped == 0 {
+                continue;
+            }
+            let share = area.proportional.saturating_sub(area.anonymous);
+            let sums = of_process.entry(realm).or_default();
+            sums.0 += mapped;
+            sums.1 += mapped.saturating_sub(share);
+            mapped_files.insert((area.device.clone(), area.inode, realm));
+            if let Some(saving) = measured.realms.get_mut(realm) {
                 saving.mapped += mapped;
             }
         }
-        if sum > 0 {
-            let program = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            let program = measured.programs.entry(program.trim().to_owned()).or_default();
-            program.processes += 1;
-            program.mapped += sum;
+        if of_process.is_empty() {
+            continue;
+        }
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+        let program = measured.programs.entry(name.clone()).or_default();
+        program.all.processes += 1;
+        for (realm, (mapped, saved)) in of_process {
+            let of_realm = program.realms.entry(realm.to_owned()).or_default();
+            of_realm.processes += 1;
+            for sum in [&mut program.all, of_realm] {
+                sum.mapped += mapped;
+                sum.saved += saved;
+            }
+        }
+        for (device, inode, realm) in mapped_files {
+            if known.insert((name.clone(), device, inode)) {
+                program.all.objects += 1;
+                program.realms.entry(realm.to_owned()).or_default().objects += 1;
+            }
         }
     }
     for saving in measured.realms.values_mut() {

@@ -42,6 +42,11 @@ pub(crate) struct Draft {
     kind: Kind,
 }
 
+/// Who may open a draft by its name: its maker.
+const OWN: Mode = Mode::RUSR;
+/// Who may open what it becomes: whoever can come by its folder.
+const ALL: Mode = Mode::RUSR.union(Mode::RGRP).union(Mode::ROTH);
+
 /// Where a draft is, and so what makes it immutable.
 #[derive(Debug)]
 enum Kind {
@@ -69,16 +74,14 @@ pub(crate) struct Closed {
 
 static DRAFTS: AtomicU64 = AtomicU64::new(0);
 
-/// A new file in `folder`.
+/// A new file in `folder`, for nobody else yet: its bytes may be a part of what they are to be, or what another client must not see.
 fn create(folder: &Path, name: &str, length: usize) -> rustix::io::Result<(OwnedFd, PathBuf)> {
     let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
     let path = folder.join(format!("{name}.{}-{number}", std::process::id()));
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o444))?;
+    let fd = rustix::fs::open(&path, flags, OWN)?;
     // Room for all of it before it is written: a mapping has no way of saying that the disk is full.
-    let made = rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, length as u64)
-        .and_then(|()| rustix::fs::fchmod(&fd, Mode::from_raw_mode(0o444)));
-    match made {
+    match rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, length as u64) {
         Ok(()) => Ok((fd, path)),
         Err(errno) => {
             let _ = rustix::fs::unlink(&path);
@@ -191,8 +194,10 @@ impl Closed {
     }
 }
 
-/// Makes a file immutable; the descriptor that this returns can only read it.
+/// Makes a file immutable, for all to read; the descriptor that this returns can only read it.
 fn immutable(fd: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    // Whatever the umask. An immutable file's mode cannot be changed any more.
+    rustix::fs::fchmod(fd, ALL)?;
     rustix::fs::ioctl_setflags(fd, rustix::fs::ioctl_getflags(fd)? | IFlags::IMMUTABLE)?;
     // The descriptor at hand may still write.
     let again = format!("/proc/self/fd/{}", fd.as_raw_fd());
@@ -391,10 +396,11 @@ mod tests {
         drop(Draft::named(folder.path(), 4096).unwrap());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "a draft's name goes with it");
         let path = folder.path().join("object");
+        let mode = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_mode & 0o777;
         let mut draft = Draft::named(folder.path(), 4096).unwrap();
         draft.put(0, &[7]).unwrap();
         let closed = draft.close();
-        assert!(closed.is_named());
+        assert!(closed.is_named() && mode(closed.fd.as_fd()) == 0o400, "it is nobody's business yet");
         let fd = match closed.seal_as(&path) {
             Ok(fd) => fd,
             Err(errno) => {
@@ -404,6 +410,7 @@ mod tests {
             }
         };
         assert_eq!(strength(fd.as_fd(), 4096), Some(Strength::ForGood));
+        assert_eq!(mode(fd.as_fd()), 0o444);
         let other = std::fs::File::open(&path).unwrap();
         assert_eq!(strength(other.as_fd(), 4096), Some(Strength::ForGood));
         assert!(std::fs::File::options().write(true).open(&path).is_err());

@@ -62,6 +62,10 @@ pub fn run(config: &Config, launcher: &Launcher, stop: BorrowedFd<'_>) -> io::Re
     }
     // What a store that was killed together with its keeper has left.
     shelf::clear(config);
+    if let Some(disk) = &config.disk {
+        // Without it large objects without names lie in memory.
+        let _ = shelf::make_drafts(disk);
+    }
     if let Some(path) = &config.secret {
         secret::Secret::of(path)?;
     }
@@ -93,7 +97,8 @@ pub fn prove_disk(folder: &Path) -> io::Result<()> {
 
     // Other users' programs pass through it to what is theirs.
     std::fs::DirBuilder::new().recursive(true).mode(0o711).create(folder)?;
-    let file = crate::seal::Draft::on_disk(folder, "orc:trial", crate::PAGE)?.seal()?;
+    let drafts = shelf::make_drafts(folder)?;
+    let file = crate::seal::Draft::on_disk(&drafts, "orc:trial", crate::PAGE)?.seal()?;
     match crate::seal::strength(file.as_fd(), crate::PAGE as u64) {
         Some(_) => Ok(()),
         None => Err(io::Error::other("the file system does not tell that a file is immutable (statx)")),

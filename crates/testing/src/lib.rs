@@ -2,6 +2,7 @@
 
 mod cases;
 pub mod mariadb;
+pub mod sources;
 
 use std::fmt;
 use std::io::Write;

@@ -98,9 +98,18 @@ fn tables(look: &Look, objects: bool) -> String {
             right(format!("{sign}{}", size(saving.saved.unsigned_abs()))),
         ]);
     }
-    let mut programs = new_table(&["PROGRAM", "PROCESSES", "MAPPED"]);
-    for (name, used) in &look.measured.programs {
-        programs.add_row([Cell::new(name), right(used.processes.to_string()), right(size(used.mapped))]);
+    let mut programs = new_table(&["PROGRAM", "TRUST DOMAIN", "PROCESSES", "OBJECTS", "MAPPED", "SAVED"]);
+    for (name, program) in &look.measured.programs {
+        for (realm, used) in &program.realms {
+            programs.add_row([
+                Cell::new(name),
+                Cell::new(realm),
+                right(used.processes.to_string()),
+                right(used.objects.to_string()),
+                right(size(used.mapped)),
+                right(size(used.saved)),
+            ]);
+        }
     }
     let mut text = format!("{}\n\n{}", realms.trim_fmt(), programs.trim_fmt());
     if objects {

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
 
 mod audit;
+mod confidential;
 mod containers;
 mod deaths;
 mod debuggers;
@@ -10,16 +11,19 @@ mod files;
 mod filters;
 mod guest;
 mod hostile;
+mod kills;
 mod liars;
 mod names;
 mod noexec;
 mod odd;
+mod promises;
 mod publish;
 mod relocated;
 mod seeing;
 mod sharing;
 mod steps;
 mod timing;
+mod tracer;
 mod unmodified;
 
 use std::path::Path;
@@ -79,12 +83,14 @@ impl Drop for Store {
     fn drop(&mut self) {
         // Whoever keeps now: the first keeper may be dead.
         let server = Client::connect_to(self.path()).and_then(|client| client.report()).ok();
-        signal(i32::try_from(self.keeper.id()).unwrap(), libc::SIGTERM);
+        if matches!(self.keeper.try_wait(), Ok(None)) {
+            signal(i32::try_from(self.keeper.id()).unwrap(), libc::SIGTERM);
+        }
         let _ = self.keeper.wait();
         if let Some(server) = server {
             let pid = i32::try_from(server.pid).unwrap();
             eventually("the store ends", || {
-                for keeper in children(pid) {
+                for keeper in children(pid).into_iter().chain(keeper_above(pid)) {
                     signal(keeper, libc::SIGTERM);
                 }
                 !Path::new(&format!("/proc/{pid}")).exists() || zombie(pid)
@@ -142,6 +148,14 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 fn signal(pid: i32, signal: i32) {
     // SAFETY: a signal to a process that this test started.
     unsafe { libc::kill(pid, signal) };
+}
+
+/// The keeper that has started a server.
+fn keeper_above(server: i32) -> Option<i32> {
+    let stat = std::fs::read_to_string(format!("/proc/{server}/stat")).ok()?;
+    let parent = stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()?;
+    let name = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
+    (name == "orrery-keeper\n").then_some(parent)
 }
 
 fn children(pid: i32) -> Vec<i32> {

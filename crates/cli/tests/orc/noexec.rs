@@ -12,7 +12,7 @@ use crate::unmodified::{Running, code, run};
 use crate::{Store, eventually};
 
 /// A file system of the test's own, mounted `noexec`.
-struct Mount(TempDir);
+pub(crate) struct Mount(TempDir);
 
 impl Mount {
     fn new() -> Option<Self> {
@@ -25,6 +25,31 @@ impl Mount {
             orrery_testing::skipped!("no file system can be mounted: {}", std::io::Error::last_os_error());
         }
         mounted.then_some(Self(folder))
+    }
+}
+
+impl Mount {
+    /// The same files as in `folder`, by a mount from which no code may be run.
+    pub(crate) fn again(folder: &Path) -> Option<Self> {
+        let at = tempfile::tempdir().unwrap();
+        let [from, to] = [folder, at.path()].map(|path| CString::new(path.as_os_str().as_bytes()).unwrap());
+        let none = std::ptr::null();
+        let flags = libc::MS_BIND | libc::MS_REMOUNT | libc::MS_NOEXEC;
+        // SAFETY: C strings that live until the calls are done.
+        let mounted =
+            unsafe { libc::mount(from.as_ptr(), to.as_ptr(), none, libc::MS_BIND, none.cast()) } == 0;
+        if !mounted {
+            orrery_testing::skipped!("nothing can be mounted: {}", std::io::Error::last_os_error());
+            return None;
+        }
+        let mount = Self(at);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::mount(none, to.as_ptr(), none, flags, none.cast()) }, 0);
+        Some(mount)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{Store, bytes};
 const PAGE: usize = 4096;
 
 /// Fresh memory with these bytes.
-fn memory(content: &[u8], access: MprotectFlags) -> (*mut u8, PageRange) {
+pub(crate) fn memory(content: &[u8], access: MprotectFlags) -> (*mut u8, PageRange) {
     let length = content.len();
     // SAFETY: a new mapping at an address of the kernel's choice, filled before it is protected.
     let start = unsafe {
@@ -23,7 +23,11 @@ fn memory(content: &[u8], access: MprotectFlags) -> (*mut u8, PageRange) {
     (start.cast(), PageRange::new(start.expose_provenance(), start.addr() + length))
 }
 
-fn publish(client: &Client, range: PageRange, freeze: bool) -> Result<orrery_orc::Published, Error> {
+pub(crate) fn publish(
+    client: &Client,
+    range: PageRange,
+    freeze: bool,
+) -> Result<orrery_orc::Published, Error> {
     // SAFETY: memory of this test's own, which nobody writes to or remaps.
     unsafe { client.publish(range, freeze) }
 }

@@ -1,12 +1,15 @@
 //! `orrery orc stat` and `orrery orc explain`.
 
 use std::os::unix::fs::FileExt as _;
-use std::process::{Command, Output};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 
 use orrery_orc::Flags;
 use serde_json::Value;
 
-use crate::{Store, bytes};
+use crate::unmodified::{Running, code, run};
+use crate::{Store, bytes, eventually};
 
 fn orc(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_orrery")).arg("orc").args(arguments).output().unwrap()
@@ -64,6 +67,68 @@ fn what_is_shared_is_counted() {
         .sum();
     assert!(shared >= 2 << 20);
     assert!(text(&orc(&["explain", &own, "--all"])).contains("ADDRESSES"));
+}
+
+/// A program that waits, when its code is an object.
+fn waiting(store: &Store, program: &Path, arguments: &[&str], uid: u32) -> Running {
+    let mut command = run(store, &[&[program.to_str().unwrap()], arguments].concat());
+    command.uid(uid).gid(uid).stderr(Stdio::null());
+    let running = Running(command.spawn().unwrap());
+    let name = program.file_name().unwrap().to_str().unwrap();
+    eventually("the exchange", || code(running.0.id(), name).is_some_and(|(_, object)| object));
+    running
+}
+
+#[test]
+fn programs_are_told_apart_and_so_are_their_trust_domains() {
+    // SAFETY: it only tells.
+    let own = unsafe { libc::geteuid() };
+    let other = if own == 0 { 65_528 } else { own };
+    let store = Store::new(&[]);
+    let _ = store.client();
+    let tree = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(tree.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let programs = ["snoozer", "slumberer"].map(|name| tree.path().join(name));
+    orrery_testing::copy_program("/bin/sleep", &programs[0]);
+    orrery_testing::copy_program("/usr/bin/tail", &programs[1]);
+    let snoozer = |uid| waiting(&store, &programs[0], &["1000"], uid);
+    let slumberer = |uid| waiting(&store, &programs[1], &["-f", "/dev/null"], uid);
+    let _running = [snoozer(own), snoozer(own), slumberer(own), slumberer(other)];
+    let folder = store.path().to_str().unwrap();
+    // The loader goes on exchanging behind the first code that is seen.
+    let mut look = Value::Null;
+    eventually("all are told of", || {
+        look = serde_json::from_str(text(&orc(&["stat", "--directory", folder, "--json"]))).unwrap();
+        let objects = |name: &str| look["programs"][name]["objects"].as_u64().unwrap_or(0);
+        objects("snoozer") >= 3 && objects("slumberer") >= 3
+    });
+    let [of_own, of_other] = [own, other].map(|uid| format!("user {uid}"));
+    let (first, second) = (&look["programs"]["snoozer"], &look["programs"]["slumberer"]);
+    let number = |of: &Value, key: &str| of[key].as_u64().unwrap();
+    assert_eq!((number(first, "processes"), number(second, "processes")), (2, 2));
+    assert_eq!(number(&first["realms"][&of_own], "processes"), 2);
+    assert!(own != 0 || first["realms"].as_object().unwrap().len() == 1, "{first}");
+    for program in [first, second] {
+        for key in ["objects", "mapped", "saved"] {
+            let sum: u64 =
+                program["realms"].as_object().unwrap().values().map(|realm| number(realm, key)).sum();
+            assert_eq!(sum, number(program, key), "{key}: {program}");
+        }
+        assert!(number(program, "saved") < number(program, "mapped"), "a part is its own: {program}");
+    }
+    // Two run one program's code, and three of the user's one C library; nobody helps the other user's.
+    assert!(number(first, "saved") * 2 >= number(first, "mapped"), "{first}");
+    if own == 0 {
+        let (helped, alone) = (&second["realms"][&of_own], &second["realms"][&of_other]);
+        assert!(number(helped, "saved") > 0, "{second}");
+        // But for what is rounded, and pages that one process maps twice.
+        assert!(number(alone, "saved") * 5 < number(alone, "mapped"), "{second}");
+    }
+    let table = text(&orc(&["stat", "--directory", folder])).to_owned();
+    let row = |program: &str, realm: &str| {
+        table.lines().any(|line| line.trim_start().starts_with(program) && line.contains(realm))
+    };
+    assert!(row("snoozer", &of_own) && row("slumberer", &of_other), "{table}");
 }
 
 /// The page frame behind each page of a mapping that is in memory (`/proc/PID/pagemap` in proc(5)).

@@ -5,6 +5,7 @@ use std::io::Read as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 
+use crate::tracer::{call, can_trace};
 use crate::{Store, eventually, signal};
 
 /// Most steps at which a store is killed, and a program.
@@ -37,16 +38,6 @@ fn pid(child: &Child) -> i32 {
     i32::try_from(child.id()).unwrap()
 }
 
-/// The number of the system call before which the program stands; none behind one.
-fn call(pid: i32) -> Option<i64> {
-    const ENTRY: u8 = 1;
-    let mut info = [0_u8; 88];
-    // SAFETY: the kernel writes as many bytes as it is told that there are.
-    let size = unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, pid, info.len(), info.as_mut_ptr()) };
-    let is_entry = size >= 32 && info[0] == ENTRY;
-    is_entry.then(|| i64::from_ne_bytes(info[24..32].try_into().unwrap()))
-}
-
 /// Runs the program from stop to stop until `act` says that it is enough, then lets it go; its calls, and what it said.
 #[expect(clippy::zombie_processes, reason = "it is waited for by waitpid, which tells of its stops, too")]
 fn trace(mut command: Command, mut act: impl FnMut(usize, i32) -> bool) -> (Vec<Option<i64>>, String, bool) {
@@ -74,28 +65,10 @@ fn trace(mut command: Command, mut act: impl FnMut(usize, i32) -> bool) -> (Vec<
     (calls, said, success)
 }
 
-/// Whether programs can be traced here; else says so.
-fn can_trace() -> bool {
-    let mut command = Command::new("/bin/true");
-    // SAFETY: one system call between fork and exec.
-    unsafe {
-        command.pre_exec(|| match libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        });
-    }
-    let traced = command.spawn();
-    if let Err(error) = &traced {
-        orrery_testing::skipped!("programs cannot be traced here: {error}");
-    }
-    traced.is_ok_and(|mut child| {
-        signal(pid(&child), libc::SIGKILL);
-        child.wait().is_ok()
-    })
-}
-
-/// At most `most` of the steps from `first` on, the same distance apart.
-fn some(first: usize, last: usize, most: usize) -> impl Iterator<Item = usize> {
+/// At most `most` of the steps from `first` on, the same distance apart; all of them where the environment wants it
+/// (`ORRERY_STEPS=1`, as `make soak` has it).
+pub(crate) fn some(first: usize, last: usize, most: usize) -> impl Iterator<Item = usize> {
+    let most = if std::env::var_os("ORRERY_STEPS").is_some() { last } else { most };
     (first..last).step_by((last - first).div_ceil(most).max(1))
 }
 

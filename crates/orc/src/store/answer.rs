@@ -15,6 +15,7 @@ use super::realm::Realm;
 use super::records::ConnectionRecord;
 use super::report;
 use super::server::Server;
+use super::shelf;
 use super::state::{Connection, State};
 use super::table::{Entry, Full, Holder};
 use crate::protocol::{
@@ -278,7 +279,7 @@ impl Asking<'_> {
         let shown = content::examine(fd.as_fd(), piece, self.server.config.largest)?;
         let executable = piece.flags & EXECUTABLE != 0;
         let policy = self.server.config.executables;
-        if executable && !may_execute(policy, shown.owner, shown.mode, self.peer.uid) {
+        if executable && (shown.noexec || !may_execute(policy, shown.owner, shown.mode, self.peer.uid)) {
             return Err(Refusal::Denied);
         }
         let known = self.known(&mut self.state(), &shown, executable);
@@ -372,6 +373,7 @@ impl Asking<'_> {
         if let Some((key, length)) = shown.key.in_index()
             && object.memory.path.is_some()
             && self.is_for_all(shown)
+            && !shown.noexec
         {
             state.publish_file(realm, &key, length, id);
         }
@@ -387,7 +389,7 @@ impl Asking<'_> {
 
     /// Where copies for this realm are put.
     fn places(&self, realm: &Realm) -> Places {
-        Places { named: self.state().shelf(realm), disk: self.server.config.disk.clone() }
+        Places { named: self.state().shelf(realm), disk: shelf::drafts(&self.server.config) }
     }
 
     fn report(&self) -> Result<Answer, Refusal> {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use rustix::fs::{FileType, OFlags, Stat};
+use rustix::fs::{FileType, OFlags, Stat, StatVfsMountFlags};
 
 use super::index;
 use super::object::exhausted;
@@ -120,6 +120,8 @@ pub(super) struct Shown {
     pub(super) key: FileKey,
     pub(super) owner: u32,
     pub(super) mode: u32,
+    /// Whether no code may be run from where it was opened: the same file may be reached through another mount, too.
+    pub(super) noexec: bool,
 }
 
 fn file_system(fd: BorrowedFd<'_>) -> u64 {
@@ -156,7 +158,9 @@ pub(super) fn examine(fd: BorrowedFd<'_>, piece: &Piece, largest: u64) -> Result
     if !is_local(fd) {
         return Err(Refusal::FileSystem);
     }
-    Ok(Shown { key: FileKey::of(&stat, piece), owner: stat.st_uid, mode: stat.st_mode })
+    let mount = rustix::fs::fstatvfs(fd).map_err(|_| Refusal::Descriptor)?;
+    let noexec = mount.f_flag.contains(StatVfsMountFlags::NOEXEC);
+    Ok(Shown { key: FileKey::of(&stat, piece), owner: stat.st_uid, mode: stat.st_mode, noexec })
 }
 
 /// Copies the first `length` bytes of a memory file, to be shown as `label`; gives their name and the copy.

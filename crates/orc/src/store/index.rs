@@ -107,16 +107,19 @@ impl Index {
         Ok(Self { file, used: 0 })
     }
 
-    /// The one that a store before this process has made.
+    /// The one that a store before this process has made, with the same folder of objects.
     ///
     /// # Errors
     /// Where there is none.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, base: Option<&Path>) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
         let mut index = Self { file, used: 0 };
-        let mut magic = [0; 8];
-        if rustix::io::pread(&index.file, &mut magic, 0)? != 8 || u64::from_le_bytes(magic) != MAGIC {
+        let mut head = [0; HEAD];
+        let is_whole = rustix::io::pread(&index.file, &mut head, 0)? == HEAD;
+        let folder = head[BASE..].split(|byte| *byte == 0).next().unwrap_or_default();
+        let wanted = base.map_or(OsStr::new(""), Path::as_os_str).as_bytes();
+        if !is_whole || head[..8] != MAGIC.to_le_bytes() || folder != wanted {
             return Err(io::ErrorKind::InvalidData.into());
         }
         for slot in 0..SLOTS {
@@ -225,7 +228,8 @@ mod tests {
         index.enter(&key(7), [7, 0, 0], b"name 7").unwrap();
         assert_eq!(index.used, 50, "the same again takes nothing");
         index.enter(&key(7), [8, 0, 0], b"another").unwrap();
-        let mut again = Index::open(&path).unwrap();
+        let mut again = Index::open(&path, None).unwrap();
+        assert!(Index::open(&path, Some(Path::new("/elsewhere"))).is_err(), "its objects lie here");
         assert_eq!(again.used, 51);
         again.enter(&key(60), [1, 0, 0], b"later").unwrap();
         assert_eq!(find(&index, &key(7)), Some((8, "another".to_owned())));
@@ -247,9 +251,9 @@ mod tests {
         let refused = index.enter(&[1; KEY_WORDS], [0; 3], b"").unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
         std::fs::remove_file(&path).unwrap();
-        assert!(Index::open(&path).is_err());
+        assert!(Index::open(&path, None).is_err());
         std::fs::write(&path, vec![7; HEAD]).unwrap();
-        assert_eq!(Index::open(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(Index::open(&path, None).unwrap_err().kind(), io::ErrorKind::InvalidData);
         let long = "x".repeat(HEAD);
         assert!(Index::create(&path, Some(Path::new(&long)), (0, 0)).is_err());
     }

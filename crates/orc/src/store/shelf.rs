@@ -9,7 +9,9 @@
 //!
 //! Programs of the realm open an object by its name and need no answer from the store, not even a store that is alive. What
 //! keeps the others out is what keeps them away from the socket: a tenant's folder is where its socket is; a user's
-//! can be entered by that user (an access control list, acl(5)) and the store only. What keeps everybody from changing an object
+//! can be entered by that user (an access control list, acl(5)) and the store only. On the disk (`--disk`), which everybody may pass
+//! through, a tenant's folder has a name that is derived from the host's secret: whoever can read the tenant's index knows it, and
+//! nobody else can guess it, or list the folder it lies in. What keeps everybody from changing an object
 //! is `FS_IMMUTABLE_FL` (ioctl_iflags(2)), which needs `CAP_LINUX_IMMUTABLE` to set and to clear. Where it cannot be set, where
 //! there are no access control lists, or nothing can be run from there (`noexec`), objects have no names and are sealed memory
 //! files, for which programs ask.
@@ -32,11 +34,14 @@ use super::config::Config;
 use super::index::{Index, Key};
 use super::object::Memory;
 use super::realm::Realm;
+use super::secret::Secret;
 use crate::ObjectId;
 use crate::seal::Draft;
 
 /// The folder of all realms that come through the sockets of a folder.
 const FOLDER: &str = "objects";
+/// That of objects on the disk that are to have no name.
+const DRAFTS: &str = "drafts";
 /// That of a tenant, in it: whoever can reach the socket can reach this.
 const EVERYBODY: &str = "all";
 const INDEX: &str = "index";
@@ -61,18 +66,46 @@ pub(super) struct Shelves {
 }
 
 /// Where a realm's folders are: that of its index, and that of its objects.
-fn folders(config: &Config, realm: &Realm) -> Option<(PathBuf, PathBuf)> {
+fn folders(config: &Config, secret: &Secret, realm: &Realm) -> io::Result<(PathBuf, PathBuf)> {
+    let missing = || io::Error::from(io::ErrorKind::Unsupported);
     let (socket, name, disk) = match realm {
-        Realm::Public => return None,
+        Realm::Public => return Err(missing()),
         Realm::User(uid) => (&config.socket, uid.to_string(), format!("user-{uid}")),
         Realm::Tenant(tenant) => {
-            let known = config.tenants.iter().find(|known| known.name == *tenant)?;
-            (&known.socket, EVERYBODY.to_owned(), format!("tenant-{}", tenant.replace('/', "_")))
+            let known = config.tenants.iter().find(|known| known.name == *tenant).ok_or_else(missing)?;
+            if !is_alone(config, &known.socket) {
+                let what = "another socket lies in the folder of the tenant's, and who can reach one could read what is the other's";
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+            }
+            let number = secret.number(&[b"folder", tenant.as_bytes()]);
+            (&known.socket, EVERYBODY.to_owned(), format!("tenant-{number:016x}"))
         }
     };
-    let index = socket.parent()?.join(FOLDER).join(name);
+    let index = socket.parent().ok_or_else(missing)?.join(FOLDER).join(name);
     let objects = config.disk.as_ref().map_or_else(|| index.clone(), |folder| folder.join(FOLDER).join(disk));
-    Some((index, objects))
+    Ok((index, objects))
+}
+
+/// Whether no other socket of the store lies in the folder of this one.
+fn is_alone(config: &Config, socket: &Path) -> bool {
+    let folder = |socket: &Path| {
+        let folder = socket.parent()?;
+        Some(fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()))
+    };
+    let sockets = std::iter::once(&config.socket).chain(config.tenants.iter().map(|tenant| &tenant.socket));
+    sockets.filter(|other| folder(other) == folder(socket)).count() == 1
+}
+
+/// The folder for large objects that have no name, on the disk, if there is one: nobody else may see what is being made there.
+pub(super) fn drafts(config: &Config) -> Option<PathBuf> {
+    config.disk.as_ref().map(|disk| disk.join(DRAFTS))
+}
+
+/// Makes the folder of [`drafts`] on this disk.
+pub(super) fn make_drafts(disk: &Path) -> io::Result<PathBuf> {
+    let path = disk.join(DRAFTS);
+    make_own(&path, 0o700)?;
+    Ok(path)
 }
 
 /// An access control list (acl(5)): everything for the owner, reading for one user, nothing for others.
@@ -90,27 +123,29 @@ fn list_for(uid: u32) -> Vec<u8> {
     bytes
 }
 
+/// Makes a folder of the store's own, or finds it.
+fn make_own(path: &Path, mode: u32) -> io::Result<()> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        other => other?,
+    }
+    let found = fs::symlink_metadata(path)?;
+    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    // Whatever the umask.
+    fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))
+}
+
 /// Makes a folder that only the store can write to, and lets the realm in.
 fn make_folder(path: &Path, realm: &Realm) -> io::Result<()> {
-    let own = rustix::process::geteuid().as_raw();
-    let make = |path: &Path, mode: u32| -> io::Result<()> {
-        match DirBuilder::new().mode(mode).create(path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            other => other?,
-        }
-        let found = fs::symlink_metadata(path)?;
-        if !found.is_dir() || found.uid() != own {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
-        // Whatever the umask.
-        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))
-    };
-    make(path.parent().ok_or(io::ErrorKind::NotFound)?, 0o711)?;
+    make_own(path.parent().ok_or(io::ErrorKind::NotFound)?, 0o711)?;
     match realm {
-        Realm::Tenant(_) => make(path, 0o755),
-        Realm::User(uid) if *uid == own => make(path, 0o700),
+        // The index tells the names.
+        Realm::Tenant(_) => make_own(path, 0o711),
+        Realm::User(uid) if *uid == rustix::process::geteuid().as_raw() => make_own(path, 0o700),
         Realm::User(uid) => {
-            make(path, 0o700)?;
+            make_own(path, 0o700)?;
             Ok(rustix::fs::setxattr(path, "system.posix_acl_access", &list_for(*uid), XattrFlags::empty())?)
         }
         Realm::Public => Err(io::ErrorKind::Unsupported.into()),
@@ -128,8 +163,8 @@ fn suits(folder: &Path) -> io::Result<()> {
 }
 
 impl Shelf {
-    fn new(config: &Config, realm: &Realm, span: (u64, u64)) -> io::Result<Self> {
-        let (index, objects) = folders(config, realm).ok_or(io::ErrorKind::Unsupported)?;
+    fn new(config: &Config, secret: &Secret, realm: &Realm, span: (u64, u64)) -> io::Result<Self> {
+        let (index, objects) = folders(config, secret, realm)?;
         make_folder(&index, realm)?;
         let mut base = None;
         if objects != index {
@@ -139,7 +174,8 @@ impl Shelf {
         suits(&objects)?;
         let index = index.join(INDEX);
         // A store that was killed has left it for this one.
-        let entries = Index::open(&index).or_else(|_| Index::create(&index, base.as_deref(), span))?;
+        let entries =
+            Index::open(&index, base.as_deref()).or_else(|_| Index::create(&index, base.as_deref(), span))?;
         Ok(Self { objects, index, base, span, entries })
     }
 
@@ -170,8 +206,14 @@ impl Shelves {
     ///
     /// # Errors
     /// Those of making it; what was tried once is not tried again.
-    pub(super) fn make(&mut self, config: &Config, realm: &Realm, span: (u64, u64)) -> io::Result<()> {
-        let made = Shelf::new(config, realm, span);
+    pub(super) fn make(
+        &mut self,
+        config: &Config,
+        secret: &Secret,
+        realm: &Realm,
+        span: (u64, u64),
+    ) -> io::Result<()> {
+        let made = Shelf::new(config, secret, realm, span);
         let (shelf, result) = match made {
             Ok(shelf) => (Some(shelf), Ok(())),
             Err(error) => (None, Err(error)),
@@ -248,6 +290,12 @@ pub(super) fn ignore_leases() {
 
 /// Removes all that stores of this configuration have left.
 pub(super) fn clear(config: &Config) {
+    if let Some(drafts) = drafts(config) {
+        for draft in fs::read_dir(&drafts).into_iter().flatten().flatten() {
+            let _ = fs::remove_file(draft.path());
+        }
+        let _ = fs::remove_dir(drafts);
+    }
     let sockets = std::iter::once(&config.socket).chain(config.tenants.iter().map(|tenant| &tenant.socket));
     let folders = sockets.filter_map(|socket| socket.parent()).chain(config.disk.as_deref());
     for folder in folders.map(|folder| folder.join(FOLDER)) {

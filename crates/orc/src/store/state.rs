@@ -443,7 +443,7 @@ impl State {
         if !self.shelves.knows(realm) {
             let config = Arc::clone(&self.config);
             let span = self.open_book(realm).map(|book| book.span());
-            let made = span.and_then(|span| self.shelves.make(&config, realm, span));
+            let made = span.and_then(|span| self.shelves.make(&config, &self.secret, realm, span));
             if let Err(error) = made {
                 let note = format!("objects have no names here: {error}");
                 self.audit.note("names", Some(realm), None, &note);
