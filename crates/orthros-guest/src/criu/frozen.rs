@@ -70,6 +70,11 @@ impl Frozen {
         Ok(None)
     }
 
+    /// Whether any processor's registers have been told.
+    pub(super) fn is_told(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     /// The vector registers of a thread that was on a processor, as `fxsave` would have written them.
     pub(super) fn float(&self, kernel: &Kernel, thread: &Task<'_>) -> Result<Option<Vec<u8>>> {
         self.of(kernel, thread).map(Processor::float).transpose()

@@ -2,7 +2,7 @@
 //!
 //! A thread that was in a system call is not in it any more; [`super::calls`] decides what becomes of it.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use orrery_kimage::{Object, Registers, State, Task};
 
 use super::Context;
@@ -68,12 +68,14 @@ pub(super) fn core(context: &mut Context<'_>, thread: &Task<'_>, is_leader: bool
     };
     let tc = if is_leader { Some(process(context, thread, name, blocked)?) } else { None };
     let saved = thread.float_state()?;
-    let float_state = if saved.stale {
-        context.frozen.float(context.kernel, thread)?.context(
-            "it was on a processor, whose vector registers nobody has told: it cannot be continued exactly",
-        )?
-    } else {
-        saved.bytes
+    let held = if saved.stale { context.frozen.float(context.kernel, thread)? } else { None };
+    let float_state = match held {
+        Some(held) => held,
+        // A thread that is just leaving a processor, or coming onto it: another one has its registers.
+        None if !saved.stale || context.frozen.is_told() => saved.bytes,
+        None => bail!(
+            "it was on a processor, whose vector registers nobody has told: it cannot be continued exactly"
+        ),
     };
     let thread_info = ThreadInfoX86 {
         clear_tid_addr: task.u64("clear_child_tid")?,
