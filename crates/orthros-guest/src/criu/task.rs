@@ -5,12 +5,12 @@
 use anyhow::{Result, bail};
 use orrery_kimage::{Object, Registers, State, Task};
 
-use super::Context;
 use super::calls::{self, Answer, Outcome, decide};
 use super::messages::{
     Core, Creds, Itimer, PosixTimer, Rlimit, Rlimits, Rseq, Sigaction, Siginfo, SignalQueue, SignalStack,
     TaskCore, TaskTimers, ThreadCore, ThreadInfoX86, X86Fpregs, X86Regs,
 };
+use super::{Context, transfer};
 
 /// `__USER_CS` of x86-64.
 const CODE_64: u64 = 0x33;
@@ -99,11 +99,19 @@ fn resume(context: &mut Context<'_>, thread: &Task<'_>, registers: &mut Register
     let answer = context.answers.as_ref().map_or(Answer::Default, |answers| answers.answer(call));
     let goes_to_a_place = || calls::goes_to_a_place(thread, registers);
     // What the kernel had decided to begin again has not been done.
-    let outcome = match decide(call, answer, goes_to_a_place) {
-        Outcome::Fail(_) if restarts && answer == Answer::Default => Outcome::Again,
-        outcome => outcome,
+    let moved =
+        if restarts || answer != Answer::Default { Ok(None) } else { moved(context, thread, registers) };
+    let outcome = match (decide(call, answer, goes_to_a_place), &moved) {
+        (Outcome::Fail(_), _) if restarts && answer == Answer::Default => Outcome::Again,
+        (_, Ok(Some(0))) => Outcome::Again,
+        (_, &Ok(Some(bytes))) => Outcome::Moved(bytes),
+        (outcome, _) => outcome,
     };
+    if let Err(error) = moved {
+        context.summary.remarks.push(format!("thread {}: {error:#}", thread.tid()?));
+    }
     match outcome {
+        Outcome::Moved(bytes) => registers.ax = bytes,
         Outcome::Again => {
             registers.ax = registers.orig_ax;
             registers.ip -= SYSCALL_LENGTH;
@@ -125,6 +133,12 @@ fn resume(context: &mut Context<'_>, thread: &Task<'_>, registers: &mut Register
     }
     registers.orig_ax = u64::MAX;
     Ok(())
+}
+
+/// How many bytes its call had moved, if it is one that moves bytes.
+fn moved(context: &Context<'_>, thread: &Task<'_>, registers: &Registers) -> Result<Option<u64>> {
+    let standing = context.frozen.standing(context.kernel, thread)?;
+    transfer::moved(thread, registers, standing)
 }
 
 fn process(context: &mut Context<'_>, thread: &Task<'_>, comm: String, blk_sigset: u64) -> Result<TaskCore> {
