@@ -6,6 +6,7 @@
 //! and a positive one absolute. Source: Linux `scripts/kallsyms.c`, `kernel/kallsyms.c`.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
 
@@ -31,6 +32,8 @@ pub(crate) struct Tables {
 #[derive(Default)]
 pub struct Symbols {
     all: HashMap<Box<str>, Vec<u64>>,
+    /// All addresses in their order, when they have been asked for.
+    sorted: OnceLock<Vec<u64>>,
 }
 
 impl Symbols {
@@ -47,6 +50,23 @@ impl Symbols {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<u64> {
         self.all.get(name)?.first().copied()
+    }
+
+    /// Where what has this address within it begins: the last symbol that is not above it.
+    #[must_use]
+    pub fn function(&self, address: u64) -> Option<u64> {
+        let sorted = self.sorted.get_or_init(|| {
+            let mut all: Vec<u64> = self.all.values().flatten().copied().collect();
+            all.sort_unstable();
+            all
+        });
+        sorted[..sorted.partition_point(|&start| start <= address)].last().copied()
+    }
+
+    /// Whether one of the symbols of this name has this address.
+    #[must_use]
+    pub fn is_at(&self, name: &str, address: u64) -> bool {
+        self.all.get(name).is_some_and(|all| all.contains(&address))
     }
 
     /// How many names there are.
@@ -140,6 +160,10 @@ mod tests {
         assert_eq!(symbols.get("x"), Some(0x40), "a per-CPU symbol is absolute");
         assert_eq!(symbols.get(&"y".repeat(130)), Some(0xffff_ffff_8100_0000), "a length of two bytes");
         assert!(symbols.address("z").is_err());
+        assert_eq!(symbols.function(0xffff_ffff_8100_000f), Some(0xffff_ffff_8100_0000));
+        assert_eq!(symbols.function(0xffff_ffff_8100_0010), Some(0xffff_ffff_8100_0010));
+        assert_eq!(symbols.function(0x3f), None);
+        assert!(symbols.is_at("x", 0x40) && !symbols.is_at("x", 0x41));
     }
 
     #[test]

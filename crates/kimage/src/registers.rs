@@ -58,22 +58,26 @@ pub struct FloatState {
 }
 
 impl<'k> Task<'k> {
-    /// The registers with which it goes on in user space.
-    ///
-    /// # Errors
-    ///
-    /// Those of reading; [`Error::Corrupt`](crate::Error::Corrupt) where they cannot be a user's.
-    pub fn registers(&self) -> Result<Registers> {
-        let task = self.object();
-        let kernel = task.kernel();
+    /// Where they lie that were saved when it came into the kernel.
+    pub(crate) fn saved_registers(&self) -> Result<Object<'k>> {
+        let kernel = self.object().kernel();
         let symbols = kernel.symbols();
         let bounds = (symbols.get("__start_init_task"), symbols.get("__end_init_task"));
         let size = match bounds {
             (Some(start), Some(end)) if (4096..=1 << 20).contains(&end.wrapping_sub(start)) => end - start,
             _ => STACK,
         };
-        let top = task.u64("stack")?.wrapping_add(size);
-        let saved = kernel.object("pt_regs", top.wrapping_sub(kernel.types().size("pt_regs")?))?;
+        let top = self.object().u64("stack")?.wrapping_add(size);
+        kernel.object("pt_regs", top.wrapping_sub(kernel.types().size("pt_regs")?))
+    }
+
+    /// The registers with which it goes on in user space.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading; [`Error::Corrupt`](crate::Error::Corrupt) where they cannot be a user's.
+    pub fn registers(&self) -> Result<Registers> {
+        let (task, saved) = (self.object(), self.saved_registers()?);
         let read = |path| saved.u64(path);
         let registers = Registers {
             r15: read("r15")?,
@@ -137,11 +141,22 @@ impl<'k> Task<'k> {
     }
 }
 
-/// The task that each CPU was running, idle ones included, by the number of the CPU.
+/// The task that a CPU was running, an idle one included, by the number of the CPU: whose registers it has. The scheduler's
+/// own note (`runqueues.curr`) is ahead of that while it goes from one to the next.
 pub(crate) fn current<'k>(kernel: &'k crate::Kernel, cpu: u64) -> Result<Object<'k>> {
-    let queues = kernel.symbols().address("runqueues")?;
-    let offset = kernel.read_u64(kernel.symbols().address("__per_cpu_offset")?.wrapping_add(cpu * 8))?;
-    kernel.object("rq", queues.wrapping_add(offset))?.required("curr", "task_struct")
+    let symbols = kernel.symbols();
+    let own = |symbol: u64| -> Result<u64> {
+        Ok(symbol.wrapping_add(kernel.read_u64(symbols.address("__per_cpu_offset")?.wrapping_add(cpu * 8))?))
+    };
+    // Among other things that are needed often since 6.2, by itself before.
+    let task = if let Some(hot) = symbols.get("pcpu_hot") {
+        kernel.object("pcpu_hot", own(hot)?)?.u64("current_task")?
+    } else if let Some(task) = symbols.get("current_task") {
+        kernel.read_u64(own(task)?)?
+    } else {
+        kernel.object("rq", own(symbols.address("runqueues")?)?)?.u64("curr")?
+    };
+    kernel.object("task_struct", task)
 }
 
 impl crate::Kernel {
@@ -152,5 +167,24 @@ impl crate::Kernel {
     /// Those of reading.
     pub fn running_on(&self, cpu: u64) -> Result<Task<'_>> {
         Task::check(current(self, cpu)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::synthetic::{DIRECT, Machine, Maker};
+
+    /// While a processor goes from one thread to the next the scheduler has noted the next one already.
+    #[test]
+    fn a_processors_registers_are_those_of_the_thread_that_it_notes_itself() {
+        let mut m = Maker::new();
+        let (one, next) = (m.task(0, "swapper", None), m.task(7, "worker", None));
+        let (offsets, own) = (DIRECT + m.room(16, 8), DIRECT + m.room(64, 8));
+        m.write_u64(offsets + 8, own - 0x100);
+        m.write_u64(own, one);
+        m.write_u64(own + 8, next);
+        m.symbols.extend([("__per_cpu_offset", offsets), ("current_task", 0x100), ("runqueues", 0x108)]);
+        let kernel = Machine::of(m).kernel();
+        assert_eq!(kernel.running_on(1).unwrap().object().address(), one);
     }
 }

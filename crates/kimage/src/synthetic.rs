@@ -231,6 +231,34 @@ const TYPES: &[TableEntry] = &[
     ("journal_head", 64, &[("b_bh", 0, 8), ("b_tnext", 8, 8)]),
     ("nsproxy", 64, &[("mnt_ns", 24, 8)]),
     ("mnt_namespace", 64, &[("root", 8, 8)]),
+    (
+        "orc_entry",
+        8,
+        &[
+            ("sp_offset", 0, 2),
+            ("bp_offset", 2, 2),
+            ("sp_reg", 4, 1),
+            ("bp_reg", 5, 1),
+            ("type", 6, 1),
+            ("end", 7, 1),
+        ],
+    ),
+    ("inactive_task_frame", 56, &[("bp", 40, 8), ("ret_addr", 48, 8)]),
+    (
+        "iov_iter",
+        40,
+        &[
+            ("iter_type", 0, 1),
+            ("data_source", 2, 1),
+            ("iov_offset", 8, 8),
+            ("count", 16, 8),
+            ("ubuf", 24, 8),
+            ("iov", 24, 8),
+            ("nr_segs", 32, 8),
+        ],
+    ),
+    ("iovec", 16, &[("iov_base", 0, 8), ("iov_len", 8, 8)]),
+    ("kiocb", 48, &[("ki_filp", 0, 8), ("ki_pos", 8, 8), ("ki_complete", 16, 8)]),
     ("hlist_node", 16, &[("next", 0, 8), ("pprev", 8, 8)]),
 ];
 

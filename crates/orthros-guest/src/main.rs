@@ -23,6 +23,7 @@ mod nest;
 mod nudge;
 mod objects;
 mod online;
+mod pump;
 mod resets;
 mod scribble;
 mod setup;
@@ -76,6 +77,7 @@ fn command(words: &[&str]) -> Result<()> {
         ["forget"] => forget::begin(),
         ["forget", "on"] => forget::go_on(),
         ["objects"] => objects::run(),
+        ["pump"] => pump::run(),
         ["check"] => check(nest::any_service().context("no service runs here")?),
         ["check", pid] => check(pid.parse()?),
         ["verdict"] => verdict(),
@@ -90,7 +92,7 @@ fn command(words: &[&str]) -> Result<()> {
             Ok(())
         }
         _ => bail!(
-            "usage: orrery-guest burden MIB FILES THREADS | count FILE | forget | objects | check [PID] | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | verdict | images MEMORY PID FOLDER"
+            "usage: orrery-guest burden MIB FILES THREADS | count FILE | forget | objects | pump | check [PID] | terminal PORT PROGRAM ARGUMENTS | scribble FOLDER SEED | verdict | images MEMORY PID FOLDER"
         ),
     }
 }

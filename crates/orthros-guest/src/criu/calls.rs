@@ -132,6 +132,8 @@ pub(crate) enum Outcome {
     Again,
     Ask(u64),
     Fail(u16),
+    /// It has moved so many bytes, and says so.
+    Moved(u64),
 }
 
 /// Decides: what the program says counts, then what kind of call it is.
@@ -248,5 +250,9 @@ mod tests {
             names.sort_unstable();
             assert_eq!(rows(heading), names, "{heading}");
         }
+        let told = rows("Move bytes");
+        let movers = crate::criu::movers::MOVERS.iter().map(|mover| mover.name());
+        let missing: Vec<&str> = movers.filter(|name| !told.iter().any(|told| told == name)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Context as _, Result, bail};
-use orrery_kimage::{Kernel, Registers, Task};
+use orrery_kimage::{Kernel, Registers, Standing, Task};
 
 /// A processor's registers by their names: each with the numbers that follow it.
 #[derive(Debug, Default)]
@@ -68,6 +68,25 @@ impl Frozen {
             bail!("it was stopped while it entered or left the kernel, with its registers half saved");
         }
         Ok(None)
+    }
+
+    /// Where in the kernel the processor stands that a thread was on; nothing where it was on none.
+    ///
+    /// # Errors
+    ///
+    /// Where that processor's registers were not told.
+    pub(super) fn standing(&self, kernel: &Kernel, thread: &Task<'_>) -> Result<Option<Standing>> {
+        let Some(processor) = self.of(kernel, thread) else { return Ok(None) };
+        Ok(Some(Standing {
+            instruction: processor.number("RIP")?,
+            stack: processor.number("RSP")?,
+            base: processor.number("RBP")?,
+        }))
+    }
+
+    /// Whether any processor's registers have been told.
+    pub(super) fn is_told(&self) -> bool {
+        !self.0.is_empty()
     }
 
     /// The vector registers of a thread that was on a processor, as `fxsave` would have written them.

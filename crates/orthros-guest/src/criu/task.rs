@@ -2,15 +2,15 @@
 //!
 //! A thread that was in a system call is not in it any more; [`super::calls`] decides what becomes of it.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use orrery_kimage::{Object, Registers, State, Task};
 
-use super::Context;
 use super::calls::{self, Answer, Outcome, decide};
 use super::messages::{
     Core, Creds, Itimer, PosixTimer, Rlimit, Rlimits, Rseq, Sigaction, Siginfo, SignalQueue, SignalStack,
     TaskCore, TaskTimers, ThreadCore, ThreadInfoX86, X86Fpregs, X86Regs,
 };
+use super::{Context, transfer};
 
 /// `__USER_CS` of x86-64.
 const CODE_64: u64 = 0x33;
@@ -68,12 +68,14 @@ pub(super) fn core(context: &mut Context<'_>, thread: &Task<'_>, is_leader: bool
     };
     let tc = if is_leader { Some(process(context, thread, name, blocked)?) } else { None };
     let saved = thread.float_state()?;
-    let float_state = if saved.stale {
-        context.frozen.float(context.kernel, thread)?.context(
-            "it was on a processor, whose vector registers nobody has told: it cannot be continued exactly",
-        )?
-    } else {
-        saved.bytes
+    let held = if saved.stale { context.frozen.float(context.kernel, thread)? } else { None };
+    let float_state = match held {
+        Some(held) => held,
+        // A thread that is just leaving a processor, or coming onto it: another one has its registers.
+        None if !saved.stale || context.frozen.is_told() => saved.bytes,
+        None => bail!(
+            "it was on a processor, whose vector registers nobody has told: it cannot be continued exactly"
+        ),
     };
     let thread_info = ThreadInfoX86 {
         clear_tid_addr: task.u64("clear_child_tid")?,
@@ -97,11 +99,19 @@ fn resume(context: &mut Context<'_>, thread: &Task<'_>, registers: &mut Register
     let answer = context.answers.as_ref().map_or(Answer::Default, |answers| answers.answer(call));
     let goes_to_a_place = || calls::goes_to_a_place(thread, registers);
     // What the kernel had decided to begin again has not been done.
-    let outcome = match decide(call, answer, goes_to_a_place) {
-        Outcome::Fail(_) if restarts && answer == Answer::Default => Outcome::Again,
-        outcome => outcome,
+    let moved =
+        if restarts || answer != Answer::Default { Ok(None) } else { moved(context, thread, registers) };
+    let outcome = match (decide(call, answer, goes_to_a_place), &moved) {
+        (Outcome::Fail(_), _) if restarts && answer == Answer::Default => Outcome::Again,
+        (_, Ok(Some(0))) => Outcome::Again,
+        (_, &Ok(Some(bytes))) => Outcome::Moved(bytes),
+        (outcome, _) => outcome,
     };
+    if let Err(error) = moved {
+        context.summary.remarks.push(format!("thread {}: {error:#}", thread.tid()?));
+    }
     match outcome {
+        Outcome::Moved(bytes) => registers.ax = bytes,
         Outcome::Again => {
             registers.ax = registers.orig_ax;
             registers.ip -= SYSCALL_LENGTH;
@@ -123,6 +133,12 @@ fn resume(context: &mut Context<'_>, thread: &Task<'_>, registers: &mut Register
     }
     registers.orig_ax = u64::MAX;
     Ok(())
+}
+
+/// How many bytes its call had moved, if it is one that moves bytes.
+fn moved(context: &Context<'_>, thread: &Task<'_>, registers: &Registers) -> Result<Option<u64>> {
+    let standing = context.frozen.standing(context.kernel, thread)?;
+    transfer::moved(thread, registers, standing)
 }
 
 fn process(context: &mut Context<'_>, thread: &Task<'_>, comm: String, blk_sigset: u64) -> Result<TaskCore> {

@@ -1,0 +1,201 @@
+//! How many bytes a call had moved when its kernel died: from where its thread is in the kernel, and from how far the kernel's
+//! iterator over its buffers had come.
+//!
+//! A thread is in a chain of calls. The outer ones look the descriptor up; an inner one makes the iterator and calls what
+//! moves the bytes, which moves it on. So before that there is nothing, from then on the iterator tells, and when the inner ones
+//! have returned it lies below the stack, as they left it: nothing has run there since.
+//!
+//! An append is different: bytes are in the file when the file has become longer, and whether the iterator is ahead of that
+//! is told by who has the file locked.
+
+use anyhow::{Context as _, Result};
+use orrery_kimage::{Called, FileKind, Frame, Kernel, OpenFile, Registers, Standing, Task};
+
+use super::movers::{self, Mover};
+
+/// The functions that have the iterator, or a copy of it that moves on.
+const INNER: &[&str] = &[
+    "vfs_read",
+    "vfs_write",
+    "new_sync_read",
+    "new_sync_write",
+    "vfs_readv",
+    "vfs_writev",
+    "do_iter_read",
+    "do_iter_write",
+    "do_iter_readv_writev",
+    "__sys_recvfrom",
+    "__sys_sendto",
+    "__sys_recvmsg",
+    "___sys_recvmsg",
+    "____sys_recvmsg",
+    "__sys_sendmsg",
+    "___sys_sendmsg",
+    "____sys_sendmsg",
+    "sock_read_iter",
+    "sock_write_iter",
+];
+/// Those that call them.
+const OUTER: &[&str] = &[
+    "ksys_read",
+    "ksys_write",
+    "do_readv",
+    "do_writev",
+    "__x64_sys_read",
+    "__x64_sys_write",
+    "__x64_sys_readv",
+    "__x64_sys_writev",
+    "__x64_sys_recvfrom",
+    "__x64_sys_sendto",
+    "__x64_sys_recvmsg",
+    "__x64_sys_sendmsg",
+    "x64_sys_call",
+    "do_syscall_64",
+];
+/// What the inner ones call before they move anything.
+const BEFORE: &[&str] = &[
+    "rw_verify_area",
+    "security_file_permission",
+    "__cond_resched",
+    "__percpu_down_read",
+    "__get_task_ioprio",
+    "import_single_range",
+    "import_iovec",
+    "sockfd_lookup_light",
+    "copy_msghdr_from_user",
+];
+/// What the outer ones call when the inner ones have returned.
+const AFTER: &[&str] = &["fput", "__f_unlock_pos", "mutex_unlock", "kfree"];
+/// How far below the stack the inner ones' frames reach.
+const BELOW: u64 = 1024;
+/// The lowest bits of a lock's owner are marks.
+const OWNER: u64 = 7;
+
+/// What is known of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It has not begun to move bytes.
+    Before,
+    /// The iterator tells, between these addresses of the stack; if it is not there yet, nothing has moved.
+    Beginning(u64, u64),
+    /// The iterator tells.
+    Within(u64, u64),
+    /// The same; and what there is to be noted of the file has been noted.
+    After(u64, u64),
+}
+
+/// How many bytes the call had moved that a thread is in; nothing of a call that moves none, or where that does not matter, as it
+/// may be done again whatever it has done.
+///
+/// # Errors
+///
+/// Where that cannot be told.
+pub(super) fn moved(
+    thread: &Task<'_>,
+    registers: &Registers,
+    standing: Option<Standing>,
+) -> Result<Option<u64>> {
+    let Some(mover) = movers::mover(registers.orig_ax.cast_signed()) else { return Ok(None) };
+    let descriptors = thread.descriptors().found;
+    let descriptor = descriptors.iter().find(|one| u64::from(one.number) == registers.di & 0xffff_ffff);
+    let Some(file) = descriptor.map(|descriptor| descriptor.file) else { return Ok(None) };
+    let moved = moved_by(thread, registers, standing, mover, &file);
+    moved.map(Some).with_context(|| format!("how much its {} had moved cannot be told", mover.name()))
+}
+
+fn moved_by(
+    thread: &Task<'_>,
+    registers: &Registers,
+    standing: Option<Standing>,
+    mover: &Mover,
+    file: &OpenFile<'_>,
+) -> Result<u64> {
+    let kernel = thread.object().kernel();
+    let buffers = mover.buffers(thread, registers).context("its buffers cannot be read")?;
+    let frames = thread.kernel_stack(standing).context("its way through the kernel is lost")?;
+    let phase = phase(kernel, &frames).context("it is at no known place in the kernel")?;
+    let progress = |from, to| kernel.progress(from, to, &buffers, mover.writes).map(|found| found.moved);
+    let not_there = "how far it had come is not there";
+    let (from, to, done) = match phase {
+        Phase::Before => return Ok(0),
+        Phase::After(from, to) => return progress(from, to).context(not_there),
+        Phase::Beginning(from, to) => (from, to, progress(from, to).unwrap_or(0)),
+        Phase::Within(from, to) => (from, to, progress(from, to).context(not_there)?),
+    };
+    if done == 0 || file.kind()? != FileKind::Regular {
+        return Ok(done);
+    }
+    if !mover.writes || file.flags()? & libc::O_APPEND.cast_unsigned() == 0 {
+        // The file's position moves when all is done: the same bytes once more, from or to the same place.
+        return Ok(0);
+    }
+    let place = kernel.place_in_file(from, to, file.object().address());
+    appended(thread, file, done, place.context("its place in the file is not there")?)
+}
+
+/// How many of `done` bytes that an append has copied are in the file.
+fn appended(thread: &Task<'_>, file: &OpenFile<'_>, done: u64, place: u64) -> Result<u64> {
+    let inode = file.inode()?;
+    let owner = inode.u64("i_rwsem.owner")? & !OWNER;
+    // Before it has the lock it has copied nothing; when it has given it back all is in the file.
+    if owner != thread.object().address() {
+        return Ok(done);
+    }
+    let size = inode.u64("i_size")?;
+    Ok(longer(size, place, done, file.position()?))
+}
+
+/// How much longer a file has become by an append of which `done` bytes were copied: the call's place is where it began,
+/// until it is moved to where it ended.
+fn longer(size: u64, place: u64, done: u64, position: u64) -> u64 {
+    if size == place && position.checked_add(done) == Some(place) {
+        return done;
+    }
+    size.saturating_sub(place).min(done)
+}
+
+/// Where a thread is in its call.
+fn phase(kernel: &Kernel, frames: &[Frame]) -> Option<Phase> {
+    let symbols = kernel.symbols();
+    let is_one = |start: u64, names: &[&str]| names.iter().any(|name| symbols.is_at(name, start));
+    let is_in = |frame: &Frame, names: &[&str]| {
+        symbols
+            .function(frame.instruction.wrapping_sub(u64::from(!frame.interrupted)))
+            .is_some_and(|start| is_one(start, names))
+    };
+    if let Some(outermost) = frames.iter().rposition(|frame| is_in(frame, INNER)) {
+        let at = frames.iter().position(|frame| is_in(frame, INNER)).unwrap_or(outermost);
+        let (from, to) = (frames[at].start, frames[outermost].end);
+        return Some(match kernel.called_last(&frames[at]) {
+            Some(Called::Function(start)) if is_one(start, BEFORE) => Phase::Before,
+            None => Phase::Beginning(from, to),
+            Some(_) => Phase::Within(from, to),
+        });
+    }
+    let at = frames.iter().position(|frame| is_in(frame, OUTER))?;
+    let frame = &frames[at];
+    let has_returned = |start| [INNER, OUTER, AFTER].iter().any(|names| is_one(start, names));
+    // An interrupt leaves what it saves where that would be told.
+    let is_covered = frame.interrupted && at > 0 && frames[at - 1].end.abs_diff(frame.start) < BELOW;
+    match kernel.called_last(frame) {
+        Some(Called::Function(start)) if has_returned(start) => {
+            Some(Phase::After(frame.start.saturating_sub(BELOW), frame.start))
+        }
+        None if is_covered => None,
+        _ => Some(Phase::Before),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_append_counts_by_what_the_file_has_become() {
+        // Copied and not in the file yet, a part of it, all of it.
+        assert_eq!([1000, 1040, 1100].map(|size| longer(size, 1000, 100, 1000)), [0, 40, 100]);
+        // Its place has been moved to its end, and the descriptor's has not.
+        assert_eq!(longer(1100, 1100, 100, 1000), 100);
+        assert_eq!(longer(900, 1000, 100, 0), 0, "a file that was cut meanwhile");
+    }
+}
