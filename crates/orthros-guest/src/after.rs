@@ -297,7 +297,9 @@ mod tests {
                     std::thread::sleep(std::time::Duration::from_millis(5));
                 }
             }
-            Err(error) => orrery_testing::skipped!("this machine does not let processes be traced: {error:#}"),
+            Err(error) => {
+                orrery_testing::skipped!("this machine does not let processes be traced: {error:#}")
+            }
         }
         child.kill().unwrap();
         child.wait().unwrap();
