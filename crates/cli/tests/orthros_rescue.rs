@@ -172,7 +172,15 @@ fn every_sentence_has_its_test() {
     let crates = ["kimage", "orthros", "orthros-check", "orthros-guest", "orthros-preload"];
     let text: String = crates.iter().map(|name| sources::below(&root.join("crates").join(name))).collect();
     let mut with_kernels = String::new();
-    for name in ["orthros.rs", "orthros_host.rs", "orthros_memory.rs", "orthros_rescue.rs", "kimage.rs"] {
+    let files = [
+        "orthros.rs",
+        "orthros_host.rs",
+        "orthros_memory.rs",
+        "orthros_rescue.rs",
+        "orthros_transfer.rs",
+        "kimage.rs",
+    ];
+    for name in files {
         with_kernels.push_str(&std::fs::read_to_string(root.join("crates/cli/tests").join(name)).unwrap());
     }
     let (all, with_kernels) = (sources::tests(&text), sources::tests(&with_kernels));
