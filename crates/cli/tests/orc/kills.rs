@@ -207,7 +207,7 @@ fn the_server_dies_before_any_of_its_calls() {
         return;
     }
     let calls = count(Victim::Server, |store| work(store, 1000).unwrap());
-    assert!(calls > 50, "{calls}");
+    assert!(calls > 20, "{calls}");
     let steps: Vec<usize> = some(0, calls, SERVERS).collect();
     for steps in steps.chunks(DEATHS) {
         let mut store = Store::new(&[]);
@@ -229,7 +229,8 @@ fn the_keeper_dies_before_any_of_its_calls() {
         return;
     }
     let calls = count(Victim::Keeper, |store| work(store, 1000).unwrap());
-    assert!(calls > 20, "{calls}");
+    // As many as it is told things at least; it looks for each, or finds several at a time.
+    assert!(calls > 8, "{calls}");
     for step in some(0, calls, KEEPERS) {
         let mut store = Store::new(&[]);
         let mut witness = Witness::new(&store);

@@ -103,6 +103,7 @@ pub(crate) fn threads_end() {
 }
 
 pub(crate) fn a_deaf_thread_is_fatal() {
+    static DEAF: AtomicU32 = AtomicU32::new(0);
     // SAFETY: the case has one thread, so the child finds no lock held.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
@@ -114,9 +115,12 @@ pub(crate) fn a_deaf_thread_is_fatal() {
         let _ = rollback().run(|| {
             std::thread::spawn(|| {
                 orrery_sys::signals::block_all();
+                DEAF.store(1, Ordering::Release);
                 std::thread::sleep(Duration::from_secs(100));
             });
-            std::thread::sleep(Duration::from_millis(10));
+            while DEAF.load(Ordering::Acquire) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         });
         // SAFETY: ends the child.
         unsafe { libc::_exit(0) };
