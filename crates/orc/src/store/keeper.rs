@@ -5,7 +5,8 @@
 //! and what is held through each. The keeper understands none of it. When the store's end of the link closes, it starts a
 //! new store and gives it everything back; clients keep their connections and notice nothing but a message that tells
 //! them to ask again. When the keeper dies, the store starts a new one and gives it everything. Only both at once are the
-//! end, and even then no program loses a page, as mappings need neither.
+//! end, or the store before it has given everything to a new keeper; and even then no program loses a page, as mappings need
+//! neither.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -132,7 +133,7 @@ type Records = BTreeMap<Vec<u8>, (Vec<u8>, Option<OwnedFd>)>;
 /// which tells what to keep; else `records` are where it all begins, and a first store is started.
 ///
 /// # Errors
-/// Where no store can be started, or each one dies at once.
+/// Where no store can be started, or each one dies at once; where one that was to tell what to keep died over that.
 pub(super) fn keep(
     launcher: &Launcher,
     link: Option<OwnedFd>,
@@ -141,6 +142,7 @@ pub(super) fn keep(
 ) -> io::Result<()> {
     super::allow_many_files();
     let mut deaths: Vec<Instant> = Vec::new();
+    let mut whole = link.is_none();
     let mut link = link.map(|link| (link, None));
     loop {
         let (socket, child) = match link.take() {
@@ -152,7 +154,7 @@ pub(super) fn keep(
                 (socket, Some(child))
             }
         };
-        let asked = listen(socket.as_fd(), &mut records, stop)?;
+        let asked = listen(socket.as_fd(), &mut records, &mut whole, stop)?;
         if asked {
             dismiss(socket.as_fd());
         }
@@ -164,6 +166,11 @@ pub(super) fn keep(
         }
         if asked {
             return Ok(());
+        }
+        if !whole {
+            return Err(io::Error::other(
+                "the store died while it was telling its new keeper what to keep, after the former keeper: start it again",
+            ));
         }
         let now = Instant::now();
         deaths.retain(|death| now.duration_since(*death) < SHORT);
@@ -201,8 +208,14 @@ fn give_all(link: BorrowedFd<'_>, records: &Records) -> io::Result<()> {
     tell(link, &Message::End, None)
 }
 
-/// Writes down what the store tells until it is gone (`false`) or the end is asked for (`true`).
-fn listen(link: BorrowedFd<'_>, records: &mut Records, stop: Option<BorrowedFd<'_>>) -> io::Result<bool> {
+/// Writes down what the store tells until it is gone (`false`) or the end is asked for (`true`). The records become `whole`
+/// when it has told all that it had.
+fn listen(
+    link: BorrowedFd<'_>,
+    records: &mut Records,
+    whole: &mut bool,
+    stop: Option<BorrowedFd<'_>>,
+) -> io::Result<bool> {
     let mut buffer = Vec::new();
     loop {
         let mut waiting = vec![PollFd::from_borrowed_fd(link, PollFlags::IN)];
@@ -214,11 +227,38 @@ fn listen(link: BorrowedFd<'_>, records: &mut Records, stop: Option<BorrowedFd<'
         let heard = hear(link, &mut buffer, |message, fd| match message {
             Message::Put(key, value) => drop(records.insert(key.to_vec(), (value.to_vec(), fd))),
             Message::Delete(key) => drop(records.remove(key)),
-            Message::End | Message::Stop => {}
+            Message::End => *whole = true,
+            Message::Stop => {}
         });
         // A store that talks nonsense is as good as dead.
         if !matches!(heard, Ok(Some(()))) {
             return Ok(false);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What becomes of a new keeper when the store at its link is gone that has told this; stores that it starts die at once.
+    fn end_of_keeper(told: &[Message<'_>]) -> String {
+        let launcher = Launcher { program: "/bin/false".into(), arguments: Vec::new() };
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        for message in told {
+            tell(theirs.as_fd(), message, None).unwrap();
+        }
+        drop(theirs);
+        keep(&launcher, Some(ours), Records::new(), None).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn half_of_the_records_are_none() {
+        let half = end_of_keeper(&[Message::Put(b"key", b"value")]);
+        assert!(half.contains("telling its new keeper"), "{half}");
+        let whole = end_of_keeper(&[Message::Put(b"key", b"value"), Message::End]);
+        assert!(whole.contains("the store died 6 times"), "{whole}");
     }
 }
