@@ -242,16 +242,16 @@ impl State {
     }
 
     fn put(&mut self, key: &Key, value: &[u8], fd: Option<BorrowedFd<'_>>) {
-        if let Some(link) = &self.link
-            && tell(link.as_fd(), &Message::Put(&encode(key), value), fd).is_err()
-        {
-            self.link = None;
-        }
+        self.tell_keeper(&Message::Put(&encode(key), value), fd);
     }
 
     fn delete(&mut self, key: &Key) {
+        self.tell_keeper(&Message::Delete(&encode(key)), None);
+    }
+
+    fn tell_keeper(&mut self, message: &Message<'_>, fd: Option<BorrowedFd<'_>>) {
         if let Some(link) = &self.link
-            && tell(link.as_fd(), &Message::Delete(&encode(key)), None).is_err()
+            && tell(link.as_fd(), message, fd).is_err()
         {
             self.link = None;
         }
@@ -304,6 +304,7 @@ impl State {
             self.put(&Key::Book(realm.clone()), &[], Some(book.fd()));
         }
         self.books = books;
+        self.tell_keeper(&Message::End, None);
         Ok(self.link.is_some())
     }
 
