@@ -449,10 +449,11 @@ static void steward(void) {
         if (!strstr(line, "SYSV") || sscanf(line, "%lx-%lx %4s", &start, &end, rights) != 3 ||
             rights[1] != 'w')
             continue;
-        /* Every word in it becomes the number of a process outside: whoever is asked must not touch that. */
+        /* Every word in it becomes the number of a process outside: whoever is asked must not touch that. The lowest bits
+           differ, since in some words they mean something. */
         for (unsigned long at = start; at + 4 <= end && at < start + 65536; at += 4)
             if (*(volatile uint32_t *)at == 0)
-                *(volatile uint32_t *)at = (uint32_t)outside;
+                *(volatile uint32_t *)at = (uint32_t)outside ^ (uint32_t)(at / 4 % 8);
     }
     if (maps)
         fclose(maps);

@@ -39,7 +39,8 @@ const TAG: u32 = (1 << TAG_BITS) - 1;
 
 /// What the kernel leaves in [`Board::attending`] when the steward dies: `FUTEX_OWNER_DIED`.
 pub const DEAD: u32 = 0x4000_0000;
-/// So often is waited for a steward that has not begun yet.
+/// So often is waited for a steward that has not begun yet, and for places of which none becomes free: a program may have written
+/// nonsense there.
 const LIMIT: u32 = 60;
 /// So often is waited for an answer that can be done without: the steward may be stopped, or have much to do.
 const PATIENCE: u32 = 3;
@@ -69,7 +70,8 @@ pub trait Sleeping {
 }
 
 /// Has the steward do something for this thread, and waits for its answer: `None` where there is no steward any more. Only who is to
-/// [`EXEC`] waits for a place, and for an answer as long as there is a steward; others give up, and can ask again.
+/// [`EXEC`] waits for a place, as long as there are some that become free, and for an answer as long as there is a steward; others
+/// give up, and can ask again.
 ///
 /// `fill` writes the request down, maybe more than once.
 pub fn ask(
@@ -129,11 +131,11 @@ fn take<'a>(board: &'a Board, kind: u32, thread: u32, sleeping: &impl Sleeping) 
     let taken = loop {
         let line = board.line.load(SeqCst);
         let found = claim(board, RESERVED, thread).or_else(|| claim(board, FREE, thread));
-        if found.is_some() || is_gone(board, waits) {
+        if found.is_some() || is_gone(board, waits) || waits >= LIMIT {
             break found;
         }
         sleeping.sleep(&board.line, line);
-        waits += 1;
+        waits = if board.line.load(SeqCst) == line { waits + 1 } else { 0 };
     };
     board.waiting.fetch_sub(1, SeqCst);
     taken

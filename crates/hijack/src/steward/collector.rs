@@ -1,9 +1,11 @@
-//! Places whose threads died between asking and taking the answer.
+//! Places whose threads died between asking and taking the answer, and those in which a program has written nonsense.
 
 use std::sync::atomic::Ordering::Acquire;
 
 use orrery_executive::board::Board;
-use orrery_executive::places::{ANSWERED, CLAIMED, REQUESTS, RESERVED, give_back, owner, tag};
+use orrery_executive::places::{
+    ANSWERED, ASKED, CLAIMED, FREE, REQUESTS, RESERVED, TAKEN, give_back, owner, tag,
+};
 
 use crate::futex::Futex;
 
@@ -30,8 +32,11 @@ impl Collector {
             let left = match tag(now) {
                 // Who was woken for it has died.
                 RESERVED => *looks > 1,
-                CLAIMED | ANSWERED => *looks > LOOKS && is_dead(owner(now)),
-                _ => false,
+                // Whoever answers such a one finds that it is not its own any more.
+                CLAIMED | TAKEN | ANSWERED => *looks > LOOKS && is_dead(owner(now)),
+                // The steward's threads go on with it.
+                ASKED => false,
+                _ => now != FREE && *looks > LOOKS,
             };
             if left {
                 give_back(board, place, now, &Futex);
@@ -50,7 +55,7 @@ fn is_dead(thread: u32) -> bool {
 mod tests {
     use std::sync::atomic::Ordering::Release;
 
-    use orrery_executive::places::{ASKED, FREE, TAKEN, state};
+    use orrery_executive::places::state;
 
     use super::*;
     use crate::segment::Segment;
@@ -66,9 +71,15 @@ mod tests {
             (state(CLAIMED, dead), FREE),
             (state(ANSWERED, dead), FREE),
             (RESERVED, FREE),
-            // The steward itself goes on with these.
+            (state(TAKEN, dead), FREE),
+            // Nonsense.
+            (state(FREE, own), FREE),
+            (state(RESERVED, own), FREE),
+            (state(RESERVED + 1, own), FREE),
+            (state(RESERVED + 2, dead), FREE),
+            // The steward itself goes on with this.
             (state(ASKED, dead), state(ASKED, dead)),
-            (state(TAKEN, dead), state(TAKEN, dead)),
+            (state(TAKEN, own), state(TAKEN, own)),
             (state(CLAIMED, own), state(CLAIMED, own)),
             (state(ANSWERED, own), state(ANSWERED, own)),
         ];
