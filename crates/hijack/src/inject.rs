@@ -148,10 +148,10 @@ impl Puppet<'_> {
         Ok(result.cast_unsigned())
     }
 
-    /// Runs a function of two arguments that ends with SIGSYS, and its result in rbx.
+    /// Runs a function that ends with SIGSYS, and its result in rbx. Its third argument is the program's stack pointer.
     fn run(&mut self, function: u64, [first, second]: [u64; 2]) -> io::Result<()> {
         let mut registers = self.registers;
-        (registers.rdi, registers.rsi) = (first, second);
+        (registers.rdi, registers.rsi, registers.rdx) = (first, second, registers.rsp);
         registers.rip = function;
         registers.rsp = registers.rsp.wrapping_sub(BELOW) & !15;
         registers.orig_rax = u64::MAX;

@@ -64,6 +64,7 @@ pub mod policy;
 )]
 mod running {
     pub(crate) mod actions;
+    pub(crate) mod auxiliary;
     pub(crate) mod boot;
     pub(crate) mod callers;
     pub(crate) mod clock;

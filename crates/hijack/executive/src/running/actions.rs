@@ -34,6 +34,7 @@ pub(crate) fn install() {
 }
 
 /// `rt_sigaction`.
+#[inline(never)]
 pub(crate) fn rt_sigaction(mut arguments: [u64; 6], stack: u64) -> i64 {
     let [signal, new, old, size, ..] = arguments;
     if size != SET_BYTES {
@@ -94,6 +95,7 @@ fn remember(new: Option<[u64; 4]>, old: u64) -> i64 {
 ///
 /// # Safety
 /// Both are what the kernel gave to the handler.
+#[inline(never)]
 pub(crate) unsafe fn deliver(info: *mut Info, context: *mut Context) {
     // SAFETY: by the caller; `si_value` lies where `si_syscall` does.
     let (code, value, mask) = unsafe {

@@ -6,9 +6,9 @@
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
-use super::clock;
 use super::gates::ORRERY_CONFIG;
 use super::kernel::{SET_BYTES, SIGSYS, address, call, failed};
+use super::{auxiliary, clock};
 use crate::numbers;
 
 const PROT_READ: u64 = 1;
@@ -19,8 +19,8 @@ const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const ON: u64 = 1;
 
 /// Attaches the board, protects the image, takes SIGSYS, and arms dispatch: zero, or the error of what failed, which is undone then.
-/// `precise` says whether timers are to be.
-pub(crate) extern "C" fn boot(segment: u64, precise: u64) -> i64 {
+/// `precise` says whether timers are to be; `stack` is the stack pointer that the program has.
+pub(crate) extern "C" fn boot(segment: u64, precise: u64, stack: u64) -> i64 {
     let config = &ORRERY_CONFIG;
     // SAFETY: memory that nobody uses yet; the calls change nothing of the program's.
     unsafe {
@@ -55,6 +55,10 @@ pub(crate) extern "C" fn boot(segment: u64, precise: u64) -> i64 {
         if failed(result) {
             call(numbers::shmdt, [board.cast_unsigned(), 0, 0, 0, 0, 0]);
         }
-        if failed(result) { result } else { 0 }
+        if failed(result) {
+            return result;
+        }
+        auxiliary::tell(stack, table != 0);
+        0
     }
 }

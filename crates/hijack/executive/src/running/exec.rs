@@ -29,6 +29,7 @@ const SIGTRAP: u64 = 5;
 const SIG_IGN: u64 = 1;
 const SI_QUEUE: u32 = -1_i32 as u32;
 
+#[inline(never)]
 pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i64 {
     let (directory, path, flags) = if number == numbers::execve {
         (AT_FDCWD, arguments[0], 0)

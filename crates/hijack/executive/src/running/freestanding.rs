@@ -12,7 +12,7 @@ use crate::numbers;
 pub(crate) struct Entries {
     handler: unsafe extern "C" fn(),
     restorer: unsafe extern "C" fn() -> !,
-    boot: unsafe extern "C" fn(u64, u64) -> !,
+    boot: unsafe extern "C" fn(u64, u64, u64) -> !,
 }
 
 /// Read by the steward.

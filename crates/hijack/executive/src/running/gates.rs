@@ -26,7 +26,7 @@ pub(crate) static TARGETS: [AtomicU64; GATES] = [const { AtomicU64::new(0) }; GA
 
 unsafe extern "C" {
     /// Runs [`super::boot::boot`], and sends SIGSYS to itself, with what that returned in rbx.
-    pub(crate) fn orrery_boot(segment: u64, precise: u64) -> !;
+    pub(crate) fn orrery_boot(segment: u64, precise: u64, stack: u64) -> !;
     /// Handles SIGSYS: [`super::serve::on_sigsys`], with a frame of its own around that.
     pub(crate) fn orrery_sigsys();
     /// Returns from a signal handler.
@@ -85,10 +85,10 @@ pub(crate) struct Patched {
 }
 
 impl Patched {
-    /// These registers, with the call's arguments among them.
-    pub(crate) fn arguments_of(&self, registers: Registers) -> Registers {
-        let [r9, r8, r10, rdx, rsi, rdi] = self.arguments;
-        Registers { r9, r8, r10, rdx, rsi, rdi, ..registers }
+    /// Puts the call's arguments into the registers that they were in.
+    pub(crate) fn arguments_to(&self, registers: &mut Registers) {
+        let r = registers;
+        [r.r9, r.r8, r.r10, r.rdx, r.rsi, r.rdi] = self.arguments;
     }
 }
 

@@ -100,10 +100,12 @@ pub(crate) extern "C" fn present(signal: i32, frame: *mut u64, room: *mut Room) 
     // SAFETY: the kernel's frame, behind its return address; and room below it, from the thunk.
     unsafe {
         let context = frame.add(1).cast::<Context>();
-        let Some(registers) = programs(&(*context).registers) else { return frame };
         core::ptr::copy_nonoverlapping(frame, room.cast(), 1 + size_of::<Context>() / 8);
-        let mark = mark(room, context.addr() as u64);
-        (*room).context.registers = Registers { mark, ..registers };
+        let registers = &mut (*room).context.registers;
+        if !become_programs(registers) {
+            return frame;
+        }
+        registers.mark = mark(room, context.addr() as u64);
         (*room).interrupted = context.addr() as u64;
         let info = context.add(1).cast::<Info>();
         if signal == super::kernel::SIGSYS as i32 && (*info).code == SYS_SECCOMP {
@@ -127,7 +129,7 @@ pub(crate) unsafe fn interrupted(context: u64) -> u64 {
             return context;
         }
         let original = core::ptr::with_exposed_provenance_mut::<Context>((*room).interrupted as usize);
-        if !programs(&(*original).registers).is_some_and(|presented| presented.are(&shown.registers)) {
+        if !is_shown_as(&(*original).registers, &shown.registers) {
             wide::give_back(&*original);
             return context;
         }
@@ -136,6 +138,13 @@ pub(crate) unsafe fn interrupted(context: u64) -> u64 {
         (*original).flags = shown.flags;
         (*room).interrupted
     }
+}
+
+/// Whether the program's registers are these, where the executive was interrupted with those.
+#[inline(never)]
+fn is_shown_as(interrupted: &Registers, shown: &Registers) -> bool {
+    let mut registers = *interrupted;
+    become_programs(&mut registers) && registers.are(shown)
 }
 
 /// How far the program's own call came: written directly behind it, by `orrery_perform`.
@@ -229,43 +238,45 @@ pub(crate) mod number {
     pub(crate) const DONE_PUSHED: u8 = 4;
 }
 
-/// What was found out.
+/// What was found out about registers. They are changed in their place: this runs on the program's stack, which may be small.
 enum Found {
-    /// These are the program's registers.
-    These(Registers),
-    /// So would be these, but where the executive is interrupted there as well.
-    Beneath(Registers),
+    /// They are the program's now.
+    These,
+    /// They would be, but where the executive is interrupted there as well.
+    Beneath,
+    /// They were not changed.
     Nothing,
 }
 
-/// What the program's registers are, where the executive has these. `None`: the program itself was interrupted, or the
-/// executive at a point that belongs to no call.
-fn programs(found: &Registers) -> Option<Registers> {
+/// Makes the program's registers of those that the executive was interrupted with. Otherwise, where the program itself was, or the
+/// executive at a point that belongs to no call, gives that they are none.
+#[inline(never)]
+fn become_programs(registers: &mut Registers) -> bool {
     const DEEPEST: usize = 8;
-    let mut current = *found;
     let mut changed = false;
     for _ in 0..DEEPEST {
-        match beneath(&current) {
-            Found::These(registers) => return Some(registers),
-            Found::Beneath(registers) => (current, changed) = (registers, true),
-            Found::Nothing => return changed.then_some(current),
+        match beneath(registers) {
+            Found::These => return true,
+            Found::Beneath => changed = true,
+            Found::Nothing => return changed,
         }
     }
-    None
+    false
 }
 
-fn beneath(found: &Registers) -> Found {
+fn beneath(registers: &mut Registers) -> Found {
     let code = ORRERY_CONFIG.code.load(Relaxed);
-    if found.rip.wrapping_sub(code) >= ORRERY_CONFIG.code_length.load(Relaxed) {
-        return in_stub(found).map_or(Found::Nothing, Found::These);
+    if registers.rip.wrapping_sub(code) >= ORRERY_CONFIG.code_length.load(Relaxed) {
+        return in_stub(registers).map_or(Found::Nothing, |()| Found::These);
     }
-    let offset = found.rip.wrapping_sub((orrery_gates as *const ()).addr() as u64);
+    let offset = registers.rip.wrapping_sub((orrery_gates as *const ()).addr() as u64);
     if offset < 8 * GATES as u64 {
-        return Found::These(in_gate(found, offset));
+        in_gate(registers, offset);
+        return Found::These;
     }
     match step(offset) {
-        Some(step) if step.stack != kind::END => in_assembly(found, step),
-        _ => within(found, found.rbp, None),
+        Some(step) if step.stack != kind::END => in_assembly(registers, step),
+        _ => within(registers, registers.rbp, None),
     }
 }
 
@@ -278,28 +289,30 @@ fn step(offset: u64) -> Option<&'static Step> {
 }
 
 /// A call is to be made by the `syscall` that ends at `end`.
-fn before(registers: Registers, end: u64, number: u64) -> Registers {
-    Registers { rip: end.wrapping_sub(2), rax: number, ..registers }
+fn before(registers: &mut Registers, end: u64, number: u64) {
+    (registers.rip, registers.rax) = (end.wrapping_sub(2), number);
 }
 
 /// It was made.
-fn behind(registers: Registers, end: u64, result: u64) -> Registers {
-    Registers { rip: end, rcx: end, rax: result, ..registers }
+fn behind(registers: &mut Registers, end: u64, result: u64) {
+    (registers.rip, registers.rcx, registers.rax) = (end, end, result);
 }
 
-fn in_gate(found: &Registers, offset: u64) -> Registers {
+fn in_gate(registers: &mut Registers, offset: u64) {
     let end = TARGETS.get((offset / 8) as usize).map_or(0, |target| target.load(Relaxed));
-    if offset.is_multiple_of(8) { before(*found, end, found.rax) } else { behind(*found, end, found.rax) }
+    let rax = registers.rax;
+    if offset.is_multiple_of(8) { before(registers, end, rax) } else { behind(registers, end, rax) }
 }
 
 /// In a stub: at one of the instructions that were moved there, or on the way from them to the call.
-fn in_stub(found: &Registers) -> Option<Registers> {
-    let (gate, at, stub) = stubs::at(found.rip)?;
+fn in_stub(registers: &mut Registers) -> Option<()> {
+    let (gate, at, stub) = stubs::at(registers.rip)?;
     let end = TARGETS.get(gate)?.load(Relaxed);
-    Some(match stub.original(at) {
-        Some(back) => Registers { rip: end - back, ..*found },
-        None => before(*found, end, stub.number().unwrap_or(found.rax)),
-    })
+    match stub.original(at) {
+        Some(back) => registers.rip = end - back,
+        None => before(registers, end, stub.number().unwrap_or(registers.rax)),
+    }
+    Some(())
 }
 
 /// A word of the stack, or of the executive's own.
@@ -311,26 +324,41 @@ unsafe fn word(at: u64) -> u64 {
     unsafe { core::ptr::with_exposed_provenance::<u64>(at as usize).read_unaligned() }
 }
 
-fn in_assembly(found: &Registers, step: &Step) -> Found {
-    let at = |address: u64| core::ptr::with_exposed_provenance::<Registers>(address as usize);
+fn in_assembly(registers: &mut Registers, step: &Step) -> Found {
+    let (rsp, rbp) = (registers.rsp, registers.rbp);
+    let load = |registers: &mut Registers, address: u64| {
+        let place = core::ptr::with_exposed_provenance::<Registers>(address as usize);
+        // SAFETY: the registers point to what the assembly has there, by its steps.
+        unsafe { core::ptr::copy(place, registers, 1) };
+        Found::Beneath
+    };
     let context = |address: u64| address + offset_of!(Context, registers) as u64;
-    // SAFETY: the registers point to what the assembly has there, by its steps.
+    // SAFETY: as above.
     unsafe {
         match step.stack {
             kind::NOTHING => Found::Nothing,
-            kind::JUDGED | kind::KEPT => Found::These(judged(found, found.rbp, None)),
-            kind::PERFORMS => within(found, found.rbp, Some(Progress::NONE)),
-            kind::PERFORMED => within(found, found.rbp, Some(Progress { done: 1, result: found.rax })),
-            kind::COMPATIBLE => within(found, word(found.rsp), None),
-            kind::AT_RDI => Found::Beneath(*at(found.rdi)),
-            kind::AT_RCX => Found::Beneath(*at(found.rcx)),
-            kind::LOADED => Found::Beneath(Registers { rip: found.rcx, rsp: found.r11, ..*found }),
-            kind::FRAME => Found::Beneath(*at(context(found.rsp))),
-            kind::FRAME_AT_RDI => Found::Beneath(*at(context(found.rdi))),
-            kind::BEGINS => dispatched(found.rsp + 8, Some(Progress::NONE)),
-            kind::ENTERED => dispatched(found.rsp + 8, None),
-            kind::ENTERED_FURTHER => dispatched(found.rsp + 16, None),
-            stack => Found::These(on_the_way(found, step, found.rsp + 8 * u64::from(stack))),
+            kind::JUDGED | kind::KEPT => {
+                judged(registers, rbp, None);
+                Found::These
+            }
+            kind::PERFORMS => within(registers, rbp, Some(Progress::NONE)),
+            kind::PERFORMED => within(registers, rbp, Some(Progress { done: 1, result: registers.rax })),
+            kind::COMPATIBLE => within(registers, word(rsp), None),
+            kind::AT_RDI => load(registers, registers.rdi),
+            kind::AT_RCX => load(registers, registers.rcx),
+            kind::LOADED => {
+                (registers.rip, registers.rsp) = (registers.rcx, registers.r11);
+                Found::Beneath
+            }
+            kind::FRAME => load(registers, context(rsp)),
+            kind::FRAME_AT_RDI => load(registers, context(registers.rdi)),
+            kind::BEGINS => dispatched(registers, rsp + 8, Some(Progress::NONE)),
+            kind::ENTERED => dispatched(registers, rsp + 8, None),
+            kind::ENTERED_FURTHER => dispatched(registers, rsp + 16, None),
+            stack => {
+                on_the_way(registers, step, rsp + 8 * u64::from(stack));
+                Found::These
+            }
         }
     }
 }
@@ -339,31 +367,32 @@ fn in_assembly(found: &Registers, step: &Step) -> Found {
 ///
 /// # Safety
 /// The step is right.
-unsafe fn on_the_way(found: &Registers, step: &Step, stack: u64) -> Registers {
+unsafe fn on_the_way(registers: &mut Registers, step: &Step, stack: u64) {
     // SAFETY: what was pushed is there until `rsp` is more than a red zone above it.
     let pushed = |words: u8| unsafe { word(stack - 8 * u64::from(words)) };
-    let mut registers = Registers { rsp: stack, ..*found };
-    let end = if step.back == 0 { found.rcx } else { pushed(step.back) };
+    registers.rsp = stack;
+    let end = if step.back == 0 { registers.rcx } else { pushed(step.back) };
     if step.rdx != 0 {
         registers.rdx = pushed(step.rdx);
     }
     if step.flags != 0 {
         registers.eflags = pushed(step.flags);
     }
+    let (rax, r11) = (registers.rax, registers.r11);
     match step.number {
-        number::RAX => before(registers, end, found.rax),
-        number::R11 => before(registers, end, found.r11),
-        number::DONE => behind(registers, end, found.rax),
+        number::RAX => before(registers, end, rax),
+        number::R11 => before(registers, end, r11),
+        number::DONE => behind(registers, end, rax),
         number::DONE_PUSHED => behind(registers, end, pushed(22)),
         number::POPS | number::POPPED => {
             // SAFETY: as above.
             let saved =
                 unsafe { &*core::ptr::with_exposed_provenance::<Patched>((stack - PATCHED) as usize) };
-            let registers = saved.arguments_of(registers);
+            saved.arguments_to(registers);
             if step.number == number::POPS {
-                behind(registers, end, found.rax)
+                behind(registers, end, rax);
             } else {
-                before(registers, end, saved.number)
+                before(registers, end, saved.number);
             }
         }
         slot => before(registers, end, pushed(slot)),
@@ -377,19 +406,18 @@ const PATCHED: u64 = RED_ZONE + size_of::<Patched>() as u64;
 ///
 /// # Safety
 /// `base` is its rbp.
-unsafe fn judged(found: &Registers, base: u64, progress: Option<Progress>) -> Registers {
+unsafe fn judged(registers: &mut Registers, base: u64, progress: Option<Progress>) {
     // SAFETY: it has pushed a mark and rbp below the structure.
     let (saved, rbp) =
         unsafe { (&*core::ptr::with_exposed_provenance::<Patched>(base as usize + 16), word(base)) };
     let progress = progress.unwrap_or(saved.progress);
-    let [r15, r14, r13, r12, rbx] = saved.preserved;
-    let rsp = base + 16 + PATCHED;
-    let registers = Registers { r15, r14, r13, r12, rbx, rbp, rsp, eflags: saved.flags, ..*found };
-    let registers = saved.arguments_of(registers);
+    [registers.r15, registers.r14, registers.r13, registers.r12, registers.rbx] = saved.preserved;
+    (registers.rbp, registers.rsp, registers.eflags) = (rbp, base + 16 + PATCHED, saved.flags);
+    saved.arguments_to(registers);
     if progress.done == 0 {
-        before(registers, saved.site, saved.number)
+        before(registers, saved.site, saved.number);
     } else {
-        behind(registers, saved.site, progress.result)
+        behind(registers, saved.site, progress.result);
     }
 }
 
@@ -397,19 +425,24 @@ unsafe fn judged(found: &Registers, base: u64, progress: Option<Progress>) -> Re
 ///
 /// # Safety
 /// There is the context of its frame.
-unsafe fn dispatched(context: u64, progress: Option<Progress>) -> Found {
+unsafe fn dispatched(registers: &mut Registers, context: u64, progress: Option<Progress>) -> Found {
     let context = core::ptr::with_exposed_provenance::<Context>(context as usize);
     // SAFETY: by the caller; siginfo is behind the context.
-    let (registers, info) = unsafe { ((*context).registers, &*context.add(1).cast::<Info>()) };
-    if info.code != SYS_USER_DISPATCH || stubs::at(registers.rip).is_some() {
-        return Found::Beneath(registers);
+    let code = unsafe {
+        *registers = (*context).registers;
+        (*context.add(1).cast::<Info>()).code
+    };
+    if code != SYS_USER_DISPATCH || stubs::at(registers.rip).is_some() {
+        return Found::Beneath;
     }
     let progress = progress.unwrap_or(registers.progress);
-    Found::These(if progress.done == 0 {
-        before(registers, registers.rip, registers.rax)
+    let (end, number) = (registers.rip, registers.rax);
+    if progress.done == 0 {
+        before(registers, end, number);
     } else {
-        behind(registers, registers.rip, progress.result)
-    })
+        behind(registers, end, progress.result);
+    }
+    Found::These
 }
 
 /// What has called the executive's functions.
@@ -445,12 +478,15 @@ fn caller(rsp: u64, mut base: u64) -> Option<Caller> {
     None
 }
 
-fn within(found: &Registers, base: u64, progress: Option<Progress>) -> Found {
-    match caller(found.rsp, base) {
+fn within(registers: &mut Registers, base: u64, progress: Option<Progress>) -> Found {
+    match caller(registers.rsp, base) {
         // SAFETY: what was found is there.
-        Some(Caller::Handler(context)) => unsafe { dispatched(context, progress) },
-        // SAFETY: likewise.
-        Some(Caller::Stub(base)) => Found::These(unsafe { judged(found, base, progress) }),
+        Some(Caller::Handler(context)) => unsafe { dispatched(registers, context, progress) },
+        Some(Caller::Stub(base)) => {
+            // SAFETY: likewise.
+            unsafe { judged(registers, base, progress) };
+            Found::These
+        }
         None => Found::Nothing,
     }
 }
@@ -499,9 +535,11 @@ mod tests {
         TARGETS[GATE].store(0x40_1234, Relaxed);
         let gate = (orrery_gates as *const ()).addr() as u64 + 8 * GATE as u64;
         let offset = 8 * GATE as u64;
-        let to_make = in_gate(&Registers { rip: gate, rax: 7, rsp: 64, ..registers() }, offset);
+        let mut to_make = Registers { rip: gate, rax: 7, rsp: 64, ..registers() };
+        in_gate(&mut to_make, offset);
         assert_eq!((to_make.rip, to_make.rax, to_make.rsp), (0x40_1232, 7, 64));
-        let made = in_gate(&Registers { rip: gate + 2, rax: 9, rcx: gate + 2, ..registers() }, offset + 2);
+        let mut made = Registers { rip: gate + 2, rax: 9, rcx: gate + 2, ..registers() };
+        in_gate(&mut made, offset + 2);
         assert_eq!((made.rip, made.rcx, made.rax), (0x40_1234, 0x40_1234, 9));
     }
 
@@ -536,8 +574,9 @@ mod tests {
         let base = program - 8 * 34;
         stack[26].store(77, Relaxed);
         stack[28].store(0, Relaxed);
+        let mut found = registers();
         // SAFETY: all of that is in the array.
-        let found = unsafe { judged(&registers(), base, None) };
+        unsafe { judged(&mut found, base, None) };
         assert_eq!((found.rsp, found.rbp, found.rip, found.rax), (program, 77, 1018 - 2, 1025));
         assert_eq!(
             (found.rdi, found.rsi, found.rdx, found.r10, found.r8, found.r9),
@@ -545,8 +584,9 @@ mod tests {
         );
         assert_eq!((found.rbx, found.r12, found.r15, found.eflags), (1026, 1027, 1030, 1017));
         stack[28].store(1, Relaxed);
-        // SAFETY: as above.
-        let found = unsafe { judged(&registers(), base, None) };
+        let mut found = registers();
+        // SAFETY: all of that is in the array.
+        unsafe { judged(&mut found, base, None) };
         assert_eq!((found.rip, found.rcx, found.rax), (1018, 1018, 1031));
     }
 
@@ -560,8 +600,9 @@ mod tests {
         }
         for number in [number::POPPED, number::POPS] {
             let step = Step { offset: 0, stack: 32, back: 18, number, rdx: 0, flags: 0, reserved: [0; 3] };
+            let mut found = Registers { rax: 7, ..registers() };
             // SAFETY: all of that is in the array.
-            let found = unsafe { on_the_way(&Registers { rax: 7, ..registers() }, &step, program) };
+            unsafe { on_the_way(&mut found, &step, program) };
             let (rip, rax) = if number == number::POPPED { (1018 - 2, 1025) } else { (1018, 7) };
             assert_eq!((found.rsp, found.rip, found.rax), (program, rip, rax));
             assert_eq!(

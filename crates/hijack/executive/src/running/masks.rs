@@ -29,6 +29,7 @@ pub(crate) fn changed(mask: u64, how: u64, set: u64) -> Option<u64> {
 }
 
 /// `rt_sigprocmask`.
+#[inline(never)]
 pub(crate) fn rt_sigprocmask(context: &mut Context) -> i64 {
     let [how, set, old, size, ..] = context.arguments();
     if size != SET_BYTES {
@@ -56,6 +57,7 @@ pub(crate) fn rt_sigprocmask(context: &mut Context) -> i64 {
 }
 
 /// `rt_sigprocmask`, where the mask in force is the program's: from a rewritten site.
+#[inline(never)]
 pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64) -> i64 {
     let [how, set, _, size, ..] = arguments;
     let mut mask = 0;
@@ -74,6 +76,7 @@ pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64) -> i64 {
 }
 
 /// Calls with a mask among their arguments: passes them on with a copy of the mask if that holds SIGSYS.
+#[inline(never)]
 pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64, progress: *mut Progress) -> i64 {
     /// A pointer to a mask and its size, as some calls take them.
     #[repr(C)]
@@ -140,6 +143,7 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64, progre
 ///
 /// With a roomy alternate stack, SIGSYS is taken on that from now on: who provides one (Go does) may run on stacks that
 /// are too small for a signal frame.
+#[inline(never)]
 pub(crate) fn sigaltstack(context: &mut Context) -> i64 {
     const DISABLE: i32 = 2;
     const ON_STACK: i32 = 1;
@@ -209,6 +213,7 @@ fn use_alternate_stacks() {
 }
 
 /// `rt_sigreturn`: from the frame that the program's stack pointer says, on which the kernel then acts.
+#[inline(never)]
 pub(crate) fn rt_sigreturn(context: &Context) -> ! {
     // SAFETY: the program returns from a handler, so there is a frame; where there is none, it gets the SIGSEGV that it
     // would have got from the kernel.

@@ -45,6 +45,7 @@ pub(crate) enum Outcome {
 static GATES_USED: AtomicU32 = AtomicU32::new(0);
 
 /// Rewrites the site whose call instruction ends at `end` and was executed with `made` in all of rax.
+#[inline(never)]
 pub(crate) fn rewrite(end: u64, made: u64) -> Outcome {
     let Some(start) = end.checked_sub(CODE as u64).filter(|start| ranges::containing(*start, end).is_some())
     else {

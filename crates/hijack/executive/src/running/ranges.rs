@@ -109,18 +109,20 @@ pub(crate) fn marks(address: u64) -> u64 {
 }
 
 /// Which of the policy's callers a file is.
-#[inline(never)]
 fn marks_of(descriptor: u64) -> u64 {
-    let callers = policy().map(Policy::callers).unwrap_or_default();
-    if callers.is_empty() {
-        return 0;
+    match policy() {
+        Some(policy) if !policy.callers().is_empty() => marks_by_name(policy, descriptor),
+        _ => 0,
     }
-    let policy = policy();
+}
+
+#[inline(never)]
+fn marks_by_name(policy: Policy, descriptor: u64) -> u64 {
     let mut room = [0; LONGEST_NAME];
     let Ok(length) = paths::of_descriptor(descriptor as i32, &mut room) else { return 0 };
     let name = room.get(..length).unwrap_or(&[]);
-    let fits = |text: &Text| policy.is_some_and(|policy| glob::any_matches(policy.bytes(*text), name));
-    (0..).zip(callers).filter(|(_, text)| fits(text)).fold(0, |marks, (bit, _)| marks | 1 << bit)
+    let fits = |text: &Text| glob::any_matches(policy.bytes(*text), name);
+    (0..).zip(policy.callers()).filter(|(_, text)| fits(text)).fold(0, |marks, (bit, _)| marks | 1 << bit)
 }
 
 /// Adds a range, where there is room: what is not on the list is not rewritten.
@@ -187,6 +189,7 @@ pub(crate) fn treats(number: u64) -> bool {
 }
 
 /// Calls that map, unmap or change mappings.
+#[inline(never)]
 pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
     if number == numbers::shmdt && arguments[0] == ORRERY_CONFIG.board.load(Relaxed) {
         return -EINVAL;

@@ -1,11 +1,14 @@
 //! A call of the program: the signal handler, and what it does.
+//!
+//! It is on the program's stack, which may be small (see `auxiliary`). So what needs much of it is not inlined: whatever is inlined
+//! takes its share from every call.
 
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::clock;
 use super::count::{board, counted, timed};
 use super::decide::decide;
-use super::frame::{AUDIT_ARCH_I386, Context, Info, SYS_USER_DISPATCH};
+use super::frame::{AUDIT_ARCH_I386, AlternateStack, Context, Info, SYS_USER_DISPATCH};
 use super::gates::{ORRERY_CONFIG, Patched, RED_ZONE, orrery_compat, orrery_perform, orrery_resume};
 use super::handlers::Progress;
 use super::kernel::{EINVAL, ENOSYS, address, call, failed};
@@ -81,8 +84,19 @@ fn dispatched(context: &mut Context, compatible: bool) -> bool {
         own::count(number, |row, add| row.time(taken, result, add));
     }
     context.registers.rax = result.cast_unsigned();
-    sites::note(from, made);
+    if !is_cramped(context) {
+        sites::note(from, made);
+    }
     !numbers::needs_frame(number) && number != numbers::rt_sigprocmask
+}
+
+/// Whether there is too little room for what rewriting a site takes: on an alternate stack, which may be as small as the
+/// program was told that it may be.
+fn is_cramped(context: &Context) -> bool {
+    const TAKEN: u64 = 4 << 10;
+    let AlternateStack { start, size, .. } = context.stack;
+    let above = context.frame().wrapping_sub(start);
+    above < size && above < TAKEN
 }
 
 /// A call from a rewritten site that is more than passed on: the policy has something to say about it, or the executive.
@@ -112,6 +126,7 @@ fn perform(context: &mut Context, number: u64, arguments: [u64; 6]) -> i64 {
     services::serve(number, arguments, &mut |arguments| perform_in_kernel(context, number, arguments))
 }
 
+#[inline(never)]
 fn perform_in_kernel(context: &mut Context, number: u64, arguments: [u64; 6]) -> i64 {
     match number {
         numbers::rt_sigreturn => masks::rt_sigreturn(context),
@@ -134,6 +149,7 @@ fn perform_in_kernel(context: &mut Context, number: u64, arguments: [u64; 6]) ->
 }
 
 /// Performs a call of which nothing but this need be known. What [`numbers::needs_frame`] names does not come here.
+#[inline(never)]
 fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64, progress: *mut Progress) -> i64 {
     match number {
         numbers::rt_sigaction => actions::rt_sigaction(arguments, stack),
@@ -181,6 +197,7 @@ const REFUSED_COMPATIBLE: [u32; 29] = [
 ];
 
 /// A call made with `int $0x80`: passed on, where it needs no treatment.
+#[inline(never)]
 fn perform_compatible(context: &mut Context) -> u64 {
     board().row(u64::MAX).dispatched.fetch_add(1, Relaxed);
     // Rules are about calls by their numbers on x86-64.

@@ -54,6 +54,7 @@ fn within(sites: &'static [Site], hash: usize, address: u64) -> Option<&'static 
 }
 
 /// A call was dispatched that came from before `address`, with this in rax. When it is one too many, has the site rewritten.
+#[inline(never)]
 pub(crate) fn note(address: u64, made: u64) {
     let threshold = ORRERY_CONFIG.threshold.load(Relaxed);
     if ORRERY_CONFIG.unpatched.load(Relaxed) != 0 || ORRERY_CONFIG.filtered.load(Relaxed) != 0 {

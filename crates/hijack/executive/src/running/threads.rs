@@ -48,6 +48,7 @@ pub(crate) fn arm() {
 
 /// `PTRACE_TRACEME`. Each dispatched call would be a signal now that stops this thread for a tracer who may be waiting for
 /// the very call (a debugger that made it by `vfork`). So it goes on without dispatch, and is told of as not followed.
+#[inline(never)]
 pub(crate) fn let_trace(arguments: [u64; 6]) -> i64 {
     // SAFETY: what the program asked for; then calls go to the kernel, but for those from rewritten sites.
     unsafe {
@@ -99,6 +100,7 @@ impl Birth {
 }
 
 /// Serves all four. Does not return where the thread goes on by another way.
+#[inline(never)]
 pub(crate) fn give_birth(context: &mut Context, number: u64) -> i64 {
     let arguments = context.arguments();
     let birth = match Birth::read(number, arguments) {
