@@ -75,8 +75,10 @@ static long made(int fd) {
 }
 
 static void handler(int signal) {
-    int saved = errno;
+    int saved = errno, cancellable;
     (void)signal;
+    // The C library may end a thread that is cancelled in `pause` here, too: between what is noted and what is called.
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellable);
     note(SYS_getppid);
     if (getppid() != parent)
         wrong("getppid in a handler", 0);
@@ -86,6 +88,7 @@ static void handler(int signal) {
         own_getpgrp();
         depth--;
     }
+    pthread_setcancelstate(cancellable, NULL);
     errno = saved;
 }
 
