@@ -9,6 +9,9 @@ use std::process::Command;
 use examples::{COMPILERS, build};
 
 const THREADS: u64 = 6;
+/// Microseconds of work that make a few transactions take longer than it takes to start all threads: they meet, however busy the
+/// machine is.
+const LONG: &str = "300";
 
 /// Runs it and gives what it printed. That it ends well is its own word that all transactions are in the books.
 fn run(compiler: &str, transactions: u64, arguments: &[&str]) -> Option<String> {
@@ -68,7 +71,7 @@ fn the_clock_may_end_it() {
 
 #[test]
 fn without_a_detector_waiting_times_out() {
-    let Some(printed) = run("gcc", 20, &["--detect", "none"]) else { return };
+    let Some(printed) = run("gcc", 20, &["--detect", "none", "--work", LONG]) else { return };
     assert!(number_before(&printed, "after waiting") > 0, "{printed}");
 }
 
@@ -93,7 +96,7 @@ fn bugs_of_the_detector_do_nothing_to_the_program() {
 
 #[test]
 fn a_detector_that_always_crashes_is_no_detector() {
-    let Some(printed) = run("gcc", 20, &["--bug", "pointer", "--every", "1"]) else { return };
+    let Some(printed) = run("gcc", 20, &["--bug", "pointer", "--every", "1", "--work", LONG]) else { return };
     assert_eq!(number_before(&printed, "applied"), 0, "{printed}");
     assert!(number_before(&printed, "after waiting") > 0, "{printed}");
 }
