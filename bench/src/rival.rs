@@ -4,6 +4,7 @@ mod call;
 mod cold_python;
 mod copy_on_write;
 mod coroutine;
+pub mod dispatch;
 mod dontneed;
 mod fork;
 mod fork_server;

@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use orrery_bench::rival::{notify, page_zero};
+use orrery_bench::rival::{dispatch, notify, page_zero};
 use orrery_bench::{
     Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Sample, Unit, Worker, batched,
     machine, serve,
@@ -35,6 +35,9 @@ const PAGE_ZERO: &str = "page zero";
 const NOTIFY: &str = "seccomp notify";
 const STRACE: &str = "strace -c";
 const PRELOAD: &str = "LD_PRELOAD";
+/// What executives stand on: a thread whose calls could be dispatched, and are not; and a handler that does nothing else.
+const ARMED: &str = "dispatch, armed only";
+const BARE: &str = "dispatch, bare handler";
 
 /// A rule that is asked about each call that takes a path, and fits none.
 const RULES: &str = "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EACCES'\n";
@@ -103,10 +106,11 @@ fn main() -> Result<ExitCode> {
         let group = Group::new(name, added_entry(ours, pin)).case(case);
         rivals.iter().fold(group, |group, way| group.against(added_entry(way, pin)))
     };
-    bench.group(added("added to getppid", PATCHED, &[COUNTED, PAGE_ZERO, PTRACE, EMULATED]));
+    bench.group(added("added to getppid", PATCHED, &[COUNTED, ARMED, PAGE_ZERO, PTRACE, EMULATED]));
     bench.group(added("added to getppid, counted and timed", TIMED, &[STRACE]));
     let first = Case::new("getppid").quantity("first calls", Quantity::Mean(Unit::Nanoseconds)).quick(true);
-    bench.group(Group::new("first calls", entry(FIRST, pin)).against(entry(NATIVE, pin)).case(first));
+    let group = Group::new("first calls", entry(FIRST, pin)).against(entry(NATIVE, pin));
+    bench.group(group.against(entry(BARE, pin)).case(first));
     bench.run()
 }
 
@@ -154,6 +158,8 @@ fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
         EMULATED => return traced(pin, true),
         PAGE_ZERO => return with_page_zero(pin),
         NOTIFY => return notified(pin),
+        ARMED => return dispatched(pin, dispatch::arm_for_nothing),
+        BARE => return dispatched(pin, dispatch::handle_barely),
         STRACE => {
             let mut strace = Command::new("strace");
             strace.args(["-c", "-f", "-qq", "-o", "/dev/null"]).arg(own).args(natively);
@@ -233,6 +239,15 @@ fn notified(pin: Pin) -> Result<ExitCode> {
     let calls = [libc::SYS_getppid, libc::SYS_read, libc::SYS_write, libc::SYS_openat, libc::SYS_close];
     notify::supervise_this_thread(&calls)?;
     Ok(inside(pin))
+}
+
+/// Serves with calls that the kernel dispatches, or looks whether it is to.
+fn dispatched(pin: Pin, arm: fn() -> Result<()>) -> Result<ExitCode> {
+    pin.bind()?;
+    Ok(match arm() {
+        Ok(()) => inside(pin),
+        Err(error) => serve(|| Err(error)),
+    })
 }
 
 /// Serves with the C library's functions rewritten to calls into page zero.
