@@ -253,7 +253,8 @@ pub(crate) fn ask(
         let nap = Moment::now().after(if peer.listener.is_some() { SHORT_NAP } else { NAP });
         let partner = Partner::Pidfd(pidfd.as_fd());
         let Some(woken) = state.away(|| gate.wait(heard, Some(nap), partner)) else {
-            // A copy of the asking thread, in a new context, to which nobody will answer.
+            // A copy of the asking thread, in a new context, where nobody will answer. Like every copy it waits for control first.
+            park(state, None, None)?;
             return Err(Error::system("ask another context", 0, Errno::INTR));
         };
         if woken != Woken::Rung {

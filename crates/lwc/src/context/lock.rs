@@ -15,6 +15,8 @@ use core::sync::atomic::{
 use orrery_domain::forked::Creator;
 use rustix::thread::futex;
 
+use super::program::own_thread;
+
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 /// How long who waits sleeps at most before it looks again.
@@ -134,6 +136,59 @@ impl Lock {
     }
 }
 
+/// A lock whose word names the thread that has it: a copied thread can tell whether it has it itself, or only what it is a copy of
+/// does. Slower than [`Lock`]: it asks the kernel which thread it is.
+#[derive(Debug)]
+pub(crate) struct NamedLock {
+    word: AtomicU32,
+}
+
+/// What [`NamedLock::word`] has beside the thread while others wait.
+const WANTED: u32 = 1 << 31;
+
+impl NamedLock {
+    pub(crate) const fn new() -> Self {
+        Self { word: AtomicU32::new(FREE) }
+    }
+
+    /// Waits for it. Who is copied meanwhile may not have it: see [`NamedLock::is_mine`].
+    pub(crate) fn take(&self) {
+        let mut taken = own_thread();
+        while let Err(found) = self.word.compare_exchange(FREE, taken, Acquire, Relaxed) {
+            let wanted = found | WANTED;
+            if found == wanted || self.word.compare_exchange(found, wanted, Relaxed, Relaxed).is_ok() {
+                let _ = futex::wait(&self.word, futex::Flags::PRIVATE, wanted, Some(&NAP));
+            }
+            // Who has waited does not know whether others do.
+            taken = own_thread() | WANTED;
+        }
+        // Copied between asking who it is and taking it: what was taken here bears the original's name, which nobody else here has.
+        let here = own_thread();
+        if here != taken & !WANTED {
+            let _ = self.word.fetch_update(Relaxed, Relaxed, |word| {
+                (word & !WANTED == taken & !WANTED).then_some(here | WANTED)
+            });
+        }
+    }
+
+    /// Whether the calling thread has it.
+    pub(crate) fn is_mine(&self) -> bool {
+        self.word.load(Relaxed) & !WANTED == own_thread()
+    }
+
+    /// Gives it back, if the calling thread has it.
+    pub(crate) fn give_back(&self) {
+        if self.is_mine() && self.word.swap(FREE, Release) & WANTED != 0 {
+            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+        }
+    }
+
+    /// In a copied process: nobody here has it.
+    pub(crate) fn adopt(&self) {
+        self.word.store(FREE, SeqCst);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,6 +227,54 @@ mod tests {
                 }
             });
         }
+    }
+
+    #[test]
+    fn a_named_lock_is_one_threads_at_a_time() {
+        let (lock, sum) = (NamedLock::new(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..5_000 {
+                        assert!(!lock.is_mine());
+                        lock.take();
+                        assert!(lock.is_mine());
+                        sum.store(sum.load(SeqCst) + 1, SeqCst);
+                        lock.give_back();
+                    }
+                });
+            }
+        });
+        assert_eq!(sum.load(SeqCst), 20_000);
+    }
+
+    /// In a copy of the process the lock is given to nobody, and then to whoever takes it: not to the copy of who has it.
+    #[test]
+    fn a_copied_thread_knows_that_it_has_no_named_lock() {
+        let lock = NamedLock::new();
+        lock.take();
+        // SAFETY: the child touches the lock and ends.
+        match unsafe { libc::fork() } {
+            0 => {
+                let inherited = lock.is_mine();
+                lock.give_back();
+                let kept = lock.word.load(SeqCst) != FREE;
+                lock.adopt();
+                lock.take();
+                let right = !inherited && kept && lock.is_mine();
+                // SAFETY: ends the child without running anything else.
+                unsafe { libc::_exit(if right { 7 } else { 8 }) }
+            }
+            pid => {
+                let mut status = 0;
+                // SAFETY: waits for our child.
+                unsafe { libc::waitpid(pid, &raw mut status, 0) };
+                assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
+            }
+        }
+        assert!(lock.is_mine());
+        lock.give_back();
+        assert!(!lock.is_mine());
     }
 
     /// What a copy of the process finds.

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use orrery_domain::forked::Creator;
 
 use super::error::{Error, Result};
-use super::lock::Lock;
+use super::lock::{Lock, NamedLock};
 use super::program::ROOT;
 use super::state::State;
 use super::{new_root, strands};
@@ -27,7 +27,7 @@ static ANY: AtomicBool = AtomicBool::new(false);
 static TURN: Lock = Lock::new();
 /// Has one thread at a time ask other contexts for what comes over sockets: answers would be mixed up there. Taken before
 /// `TURN`, and kept while the asker waits.
-static ASKING: Lock = Lock::new();
+static ASKING: NamedLock = NamedLock::new();
 
 /// The calling context's state, from now to the end of the call.
 #[derive(Debug)]
@@ -140,11 +140,7 @@ fn take_turn(asking: bool) -> Result<Option<Held>> {
     if !strands::enter() {
         return Err(Error::Busy);
     }
-    if asking {
-        ASKING.take();
-    }
-    let here = Creator::here();
-    let half_changed = TURN.take_in(here);
+    let (here, half_changed) = if asking { take_both() } else { take_in_this() };
     let held = Held { asking };
     // SAFETY: it is our turn.
     let state = unsafe { &mut *STATE.0.get() };
@@ -154,6 +150,28 @@ fn take_turn(asking: bool) -> Result<Option<Held>> {
             Ok(Some(held))
         }
         _ => look_about(held, half_changed),
+    }
+}
+
+/// Takes the turn: in which process, and whether what the state says is half changed.
+#[inline(always)]
+fn take_in_this() -> (Creator, bool) {
+    let here = Creator::here();
+    (here, TURN.take_in(here))
+}
+
+/// Takes `ASKING`, and the turn.
+fn take_both() -> (Creator, bool) {
+    let mut any_half_changed = false;
+    loop {
+        ASKING.take();
+        let (here, half_changed) = take_in_this();
+        any_half_changed |= half_changed;
+        if ASKING.is_mine() {
+            return (here, any_half_changed);
+        }
+        // Copied while it waited for its turn: the original is the one that asks.
+        TURN.give_back();
     }
 }
 

@@ -187,6 +187,7 @@ orrery_testing::cases![
     a_parked_thread_returns_from_its_switch,
     threads_are_copied_at_whatever_moment,
     copies_of_threads_are_copied_at_whatever_moment,
+    threads_that_ask_are_copied_at_whatever_moment,
     threads_meet_in_one_context,
     threads_switch_at_random,
     a_death_is_told_to_each_thread_inside,
