@@ -340,3 +340,7 @@ fn bad_arguments_change_nothing() {
     assert!(refused(&["up", "--disk", "/proc/version", "--", "y"]).contains("/proc/version"));
     assert!(refused(&["up", "--disk", "/dev/null", "--content", "/tmp", "--", "y"]).contains("new disk"));
 }
+    let told = refused(&["up", "--disk", "64M", "--disk", "/srv/b", "--", "y"]);
+    assert!(told.contains("2 disks are given (64M, /srv/b)") && told.contains("folders"), "{told}");
+    let told = refused(&["up", "--network", "inner", "--network", "outer", "--", "y"]);
+    assert!(told.contains("2 networks are given (inner, outer)") && told.contains("forward"), "{told}");

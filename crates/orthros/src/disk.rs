@@ -5,7 +5,9 @@
 //! plugged into the backup. No two machines ever have it open: QEMU locks images, and the first one is gone.
 
 use std::fs;
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -19,6 +21,10 @@ const NODE: &str = "disk";
 /// Where an ext4 has its magic number: in its superblock, which begins after 1 KiB.
 const MAGIC_AT: u64 = 1024 + 0x38;
 const MAGIC: [u8; 2] = [0x53, 0xef];
+/// Where the kernel shows its block devices, and what a loop device is made of.
+const DEVICES: &str = "/sys/block";
+/// The bytes of an image that QEMU locks to say what it does with it (QEMU `block/file-posix.c`).
+const LOCKED: std::ops::Range<libc::off_t> = 100..300;
 const SMALLEST: u64 = 8 << 20;
 const LARGEST: u64 = 16 << 40;
 
@@ -86,8 +92,16 @@ impl Disk {
                     let why = "only a new disk can be given contents".to_owned();
                     return Err(Error::Disk { path: image.clone(), why });
                 }
+                let whole = fs::canonicalize(image).map_err(file("open", image))?;
                 examine(image)?;
-                fs::canonicalize(image).map_err(file("find", image))?
+                if let Some(device) = loop_device(&whole, Path::new(DEVICES)) {
+                    let why = format!(
+                        "this host has it as {device}, and what both write would be lost; detach that first \
+                         (umount {device}; losetup -d {device}), or give the service another image"
+                    );
+                    return Err(Error::Disk { path: image.clone(), why });
+                }
+                whole
             }
             DiskSource::New(bytes) => {
                 let image = folder.join("disk");
@@ -135,10 +149,29 @@ fn create(image: &Path, bytes: u64, content: Option<&Path>) -> Result<()> {
     run(&mkfs, &arguments, None).map(drop)
 }
 
-/// Makes sure that an image is an ext4, and nothing around it.
+/// Makes sure that an image is an ext4, with nothing around it, and nobody else's.
 fn examine(image: &Path) -> Result<()> {
-    let mut opened =
-        fs::OpenOptions::new().read(true).write(true).open(image).map_err(file("open", image))?;
+    let refused = |why: &str| Err(Error::Disk { path: image.to_owned(), why: why.to_owned() });
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(true);
+    if fs::metadata(image).is_ok_and(|metadata| metadata.file_type().is_block_device()) {
+        // The kernel refuses this where the device is mounted, or part of another one: open(2).
+        options.custom_flags(libc::O_EXCL);
+    }
+    let mut opened = match options.open(image) {
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+            return refused(
+                "this host uses the device, which is mounted or part of another one; unmount it first, or give the \
+                 service another one",
+            );
+        }
+        other => other.map_err(file("open", image))?,
+    };
+    if is_locked(&opened) {
+        return refused(
+            "another program has this image, and has locked it, as QEMU does; end that first, or give the service another one",
+        );
+    }
     let mut magic = [0; 2];
     let read = opened.seek(SeekFrom::Start(MAGIC_AT)).and_then(|_| opened.read_exact(&mut magic));
     if read.is_err() || magic != MAGIC {
@@ -146,6 +179,39 @@ fn examine(image: &Path) -> Result<()> {
         return Err(Error::Disk { path: image.to_owned(), why });
     }
     Ok(())
+}
+
+/// Whether somebody else has locked what QEMU would lock. Nothing is locked here: between now and then there is QEMU's own look.
+fn is_locked(image: &fs::File) -> bool {
+    let mut lock = lock(libc::F_WRLCK, LOCKED);
+    // SAFETY: the descriptor is open, and the description of a lock is writable.
+    let asked = unsafe { libc::fcntl(image.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    asked == 0 && i32::from(lock.l_type) != libc::F_UNLCK
+}
+
+/// A lock of some bytes, as fcntl(2) wants it described.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "these constants are small; the structure has short fields for them"
+)]
+fn lock(kind: libc::c_int, bytes: std::ops::Range<libc::off_t>) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: bytes.start,
+        l_len: bytes.end - bytes.start,
+        l_pid: 0,
+    }
+}
+
+/// The loop device that is made of an image, if there is one.
+fn loop_device(image: &Path, devices: &Path) -> Option<String> {
+    let mut entries = fs::read_dir(devices).ok()?.flatten();
+    let made_of_it = |entry: &fs::DirEntry| {
+        let backing = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+        Path::new(backing.trim_end_matches('\n')) == image
+    };
+    Some(format!("/dev/{}", entries.find(made_of_it)?.file_name().to_string_lossy()))
 }
 
 #[cfg(test)]
@@ -179,6 +245,32 @@ mod tests {
         fs::write(&image, vec![0; 1 << 16]).unwrap();
         assert!(refused("/data").contains("no ext4"));
         assert!(refused("data").contains("absolute"));
+    }
+
+    #[test]
+    fn an_image_that_somebody_has_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        let mut bytes = vec![0; 1 << 16];
+        bytes[1080..1082].copy_from_slice(&MAGIC);
+        fs::write(&image, bytes).unwrap();
+        examine(&image).unwrap();
+        let other = fs::File::open(&image).unwrap();
+        // As QEMU does: a shared lock of one byte for each thing that it does.
+        let mut lock = lock(libc::F_RDLCK, 201..202);
+        // SAFETY: the descriptor is open, and the description of a lock is writable.
+        assert_eq!(unsafe { libc::fcntl(other.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) }, 0);
+        let told = examine(&image).unwrap_err().to_string();
+        assert!(told.contains("locked") && told.contains("another one") && told.contains("image"), "{told}");
+        drop(other);
+        examine(&image).unwrap();
+        // What the kernel shows of loop devices.
+        let (devices, device) = (folder.path().join("block"), folder.path().join("block/loop7/loop"));
+        fs::create_dir_all(&device).unwrap();
+        fs::create_dir_all(devices.join("sda")).unwrap();
+        fs::write(device.join("backing_file"), format!("{}\n", image.display())).unwrap();
+        assert_eq!(loop_device(&image, &devices).as_deref(), Some("/dev/loop7"));
+        assert_eq!(loop_device(&folder.path().join("other"), &devices), None);
     }
 
     #[test]

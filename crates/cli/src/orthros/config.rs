@@ -80,6 +80,27 @@ pub(super) struct Wanted {
     pub(super) append: String,
 }
 
+/// What a pair has one of, as a failover carries one over, and what to do with several.
+pub(super) const DISKS: (&str, &str) =
+    ("disk", "put what the service needs on one, in folders of it, or run a pair for each");
+pub(super) const NETWORKS: (&str, &str) = (
+    "network",
+    "give the service one, and let the host forward to it from the others, or run a pair for each",
+);
+
+/// The one that is given, if one is.
+pub(super) fn one<T: std::fmt::Display>((what, way): (&str, &str), mut given: Vec<T>) -> Result<Option<T>> {
+    if given.len() > 1 {
+        let named: Vec<String> = given.iter().map(T::to_string).collect();
+        bail!(
+            "{} {what}s are given ({}), and a pair has one, with which it can be carried over; {way}",
+            given.len(),
+            named.join(", ")
+        );
+    }
+    Ok(given.pop())
+}
+
 impl PairFile {
     fn memory() -> u64 {
         256
@@ -101,6 +122,19 @@ impl PairFile {
     }
 
     fn parse(text: &str) -> Result<Wanted> {
+        if let Ok(table) = text.parse::<toml::Table>() {
+            for (key, kind) in
+                [("disk", DISKS), ("network", NETWORKS), ("bridge", NETWORKS), ("address", NETWORKS)]
+            {
+                if let Some(toml::Value::Array(given)) = table.get(key) {
+                    one(
+                        kind,
+                        given.iter().map(|value| value.to_string().trim().replace('\n', " ")).collect(),
+                    )
+                    .with_context(|| key.to_owned())?;
+                }
+            }
+        }
         let file: Self = toml::from_str(text)?;
         ensure!(!file.service.is_empty(), "service: name a program, as in service = [\"redis-server\"]");
         let memory_mib = super::power_of_two(&file.memory.to_string())
@@ -214,6 +248,18 @@ mod tests {
         assert!(refused("service = ['x']\nsilence = 0.1").contains("0.5 to 3600"));
         let told = refused("service = ['x']\nmemroy = 256");
         assert!(told.contains("memroy") && told.contains("line 2"), "{told}");
+        let told =
+            refused("service = ['x']\n[[disk]]\nsize = '64M'\n[[disk]]\nimage = '/srv/b'\nmount = '/b'");
+        assert!(
+            told.contains("2 disks are given") && told.contains("/srv/b") && told.contains("folders"),
+            "{told}"
+        );
+        let told = refused("service = ['x']\nnetwork = ['inner', 'outer']");
+        assert!(told.contains("2 networks are given") && told.contains("outer"), "{told}");
+        assert!(told.contains("forward"), "{told}");
+        assert!(
+            refused("service = ['x']\nbridge = ['br0', 'br1']\naddress = '192.168.1.7/24'").contains("br1")
+        );
         assert!(refused("service = ['x']\n[disk]\n").contains("either size or image"));
         assert!(refused("service = ['x']\n[disk]\nsize = '1M'").contains("8M"));
         assert!(refused("service = ['x']\n[disk]\nsize = 'big'").contains("64M"));

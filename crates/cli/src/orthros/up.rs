@@ -10,7 +10,7 @@ use orrery_orthros::{
     cache,
 };
 
-use super::config::{PairFile, Wanted};
+use super::config::{DISKS, NETWORKS, PairFile, Wanted, one};
 use super::remote::Lines;
 use super::{Common, Story};
 
@@ -29,13 +29,13 @@ pub(crate) struct Arguments {
     keep: bool,
     /// Make a network namespace of this name with the service in it, at 10.77.0.2; enter it with `ip netns exec NAME`
     #[arg(long, value_name = "NAME")]
-    network: Option<String>,
+    network: Vec<String>,
     /// Give the service a place on a bridge of this host instead, at --address
     #[arg(long, value_name = "NAME", conflicts_with = "network", requires = "address")]
-    bridge: Option<String>,
+    bridge: Vec<String>,
     /// The service's address on the bridge, with the bits of its network: 192.168.1.7/24
     #[arg(long, value_name = "ADDRESS/BITS", requires = "bridge")]
-    address: Option<String>,
+    address: Vec<String>,
     /// Who knows the way from the bridge to other networks
     #[arg(long, value_name = "ADDRESS", requires = "bridge")]
     gateway: Option<String>,
@@ -47,8 +47,8 @@ pub(crate) struct Arguments {
     files: Vec<String>,
     /// A disk for the service, which survives with what was not written to it yet: the size of a new one (64M, 2G),
     /// or an image with an ext4 on it, which is changed
-    #[arg(long, value_name = "SIZE|IMAGE", value_parser = DiskSource::parse)]
-    disk: Option<DiskSource>,
+    #[arg(long, value_name = "SIZE|IMAGE")]
+    disk: Vec<String>,
     /// Where the service expects its disk
     #[arg(long, value_name = "PATH", default_value = "/data", requires = "disk")]
     mount: String,
@@ -74,17 +74,21 @@ fn wanted(arguments: &Arguments) -> Result<Wanted> {
             file.split_once(':').with_context(|| format!("--file {file}: write HERE:THERE"))?;
         files.push((PathBuf::from(here), there.to_owned()));
     }
-    let disk = arguments.disk.clone().map(|source| DiskConfig {
-        source,
-        mount: arguments.mount.clone(),
-        content: arguments.content.clone(),
-    });
-    let network = match (&arguments.bridge, &arguments.address) {
+    let disk = match one(DISKS, arguments.disk.clone())? {
+        Some(text) => {
+            let source = DiskSource::parse(&text).map_err(anyhow::Error::msg)?;
+            Some(DiskConfig { source, mount: arguments.mount.clone(), content: arguments.content.clone() })
+        }
+        None => None,
+    };
+    let own = one(NETWORKS, arguments.network.clone())?;
+    let place = (one(NETWORKS, arguments.bridge.clone())?, one(NETWORKS, arguments.address.clone())?);
+    let network = match place {
         (Some(bridge), Some(address)) => {
-            let place = BridgeConfig::parse(bridge, address, arguments.gateway.as_deref());
+            let place = BridgeConfig::parse(&bridge, &address, arguments.gateway.as_deref());
             Some(NetworkConfig::Bridge(place.map_err(anyhow::Error::msg)?))
         }
-        _ => arguments.network.clone().map(NetworkConfig::Own),
+        _ => own.map(NetworkConfig::Own),
     };
     Ok(Wanted {
         service: Service { argv: arguments.service.clone(), programs: arguments.programs.clone(), files },
