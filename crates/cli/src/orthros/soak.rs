@@ -86,6 +86,8 @@ struct Crash {
     rebuilt: Option<f64>,
     /// The longest that a client waited for an answer, in seconds.
     waited: Option<f64>,
+    /// Why the first try to rebuild the service failed, if it did.
+    first: Option<String>,
     /// What was not survived.
     why: Option<String>,
 }
@@ -129,6 +131,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             cause: None,
             rebuilt: None,
             waited: None,
+            first: None,
             why: None,
         };
         current.crash(kind, &mut crash)?;
@@ -187,26 +190,33 @@ impl Crash {
         if let (Some(rebuilt), Some(waited)) = (self.rebuilt, self.waited) {
             text.push_str(&format!(" in {:.0} ms, clients waited {:.0} ms", rebuilt * 1e3, waited * 1e3));
         }
+        if let Some(first) = &self.first {
+            text.push_str(&format!("; the first try failed: {first}"));
+        }
         text
     }
 }
 
-/// How many crashes of each kind ended how.
+/// How many crashes of each kind ended how; what was survived at the second try is counted as survived, too.
 fn table(crashes: &[Crash]) -> String {
-    let mut kinds: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
+    let mut kinds: BTreeMap<&str, [usize; 4]> = BTreeMap::new();
     for crash in crashes {
         let column = match crash.outcome {
             Outcome::Survived => 0,
             Outcome::Refused => 1,
             Outcome::Wrong => 2,
         };
-        kinds.entry(&crash.kind).or_default()[column] += 1;
-        kinds.entry("~").or_default()[column] += 1;
+        let again = usize::from(crash.outcome == Outcome::Survived && crash.first.is_some());
+        for row in [crash.kind.as_str(), "~"] {
+            let row = kinds.entry(row).or_default();
+            row[column] += 1;
+            row[3] += again;
+        }
     }
-    let mut text = String::from("kind     survived  refused  wrong");
-    for (kind, [survived, refused, wrong]) in kinds {
+    let mut text = String::from("kind     survived  at the second try  refused  wrong");
+    for (kind, [survived, refused, wrong, again]) in kinds {
         let kind = if kind == "~" { "all" } else { kind };
-        text.push_str(&format!("\n{kind:7}  {survived:8}  {refused:7}  {wrong:5}"));
+        text.push_str(&format!("\n{kind:7}  {survived:8}  {again:17}  {refused:7}  {wrong:5}"));
     }
     text
 }
@@ -325,7 +335,11 @@ impl Scene {
         };
         self.pair.be_patient(None);
         crash.cause = Some(cause);
-        let survived = self.pair.fail_over(cause).or_else(|_| self.pair.fail_over(cause));
+        let survived = self.pair.fail_over(cause).or_else(|error| {
+            let gone = matches!(error, Error::Gone { .. });
+            crash.first = Some(error.to_string());
+            if gone { Err(error) } else { self.pair.fail_over(cause) }
+        });
         let failover = match survived {
             Ok(failover) => failover,
             Err(error) => {
@@ -390,7 +404,8 @@ mod tests {
 
     fn crash(number: u32, kind: &str, outcome: Outcome) -> Crash {
         let (kind, after, why) = (kind.to_owned(), 5, Some("it had to be".to_owned()));
-        Crash { seed: 3, number, kind, after, outcome, cause: None, rebuilt: None, waited: None, why }
+        let (cause, rebuilt, waited, first) = (None, None, None, None);
+        Crash { seed: 3, number, kind, after, outcome, cause, rebuilt, waited, first, why }
     }
 
     #[test]
@@ -417,8 +432,11 @@ mod tests {
 
     #[test]
     fn the_table_has_a_row_for_each_kind_and_one_for_all() {
+        let mut second = crash(4, "oops", Outcome::Survived);
+        second.first = Some("the backup died".to_owned());
         let crashes = [
             crash(1, "oops", Outcome::Survived),
+            second,
             crash(2, "oops", Outcome::Refused),
             crash(3, "hang", Outcome::Wrong),
         ];
@@ -427,6 +445,23 @@ mod tests {
             .skip(1)
             .map(|row| row.split_whitespace().map(str::to_owned).collect())
             .collect();
-        assert_eq!(rows, [["hang", "0", "0", "1"], ["oops", "1", "1", "0"], ["all", "1", "1", "1"]]);
+        let wanted =
+            [["hang", "0", "0", "0", "1"], ["oops", "2", "1", "1", "0"], ["all", "2", "1", "1", "1"]];
+        assert_eq!(rows, wanted);
+    }
+
+    #[test]
+    fn why_a_first_try_failed_is_kept() {
+        let mut crash = crash(7, "oops", Outcome::Survived);
+        (crash.rebuilt, crash.waited) = (Some(0.5), Some(1.0));
+        crash.first = Some("guest1: its kernel has panicked".to_owned());
+        let told = crash.told();
+        assert!(told.ends_with("1000 ms; the first try failed: guest1: its kernel has panicked"), "{told}");
+        let line = serde_json::to_value(&crash).unwrap();
+        assert_eq!((&line["outcome"], &line["first"]), (&"survived".into(), &crash.first.clone().into()));
+        // Lines that were written before there was such a field are read.
+        let mut old = line;
+        old.as_object_mut().unwrap().remove("first");
+        assert_eq!(serde_json::from_value::<Crash>(old).unwrap().first, None);
     }
 }
