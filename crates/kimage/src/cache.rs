@@ -140,7 +140,13 @@ impl<'k> Walker<'k> {
     }
 }
 
-impl CachedPage<'_> {
+impl<'k> CachedPage<'k> {
+    /// The kernel whose memory it is in.
+    #[must_use]
+    pub fn kernel(&self) -> &'k Kernel {
+        self.head.kernel()
+    }
+
     /// Whether all of it is the file's. Where not, its [`buffers`](Self::buffers) say which parts are.
     ///
     /// # Errors

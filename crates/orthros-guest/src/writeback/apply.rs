@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 
 use anyhow::{Context as _, Result, bail};
-use orrery_kimage::{CachedPage, Kernel};
-use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, Timespec, Timestamps};
+use orrery_kimage::CachedPage;
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 
 use super::Written;
 use super::handle::{self, Mounted, dress};
@@ -28,14 +28,23 @@ const PAGE: u64 = 4096;
 /// So many pages are written at once.
 const BATCH: usize = 256;
 
-pub(super) fn apply(kernel: &Kernel, plan: &Plan<'_>, mounted: &Mounted) -> Result<Written> {
+/// So many files are named where there is no room for all.
+const MOST_TOLD: usize = 20;
+
+pub(super) fn apply(plan: &Plan<'_>, mounted: &Mounted) -> Result<Written> {
     let mut work = Work::begin(plan, mounted)?;
     work.create()?;
     work.set_aside()?;
     work.place()?;
     work.clear()?;
+    // One for which there is no room does not keep the others from the disk.
+    let mut short = Vec::new();
     for (number, file) in plan.files.iter().filter(|(_, file)| file.changed) {
-        work.fill(kernel, *number, file).with_context(|| format!("the contents of file {number}"))?;
+        let put = work.fill(*number, file).with_context(|| format!("the contents of file {number}"))?;
+        work.written.bytes += put.written;
+        if put.missing > 0 {
+            short.push((work.path(*number)?, put.missing));
+        }
     }
     // Last: whatever was done above has changed times.
     for (number, file) in plan.files.iter().filter(|(number, file)| file.changed || **number == TOP) {
@@ -44,7 +53,25 @@ pub(super) fn apply(kernel: &Kernel, plan: &Plan<'_>, mounted: &Mounted) -> Resu
             .with_context(|| format!("the attributes of file {number}"))?;
     }
     rustix::fs::syncfs(&mounted.top).context("cannot force it to the disk")?;
+    if !short.is_empty() {
+        bail!("{}", without_room(&short));
+    }
     Ok(work.written)
+}
+
+/// Which files there is no room for, and how many bytes of each.
+fn without_room(short: &[(String, u64)]) -> String {
+    let bytes: u64 = short.iter().map(|(_, missing)| missing).sum();
+    let named: Vec<String> =
+        short.iter().take(MOST_TOLD).map(|(path, missing)| format!("{path} lacks {missing}")).collect();
+    let more = short.len().saturating_sub(MOST_TOLD);
+    let rest = if more > 0 { format!(", and {more} more files") } else { String::new() };
+    format!(
+        "the disk is full: {bytes} bytes of {} files are in the dead memory only: {}{rest}; all else is written. --keep leaves that \
+         memory as a file if no try succeeds",
+        short.len(),
+        named.join(", ")
+    )
 }
 
 /// Whether a try before this one has begun to write what was read from places that the disk takes for free.
@@ -214,14 +241,14 @@ impl<'p, 'k> Work<'p, 'k> {
             // A folder counts those in it, too.
             let is_placed = !is(file, libc::S_IFDIR) && placed > names.len() as u64;
             if file.attributes.links > 0 && !is_placed {
-                lost.extend(names.pop().map(|name| (here, name)));
+                lost.extend(names.pop().map(|name| (name, here, number, file.attributes.size)));
             }
         }
         if lost.len() > MOST_LOST {
             bail!("{} files had names, and no directory holds them", lost.len());
         }
-        for (here, name) in lost {
-            self.keep(&name, here).with_context(|| format!("cannot keep file {here}"))?;
+        for (name, here, number, size) in lost {
+            self.keep(&name, here, number, size).with_context(|| format!("cannot keep file {here}"))?;
         }
         for name in self.moved.values().flatten() {
             remove(&self.aside, OsStr::new(name)).with_context(|| format!("cannot remove {name}"))?;
@@ -233,20 +260,37 @@ impl<'p, 'k> Work<'p, 'k> {
     }
 
     /// Keeps a file that has no name any more where `e2fsck` would put it, too.
-    fn keep(&mut self, name: &str, here: u64) -> Result<()> {
+    fn keep(&mut self, name: &str, here: u64, number: u64, size: u64) -> Result<()> {
         match rustix::fs::mkdirat(&self.mounted.top, LOST, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        let to = format!("{LOST}/#{here}");
-        rustix::fs::renameat(&self.aside, name, &self.mounted.top, &to)?;
-        self.written.remarks.push(format!("a file that was just being renamed or removed lies at {to}"));
+        // What lies there under such a name is somebody's.
+        let (mut to, mut others) = (format!("{LOST}/#{here}"), 0);
+        while let Err(error) =
+            rustix::fs::renameat_with(&self.aside, name, &self.mounted.top, &to, RenameFlags::NOREPLACE)
+        {
+            others += 1;
+            if error != rustix::io::Errno::EXIST || others > MOST_LOST {
+                return Err(error.into());
+            }
+            to = format!("{LOST}/#{here}.{others}");
+        }
+        self.written.remarks.push(format!(
+            "file {number} ({size} bytes), which was just being renamed or removed, has no name any more; it lies at {to}"
+        ));
         Ok(())
     }
 
-    fn fill(&mut self, kernel: &Kernel, number: u64, file: &Planned<'_>) -> Result<()> {
+    /// Where a file is now.
+    fn path(&self, number: u64) -> Result<String> {
+        Ok(std::fs::read_link(handle::shown(self.file(number)?))?.display().to_string())
+    }
+
+    fn fill(&self, number: u64, file: &Planned<'_>) -> Result<Put> {
+        let mut put = Put::default();
         if !is(file, libc::S_IFREG) {
-            return Ok(());
+            return Ok(put);
         }
         let out = handle::open(self.file(number)?, OFlags::RDWR)?;
         let size = file.attributes.size;
@@ -257,7 +301,7 @@ impl<'p, 'k> Work<'p, 'k> {
             rustix::fs::fallocate(&out, flags, offset, length)?;
         }
         for (offset, bytes) in kept {
-            self.written.bytes += put(&out, *offset, bytes, size)?;
+            put.bytes(&out, *offset, bytes, size)?;
         }
         let mut rest = pages.as_slice();
         while let Some(first) = rest.first() {
@@ -266,10 +310,10 @@ impl<'p, 'k> Work<'p, 'k> {
                 count += 1;
             }
             let (run, after) = rest.split_at(count);
-            self.written.bytes += put_pages(kernel, &out, run, size)?;
+            put.pages(&out, run, size)?;
             rest = after;
         }
-        Ok(())
+        Ok(put)
     }
 }
 
@@ -277,45 +321,75 @@ fn is(file: &Planned<'_>, kind: u32) -> bool {
     file.attributes.mode & libc::S_IFMT == kind
 }
 
-/// Writes pages that follow each other; of one that is valid in parts, these.
-fn put_pages(kernel: &Kernel, out: &File, run: &[CachedPage<'_>], size: u64) -> Result<u64> {
-    let mut written = 0;
-    let mut bytes = Vec::new();
-    let mut start = None;
-    for page in run {
-        let offset = page.index * PAGE;
-        if page.is_valid()? {
-            let at = bytes.len();
-            bytes.resize(at + usize::try_from(PAGE)?, 0);
-            kernel.memory().read(page.physical, &mut bytes[at..])?;
-            start.get_or_insert(offset);
-            continue;
-        }
-        if let Some(start) = start.take() {
-            written += put(out, start, &bytes, size)?;
-            bytes.clear();
-        }
-        let mut at = offset;
-        for buffer in page.buffers()? {
-            if buffer.valid {
-                let mut part = vec![0; usize::try_from(buffer.size)?];
-                kernel.read(buffer.data, &mut part)?;
-                written += put(out, at, &part, size)?;
-            }
-            at += buffer.size;
-        }
-    }
-    if let Some(start) = start {
-        written += put(out, start, &bytes, size)?;
-    }
-    Ok(written)
+/// What has become of a file's contents, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Put {
+    written: u64,
+    /// What the disk had no room for.
+    missing: u64,
 }
 
-/// Writes what lies below `size`.
-fn put(out: &File, offset: u64, bytes: &[u8], size: u64) -> Result<u64> {
-    let length = size.saturating_sub(offset).min(bytes.len() as u64);
-    out.write_all_at(&bytes[..usize::try_from(length)?], offset).context("cannot write")?;
-    Ok(length)
+impl Put {
+    /// Writes pages that follow each other; of one that is valid in parts, these.
+    fn pages(&mut self, out: &File, run: &[CachedPage<'_>], size: u64) -> Result<()> {
+        let mut bytes = Vec::new();
+        let mut start = None;
+        for page in run {
+            let offset = page.index * PAGE;
+            if page.is_valid()? {
+                let at = bytes.len();
+                bytes.resize(at + usize::try_from(PAGE)?, 0);
+                page.kernel().memory().read(page.physical, &mut bytes[at..])?;
+                start.get_or_insert(offset);
+                continue;
+            }
+            if let Some(start) = start.take() {
+                self.bytes(out, start, &bytes, size)?;
+                bytes.clear();
+            }
+            let mut at = offset;
+            for buffer in page.buffers()? {
+                if buffer.valid {
+                    let mut part = vec![0; usize::try_from(buffer.size)?];
+                    page.kernel().read(buffer.data, &mut part)?;
+                    self.bytes(out, at, &part, size)?;
+                }
+                at += buffer.size;
+            }
+        }
+        match start {
+            Some(start) => self.bytes(out, start, &bytes, size),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes what lies below `size`, page by page where not all of it finds room: some may lie where the disk has a place
+    /// for it already.
+    fn bytes(&mut self, out: &File, offset: u64, bytes: &[u8], size: u64) -> Result<()> {
+        let length = usize::try_from(size.saturating_sub(offset).min(bytes.len() as u64))?;
+        if write_all(out, &bytes[..length], offset)? {
+            self.written += length as u64;
+            return Ok(());
+        }
+        let (mut at, end) = (offset, offset + length as u64);
+        while at < end {
+            let next = ((at / PAGE + 1) * PAGE).min(end);
+            let part = &bytes[usize::try_from(at - offset)?..usize::try_from(next - offset)?];
+            let count = if write_all(out, part, at)? { &mut self.written } else { &mut self.missing };
+            *count += next - at;
+            at = next;
+        }
+        Ok(())
+    }
+}
+
+/// Writes bytes, if there is room for all of them.
+fn write_all(out: &File, bytes: &[u8], offset: u64) -> Result<bool> {
+    match out.write_all_at(bytes, offset) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => Ok(false),
+        Err(error) => Err(error).context("cannot write"),
+    }
 }
 
 /// Makes an empty file of the right kind.
@@ -391,6 +465,133 @@ mod tests {
         assert_eq!(modified(), before, "the top directory keeps its times");
         // Where nothing was kept there is nothing to do.
         finish(&mounted).unwrap();
+        std::fs::remove_dir_all(&place).unwrap();
+    }
+
+    use std::path::Path;
+
+    use orrery_kimage::{Attributes, Name};
+
+    use super::super::plan::Contents;
+
+    /// A file as the dead kernel had it: `kept` is what is to be written.
+    fn planned(
+        mounted: &Mounted,
+        place: &Path,
+        name: &str,
+        size: u64,
+        kept: Vec<(u64, Vec<u8>)>,
+    ) -> (u64, Planned<'static>) {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
+        let found = rustix::fs::openat(&mounted.top, name, flags, Mode::empty()).unwrap();
+        let number = inode_number(&found).unwrap();
+        let own = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(place).unwrap());
+        let group = std::os::unix::fs::MetadataExt::gid(&std::fs::metadata(place).unwrap());
+        let kind = rustix::fs::statat(&found, "", AtFlags::EMPTY_PATH).unwrap().st_mode;
+        let attributes = Attributes {
+            number,
+            generation: 0,
+            mode: kind,
+            uid: own,
+            gid: group,
+            size,
+            links: 1,
+            device: 0,
+            accessed: (1, 0),
+            modified: (2, 0),
+        };
+        let contents = Contents { kept, ..Contents::default() };
+        (number, Planned { attributes, found: Some(found), changed: true, extended: None, contents })
+    }
+
+    fn plan(files: Vec<(u64, Planned<'static>)>, names: BTreeMap<u64, Vec<Name>>) -> Plan<'static> {
+        Plan { files: files.into_iter().collect(), names, nameless: Vec::new(), death: 7 }
+    }
+
+    /// In a file system of so little room that nobody else sees, which goes with the thread.
+    fn in_small_room(size: &str, run: impl FnOnce(&Path) + Send + 'static) -> Result<(), rustix::io::Errno> {
+        use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+        let size = std::ffi::CString::new(format!("size={size}")).unwrap();
+        let place = std::env::temp_dir().join(format!("orrery-room-{}", std::process::id()));
+        std::fs::create_dir_all(&place).unwrap();
+        let at = place.clone();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: of what the thread shares only the tree of mounts is parted, and no descriptors.
+            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?;
+            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+            mount("none", &at, "tmpfs", MountFlags::empty(), Some(size.as_c_str()))?;
+            run(&at);
+            Ok(())
+        });
+        let result = thread.join().unwrap();
+        std::fs::remove_dir(&place).unwrap();
+        result
+    }
+
+    #[test]
+    fn a_disk_without_room_takes_what_it_can_and_all_that_is_missing_is_told() {
+        let ran = in_small_room("64k", |place| {
+            // One has its place already, one finds none, one finds some.
+            std::fs::write(place.join("there"), vec![1; 16 << 10]).unwrap();
+            for name in ["small", "large"] {
+                std::fs::write(place.join(name), "").unwrap();
+            }
+            let mounted = Mounted::open(place).unwrap();
+            let bytes = |count: usize| vec![(0, vec![2; count])];
+            let files = vec![
+                planned(&mounted, place, "small", 4096, bytes(4096)),
+                planned(&mounted, place, "large", 100 << 10, bytes(100 << 10)),
+                planned(&mounted, place, "there", 16 << 10, bytes(16 << 10)),
+            ];
+            let told = format!("{:#}", apply(&plan(files, BTreeMap::new()), &mounted).unwrap_err());
+            let read = |name: &str| std::fs::read(place.join(name)).unwrap();
+            let large = read("large").iter().filter(|&&byte| byte == 2).count();
+            assert!(large > 0 && large < 60 << 10, "{large} bytes found room");
+            let missing = (100 << 10) - large;
+            let wanted = format!("the disk is full: {missing} bytes of 1 files are in the dead memory only");
+            assert!(told.contains(&wanted), "{told}, where {missing} are missing");
+            assert!(told.contains(&format!("large lacks {missing};")) && told.contains("--keep"), "{told}");
+            // What found room is there, and as large as it was.
+            assert!(read("there") == vec![2; 16 << 10] && read("small") == vec![2; 4096]);
+            assert_eq!(read("large").len(), 100 << 10);
+            // Where there is room, the next try ends well.
+            let files = vec![planned(&mounted, place, "small", 4096, bytes(4096))];
+            std::fs::remove_file(place.join("large")).unwrap();
+            assert_eq!(apply(&plan(files, BTreeMap::new()), &mounted).unwrap().bytes, 4096);
+        });
+        if let Err(error) = ran {
+            orrery_testing::skipped!("a full disk: no file system can be mounted: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_has_lost_its_name_is_kept_beside_others_and_told() {
+        let place = std::env::temp_dir().join(format!("orrery-lost-{}", std::process::id()));
+        let lost = place.join(LOST);
+        std::fs::create_dir_all(&lost).unwrap();
+        std::fs::write(place.join("moving"), "what it holds").unwrap();
+        let mounted = Mounted::open(&place).unwrap();
+        let file = planned(&mounted, &place, "moving", 13, Vec::new());
+        let number = file.0;
+        std::fs::write(lost.join(format!("#{number}")), "somebody's").unwrap();
+        // The top directory holds no name of it any more, and it has one by its own account.
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        let top = rustix::fs::open(&place, flags, Mode::empty()).unwrap();
+        let (_, mut folder) = planned(&mounted, &place, ".", 0, Vec::new());
+        folder.found = Some(top);
+        let (kept, _) = planned(&mounted, &place, LOST, 0, Vec::new());
+        let names = BTreeMap::from([(TOP, vec![Name { name: LOST.into(), number: kept }])]);
+        let mut files = vec![file, planned(&mounted, &place, LOST, 0, Vec::new()), (TOP, folder)];
+        for (_, planned) in &mut files {
+            planned.changed = false;
+        }
+        let written = apply(&plan(files, names), &mounted).unwrap();
+        assert_eq!(std::fs::read(lost.join(format!("#{number}"))).unwrap(), b"somebody's");
+        assert_eq!(std::fs::read(lost.join(format!("#{number}.1"))).unwrap(), b"what it holds");
+        let wanted = format!("file {number} (13 bytes)");
+        let told = written.remarks.join("; ");
+        assert!(told.contains(&wanted) && told.contains(&format!("lost+found/#{number}.1")), "{told}");
+        assert!(!place.join("moving").exists() && !place.join(ASIDE).exists());
         std::fs::remove_dir_all(&place).unwrap();
     }
 }

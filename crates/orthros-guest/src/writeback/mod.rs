@@ -61,7 +61,7 @@ pub(crate) fn write_back(kernel: &Kernel, device: &Path, place: &Path, images: &
     for (nameless, content) in &plan.nameless {
         nameless.fill(images, content)?;
     }
-    apply::apply(kernel, &plan, &mounted).context("cannot write what the dead kernel had not")
+    apply::apply(&plan, &mounted).context("cannot write what the dead kernel had not")
 }
 
 /// Tidies up when no other try can follow.
