@@ -4,11 +4,13 @@
 //! service; programs that help (criu) get numbers from 30,000 on, out of the way.
 
 use std::fs;
+use std::io::{Read as _, Seek as _};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
 const HELPERS_FROM: &str = "30000";
@@ -44,13 +46,15 @@ pub(crate) fn start(argv: &[String], helper: bool, meanwhile: impl FnOnce()) -> 
     drop(writer);
     meanwhile();
     let mut said = String::new();
-    std::io::Read::read_to_string(&mut fs::File::from(reader), &mut said)?;
+    fs::File::from(reader).read_to_string(&mut said)?;
     let mut status = 0;
     // SAFETY: `status` is writable; the child is ours.
     unsafe { libc::waitpid(outer, &raw mut status, 0) };
     let pid = said.lines().find_map(|line| line.strip_prefix('P')?.parse().ok()).filter(|&pid: &i32| pid > 0);
     let pid = pid.context("cannot make namespaces")?;
     if let Some(start) = said.find('E') {
+        // What was half made must not outlast whoever brings its memory.
+        end(pid);
         bail!("{}", &said[start + 1..]);
     }
     Ok(pid)
@@ -69,9 +73,15 @@ fn keep(argv: &[String], helper: bool, writer: &impl rustix::fd::AsFd) -> Result
     let mut command = Command::new(program);
     command.args(arguments).stdin(null()?);
     if helper {
-        let output = command.output().with_context(|| format!("cannot run {program}"))?;
-        if !output.status.success() {
-            bail!("{program}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+        // Not through pipes: if criu is killed, what it had half made would hold them, and wait for it for ever.
+        let mut said = fs::File::from(memfd_create("said", MemfdFlags::CLOEXEC)?);
+        command.stdout(said.try_clone()?).stderr(said.try_clone()?);
+        let status = command.status().with_context(|| format!("cannot run {program}"))?;
+        if !status.success() {
+            let mut bytes = Vec::new();
+            said.rewind()?;
+            said.read_to_end(&mut bytes)?;
+            bail!("{program}: {status}: {}", String::from_utf8_lossy(&bytes).trim());
         }
     } else {
         command.stdout(null()?).stderr(null()?);

@@ -136,6 +136,7 @@ impl Listening {
                 awaited: self.spaces,
                 listener: Some(self.listener),
                 criu: None,
+                gone: None,
                 orders,
                 nest: None,
                 spaces: Vec::new(),
@@ -169,7 +170,7 @@ impl Bringing {
         Ok(())
     }
 
-    /// The service could not be made.
+    /// The service could not be made, and nothing is left of it.
     pub(crate) fn give_up(self) {
         drop(self.ours);
         let _ = self.thread.join();
@@ -209,6 +210,8 @@ struct Server {
     awaited: HashMap<i32, Outstanding>,
     listener: Option<UnixListener>,
     criu: Option<UnixStream>,
+    /// How criu ended before all mappings were made, if it did.
+    gone: Option<anyhow::Error>,
     orders: UnixStream,
     /// Where the service runs, once it does.
     nest: Option<i32>,
@@ -281,7 +284,7 @@ impl Server {
             return Ok(false);
         }
         if ready {
-            self.listen_to_criu()?;
+            self.hear_criu();
         }
         let mut index = 0;
         while index < self.spaces.len() {
@@ -305,10 +308,18 @@ impl Server {
         self.orders.read_exact(&mut nest)?;
         // criu has said all before, perhaps without anyone having listened yet.
         while self.criu.is_some() || self.listener.is_some() {
-            self.listen_to_criu()?;
+            self.hear_criu();
         }
         self.nest = Some(i32::from_le_bytes(nest));
-        Ok(true)
+        self.gone.take().map_or(Ok(true), Err)
+    }
+
+    /// Listens to criu. If it dies, whoever started it will see that, and end what it had half made. Until then the
+    /// descriptors stay open, so that nobody there finds zeros.
+    fn hear_criu(&mut self) {
+        if let Err(error) = self.listen_to_criu() {
+            (self.criu, self.listener, self.gone) = (None, None, Some(error));
+        }
     }
 
     fn listen_to_criu(&mut self) -> Result<()> {

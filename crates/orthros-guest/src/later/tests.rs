@@ -157,3 +157,34 @@ fn a_process_gets_its_pages_whatever_it_does_meanwhile() {
     }
     fs::remove_dir_all(&folder).unwrap();
 }
+
+/// The kernel dies with whoever brings memory, if that fails: where nothing runs yet, criu's death is no reason for it.
+#[test]
+fn criu_may_die_before_all_is_made_and_nobody_else_does() {
+    let folder = std::env::temp_dir().join(format!("orrery-gone-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    for words in [&[][..], &[-8], &[-8, 7]] {
+        let mut later = Later::default();
+        later.add(7, Outstanding::default());
+        let bringing = later.listen(Arc::new(Dead::new()), &folder).unwrap();
+        let bringing = bringing.begin(Box::new(|said| panic!("nothing is to be told, and not {said:?}")));
+        let mut criu = UnixStream::connect(folder.join(SOCKET)).unwrap();
+        for word in words {
+            // The last one is told of without its descriptor.
+            criu.write_all(&i32::to_ne_bytes(*word)).unwrap();
+        }
+        drop(criu);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!bringing.thread.is_finished(), "descriptors are closed before what was made is gone");
+        bringing.give_up();
+    }
+    // A service that was made without its memory is another matter.
+    let (told, heard) = channel();
+    let bringing = Later::default().listen(Arc::new(Dead::new()), &folder).unwrap();
+    let bringing = bringing.begin(Box::new(move |said| told.send(format!("{said:?}")).unwrap()));
+    drop(UnixStream::connect(folder.join(SOCKET)).unwrap());
+    bringing.go_on(i32::MAX).unwrap();
+    let said = heard.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    assert!(said.contains("the service is lost") && said.contains("criu has gone"), "{said}");
+    fs::remove_dir_all(&folder).unwrap();
+}
