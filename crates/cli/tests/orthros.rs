@@ -224,12 +224,23 @@ fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
     up.expect("renewed");
     let second = backup_of(&mut up);
     assert_ne!(first, second);
+    // One whose kernel panics leaves its QEMU behind, which stands still.
+    up.say("crash backup");
+    let died = up.expect("backup died")["text"].as_str().unwrap().to_owned();
+    assert!(died.contains("guest2: its kernel has panicked"), "{died}");
+    up.expect("renewed");
+    let third = backup_of(&mut up);
+    assert_ne!(second, third);
+    up.say("status");
+    let status = up.expect("status");
+    assert_eq!(status["status"]["lost"].as_array().unwrap().len(), 2, "{status}");
+    assert!(status["text"].as_str().unwrap().contains("backups lost: 2"), "{status}");
     // It is told to rescue the service, and dies before it can. A processor that is locked up is silent for two seconds before
     // the kernel panics of it, which is borne here.
-    kill_process(second, Signal::STOP).unwrap();
+    kill_process(third, Signal::STOP).unwrap();
     up.say("crash lockup");
     up.expect("died");
-    kill_process(second, Signal::KILL).unwrap();
+    kill_process(third, Signal::KILL).unwrap();
     up.expect("again");
     let survived = up.expect("survived");
     assert_eq!(survived["failover"]["steps"][0]["name"], "new backup", "{survived}");
@@ -334,13 +345,13 @@ fn bad_arguments_change_nothing() {
     assert!(refused(&["up", "--config", file.to_str().unwrap(), "--", "y"]).contains("cannot be used with"));
     assert!(refused(&["status", "--folder", folder.path().to_str().unwrap()]).contains("no pair runs"));
     assert!(refused(&["crash", "--kind", "boredom", "--folder", "/tmp"]).contains("hang"));
+    let told = refused(&["up", "--disk", "64M", "--disk", "/srv/b", "--", "y"]);
+    assert!(told.contains("2 disks are given (64M, /srv/b)") && told.contains("folders"), "{told}");
+    let told = refused(&["up", "--network", "inner", "--network", "outer", "--", "y"]);
+    assert!(told.contains("2 networks are given (inner, outer)") && told.contains("forward"), "{told}");
     assert!(refused(&["up", "--disk", "1M", "--", "y"]).contains("8M"));
     assert!(refused(&["up", "--mount", "/data", "--", "y"]).contains("--disk"));
     assert!(refused(&["up", "--disk", "64M", "--mount", "data", "--", "y"]).contains("absolute"));
     assert!(refused(&["up", "--disk", "/proc/version", "--", "y"]).contains("/proc/version"));
     assert!(refused(&["up", "--disk", "/dev/null", "--content", "/tmp", "--", "y"]).contains("new disk"));
 }
-    let told = refused(&["up", "--disk", "64M", "--disk", "/srv/b", "--", "y"]);
-    assert!(told.contains("2 disks are given (64M, /srv/b)") && told.contains("folders"), "{told}");
-    let told = refused(&["up", "--network", "inner", "--network", "outer", "--", "y"]);
-    assert!(told.contains("2 networks are given (inner, outer)") && told.contains("forward"), "{told}");

@@ -12,7 +12,7 @@ use crate::after::After;
 use crate::control::{Asked, Control, Said, Step};
 use crate::ipc::Ipc;
 use crate::later::{Later, Source};
-use crate::{active, criu, disk, elsewhere, later, nest, online, setup, writeback};
+use crate::{active, crash, criu, disk, elsewhere, later, nest, online, setup, writeback};
 
 /// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
 const VENDOR: &str = "0x1af4";
@@ -75,9 +75,12 @@ pub(crate) fn run() -> Result<()> {
                     setup::output(&argv).unwrap_or_else(|error| (-1, format!("{error:#}")));
                 control.say(&Said::Ran { status, output })?;
             }
-            Asked::Crash { .. } | Asked::End => {
-                control.say(&Said::Failed { why: "this is the backup".to_owned() })?
+            Asked::Crash { kind, bait } => {
+                if let Err(error) = crash::crash(&kind, bait) {
+                    control.say(&Said::Failed { why: format!("{error:#}") })?;
+                }
             }
+            Asked::End => control.say(&Said::Failed { why: "this is the backup".to_owned() })?,
         }
     }
 }

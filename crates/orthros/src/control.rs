@@ -209,20 +209,6 @@ impl Control {
         self.weighed
     }
 
-    /// Whether the machine closes its side within `patience`: then its process is ending, or has ended.
-    pub(crate) fn closes(&mut self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
-        loop {
-            match self.said.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(said) => {
-                    let kept = self.take_note(said);
-                    self.kept.extend(kept);
-                }
-                Err(error) => return error == RecvTimeoutError::Disconnected,
-            }
-        }
-    }
-
     /// Why what was asked for without waiting for an answer did not work, if that was said.
     pub(crate) fn complaint(&mut self) -> Option<Error> {
         self.beats();

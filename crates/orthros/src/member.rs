@@ -1,17 +1,20 @@
 //! A machine of the pair with what the host holds of it: its monitor, its program, its port, its heartbeats.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::control::Control;
+use crate::control::{Control, Said};
 use crate::disk::Disk;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernel::KernelFiles;
 use crate::machine::{Machine, MachineConfig};
 use crate::net::Network;
 use crate::pair::PairConfig;
 use crate::pulse::Pulse;
 use crate::qmp::Qmp;
+
+/// How long to listen for an answer before looking whether anyone is there to give it.
+const LISTEN: Duration = Duration::from_millis(20);
 
 /// What both machines have in common.
 pub(crate) struct Shared<'p> {
@@ -34,8 +37,12 @@ pub(crate) struct Member {
     pub(crate) wants_disk: bool,
     /// Its heartbeats, when they have been found.
     pub(crate) pulse: Option<Pulse>,
+    /// Whether it has begun to rebuild the service: what it has made by then is in the way of another try.
+    pub(crate) begun: bool,
     /// Whether the service has come onto the network in it.
     pub(crate) online: bool,
+    /// Why it is of no use any more, once that was noticed.
+    fallen: Option<String>,
 }
 
 impl Member {
@@ -79,7 +86,67 @@ impl Member {
         // What answers has made its devices.
         shared.network.map_or(Ok(()), |network| network.switch_on(&port))?;
         let control = Control::connect(machine.name(), &machine.file("control"))?;
-        Ok(Self { machine, qmp, control, port, has_disk, wants_disk: false, pulse: None, online: false })
+        Ok(Self {
+            machine,
+            qmp,
+            control,
+            port,
+            has_disk,
+            wants_disk: false,
+            pulse: None,
+            begun: false,
+            online: false,
+            fallen: None,
+        })
+    }
+
+    /// Why it is of no use any more, if that shows within `patience`: its QEMU has ended, or its kernel has. A kernel that
+    /// panics leaves its QEMU standing still, so that the process alone tells nothing.
+    pub(crate) fn fallen(&mut self, patience: Duration) -> Option<&str> {
+        let deadline = Instant::now() + patience;
+        while self.fallen.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.qmp.event(left) {
+                Ok(Some(event)) if event.name == "GUEST_PANICKED" => {
+                    self.fallen = Some("its kernel has panicked".to_owned());
+                }
+                Ok(Some(event)) if event.name == "SHUTDOWN" => {
+                    self.fallen = Some("it has shut down".to_owned());
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(Error::Qmp { why, .. }) => self.fallen = Some(why),
+                Err(error) => self.fallen = Some(error.to_string()),
+            }
+        }
+        self.fallen.as_deref()
+    }
+
+    /// Waits for its program to say something, as [`Control::expect`] does, and no longer than there is someone to say it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Guest`] with what the program said, or with what became of the machine; [`Error::Timeout`].
+    pub(crate) fn expect(&mut self, what: &str, patience: Duration) -> Result<Said> {
+        let deadline = Instant::now() + patience;
+        let mut gone: Option<String> = None;
+        loop {
+            let machine = self.machine.name().to_owned();
+            match self.control.listen(LISTEN) {
+                Some(Said::Failed { why }) => return Err(Error::Guest { machine, why }),
+                Some(said) => return Ok(said),
+                None => {}
+            }
+            // Only now: what it said before it fell was still to be heard.
+            if let Some(why) = gone {
+                return Err(Error::Guest { machine, why: format!("{why}, while {what} was waited for") });
+            }
+            if Instant::now() > deadline {
+                let (seconds, what) = (patience.as_secs(), what.to_owned());
+                return Err(Error::Timeout { machine, seconds, what, hint: String::new() });
+            }
+            gone = self.fallen(Duration::ZERO).map(str::to_owned);
+        }
     }
 
     /// The longest silence of one of its processors; nothing before it is known where they beat.

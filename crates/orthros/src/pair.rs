@@ -31,8 +31,10 @@ use crate::status::{Role, Status, Weight};
 const BOOT: Duration = Duration::from_secs(300);
 /// How long a service may take to be ended.
 const END: Duration = Duration::from_secs(20);
-/// How long it takes to notice that a machine is gone whose connection is.
+/// How long it takes to notice that a machine is gone that has just said its last.
 const CLOSING: Duration = Duration::from_millis(100);
+/// How long a kernel may take to panic that was told to.
+const DYING: Duration = Duration::from_secs(20);
 /// How long a backup may take to tell what it would take to rebuild a service.
 const WEIGHING: Duration = Duration::from_secs(5);
 /// How long the rest of a service's memory may take to come.
@@ -107,6 +109,8 @@ pub struct Pair {
     // Machines go before the network that they are in.
     active: Member,
     backup: Option<Member>,
+    /// Which backups have died, and of what.
+    lost: Vec<String>,
     network: Option<Network>,
     disk: Option<Disk>,
     /// What the active's processors held when it was paused, as QEMU prints it.
@@ -152,6 +156,7 @@ impl Pair {
             image,
             active,
             backup,
+            lost: Vec::new(),
             network,
             disk,
             registers: String::new(),
@@ -161,7 +166,7 @@ impl Pair {
             dead: None,
             incomplete: false,
         };
-        let Said::Ready { pid } = pair.active.control.expect("the service to run", BOOT)? else {
+        let Said::Ready { pid } = pair.active.expect("the service to run", BOOT)? else {
             return Err(confused(&pair.active.machine));
         };
         pair.pid = pid;
@@ -172,11 +177,11 @@ impl Pair {
     /// Lets the backup learn the active's kernel, and gives how long that took, in seconds.
     fn arm(&mut self) -> Result<f64> {
         let Some(backup) = &mut self.backup else { return Ok(0.0) };
-        let Said::Waiting = backup.control.expect("the backup to be up", BOOT)? else {
+        let Said::Waiting = backup.expect("the backup to be up", BOOT)? else {
             return Err(confused(&backup.machine));
         };
         backup.control.ask(&json!({"do": "arm"}))?;
-        match backup.control.expect("the backup to know the active's kernel", BOOT)? {
+        match backup.expect("the backup to know the active's kernel", BOOT)? {
             Said::Armed { seconds, .. } => Ok(seconds),
             _ => Err(confused(&backup.machine)),
         }
@@ -205,6 +210,7 @@ impl Pair {
 
     /// Which machine is what.
     pub fn status(&mut self) -> Status {
+        self.bury_backup();
         let role = |machine: &mut Machine| Role {
             name: machine.name().to_owned(),
             pid: machine.pid(),
@@ -215,6 +221,7 @@ impl Pair {
             backup: self.backup.as_mut().map(|backup| role(&mut backup.machine)),
             service: self.pid,
             failovers: self.failovers,
+            lost: self.lost.clone(),
             weight: self.weigh(),
         }
     }
@@ -234,9 +241,32 @@ impl Pair {
         self.patience = silence.unwrap_or(self.config.silence);
     }
 
-    /// Whether the machine that stands by is there.
+    /// Whether the machine that stands by is there, and its kernel lives.
     pub fn backup_lives(&mut self) -> bool {
-        self.backup.as_mut().is_some_and(|backup| backup.machine.runs())
+        self.bury_backup();
+        self.backup.is_some()
+    }
+
+    /// Which backups have died, and of what, in order.
+    #[must_use]
+    pub fn lost_backups(&self) -> &[String] {
+        &self.lost
+    }
+
+    /// Lets go of a backup that has died.
+    fn bury_backup(&mut self) {
+        let Some(backup) = &mut self.backup else { return };
+        if let Some(why) = backup.fallen(Duration::ZERO).map(str::to_owned) {
+            let machine = backup.machine.name().to_owned();
+            self.lose_backup(&Error::Guest { machine, why });
+        }
+    }
+
+    /// Ends the backup, of which there is no use any more, and notes why.
+    fn lose_backup(&mut self, why: &Error) {
+        // Its port of the network goes with its QEMU.
+        self.backup = None;
+        self.lost.push(why.to_string());
     }
 
     /// Whether the machine with the service is there; it may stand still.
@@ -286,6 +316,29 @@ impl Pair {
         let machine = &self.active.machine;
         let bait = fault.prepare(machine.name(), &machine.file("ram"))?;
         self.active.control.ask(&json!({"do": "crash", "kind": fault.name(), "bait": bait}))
+    }
+
+    /// Lets the backup's kernel panic, to see that it is missed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Guest`] where there is none, or it cannot be asked to; [`Error::Timeout`] where it lives on.
+    pub fn crash_backup(&mut self) -> Result<()> {
+        let Some(backup) = &mut self.backup else {
+            let machine = self.active.machine.name().to_owned();
+            let why = "no backup stands by it that could die; `status` tells what became of the last one";
+            return Err(Error::Guest { machine, why: why.to_owned() });
+        };
+        backup.control.ask(&json!({"do": "crash", "kind": Fault::Panic.name()}))?;
+        if backup.fallen(DYING).is_some() {
+            return Ok(());
+        }
+        Err(backup.control.complaint().unwrap_or_else(|| Error::Timeout {
+            machine: backup.machine.name().to_owned(),
+            seconds: DYING.as_secs(),
+            what: "its kernel to panic".to_owned(),
+            hint: String::new(),
+        }))
     }
 
     /// Waits until the active fails, at most `patience`.
@@ -339,10 +392,13 @@ impl Pair {
                     let (machine, why) = (backup.machine.name().to_owned(), error.to_string());
                     return Err(Error::Gone { machine, why });
                 }
-                // The memory was only read: the backup may try again, or another one. One that was killed closes its
-                // connection a moment before its process has ended, and is of no use any more.
-                if !backup.control.closes(CLOSING) {
-                    self.backup = Some(backup);
+                // The memory was only read, so this may be tried again. By the same backup only where it is there to be asked,
+                // and has made nothing yet: semaphores, files and half of a restore are in the way of another one.
+                let spent = backup.begun || matches!(error, Error::Timeout { .. });
+                let fallen = backup.fallen(CLOSING).is_some();
+                self.backup = Some(backup);
+                if spent || fallen {
+                    self.lose_backup(&error);
                 }
                 return Err(error);
             }
@@ -418,7 +474,7 @@ impl Pair {
             .control
             .ask(&json!({"do": "read", "pid": self.pid, "registers": self.registers, "strict": last_chance}))
             .and_then(|()| self.plug(backup))
-            .and_then(|()| backup.control.expect("the service to be read", RESCUE));
+            .and_then(|()| backup.expect("the service to be read", RESCUE));
         match read {
             Ok(Said::Read) => {}
             other => {
@@ -432,11 +488,12 @@ impl Pair {
             self.hand_over(backup);
             self.plug(backup)?;
         }
+        backup.begun = true;
         backup.control.ask(&json!({"do": "rebuild"}))?;
-        let said = backup.control.expect("the service to be rebuilt", RESCUE)?;
+        let said = backup.expect("the service to be rebuilt", RESCUE)?;
         let Said::Online = said else { return Ok(said) };
         backup.online = true;
-        backup.control.expect("the service to live again", RESCUE)
+        backup.expect("the service to live again", RESCUE)
     }
 
     /// Ends the active for good. Its memory stays; its disk is nobody's now.
@@ -475,7 +532,7 @@ impl Pair {
     pub fn down(mut self) -> Result<()> {
         self.backup = None;
         self.active.control.ask(&json!({"do": "end"}))?;
-        match self.active.control.expect("the service to end", END)? {
+        match self.active.expect("the service to end", END)? {
             Said::Ended => Ok(()),
             _ => Err(confused(&self.active.machine)),
         }
@@ -505,7 +562,7 @@ impl Pair {
         }
         self.active = active;
         self.registers.clear();
-        let Said::Ready { pid } = self.active.control.expect("the service to run", BOOT)? else {
+        let Said::Ready { pid } = self.active.expect("the service to run", BOOT)? else {
             return Err(confused(&self.active.machine));
         };
         self.pid = pid;
@@ -527,7 +584,11 @@ impl Pair {
         self.generation += 1;
         let peer = Some(&self.active.machine);
         self.backup = Some(Member::start(&self.config, &self.shared(), self.generation, peer)?);
-        self.arm()?;
+        if let Err(error) = self.arm() {
+            // It does not know the active's kernel, and could not take over.
+            self.lose_backup(&error);
+            return Err(error);
+        }
         Ok(begin.elapsed().as_secs_f64())
     }
 }

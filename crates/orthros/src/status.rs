@@ -49,6 +49,8 @@ pub struct Status {
     pub service: i32,
     /// How often it has moved.
     pub failovers: u32,
+    /// Which backups died or could not take over, and why, in order; each was replaced, or will be.
+    pub lost: Vec<String>,
     /// What it would take to rebuild the service, where the backup can tell.
     pub weight: Option<Weight>,
 }
@@ -61,6 +63,9 @@ impl fmt::Display for Status {
             None => out.write_str("none")?,
         }
         write!(out, ", service {} in its guest, {} failovers", self.service, self.failovers)?;
+        if let Some(last) = self.lost.last() {
+            write!(out, "; backups lost: {}, the last one as {last}", self.lost.len())?;
+        }
         self.weight.map_or(Ok(()), |weight| write!(out, "; {weight}"))
     }
 }
@@ -84,6 +89,7 @@ mod tests {
             backup: Some(role("b", false)),
             service: 2,
             failovers: 1,
+            lost: Vec::new(),
             weight: None,
         };
         assert_eq!(
@@ -92,6 +98,10 @@ mod tests {
         );
         status.backup = None;
         assert!(status.to_string().contains("backup none"));
+        status.lost = vec!["b: QEMU has ended".to_owned(), "c: its kernel has panicked".to_owned()];
+        assert!(
+            status.to_string().ends_with("; backups lost: 2, the last one as c: its kernel has panicked")
+        );
         status.weight = Some(Weight { needs: 100, has: 99 });
         assert!(status.to_string().ends_with("takes 100 MiB of the 99 that the backup has"), "{status}");
         assert!(!Weight { needs: 100, has: 99 }.fits() && Weight { needs: 99, has: 99 }.fits());

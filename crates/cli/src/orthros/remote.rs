@@ -11,6 +11,8 @@ use orrery_orthros::Fault;
 use serde_json::Value;
 
 const SOCKET: &str = "commands";
+/// What `crash` is followed by where it is the backup that is to die.
+pub(super) const BACKUP: &str = "backup";
 
 /// A line that someone said, and who listens to the answer.
 pub(super) struct Line {
@@ -95,10 +97,14 @@ pub(crate) struct Crash {
     /// circles within the kernel), lockup (the same, and the kernel panics when it notices)
     #[arg(long, default_value = "panic", value_parser = Fault::parse)]
     kind: Fault,
+    /// Let the backup's kernel panic instead, and wait until a new one stands by
+    #[arg(long, conflicts_with = "kind")]
+    backup: bool,
 }
 
 pub(super) fn crash(arguments: &Crash) -> Result<()> {
-    say(&arguments.target, &format!("crash {}", arguments.kind.name()))
+    let kind = if arguments.backup { BACKUP } else { arguments.kind.name() };
+    say(&arguments.target, &format!("crash {kind}"))
 }
 
 /// Says a line to the pair, and gives what it answers.

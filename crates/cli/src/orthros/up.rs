@@ -1,7 +1,7 @@
 //! `orrery orthros up`: a pair in the foreground, for a service of the user's.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -11,8 +11,11 @@ use orrery_orthros::{
 };
 
 use super::config::{DISKS, NETWORKS, PairFile, Wanted, one};
-use super::remote::Lines;
+use super::remote::{BACKUP, Lines};
 use super::{Common, Story};
+
+/// How long to wait before a backup is tried again that could not be started.
+const AGAIN: Duration = Duration::from_secs(20);
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -128,7 +131,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let at = pair.network().map(|network| format!(" at {}{place}", network.address()));
     story.tell("armed", None, format!("the service runs{}", at.unwrap_or_default()))?;
     warn(&mut pair, &story)?;
-    story.tell("help", None, "commands: status, crash [KIND], failover, run PROGRAM ARGUMENTS, quit")?;
+    story.tell(
+        "help",
+        None,
+        "commands: status, crash [KIND], crash backup, failover, run PROGRAM ARGUMENTS, quit",
+    )?;
+    // How many lost backups were told of, when the next one is due, and whether someone waits for it.
+    let (mut told, mut due, mut awaited) = (0, Instant::now(), false);
     loop {
         let mut cause = match pair.watch(Duration::from_millis(100)) {
             Err(error @ Error::Guest { .. }) => {
@@ -139,10 +148,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             }
             result => result?,
         };
-        if cause.is_none() && !pair.backup_lives() {
-            story.tell("backup died", None, "the backup has died; a new one is started")?;
-            let seconds = pair.renew()?;
-            story.tell("renewed", Some(seconds), format!("a new backup stands by after {seconds:.1} s"))?;
+        let lives = pair.backup_lives();
+        let news = pair.lost_backups().get(told..).and_then(<[String]>::last).cloned();
+        if cause.is_none() && !lives && (news.is_some() || Instant::now() >= due) {
+            if let Some(why) = news {
+                let text = format!("the backup has died ({why}); a new one is started");
+                story.tell("backup died", None, text)?;
+            }
+            due = stand_by(&mut pair, &story)?;
+            told = pair.lost_backups().len();
+            if std::mem::take(&mut awaited) {
+                story.hang_up();
+            }
         }
         while let Some(line) = lines.next() {
             let words: Vec<&str> = line.text.split_whitespace().collect();
@@ -157,6 +174,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                 ["failover"] => {
                     story.listen(listener.take());
                     cause = Some(Cause::Request);
+                }
+                ["crash", BACKUP] => {
+                    story.listen(listener.take());
+                    match pair.crash_backup() {
+                        Ok(()) => awaited = true,
+                        Err(error) => {
+                            story.tell("failed", None, error.to_string())?;
+                            story.hang_up();
+                        }
+                    }
                 }
                 ["crash", ref kind @ ..] if kind.len() < 2 => {
                     story.listen(listener.take());
@@ -182,17 +209,30 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                     );
                     story.tell("whole", Some(whole.seconds), text)?;
                 }
-                let seconds = pair.renew()?;
-                story.tell(
-                    "renewed",
-                    Some(seconds),
-                    format!("a new backup stands by after {seconds:.1} s"),
-                )?;
-                warn(&mut pair, &story)?;
+                due = stand_by(&mut pair, &story)?;
+                told = pair.lost_backups().len();
             }
             story.hang_up();
         }
     }
+}
+
+/// Starts a new backup. That none can be had is no reason to end a service that runs; gives when it is time to try again.
+fn stand_by(pair: &mut Pair, story: &Story) -> Result<Instant> {
+    match pair.renew() {
+        Ok(seconds) => {
+            story.tell("renewed", Some(seconds), format!("a new backup stands by after {seconds:.1} s"))?;
+            warn(pair, story)?;
+        }
+        Err(error) => {
+            let again = AGAIN.as_secs();
+            let text = format!(
+                "no backup stands by: {error}; the service runs, and would not survive; it is tried again in {again} s"
+            );
+            story.tell("alone", None, text)?;
+        }
+    }
+    Ok(Instant::now() + AGAIN)
 }
 
 /// Says early that the backup is too small for what the service has become.
