@@ -215,7 +215,9 @@ fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
         return;
     }
     let _one = ONE_PAIR.lock();
-    let options = ["--disk", "64M", "--silence", "60"];
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().to_str().unwrap();
+    let options = ["--disk", "64M", "--silence", "60", "--folder", at];
     let mut up = Up::start(&options, &["orrery-guest", "scribble", "/data", "5"]);
     up.expect("help");
     let first = backup_of(&mut up);
@@ -224,10 +226,19 @@ fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
     up.expect("renewed");
     let second = backup_of(&mut up);
     assert_ne!(first, second);
-    // One whose kernel panics leaves its QEMU behind, which stands still.
+    // One whose kernel panics leaves its QEMU behind, which stands still. That no other one can be had meanwhile is no reason
+    // to end the service.
+    let (image, away) = (folder.path().join("image"), folder.path().join("away"));
+    std::fs::rename(&image, &away).unwrap();
     up.say("crash backup");
     let died = up.expect("backup died")["text"].as_str().unwrap().to_owned();
     assert!(died.contains("guest2: its kernel has panicked"), "{died}");
+    let alone = up.expect("alone")["text"].as_str().unwrap().to_owned();
+    assert!(alone.contains("image") && alone.contains("tried again"), "{alone}");
+    std::fs::rename(&away, &image).unwrap();
+    up.say("status");
+    let status = up.expect("status");
+    assert!(status["status"]["active"]["lives"] == true && status["status"]["backup"].is_null(), "{status}");
     up.expect("renewed");
     let third = backup_of(&mut up);
     assert_ne!(second, third);

@@ -15,7 +15,7 @@ use super::remote::{BACKUP, Lines};
 use super::{Common, Story};
 
 /// How long to wait before a backup is tried again that could not be started.
-const AGAIN: Duration = Duration::from_secs(20);
+const AGAIN: Duration = Duration::from_secs(10);
 
 #[derive(Args)]
 pub(crate) struct Arguments {
