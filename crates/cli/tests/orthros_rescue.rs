@@ -122,6 +122,88 @@ fn a_rescue_that_is_interrupted_begins_again_from_the_same_memory() {
     up.expect("end");
 }
 
+/// A folder with a file system in memory, of so much room.
+struct Room(tempfile::TempDir);
+
+impl Room {
+    fn mount(&self, options: &str) -> bool {
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", options, "none"]).arg(self.0.path());
+        command.status().is_ok_and(|status| status.success())
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+/// The disk's image has holes, and this host no room to fill them. QEMU stops the machine then: what looks like a kernel that has fallen
+/// silent is none, and a rescue would fare no better. When there is no way but a rescue, it is refused with the reason.
+#[test]
+fn a_service_waits_for_room_on_its_host_and_a_rescue_without_room_is_refused_with_the_memory_kept() {
+    const SCRIPT: &str = "for file in one two; do until [ -e /run/$file ]; do sleep 0.1; done; \
+        dd if=/dev/zero of=/data/$file bs=1M count=16; [ $file = two ] || sync; echo $file > /run/done; done; sleep 1000";
+    if let Some(why) = missing(&[("mkfs.ext4", "e2fsprogs"), ("mount", "mount"), ("umount", "mount")]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let room = Room(tempfile::tempdir().unwrap());
+    if !room.mount("size=16M") {
+        orrery_testing::skipped!("a host without room: tmpfs cannot be mounted");
+        return;
+    }
+    let image = room.0.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    assert!(Command::new("mkfs.ext4").arg("-q").arg(&image).status().unwrap().success());
+    let at = folder.path().to_str().unwrap();
+    let options = ["--disk", image.to_str().unwrap(), "--folder", at, "--keep", "--silence", "5"];
+    let mut up = Up::start(&options, &["busybox", "sh", "-c", SCRIPT]);
+    up.expect("help");
+    up.say("run busybox touch /run/one");
+    up.expect("ran");
+    let full = up.expect("full")["text"].as_str().unwrap().to_owned();
+    assert!(full.contains(image.to_str().unwrap()) && full.contains("no room"), "{full}");
+    // Longer than a kernel may be silent.
+    std::thread::sleep(Duration::from_secs(6));
+    up.say("status");
+    let status = up.expect("status");
+    assert_eq!(status["status"]["failovers"], 0, "{status}");
+    assert_eq!(status["status"]["full"], image.to_str().unwrap(), "{status}");
+    assert!(room.mount("remount,size=64M"));
+    up.expect("room");
+    let done = |up: &mut Up, file: &str| {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        loop {
+            up.say("run busybox find /run/done -exec cat {} ;");
+            if up.expect("ran")["text"] == *file {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{file} is not done");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    done(&mut up, "one");
+    // Now somebody else takes what is left of it, and the kernel dies with bytes that its disk does not have.
+    let mut filler = std::fs::File::create(room.0.path().join("filler")).unwrap();
+    while filler.write_all(&[1; 1 << 16]).is_ok() {}
+    up.say("run busybox touch /run/two");
+    up.expect("ran");
+    done(&mut up, "two");
+    up.say("crash panic");
+    let again = up.expect("again");
+    assert!(again["text"].as_str().unwrap().contains("this host has no room"), "{again}");
+    let failed = up.expect_failure();
+    assert!(failed.contains("this host has no room") && failed.contains("the dead memory is"), "{failed}");
+    assert!(!up.child.wait().unwrap().success());
+    let kept: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().map(|file| file.path()).collect();
+    let memory = kept.iter().find(|path| path.extension().is_some_and(|kind| kind == "ram"));
+    assert_eq!(std::fs::metadata(memory.unwrap()).unwrap().len(), 256 << 20, "{kept:?}");
+}
+
 /// The database's own client, in the network of a pair.
 struct Sql {
     child: Child,

@@ -112,6 +112,11 @@ impl Disk {
         Ok(Self { image, mount })
     }
 
+    /// The file that it is on.
+    pub(crate) fn image(&self) -> &Path {
+        &self.image
+    }
+
     /// What a machine needs to have it plugged in later.
     pub(crate) fn port() -> [String; 2] {
         ["-device".to_owned(), format!("pcie-root-port,id={PORT},chassis=1,slot=1")]

@@ -113,6 +113,10 @@ impl Member {
                 Ok(Some(event)) if event.name == "SHUTDOWN" => {
                     self.fallen = Some("it has shut down".to_owned());
                 }
+                Ok(Some(event)) if event.is_want_of_room() => {
+                    self.fallen =
+                        Some("this host has no room for what it writes to its disk; make some".to_owned());
+                }
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(Error::Qmp { why, .. }) => self.fallen = Some(why),

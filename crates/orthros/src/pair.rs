@@ -9,7 +9,7 @@
 //!    disk is plugged into it; writes to the disk what the dead kernel had not; and criu makes processes of the images.
 //! 4. **Renew.** The survivor is the active now. A new backup is started that sees the survivor's memory.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,10 @@ const WEIGHING: Duration = Duration::from_secs(5);
 const WHOLE: Duration = Duration::from_secs(180);
 /// How long to wait for something to happen at a time.
 const POLL: Duration = Duration::from_millis(20);
+/// How often to look whether there is room again.
+const ROOM: Duration = Duration::from_secs(1);
+/// How soon it shows that there is none.
+const REFUSED: Duration = Duration::from_millis(300);
 /// How long a rescue may take.
 const RESCUE: Duration = Duration::from_secs(180);
 
@@ -124,6 +128,8 @@ pub struct Pair {
     dead: Option<Machine>,
     /// Whether some of the service's memory still lies there only.
     incomplete: bool,
+    /// When the active last stood still because this host has no room for its disk's image, if it does.
+    full: Option<Instant>,
 }
 
 impl Pair {
@@ -165,6 +171,7 @@ impl Pair {
             failovers: 0,
             dead: None,
             incomplete: false,
+            full: None,
         };
         let Said::Ready { pid } = pair.active.expect("the service to run", BOOT)? else {
             return Err(confused(&pair.active.machine));
@@ -222,6 +229,7 @@ impl Pair {
             service: self.pid,
             failovers: self.failovers,
             lost: self.lost.clone(),
+            full: self.no_room().map(Path::to_owned),
             weight: self.weigh(),
         }
     }
@@ -350,10 +358,11 @@ impl Pair {
     pub fn watch(&mut self, patience: Duration) -> Result<Option<Cause>> {
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
-            if let Some(event) = self.active.qmp.event(Duration::from_millis(20))?
-                && event.name == "GUEST_PANICKED"
-            {
-                return Ok(Some(Cause::Panic));
+            if let Some(cause) = self.hear()? {
+                return Ok(Some(cause));
+            }
+            if self.full.is_some() {
+                break;
             }
             if self.active.silence()?.is_some_and(|silence| silence > self.patience) {
                 return Ok(Some(Cause::Silence));
@@ -365,6 +374,53 @@ impl Pair {
         Ok(None)
     }
 
+    /// Hears what QEMU tells of the active.
+    fn hear(&mut self) -> Result<Option<Cause>> {
+        let mut patience = POLL;
+        while let Some(event) = self.active.qmp.event(patience)? {
+            if event.name == "GUEST_PANICKED" {
+                return Ok(Some(Cause::Panic));
+            }
+            if event.is_want_of_room() {
+                self.full = Some(Instant::now());
+            }
+            patience = Duration::ZERO;
+        }
+        if self.full.is_some_and(|since| since.elapsed() > ROOM) {
+            return self.look_for_room();
+        }
+        Ok(None)
+    }
+
+    /// Lets the active try again what this host had no room for.
+    fn look_for_room(&mut self) -> Result<Option<Cause>> {
+        // Whether it may is seen by what happens.
+        let _ = self.active.qmp.execute("cont", &json!({}));
+        let deadline = Instant::now() + REFUSED;
+        while Instant::now() < deadline {
+            match self.active.qmp.event(POLL)? {
+                Some(event) if event.name == "GUEST_PANICKED" => return Ok(Some(Cause::Panic)),
+                Some(event) if event.is_want_of_room() => {
+                    self.full = Some(Instant::now());
+                    return Ok(None);
+                }
+                _ => {}
+            }
+        }
+        self.full = None;
+        if let Some(pulse) = &mut self.active.pulse {
+            pulse.forgive();
+        }
+        Ok(None)
+    }
+
+    /// The disk's image, while this host has no room for what the service writes to it. The service stands still then, which is no
+    /// failure of its kernel and would be no better in the backup, and goes on when [`watch`](Self::watch) finds room.
+    #[must_use]
+    pub fn no_room(&self) -> Option<&Path> {
+        self.full.and(self.disk.as_ref()).map(Disk::image)
+    }
+
     /// Moves the service to the backup, which becomes the active. The old active never runs again.
     ///
     /// # Errors
@@ -374,6 +430,10 @@ impl Pair {
     pub fn fail_over(&mut self, cause: Cause) -> Result<Failover> {
         let start = Instant::now();
         let mut steps = Vec::new();
+        if let (Cause::Request, Some(image)) = (cause, self.no_room()) {
+            let why = "this host has no room for what the service writes to it; make some first".to_owned();
+            return Err(Error::Disk { path: image.to_owned(), why });
+        }
         if self.incomplete && self.active.control.whole().is_none() {
             return Err(self.torn("it died before all of the service's memory had come"));
         }
@@ -407,6 +467,7 @@ impl Pair {
         let seconds = start.elapsed().as_secs_f64();
         self.dead = Some(std::mem::replace(&mut self.active, backup).machine);
         self.incomplete = summary["later"].as_u64().is_none_or(|pages| pages > 0);
+        self.full = None;
         self.registers.clear();
         self.failovers += 1;
         self.pid = pid;
@@ -433,9 +494,7 @@ impl Pair {
                 self.incomplete = false;
             } else if let Some(complaint) = self.active.control.complaint() {
                 return Err(complaint);
-            } else if !self.active.machine.runs()
-                || self.active.qmp.event(POLL)?.is_some_and(|event| event.name == "GUEST_PANICKED")
-            {
+            } else if !self.active.machine.runs() || self.hear()? == Some(Cause::Panic) {
                 return Err(self.torn("it died before all of the service's memory had come"));
             } else if Instant::now() > deadline {
                 return Err(Error::Timeout {
@@ -553,7 +612,7 @@ impl Pair {
     pub fn reboot(&mut self) -> Result<()> {
         self.backup = None;
         self.active.machine.kill();
-        (self.dead, self.incomplete) = (None, false);
+        (self.dead, self.incomplete, self.full) = (None, false, None);
         self.generation += 1;
         let active = Member::start(&self.config, &self.shared(), self.generation, None)?;
         if let Some(network) = &self.network {

@@ -25,6 +25,13 @@ pub struct Event {
     pub at: Instant,
 }
 
+impl Event {
+    /// Whether a machine was stopped because this host has no room for what it writes to its disk.
+    pub(crate) fn is_want_of_room(&self) -> bool {
+        self.name == "BLOCK_IO_ERROR" && self.data["nospace"] == true && self.data["action"] == "stop"
+    }
+}
+
 /// A connection to the monitor of a machine.
 pub struct Qmp {
     machine: String,

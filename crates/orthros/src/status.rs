@@ -1,6 +1,7 @@
 //! What a pair is doing, for people and for programs.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -51,6 +52,8 @@ pub struct Status {
     pub failovers: u32,
     /// Which backups died or could not take over, and why, in order; each was replaced, or will be.
     pub lost: Vec<String>,
+    /// The disk's image, while this host has no room for what the service writes to it: the service stands still.
+    pub full: Option<PathBuf>,
     /// What it would take to rebuild the service, where the backup can tell.
     pub weight: Option<Weight>,
 }
@@ -65,6 +68,9 @@ impl fmt::Display for Status {
         write!(out, ", service {} in its guest, {} failovers", self.service, self.failovers)?;
         if let Some(last) = self.lost.last() {
             write!(out, "; backups lost: {}, the last one as {last}", self.lost.len())?;
+        }
+        if let Some(image) = &self.full {
+            write!(out, "; it stands still, as this host has no room for {}", image.display())?;
         }
         self.weight.map_or(Ok(()), |weight| write!(out, "; {weight}"))
     }
@@ -90,6 +96,7 @@ mod tests {
             service: 2,
             failovers: 1,
             lost: Vec::new(),
+            full: None,
             weight: None,
         };
         assert_eq!(
@@ -102,6 +109,8 @@ mod tests {
         assert!(
             status.to_string().ends_with("; backups lost: 2, the last one as c: its kernel has panicked")
         );
+        status.full = Some(PathBuf::from("/srv/disk"));
+        assert!(status.to_string().ends_with("; it stands still, as this host has no room for /srv/disk"));
         status.weight = Some(Weight { needs: 100, has: 99 });
         assert!(status.to_string().ends_with("takes 100 MiB of the 99 that the backup has"), "{status}");
         assert!(!Weight { needs: 100, has: 99 }.fits() && Weight { needs: 99, has: 99 }.fits());

@@ -1,6 +1,6 @@
 //! `orrery orthros up`: a pair in the foreground, for a service of the user's.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -138,6 +138,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     )?;
     // How many lost backups were told of, when the next one is due, and whether someone waits for it.
     let (mut told, mut due, mut awaited) = (0, Instant::now(), false);
+    let mut full: Option<PathBuf> = None;
     loop {
         let mut cause = match pair.watch(Duration::from_millis(100)) {
             Err(error @ Error::Guest { .. }) => {
@@ -148,6 +149,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             }
             result => result?,
         };
+        if pair.no_room() != full.as_deref() {
+            full = pair.no_room().map(Path::to_owned);
+            match &full {
+                Some(image) => story.tell("full", None, no_room(image))?,
+                None => story.tell("room", None, "there is room again, and the service goes on")?,
+            }
+        }
         let lives = pair.backup_lives();
         let news = pair.lost_backups().get(told..).and_then(<[String]>::last).cloned();
         if cause.is_none() && !lives && (news.is_some() || Instant::now() >= due) {
@@ -215,6 +223,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             story.hang_up();
         }
     }
+}
+
+/// What is to be done where the service stands still.
+fn no_room(image: &Path) -> String {
+    format!(
+        "this host has no room for what the service writes to {}: it stands still, and goes on when there is room",
+        image.display()
+    )
 }
 
 /// Starts a new backup. That none can be had is no reason to end a service that runs; gives when it is time to try again.
