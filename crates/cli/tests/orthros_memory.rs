@@ -7,10 +7,9 @@ mod pairs;
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
 use std::time::Duration;
 
-use pairs::{ONE_PAIR, Up, missing};
+use pairs::{ONE_PAIR, Up, connect, missing};
 
 /// How long a client waits for an answer, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -34,14 +33,8 @@ fn memory_comes_while_the_service_lives_and_who_was_not_accepted_hears_of_it() {
     let service = ["orrery-guest", "burden", "300", "0", "2"];
     let mut up = Up::start(&["--network", &network, "--memory", "512", "--silence", "60"], &service);
     up.expect("help");
-    let space = std::fs::File::open(Path::new("/run/netns").join(&network)).unwrap();
-    // Sockets stay in the network that their thread was in. The service accepts one client at a time.
-    let connected = std::thread::spawn(move || {
-        let kind = rustix::thread::LinkNameSpaceType::Network;
-        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), Some(kind)).unwrap();
-        [(); 2].map(|()| TcpStream::connect(("10.77.0.2", 7)).unwrap())
-    });
-    let [client, mut waiting] = connected.join().unwrap();
+    // The service accepts one client at a time.
+    let [client, mut waiting] = [(); 2].map(|()| connect(&network, 7));
     for stream in [&client, &waiting] {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
     }

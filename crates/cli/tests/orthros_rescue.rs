@@ -8,7 +8,6 @@ mod pairs;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpStream;
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -16,7 +15,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use orrery_testing::{mariadb, sources};
-use pairs::{ONE_PAIR, Up, missing};
+use pairs::{ONE_PAIR, Up, connect, missing};
 
 /// A failover by hand is for maintenance: what would lose something is refused, and nothing has happened. A death is another
 /// matter, and so is the next one: what the first rescue made is as good as what it read.
@@ -85,14 +84,7 @@ fn a_rescue_that_is_interrupted_begins_again_from_the_same_memory() {
         ["--network", &network, "--disk", image.to_str().unwrap(), "--file", &criu, "--silence", "60"];
     let mut up = Up::start(&options, &["orrery-guest", "burden", "64", "0", "2"]);
     up.expect("help");
-    let space = std::fs::File::open(Path::new("/run/netns").join(&network)).unwrap();
-    // A socket stays in the network that its thread was in.
-    let connected = std::thread::spawn(move || {
-        let kind = rustix::thread::LinkNameSpaceType::Network;
-        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), Some(kind)).unwrap();
-        TcpStream::connect(("10.77.0.2", 7)).unwrap()
-    });
-    let stream = connected.join().unwrap();
+    let stream = connect(&network, 7);
     stream.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
     let mut client = BufReader::new(stream);
     let mut ask = |line: &str| {

@@ -8,11 +8,10 @@ mod pairs;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pairs::{ONE_PAIR, Up, missing};
+use pairs::{ONE_PAIR, Up, connect, missing};
 
 /// The byte at a place of a stream, as `orrery-guest pump` has it.
 fn byte(place: u64) -> u8 {
@@ -58,13 +57,7 @@ fn no_byte_is_lost_or_comes_twice_wherever_a_call_was() {
     let options = ["--network", &network, "--cpus", "2", "--disk", "64M", "--silence", "60"];
     let mut up = Up::start(&options, &["orrery-guest", "pump"]);
     up.expect("help");
-    let space = std::fs::File::open(Path::new("/run/netns").join(&network)).unwrap();
-    let connected = std::thread::spawn(move || {
-        let kind = rustix::thread::LinkNameSpaceType::Network;
-        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), Some(kind)).unwrap();
-        TcpStream::connect(("10.77.0.2", 7)).unwrap()
-    });
-    let stream = connected.join().unwrap();
+    let stream = connect(&network, 7);
     let right = Arc::new(AtomicU64::new(0));
     let (other, counter) = (stream.try_clone().unwrap(), Arc::clone(&right));
     std::thread::spawn(move || send(other));

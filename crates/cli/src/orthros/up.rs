@@ -272,7 +272,8 @@ fn answer(pair: &mut Pair, story: &Story, words: &[&str]) -> Result<()> {
         },
         _ => {
             let line = words.join(" ");
-            let text = format!("no command is {line:?}; there are status, crash, failover, run, quit");
+            let text =
+                format!("no command is {line:?}; there are status, crash, crash backup, failover, run, quit");
             story.tell("help", None, text)
         }
     }

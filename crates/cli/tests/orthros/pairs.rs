@@ -2,7 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "every test program uses a part of it")]
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
@@ -48,6 +49,26 @@ pub fn orthros() -> Command {
 
 pub fn events(output: &[u8]) -> Vec<Value> {
     output.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
+}
+
+/// A connection to a port of the service in a network, once it listens there: a program that runs may not be so far yet.
+pub fn connect(network: &str, port: u16) -> TcpStream {
+    let space = std::fs::File::open(Path::new("/run/netns").join(network)).unwrap();
+    // A socket stays in the network that its thread was in.
+    let connected = std::thread::spawn(move || {
+        let kind = rustix::thread::LinkNameSpaceType::Network;
+        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), Some(kind)).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match TcpStream::connect(("10.77.0.2", port)) {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                result => return result.unwrap(),
+            }
+        }
+    });
+    connected.join().unwrap()
 }
 
 /// `orrery orthros up`, spoken to.
