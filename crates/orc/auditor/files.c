@@ -18,8 +18,6 @@
 #define ENOUGH (16UL << 20)
 /* Bytes behind the segments that are had with them: the table of sections is there, without which tools find no symbols. */
 #define MORE (64UL << 10)
-/* Runs of pages up to so many bytes are mapped at once; of longer ones only what is needed is to be in memory. */
-#define SHORT (256UL << 10)
 /* How often a busy store is asked, in pauses from 2 ms that double. */
 #define ATTEMPTS 7
 
@@ -122,10 +120,8 @@ static int gather(struct file *file, const struct opened *object) {
 static int exchange_run(const struct mapping *segment, uintptr_t start, uintptr_t end, int fd,
                         uint64_t offset) {
     int protection = PROT_READ | (segment->executable ? PROT_EXEC : 0) | (segment->writable ? PROT_WRITE : 0);
-    /* The loader's own code is in use, for one: mapping its pages at once spares it the faults. */
-    int at_once = !segment->writable && end - start <= SHORT ? MAP_POPULATE : 0;
-    long placed =
-        CALL6(SYS_mmap, start, end - start, protection, MAP_PRIVATE | MAP_FIXED | at_once, fd, (long)offset);
+    /* Not MAP_POPULATE: it maps the pages one by one, where a fault maps sixteen. */
+    long placed = CALL6(SYS_mmap, start, end - start, protection, MAP_PRIVATE | MAP_FIXED, fd, (long)offset);
     return placed == (long)start;
 }
 
