@@ -74,9 +74,13 @@ fn what_is_known_is_had_without_asking_even_of_the_dead() {
     if folder(&store).is_none() {
         return;
     }
+    // It is sent all of them at once, and exchanges one after the other.
+    let files = ["dozer", "libc.so.6", "ld-linux"];
+    let has = |file: &&str| code(first.0.id(), file).is_some_and(|(_, object)| object);
+    eventually("all of it", || files.iter().all(has));
     let second = Sleeper::start(&store, &program);
     assert!(!second.asks());
-    for file in ["dozer", "libc.so.6", "ld-linux"] {
+    for file in files {
         let (one, two) = (code(first.0.id(), file).unwrap(), code(second.0.id(), file).unwrap());
         assert!(one == two && one.1, "{file}: {one:?} {two:?}");
     }
