@@ -34,7 +34,8 @@ static int is_pending;
 /* The object that it is to open, and its inode. */
 static int object = -1;
 static uint64_t object_inode;
-static char path[40];
+/* The file that it was to open, by its own name. */
+static char file_path[PATH_LENGTH];
 
 static void close_object(void) {
     close_own(object, object_inode);
@@ -68,35 +69,40 @@ static uint64_t open_entry(const struct entry *entry) {
     return object_inode;
 }
 
-static const char *object_path(void) {
-    char digits[12];
-    size_t at = sizeof digits - 1;
-    unsigned number = (unsigned)object;
-    digits[at] = 0;
-    do
-        digits[--at] = (char)('0' + number % 10);
-    while (number /= 10);
-    copy(path, "/proc/self/fd/", 14);
-    copy(path + 14, digits + at, sizeof digits - at);
-    return path;
-}
-
-static long look_up(const char *name, struct stat *found) {
-    return CALL6(SYS_newfstatat, -100 /* AT_FDCWD */, name, found, 0, 0, 0);
-}
-
 /* The loader could map no code of it, although its object is known by another mount of the same file system. */
 static int is_noexec(const char *name) {
     struct statfs found;
     return CALL3(SYS_statfs, name, &found, 0) == 0 && (found.f_flags & NOEXEC);
 }
 
+static const char *last_part(const char *name) {
+    const char *part = name;
+    for (; *name; name++)
+        if (*name == '/')
+            part = name + 1;
+    return part;
+}
+
+/* Whether the object that the loader was to open has lost its name before it did. No store takes one away while it is open here, but
+   one that finds what another has left clears all of it away. The loader then seeks the library elsewhere. */
+static int is_missed(const char *name) {
+    struct stat found;
+    const char *wanted = last_part(file_path), *sought = last_part(name);
+    size_t length = length_of(wanted) + 1;
+    return is_pending && libraries[count - 1].object && length_of(sought) + 1 == length &&
+           same(sought, wanted, length) && look_at_file(object_name(), &found) < 0;
+}
+
 const char *find_library(const char *name, int is_searched) {
     struct stat found;
     if (!may_share())
         return name;
+    if (is_missed(name)) {
+        settle();
+        return file_path;
+    }
     settle();
-    if (look_up(name, &found) < 0)
+    if (look_at_file(name, &found) < 0)
         return name;
     struct library *known = find(found.st_dev, found.st_ino);
     if (known) {
@@ -113,7 +119,9 @@ const char *find_library(const char *name, int is_searched) {
     uint64_t inode = 0;
     fresh->object = 0;
     is_pending = 1;
-    if (is_searched && find_file(&found, 0, EXECUTABLE | LOADABLE, &fresh->entry) && !is_noexec(name)) {
+    size_t length = length_of(name);
+    if (is_searched && length < sizeof file_path &&
+        find_file(&found, 0, EXECUTABLE | LOADABLE, &fresh->entry) && !is_noexec(name)) {
         inode = open_entry(&fresh->entry);
         if (!inode || is_loaded_from(inode)) {
             close_object();
@@ -127,9 +135,13 @@ const char *find_library(const char *name, int is_searched) {
     int fd = inode ? object : open_file(name);
     if (fd >= 0)
         prepare_place(fd, (uint64_t)found.st_size);
-    if (!inode)
+    if (!inode) {
         close_file(fd);
-    return inode ? object_path() : name;
+        return name;
+    }
+    copy(file_path, name, length + 1);
+    /* By its name: one in /proc would have to be made for this process. It stays open here, and so keeps its name. */
+    return object_name();
 }
 
 int note_library(const struct link_map *map) {
@@ -144,7 +156,7 @@ int note_library(const struct link_map *map) {
         if (is_object)
             use_prepared(map, &libraries[count - 1].entry);
     } else if (map->l_name && map->l_name[0] == '/' && count < MOST_LIBRARIES &&
-               look_up(map->l_name, &found) == 0) {
+               look_at_file(map->l_name, &found) == 0) {
         /* The loader itself. */
         struct library *loader = &libraries[count++];
         loader->device = found.st_dev;

@@ -54,6 +54,9 @@ const char *store_folder(void);
 const struct sockaddr_un *store_address(void);
 
 int open_file(const char *path);
+struct stat;
+/* What there is under a name; negative where there is nothing. */
+long look_at_file(const char *path, struct stat *found);
 void close_file(int fd);
 /* Closes what stayed open from one call of the loader to the next, if it is still what it was: a program may have closed all
    that it did not know, and opened something else. */
@@ -119,7 +122,6 @@ struct entry {
     char name[160];
 };
 
-struct stat;
 /* Looks something up; whether it is there. */
 int find_entry(const uint64_t key[KEY_WORDS], struct entry *entry);
 /* Looks a file up; whether there is an object that shows all of it before `end` and has these flags. */

@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
+use crate::guest::{Guest, TALK, Workshop, variables};
 use crate::unmodified::{PYTHON, Python, code, run};
 use crate::{Store, eventually, signal};
 
@@ -101,6 +102,50 @@ fn what_is_known_is_had_without_asking_even_of_the_dead() {
     let fifth = Sleeper::start(&store, &program);
     assert!(!fifth.asks());
     assert_eq!(code(fifth.0.id(), "dozer"), code(first.0.id(), "dozer"));
+}
+
+#[test]
+fn an_object_that_loses_its_name_before_it_is_opened_is_done_without() {
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let _ = store.client();
+    let library = workshop.library("libfirst.so", "int answer(void) { return 7; }", &[]);
+    let source = format!("{TALK} int answer(void); int main(void) {{ say(answer()); hear(); }}");
+    let program = workshop.program("main", &source, &["-L$LIB", "-lfirst", "-Wl,-rpath,$LIB"]);
+    for _ in 0..2 {
+        assert_eq!(Guest::start(&store, &workshop, &program).number(), 7);
+    }
+    let Some(folder) = folder(&store) else { return };
+    let object = names(&folder).into_iter().find(|name| name.starts_with("orc:libfirst")).unwrap();
+    // Another auditor, which hears what the loader is to open, and clears it away as a new store would.
+    let source = "
+        #include <fcntl.h>
+        #include <linux/fs.h>
+        #include <string.h>
+        #include <sys/ioctl.h>
+        #include <unistd.h>
+        unsigned la_version(unsigned version) { return version; }
+        char *la_objsearch(const char *name, unsigned long *cookie, unsigned flag) {
+            if (strstr(name, \"/orc:libfirst.so\")) {
+                int fd = open(name, O_RDONLY), flags = 0;
+                ioctl(fd, FS_IOC_SETFLAGS, &flags);
+                unlink(name);
+                close(fd);
+            }
+            return (char *)name;
+        }";
+    let remover = workshop.library("remover.so", source, &[]);
+    let mut command = std::process::Command::new(&program);
+    for (name, value) in variables(&store, &[]) {
+        match name.as_str() {
+            "LD_AUDIT" => command.env(name, format!("{value}:{}", remover.display())),
+            _ => command.env(name, value),
+        };
+    }
+    let mut guest = Guest::spawn(command, &workshop);
+    assert_eq!(guest.number(), 7, "from the file itself: {}", guest.said());
+    assert!(!folder.join(&object).exists(), "the object was removed");
+    let maps = fs::read_to_string(format!("/proc/{}/maps", guest.pid())).unwrap();
+    assert!(maps.contains(library.to_str().unwrap()), "{maps}");
 }
 
 #[test]
