@@ -18,9 +18,11 @@ static int verbose, under_seccomp, old_kernel, without_places;
 static char folder[sizeof store.sun_path];
 static int has_read;
 static const struct link_map *first_map;
+static const char *started_by;
 
 const struct sockaddr_un *store_address(void) { return &store; }
 const char *store_folder(void) { return folder; }
+const char *program_path(void) { return started_by; }
 
 void say(const char *what, const char *name) {
     char text[400];
@@ -118,6 +120,7 @@ int is_store_known(void) {
         const char *const *variables = find_environment(first_map);
         char buffer[4352];
         has_read = 1;
+        started_by = find_program(variables);
         for (; variables && *variables; variables++)
             read_variable(*variables, length_of(*variables));
         if (!variables)

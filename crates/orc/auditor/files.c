@@ -32,7 +32,7 @@ struct opened {
 struct file {
     int fd;
     struct stat found;
-    const char *name;
+    const char *name, *path;
     /* The part of the file that its segments show. */
     uint64_t start, end;
     int executable;
@@ -50,9 +50,12 @@ static struct opened opened[MOST_OBJECTS];
 static size_t opened_count;
 
 void note_opened(const struct link_map *map) {
-    if (map->l_ld && opened_count < MOST_OBJECTS)
-        opened[opened_count++] =
-            (struct opened){map, map->l_addr, (uintptr_t)map->l_ld, map->l_name ? map->l_name : ""};
+    const char *name = map->l_name ? map->l_name : "", *c = name;
+    while (*c && *c != '/')
+        c++;
+    /* The program has no name. What has one that is no path is the kernel's own library, without a file. */
+    if (map->l_ld && opened_count < MOST_OBJECTS && (*c || !*name))
+        opened[opened_count++] = (struct opened){map, map->l_addr, (uintptr_t)map->l_ld, name};
 }
 
 size_t opened_objects(void) { return opened_count; }
@@ -65,20 +68,36 @@ void forget_opened(const struct link_map *map) {
 
 /* ---- gathering ---- */
 
-/* Opens the file that is mapped: not one that has taken its name since. */
-static int open_mapped(const char *name, uint64_t inode, struct stat *found) {
-    int fd = open_file(name[0] ? name : "/proc/self/exe");
-    if (fd >= 0 && CALL3(SYS_fstat, fd, found, 0) == 0 && found->st_ino == inode)
-        return fd;
-    close_file(fd);
-    say("left alone: the file is no longer there under its name", name);
-    return -1;
+static const char GONE[] = "left alone: the file is no longer there under its name";
+
+/* Finds the file that is mapped, not one that has taken its name since; its path, or NULL. The program has no name here. What it was
+   started by may be a script, or lead elsewhere by now; what the kernel says it is takes an entry in /proc. */
+static const char *find_mapped(const char *name, const struct mapping *at, struct stat *found) {
+    const char *path = name[0] ? name : program_path();
+    if (path && look_at_file(path, found) == 0 && found->st_ino == at->inode &&
+        (name[0] || found->st_dev == at->device))
+        return path;
+    if (!name[0] && look_at_file("/proc/self/exe", found) == 0 && found->st_ino == at->inode)
+        return "/proc/self/exe";
+    say(GONE, name);
+    return NULL;
+}
+
+/* Opens what was found there, to be shown; whether it is there still. */
+static int open_found(struct file *file) {
+    struct stat found;
+    file->fd = open_file(file->path);
+    if (file->fd >= 0 && CALL3(SYS_fstat, file->fd, &found, 0) == 0 && found.st_ino == file->found.st_ino &&
+        found.st_dev == file->found.st_dev)
+        return 1;
+    close_file(file->fd);
+    say(GONE, file->name);
+    return 0;
 }
 
 /* Finds the segments of an object; whether there is anything to be had. */
 static int gather(struct file *file, const struct opened *object) {
-    struct mapping at;
-    uint64_t inode = 0;
+    struct mapping at, first = {0};
     int is_it = 0;
     file->name = object->name;
     file->segment_count = 0;
@@ -86,9 +105,10 @@ static int gather(struct file *file, const struct opened *object) {
     file->start = ~0ul;
     file->end = 0;
     for (uintptr_t next = object->base; find_mapping(next, &at); next = at.end) {
-        if (inode && at.inode != inode)
+        if (first.inode && at.inode != first.inode)
             break;
-        inode = at.inode;
+        if (!first.inode)
+            first = at;
         if (!is_it && at.start > object->inside)
             break; /* The kernel's own library has no file: this is another. */
         is_it |= at.start <= object->inside && object->inside < at.end;
@@ -105,7 +125,7 @@ static int gather(struct file *file, const struct opened *object) {
         file->segments[file->segment_count++] = at;
     }
     /* The kernel's own has no file. */
-    if (!is_it || !file->segment_count || (file->fd = open_mapped(object->name, inode, &file->found)) < 0)
+    if (!is_it || !file->segment_count || !(file->path = find_mapped(object->name, &first, &file->found)))
         return 0;
     uint64_t size = (uint64_t)file->found.st_size;
     if (file->end < size && size - file->end <= MORE)
@@ -184,7 +204,6 @@ static int serve_named(struct file *file) {
         return 0;
     exchange_segments(file, fd, file->start);
     close_file(fd);
-    close_file(file->fd);
     return 1;
 }
 
@@ -253,10 +272,8 @@ void share_files(void) {
     for (size_t i = 0; i < count; i++) {
         if (!gather(&file, &opened[i]) || serve_named(&file))
             continue;
-        if (!batch && !(batch = make_batch())) {
-            close_file(file.fd);
+        if ((!batch && !(batch = make_batch())) || !open_found(&file))
             continue;
-        }
         copy(&batch->files[batch->count++], &file, sizeof file);
         batch->bytes += file.end - file.start;
         if (batch->count == MOST_PIECES || batch->bytes >= ENOUGH)

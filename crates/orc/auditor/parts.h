@@ -25,6 +25,8 @@ struct range {
 
 /* The environment as it was when the program started, found by one of the loader's maps; NULL where the loader does not tell. */
 const char *const *find_environment(const struct link_map *map);
+/* The path by which the program was started, which stands behind its environment; NULL where there is none. */
+const char *find_program(const char *const *environment);
 
 /* ---- environment.c: what the program was told, and what it may do ---- */
 
@@ -49,6 +51,8 @@ void give_up(const char *why);
 void say(const char *what, const char *name);
 /* Whether the program was told of a store. */
 int is_store_known(void);
+/* The path by which the program was started, as it was given; NULL where that is not known. */
+const char *program_path(void);
 /* The store's folder, and the address of the socket in it. */
 const char *store_folder(void);
 const struct sockaddr_un *store_address(void);
@@ -153,7 +157,7 @@ void finish_libraries(void);
 /* A mapping of a file. */
 struct mapping {
     uintptr_t start, end;
-    uint64_t offset, inode;
+    uint64_t offset, device, inode;
     int writable, executable, readable, shared;
 };
 

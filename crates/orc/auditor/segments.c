@@ -77,6 +77,11 @@ static uint64_t number(const char **text, unsigned base) {
     }
 }
 
+/* As stat(2) has it. */
+static uint64_t device_of(uint64_t major, uint64_t minor) {
+    return (minor & 0xff) | major << 8 | (minor & ~0xffull) << 12;
+}
+
 static void parse(const char *text, struct mapping *found) {
     found->start = number(&text, 16), text++;
     found->end = number(&text, 16), text++;
@@ -86,8 +91,10 @@ static void parse(const char *text, struct mapping *found) {
     found->shared = text[3] == 's';
     text += 5;
     found->offset = number(&text, 16), text++;
-    number(&text, 16), text++;
-    number(&text, 16), text++;
+    uint64_t major = number(&text, 16);
+    text++;
+    found->device = device_of(major, number(&text, 16));
+    text++;
     found->inode = number(&text, 10);
 }
 
@@ -137,6 +144,7 @@ int find_mapping(uintptr_t address, struct mapping *found) {
     found->start = query.start;
     found->end = query.end;
     found->offset = query.offset;
+    found->device = device_of(query.major, query.minor);
     found->inode = query.inode;
     found->readable = !!(query.vma_flags & QUERY_READABLE);
     found->writable = !!(query.vma_flags & QUERY_WRITABLE);

@@ -1,6 +1,7 @@
 /*
- * What the kernel has put on the stack for the program (execve(2)): there lies its environment as it was then. Reading it takes
- * no system call, and no entry in /proc, which the kernel makes anew for each process that looks.
+ * What the kernel has put on the stack for the program (execve(2)): there lies its environment as it was then, and behind that
+ * what it was started by (getauxval(3)). Reading it takes no system call, and no entry in /proc, which the kernel makes anew for each
+ * process that looks: such an entry costs 10 us, until the process has ended and it is gone.
  *
  * The loader knows where that is and says so under a name that programs may use, too (__libc_stack_end). An auditor is linked
  * with nothing, so it looks the name up by itself, in the tables that the loader's own map tells of (elf(5)).
@@ -72,4 +73,14 @@ const char *const *find_environment(const struct link_map *map) {
     if (!stack || stack[0] < 0 || stack[0] > MOST_ARGUMENTS || stack[1 + stack[0]])
         return NULL;
     return (const char *const *)(stack + 2 + stack[0]);
+}
+
+const char *find_program(const char *const *environment) {
+    while (environment && *environment)
+        environment++;
+    const ElfW(auxv_t) *entry = environment ? (const void *)(environment + 1) : NULL;
+    for (; entry && entry->a_type != AT_NULL; entry++)
+        if (entry->a_type == AT_EXECFN)
+            return (const char *)entry->a_un.a_val;
+    return NULL;
 }

@@ -287,6 +287,44 @@ fn files_that_are_replaced_before_they_are_looked_at_are_left_alone() {
 }
 
 #[test]
+fn programs_that_are_replaced_before_they_are_looked_at_stay_what_they_are() {
+    let (store, workshop) = (Store::new(&[]), Workshop::new());
+    let _ = store.client();
+    let source = |number: i32| {
+        let answer = library_that_says(number);
+        format!("{TALK} {answer} int main(void) {{ say(answer() + 10 * far_away()); hear(); }}")
+    };
+    let program = workshop.program("main", &source(1), &[]);
+    let next = workshop.program("next", &source(2), &[]);
+    // Both are known to the store, and have what is needed of them.
+    for (path, said) in [(&program, 11), (&next, 22)] {
+        let mut guest = Guest::start(&store, &workshop, path);
+        assert_eq!(guest.number(), said);
+        assert!(is_shared(&guest, path.file_name().unwrap().to_str().unwrap()));
+    }
+    // Another auditor puts one in the place of the other before ours looks at it.
+    let source = format!(
+        "#include <stdio.h>
+         unsigned la_version(unsigned version) {{ rename(\"{}\", \"{}\"); return version; }}",
+        next.display(),
+        program.display()
+    );
+    let replacer = workshop.library("replacer.so", &source, &[]);
+    let mut command = std::process::Command::new(&program);
+    for (name, value) in variables(&store, &[]) {
+        match name.as_str() {
+            "LD_AUDIT" => command.env(name, format!("{}:{value}", replacer.display())),
+            _ => command.env(name, value),
+        };
+    }
+    let mut guest = Guest::spawn(command, &workshop);
+    assert_eq!(guest.number(), 11, "the program that was started, not the one that has its name now");
+    assert!(is_shared(&guest, "orc:main"), "the object that it has had before");
+    let mut fresh = Guest::start(&store, &workshop, &program);
+    assert_eq!(fresh.number(), 22);
+}
+
+#[test]
 fn what_the_policy_refuses_is_explained() {
     let (store, workshop) = (Store::new(&[]), Workshop::new());
     let _ = store.client();
