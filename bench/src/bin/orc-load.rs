@@ -3,7 +3,7 @@
 //! Warm: the store knows the files, and the kernel has them cached where they are not shared. A program that does nothing
 //! shows the fixed cost, real ones (Python with libraries, Redis, nginx, git) what users notice, a dlopen(3) what a library
 //! costs. The floor is an auditor of the loader (rtld-audit(7)) that does nothing: less than that no program can start in that is
-//! audited at all. Cold: the program comes from a tree that nobody has seen, whose files are on disk; the store has the same bytes from
+//! audited at all. What would take its place, a preloaded object (`LD_PRELOAD`), is measured empty, too. Cold: the program comes from a tree that nobody has seen, whose files are on disk; the store has the same bytes from
 //! another tree.
 
 use std::os::unix::process::CommandExt as _;
@@ -35,17 +35,26 @@ const DLOPEN: &str = "import ctypes, time; begin = time.perf_counter_ns(); \
 enum Way {
     Plain,
     Floor,
+    Preload,
     Ours,
 }
 
-/// An auditor that does nothing.
-const IDLE: &str = "unsigned la_version(unsigned version) { return version; }";
+impl Way {
+    /// What the loader is told to load with the program, by which variable, and its source, if that is an object of the benchmark's own.
+    fn object(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Plain | Self::Ours => None,
+            Self::Floor => Some(("LD_AUDIT", "unsigned la_version(unsigned version) { return version; }")),
+            Self::Preload => Some(("LD_PRELOAD", "")),
+        }
+    }
+}
 
 /// Starts programs, with a store or without.
 struct Starts {
     store: Option<Store>,
-    /// The auditor that does nothing.
-    idle: Option<PathBuf>,
+    /// The object that does nothing, and the variable that has the loader load it.
+    idle: Option<(&'static str, PathBuf)>,
     /// What Python with its libraries is made of.
     files: Vec<PathBuf>,
     /// For nginx's settings and logs.
@@ -56,9 +65,9 @@ struct Starts {
 const NGINX: &str =
     "error_log stderr; pid FOLDER/pid; events {} http { access_log off; server { listen 127.0.0.1:1; } }";
 
-fn build_idle(folder: &Path) -> Result<PathBuf> {
+fn build_idle(folder: &Path, text: &str) -> Result<PathBuf> {
     let (source, idle) = (folder.join("idle.c"), folder.join("idle.so"));
-    std::fs::write(&source, IDLE)?;
+    std::fs::write(&source, text)?;
     let mut command = Command::new("cc");
     command.args(["-O2", "-fPIC", "-shared", "-nostdlib", "-o"]).arg(&idle).arg(&source);
     let status = command.status().map_err(|error| Skipped(format!("there is no compiler: {error}")))?;
@@ -75,7 +84,10 @@ impl Starts {
         let files = files_of(running.pid())?;
         let store = if way == Way::Ours { Some(Store::start(false)?) } else { None };
         let folder = tempfile::tempdir()?;
-        let idle = if way == Way::Floor { Some(build_idle(folder.path())?) } else { None };
+        let idle = match way.object() {
+            Some((variable, source)) => Some((variable, build_idle(folder.path(), source)?)),
+            None => None,
+        };
         let settings = NGINX.replace("FOLDER", &folder.path().display().to_string());
         std::fs::write(folder.path().join("nginx.conf"), settings)?;
         Ok(Self { store, idle, files, folder })
@@ -86,8 +98,8 @@ impl Starts {
         if let Some(store) = &self.store {
             store.share(command)?;
         }
-        if let Some(idle) = &self.idle {
-            command.env("LD_AUDIT", idle).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
+        if let Some((variable, object)) = &self.idle {
+            command.env(variable, object).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
         }
         let begin = Instant::now();
         let output = command.stdin(Stdio::null()).output();
@@ -150,7 +162,8 @@ fn main() -> Result<ExitCode> {
     let entry = |name: &'static str, way| Entry::new(name, move || Starts::new(way));
     let mut group = Group::new("orc-load", entry("orrery orc run", Way::Ours))
         .against(entry("plain", Way::Plain))
-        .against(entry("floor", Way::Floor));
+        .against(entry("floor", Way::Floor))
+        .against(entry("empty preload", Way::Preload));
     let cases = [
         ("true", "true", Unit::Microseconds),
         ("git", "git --version", Unit::Microseconds),
