@@ -416,7 +416,15 @@ fn main() -> Result<ExitCode> {
         let mut plan: Vec<(usize, &[Way], u64)> = if quick {
             vec![(16, &Way::FEW, 5)]
         } else {
-            vec![(2, &Way::ALL, 10), (4, &Way::FEW, 10), (32, &Way::FEW, 10), (16, &Way::ALL, 40)]
+            // Every number of copies, and all ways for a few copies and for many, within some minutes.
+            vec![
+                (1, &Way::FEW, 5),
+                (2, &Way::ALL, 8),
+                (4, &Way::FEW, 5),
+                (8, &Way::FEW, 5),
+                (16, &Way::ALL, 20),
+                (32, &Way::FEW, 8),
+            ]
         };
         plan.retain(|(count, ..)| *count <= arguments.most);
         whole = over_time(&plan, &mut records)?;
