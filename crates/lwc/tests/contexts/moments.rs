@@ -26,6 +26,18 @@ static FILE: AtomicU64 = AtomicU64::new(0);
 /// In how many new contexts each thread has been.
 static MET: [AtomicU64; THREADS] = [const { AtomicU64::new(0) }; THREADS];
 
+/// Switches to the next of the new contexts, if it is there; whether all are behind this thread.
+fn has_met_all(thread: usize, expected: u64) -> bool {
+    let round = usize::try_from(MET[thread].load(SeqCst)).unwrap();
+    if let Some(new) = NEW.get(round).and_then(OnceLock::get) {
+        let arrival = new.switch(0, &[]).unwrap();
+        assert!(is_root());
+        assert_eq!(arrival.word, expected, "round {round}");
+        MET[thread].store(round as u64 + 1, SeqCst);
+    }
+    round == ROUNDS
+}
+
 /// What a thread does, and its copies.
 fn switch_all_the_time(thread: usize, expected: u64) {
     if let Some(creator) = CREATOR.get() {
@@ -45,13 +57,7 @@ fn switch_all_the_time(thread: usize, expected: u64) {
             };
             unreachable!("nobody comes twice");
         }
-        let round = usize::try_from(MET[thread].load(SeqCst)).unwrap();
-        if let Some(new) = NEW.get(round).and_then(OnceLock::get) {
-            let arrival = new.switch(0, &[]).unwrap();
-            assert!(is_root());
-            assert_eq!(arrival.word, expected, "round {round}");
-            MET[thread].store(round as u64 + 1, SeqCst);
-        } else if round == ROUNDS {
+        if has_met_all(thread, expected) {
             return;
         }
         let arrival = FIRST.get().unwrap().switch(word, &[]).unwrap();
@@ -87,13 +93,7 @@ fn ask_all_the_time(thread: usize, expected: u64) {
             context::root().unwrap().switch(expected, &[]).unwrap();
             unreachable!("nobody comes twice");
         }
-        let round = usize::try_from(MET[thread].load(SeqCst)).unwrap();
-        if let Some(new) = NEW.get(round).and_then(OnceLock::get) {
-            let arrival = new.switch(0, &[]).unwrap();
-            assert!(is_root());
-            assert_eq!(arrival.word, expected, "round {round}");
-            MET[thread].store(round as u64 + 1, SeqCst);
-        } else if round == ROUNDS {
+        if has_met_all(thread, expected) {
             return;
         }
     }
