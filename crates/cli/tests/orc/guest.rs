@@ -75,6 +75,21 @@ impl Guest {
         Self::spawn(run(store, &[program.to_str().unwrap()]), workshop)
     }
 
+    /// Starts a program with the loader's auditors that `auditors` names, given ours.
+    pub(crate) fn audited(
+        store: &Store,
+        workshop: &Workshop,
+        program: &Path,
+        auditors: impl Fn(&str) -> String,
+    ) -> Self {
+        let mut command = Command::new(program);
+        for (name, value) in variables(store, &[]) {
+            let value = if name == "LD_AUDIT" { auditors(&value) } else { value };
+            command.env(name, value);
+        }
+        Self::spawn(command, workshop)
+    }
+
     pub(crate) fn spawn(mut command: Command, workshop: &Workshop) -> Self {
         let said = workshop.path(&format!("said.{}", fs::read_dir(workshop.path("")).unwrap().count()));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(File::create(&said).unwrap());

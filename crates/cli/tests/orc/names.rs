@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use crate::guest::{Guest, TALK, Workshop, variables};
+use crate::guest::{Guest, TALK, Workshop};
 use crate::unmodified::{PYTHON, Python, code, run};
 use crate::{Store, eventually, signal};
 
@@ -134,14 +134,8 @@ fn an_object_that_loses_its_name_before_it_is_opened_is_done_without() {
             return (char *)name;
         }";
     let remover = workshop.library("remover.so", source, &[]);
-    let mut command = std::process::Command::new(&program);
-    for (name, value) in variables(&store, &[]) {
-        match name.as_str() {
-            "LD_AUDIT" => command.env(name, format!("{value}:{}", remover.display())),
-            _ => command.env(name, value),
-        };
-    }
-    let mut guest = Guest::spawn(command, &workshop);
+    let auditors = |ours: &str| format!("{ours}:{}", remover.display());
+    let mut guest = Guest::audited(&store, &workshop, &program, auditors);
     assert_eq!(guest.number(), 7, "from the file itself: {}", guest.said());
     assert!(!folder.join(&object).exists(), "the object was removed");
     let maps = fs::read_to_string(format!("/proc/{}/maps", guest.pid())).unwrap();

@@ -7,7 +7,7 @@ use std::path::Path;
 use object::{Object as _, ObjectSection as _};
 
 use crate::Store;
-use crate::guest::{Guest, TALK, Workshop, variables};
+use crate::guest::{Guest, TALK, Workshop};
 
 const AN_OBJECT: &str = "an object: one copy for all";
 const CHANGED: &str = "code that was changed in memory";
@@ -271,14 +271,8 @@ fn files_that_are_replaced_before_they_are_looked_at_are_left_alone() {
         "{TALK} int answer(void), far_away(void); int main(void) {{ say(answer() + 10 * far_away()); hear(); }}"
     );
     let program = workshop.program("main", &source, &["-L$LIB", "-lfirst", "-Wl,-rpath,$LIB"]);
-    let mut command = std::process::Command::new(&program);
-    for (name, value) in variables(&store, &[]) {
-        match name.as_str() {
-            "LD_AUDIT" => command.env(name, format!("{}:{value}", replacer.display())),
-            _ => command.env(name, value),
-        };
-    }
-    let mut guest = Guest::spawn(command, &workshop);
+    let auditors = |ours: &str| format!("{}:{ours}", replacer.display());
+    let mut guest = Guest::audited(&store, &workshop, &program, auditors);
     assert_eq!(guest.number(), 11, "the file that the loader mapped, not the one that has its name now");
     assert!(guest.said().contains("no longer there under its name"), "{}", guest.said());
     let reasons = guest.reasons("libfirst.so", "r-xp");
@@ -310,14 +304,8 @@ fn programs_that_are_replaced_before_they_are_looked_at_stay_what_they_are() {
         program.display()
     );
     let replacer = workshop.library("replacer.so", &source, &[]);
-    let mut command = std::process::Command::new(&program);
-    for (name, value) in variables(&store, &[]) {
-        match name.as_str() {
-            "LD_AUDIT" => command.env(name, format!("{}:{value}", replacer.display())),
-            _ => command.env(name, value),
-        };
-    }
-    let mut guest = Guest::spawn(command, &workshop);
+    let auditors = |ours: &str| format!("{}:{ours}", replacer.display());
+    let mut guest = Guest::audited(&store, &workshop, &program, auditors);
     assert_eq!(guest.number(), 11, "the program that was started, not the one that has its name now");
     assert!(is_shared(&guest, "orc:main"), "the object that it has had before");
     let mut fresh = Guest::start(&store, &workshop, &program);
