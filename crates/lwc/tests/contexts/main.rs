@@ -7,6 +7,7 @@
 
 #![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
 
+#[deny(clippy::undocumented_unsafe_blocks)]
 mod adversary;
 mod bad_input;
 mod calls;
