@@ -23,6 +23,9 @@ const WANTED_ROUNDS: u32 = 10;
 const SHORTEST_SLICE: Duration = Duration::from_millis(2);
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 const MOST_ITERATIONS: f64 = 1e6;
+/// The first operation may make what all later ones find: only one that takes longer than this is not done again before
+/// it counts.
+const LONGEST_WARM_UP: Duration = Duration::from_secs(2);
 
 /// Our value and a rival's, from the same round.
 pub(crate) type Pair = (f64, f64);
@@ -138,8 +141,9 @@ impl<'a> Seat<'a> {
         let Some(contender) = &mut self.contender else {
             return Ok(());
         };
-        // The first operations are not typical: caches are cold. So the estimate is corrected a few times.
-        for _ in 0..4 {
+        // The first operations are not typical: caches are cold. So the estimate is corrected a few times, and the very first
+        // one in any case, however well it fills the slice.
+        for attempt in 0..4 {
             let start = Instant::now();
             let sample = contender.measure(work, self.iterations)?;
             // What is not timed fills the slice as well.
@@ -153,7 +157,7 @@ impl<'a> Seat<'a> {
             )]
             let fitting = (slice.as_secs_f64() / each).round().clamp(1.0, MOST_ITERATIONS) as u32;
             self.iterations = fitting;
-            if filled {
+            if filled && (attempt > 0 || elapsed > LONGEST_WARM_UP) {
                 break;
             }
         }
@@ -271,8 +275,8 @@ mod tests {
             ],
             &["w"],
         );
-        assert_eq!(turns, ["ours", "rival", "ours", "rival", "rival", "ours"]);
-        assert_eq!(found, [[("rival", vec![(10_000.0, 40_000.0), (20_000.0, 80_000.0)])]]);
+        assert_eq!(turns, ["ours", "ours", "rival", "rival", "ours", "rival", "rival", "ours"]);
+        assert_eq!(found, [[("rival", vec![(20_000.0, 80_000.0), (40_000.0, 160_000.0)])]]);
     }
 
     #[test]
@@ -302,6 +306,20 @@ mod tests {
     }
 
     #[test]
+    fn a_first_operation_that_fills_the_slice_by_itself_is_not_taken_for_typical() {
+        let settle = |each: fn(usize) -> Result<Duration>| {
+            let turns = Rc::default();
+            let mut seat = Seat::new("ours");
+            seat.contender = Some(Box::new(Puppet { name: "ours", turns: Rc::clone(&turns), each }));
+            seat.settle("w", Duration::from_millis(2)).unwrap();
+            (seat.iterations, turns.borrow().len())
+        };
+        let cold_at_first = |turn| Ok(Duration::from_micros(if turn == 0 { 25_000 } else { 10 }));
+        assert_eq!(settle(cold_at_first), (200, 3));
+        assert_eq!(settle(|_| Ok(2 * LONGEST_WARM_UP)), (1, 1), "what takes so long is done once");
+    }
+
+    #[test]
     fn a_rival_that_fails_is_left_out_for_good_and_one_that_skips_for_a_case() {
         let (found, _, absences) = hold(
             &[
@@ -327,7 +345,7 @@ mod tests {
             &["first", "second"],
         );
         assert_eq!(found, [[], []]);
-        assert_eq!(turns, ["ours", "rival", "rival"], "only to settle");
+        assert_eq!(turns, ["ours", "rival", "rival", "rival", "rival"], "only to settle");
         assert!(format!("{absences:?}").contains("group, first, ours: broke"));
     }
 
