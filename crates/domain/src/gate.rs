@@ -18,7 +18,8 @@
 //! A wait also ends when the partner dies. A domain's watcher thread keeps a *mark* in the domain's face on its robust
 //! list (get_robust_list(2)), so the kernel itself changes the mark and wakes a sleeper when the domain dies of whatever
 //! cause; sleepers wait on bell and mark at once (futex_waitv(2), Linux 5.16). The mark is a hint that a
-//! corrupted domain can spoil, so sleeps are also cut short regularly to ask the pidfd, which cannot lie.
+//! corrupted domain can spoil, so sleeps are also cut short regularly to ask the pidfd, which cannot lie; where a mark stands,
+//! the first sleep of a wait is trusted to it.
 
 mod here;
 mod pace;
@@ -376,7 +377,16 @@ impl<'a> Gate<'a> {
         let naps = &self.mine.naps;
         naps.store(naps.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.mine.cpu.store(NOWHERE, Ordering::Relaxed);
-        let mut rest = Rest { bell, heard, until, partner, mark: &self.theirs.mark, seen: 0, now: Moment(0) };
+        let mut rest = Rest {
+            bell,
+            heard,
+            until,
+            partner,
+            mark: &self.theirs.mark,
+            seen: 0,
+            dozed: false,
+            now: Moment(0),
+        };
         let woken = protocol::sleep(bell, &self.mine.sleepers, heard, &called, &mut rest);
         self.show_cpu();
         woken
@@ -435,6 +445,8 @@ struct Rest<'a> {
     mark: &'a AtomicU32,
     /// The mark, before the pidfd was asked: whatever happens to it since ends the nap.
     seen: u32,
+    /// Whether there was a nap in this wait.
+    dozed: bool,
     now: Moment,
 }
 
@@ -444,7 +456,10 @@ impl Night for Rest<'_> {
             Partner::Pidfd(_) if !WITHOUT_WAITV.load(Ordering::Relaxed) => self.mark.load(Ordering::SeqCst),
             _ => 0,
         };
+        // Most waits are over after one nap: there a system call is saved.
+        let told_by_mark = !self.dozed && self.seen != 0 && self.seen & OWNER_DIED == 0;
         if let Partner::Pidfd(pidfd) = self.partner
+            && !told_by_mark
             && is_dead(pidfd)
         {
             return Some(Woken::PartnerGone);
@@ -454,6 +469,7 @@ impl Night for Rest<'_> {
     }
 
     fn doze(&mut self) {
+        self.dozed = true;
         let nap = match self.partner {
             Partner::Watched => None,
             // The kernel has marked its death, which takes a moment to complete.
@@ -634,5 +650,23 @@ mod tests {
         let woken = gate.wait(0, None, Partner::Pidfd(std::os::fd::AsFd::as_fd(&pidfd)));
         child.wait().unwrap();
         assert_eq!(woken, Woken::PartnerGone);
+    }
+
+    #[test]
+    fn a_mark_that_never_tells_of_a_death_is_found_out() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        child.wait().unwrap();
+        let (a, b) = (Face::default(), Face::default());
+        b.mark.store(1, Ordering::SeqCst);
+        let gate = Gate::new(&a, &b);
+        let long = Moment::now().after(20 * NAP_MARKED);
+        let woken = gate.wait(0, Some(long), Partner::Pidfd(std::os::fd::AsFd::as_fd(&pidfd)));
+        assert_eq!(woken, Woken::PartnerGone);
+        b.mark.store(1 | OWNER_DIED, Ordering::SeqCst);
+        let soon = Moment::now().after(NAP_MARKED / 2);
+        let woken = gate.wait(0, Some(soon), Partner::Pidfd(std::os::fd::AsFd::as_fd(&pidfd)));
+        assert_eq!(woken, Woken::PartnerGone, "one that tells is believed at once");
     }
 }
