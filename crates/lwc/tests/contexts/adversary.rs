@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use orrery_lwc::context::{Error, Spec, create};
 
-use crate::support::{PAGE, become_ordinary, errno, mapped, own_pid, reap, shared_words};
+use crate::pages::{PAGE, Pages};
+use crate::support::{become_ordinary, errno, own_pid, reap, shared_words};
 
 /// What an attack is after.
 struct Target {
@@ -85,7 +86,7 @@ fn is_refused(attack: Attack, works: bool) {
     // SAFETY: takes numbers only.
     unsafe { libc::setpgid(0, 0) };
     let words = shared_words();
-    let address = mapped(1).expose_provenance();
+    let address = Pages::new(1).address();
     catch_signals(&words[3]);
     // The target that shows that the attack is one.
     // SAFETY: the child hides its secret and sleeps.

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use orrery_lwc::context::{Context, Error, Spec, create};
 
-use crate::support::{await_end_of, in_child, own_pid, pair, receive, send, server, shared_words};
+use crate::support::{
+    await_end_of, end, in_child, lent, own_pid, pair, plain_fork, receive, send, server, shared_words,
+    status_of,
+};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -30,16 +33,16 @@ pub(crate) fn what_names_no_context_is_refused() {
 
 pub(crate) fn a_context_of_another_program_is_refused() {
     let (here, there) = pair();
-    let pid = unsafe { libc::fork() };
+    let pid = plain_fork();
     if pid == 0 {
         let own = create(&Spec::new(), server(|word| word + 1)).unwrap();
-        send(&there, &[unsafe { std::os::fd::BorrowedFd::borrow_raw(own.descriptor()) }]);
+        send(&there, &[lent(own)]);
         // Until the other program has had its way with it.
         receive(&there);
         for word in 0..100 {
             assert_eq!(own.switch_within(word, &[], LIMIT).unwrap().word, word + 1);
         }
-        unsafe { libc::_exit(0) };
+        end(0);
     }
     let own = create(&Spec::new(), server(|word| word + 2)).unwrap();
     let foreign = receive(&here);
@@ -51,9 +54,7 @@ pub(crate) fn a_context_of_another_program_is_refused() {
         send(&foreign, &junk[..count]);
     }
     send(&here, &[nothing.as_fd()]);
-    let mut status = 0;
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert_eq!(status, 0, "the other program was harmed");
+    assert_eq!(status_of(pid), 0, "the other program was harmed");
     assert_eq!(own.switch(1, &[]).unwrap().word, 3);
 }
 

@@ -1,12 +1,15 @@
 //! System calls of one context that another one makes, or refuses.
 
+use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use orrery_lwc::context::{Calls, Error, Overlay, Own, Rights, Spec, create};
+use rustix::process::{DumpableBehavior, Signal, geteuid, set_dumpable_behavior};
 
+use crate::pages::Pages;
 use crate::support::{
-    OWN_MEMORY, PAGE, await_end_of, become_ordinary, call_number, errno, mapped, only, own_pid, server,
-    uname_of, written,
+    OWN_MEMORY, await_end_of, become_ordinary, call_number, die, errno, is_open, kill, only, own_pid, server,
+    set_users, uname, uname_of, written,
 };
 
 pub(crate) fn withheld_calls_fail() {
@@ -14,12 +17,11 @@ pub(crate) fn withheld_calls_fail() {
     let other = create(
         &spec,
         server(|word| {
-            let ppid = unsafe { libc::getppid() };
-            let mut name: libc::utsname = unsafe { std::mem::zeroed() };
-            let uname = unsafe { libc::uname(&raw mut name) };
+            let ppid = std::os::unix::process::parent_id().cast_signed();
+            let named = uname();
             let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, 0) };
             // Getting a parent's number is among what a context cannot do without.
-            u64::from(ppid > 0 && uname == -1 && ring == -1 && errno() == libc::EPERM) + word
+            u64::from(ppid > 0 && named.is_err() && ring == -1 && errno() == libc::EPERM) + word
         }),
     )
     .unwrap();
@@ -28,11 +30,8 @@ pub(crate) fn withheld_calls_fail() {
     let other = create(
         &Spec::new().withhold(&only(libc::SYS_uname)),
         server(|_| {
-            let thread = std::thread::spawn(|| {
-                let mut name: libc::utsname = unsafe { std::mem::zeroed() };
-                unsafe { libc::uname(&raw mut name) }
-            });
-            u64::from(thread.join().unwrap() == -1)
+            let thread = std::thread::spawn(|| uname().is_err());
+            u64::from(thread.join().unwrap())
         }),
     )
     .unwrap();
@@ -74,7 +73,7 @@ pub(crate) fn calls_are_trapped() {
     let arrival = other.switch(0, &[]).unwrap();
     assert!(arrival.call.is_some());
     assert!(matches!(other.switch(0, b"x"), Err(Error::TooLong { .. })));
-    assert!(matches!(unsafe { other.overlay(mapped(1), PAGE, Overlay::Copy) }, Err(Error::Stopped { .. })));
+    assert!(matches!(Pages::new(1).overlay(other, Overlay::Copy), Err(Error::Stopped { .. })));
     assert_eq!(uname_of(other, other.switch(7, &[]).unwrap()), 7);
     other.close().unwrap();
 }
@@ -138,12 +137,11 @@ pub(crate) fn a_dead_context_is_no_longer_heard() {
     let make = || {
         create(&Spec::new().withhold(&only(libc::SYS_uname)).trap(true), |start| {
             let mut arrival = start.arrival;
-            let mut name: libc::utsname = unsafe { std::mem::zeroed() };
             loop {
                 let word = match arrival.word {
                     0 => own_pid(),
-                    1 => unsafe { libc::uname(&raw mut name) }.unsigned_abs().into(),
-                    _ => unsafe { libc::kill(libc::getpid(), libc::SIGKILL) }.unsigned_abs().into(),
+                    1 => uname().is_err().into(),
+                    _ => die(),
                 };
                 arrival = arrival.caller.switch(word, &[]).unwrap();
             }
@@ -156,12 +154,12 @@ pub(crate) fn a_dead_context_is_no_longer_heard() {
     let second = make();
     let pid = i32::try_from(second.switch(0, &[]).unwrap().word).unwrap();
     assert!(second.switch(1, &[]).unwrap().call.is_some());
-    unsafe { libc::kill(pid, libc::SIGKILL) };
+    kill(pid, Signal::KILL);
     await_end_of(pid.unsigned_abs().into());
     assert!(matches!(second.switch(0, &[]), Err(Error::Died { .. } | Error::Gone { .. })));
     let third = make();
     let pid = i32::try_from(third.switch(0, &[]).unwrap().word).unwrap();
-    unsafe { libc::kill(pid, libc::SIGKILL) };
+    kill(pid, Signal::KILL);
     await_end_of(pid.unsigned_abs().into());
     assert!(matches!(third.switch(0, &[]), Err(Error::Died { .. } | Error::Gone { .. })));
     let other = create(&Spec::new(), server(|word| word)).unwrap();
@@ -180,14 +178,9 @@ pub(crate) fn a_dead_context_is_no_longer_heard() {
 }
 
 pub(crate) fn only_the_parent_answers() {
-    let other = create(
-        &Spec::new().withhold(&only(libc::SYS_uname)).trap(true),
-        server(|_| {
-            let mut name: libc::utsname = unsafe { std::mem::zeroed() };
-            u64::from(unsafe { libc::uname(&raw mut name) } == 0)
-        }),
-    )
-    .unwrap();
+    let other =
+        create(&Spec::new().withhold(&only(libc::SYS_uname)).trap(true), server(|_| uname().is_ok().into()))
+            .unwrap();
     let stranger = create(
         &Spec::new(),
         server(move |word| match word {
@@ -228,10 +221,7 @@ pub(crate) fn calls_of_others_it_made_are_refused() {
     let other = create(
         &Spec::new().withhold(&only(libc::SYS_uname)).trap(true),
         server(|_| {
-            let thread = std::thread::spawn(|| {
-                let mut name: libc::utsname = unsafe { std::mem::zeroed() };
-                if unsafe { libc::uname(&raw mut name) } == -1 { errno() } else { 0 }
-            });
+            let thread = std::thread::spawn(|| uname().map_or_else(|errno| errno, |_| 0));
             thread.join().unwrap().unsigned_abs().into()
         }),
     )
@@ -243,8 +233,9 @@ pub(crate) fn a_flood_of_traps_is_answered() {
     let other = create(
         &Spec::new().withhold(&only(libc::SYS_uname)).trap(true),
         server(|word| {
-            let mut name: libc::utsname = unsafe { std::mem::zeroed() };
-            (0..word).map(|_| unsafe { libc::syscall(libc::SYS_uname, &raw mut name) }.cast_unsigned()).sum()
+            let mut name = MaybeUninit::<libc::utsname>::uninit();
+            let trap = |_| unsafe { libc::syscall(libc::SYS_uname, name.as_mut_ptr()) }.cast_unsigned();
+            (0..word).map(trap).sum()
         }),
     )
     .unwrap();
@@ -259,11 +250,11 @@ pub(crate) fn a_flood_of_traps_is_answered() {
 
 pub(crate) fn an_asked_context_cannot_trap() {
     // Sharing takes calls of the owner's library, which nobody could answer while it is waited for.
-    let memory = mapped(1);
+    let memory = Pages::new(1);
     let other =
         create(&Spec::new().withhold(&only(libc::SYS_memfd_create)).trap(true), server(|word| word)).unwrap();
     assert_eq!(other.switch(3, &[]).unwrap().word, 3);
-    let refused = unsafe { other.overlay(memory, PAGE, Overlay::Copy) };
+    let refused = memory.overlay(other, Overlay::Copy);
     assert!(refused.is_err(), "{refused:?}");
     assert_eq!(other.switch(4, &[]).unwrap().word, 4);
 }
@@ -282,7 +273,7 @@ pub(crate) fn calls_are_made_for_a_parked_context() {
     let there = call(OWN_MEMORY, libc::SYS_openat, open).unwrap();
     assert!(there >= 0);
     let number = i32::try_from(there).unwrap();
-    assert_eq!(unsafe { libc::fcntl(number, libc::F_GETFD) }, -1, "not in our table");
+    assert!(!is_open(number), "not in our table");
     let mut buffer = [0_u8; 200_000];
     let read = [there.cast_unsigned(), buffer.as_mut_ptr().addr() as u64, buffer.len() as u64, 0, 0, 0];
     let passwd = std::fs::read("/etc/passwd").unwrap();
@@ -293,15 +284,15 @@ pub(crate) fn calls_are_made_for_a_parked_context() {
     assert_eq!(call(OWN_MEMORY, libc::SYS_write, write), Ok(5));
     assert_eq!(written(&file), "hello");
     // Its memory: the same address holds something else there.
-    let memory = mapped(1);
-    unsafe { memory.write(b'a') };
+    let memory = Pages::new(1);
+    memory.poke(0, b'a');
     let fresh = create(&Spec::new(), server(|word| word)).unwrap();
-    unsafe { memory.write(b'b') };
-    let write = [file.as_raw_fd().unsigned_abs().into(), memory.addr() as u64, 1, 5, 0, 0];
+    memory.poke(0, b'b');
+    let write = [file.as_raw_fd().unsigned_abs().into(), memory.address() as u64, 1, 5, 0, 0];
     assert_eq!(unsafe { fresh.syscall(Own::default(), call_number(libc::SYS_pwrite64), write) }, Ok(1));
     assert_eq!(written(&file), "helloa");
     // Errors are the call's.
-    let nowhere = [99_999, memory.addr() as u64, 1, 0, 0, 0];
+    let nowhere = [99_999, memory.address() as u64, 1, 0, 0, 0];
     assert_eq!(call(OWN_MEMORY, libc::SYS_write, nowhere), Ok(-i64::from(libc::EBADF)));
     let absent = [1, 8, 1, 0, 0, 0];
     assert!(call(OWN_MEMORY, libc::SYS_write, absent).is_err(), "nothing to copy");
@@ -315,7 +306,7 @@ pub(crate) fn calls_are_made_for_a_parked_context() {
 }
 
 pub(crate) fn calls_need_rights() {
-    let uname = only(libc::SYS_uname);
+    let names = only(libc::SYS_uname);
     let spec = Spec::new().may_call(&only(libc::SYS_getpid));
     let child = create(&spec, move |start| {
         let call = |number| unsafe { start.creator.syscall(Own::default(), call_number(number), [0; 6]) };
@@ -330,7 +321,7 @@ pub(crate) fn calls_need_rights() {
     let other = create(&Spec::new(), server(|word| word)).unwrap();
     let call = |number| unsafe { other.syscall(Own::default(), call_number(number), [0; 6]) };
     assert!(call(libc::SYS_getuid).is_ok());
-    other.restrict_to(&Rights::none().calls(&only(libc::SYS_getpid).or(&uname))).unwrap();
+    other.restrict_to(&Rights::none().calls(&only(libc::SYS_getpid).or(&names))).unwrap();
     assert!(call(libc::SYS_getpid).is_ok());
     assert_eq!(
         call(libc::SYS_getuid).unwrap_err(),
@@ -339,9 +330,8 @@ pub(crate) fn calls_need_rights() {
     other.restrict(&[]).unwrap();
     assert!(matches!(call(libc::SYS_getpid), Err(Error::CallDenied { .. })));
     // A context whose creator may not: the same where calls are trapped.
-    let trapped = create(&Spec::new().withhold(&uname).trap(true), |_| {
-        let mut name: libc::utsname = unsafe { std::mem::zeroed() };
-        unsafe { libc::uname(&raw mut name) };
+    let trapped = create(&Spec::new().withhold(&names).trap(true), |_| {
+        let _ = uname();
         unreachable!();
     })
     .unwrap();
@@ -357,7 +347,7 @@ pub(crate) fn a_monitor_makes_the_calls_it_allows() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("secret");
     std::fs::write(&path, "for the monitor's eyes").unwrap();
-    let privileged = unsafe { libc::geteuid() } == 0;
+    let privileged = geteuid().is_root();
     if privileged {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -365,7 +355,7 @@ pub(crate) fn a_monitor_makes_the_calls_it_allows() {
     let wanted = path.clone();
     let child = create(&Spec::new().trap(true), move |start| {
         if privileged {
-            assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
+            assert!(set_users(65534, 65534, 65534));
         }
         let mut arrival = start.arrival;
         loop {
@@ -394,10 +384,8 @@ pub(crate) fn a_monitor_makes_the_calls_it_allows() {
                     unsafe { child.syscall(own, call.number, call.arguments) }.unwrap()
                 }
             } else {
-                unsafe {
-                    child.syscall(Own { credentials: true, ..Own::default() }, call.number, call.arguments)
-                }
-                .unwrap_or(-i64::from(libc::ENOSYS))
+                let own = Own { credentials: true, ..Own::default() };
+                unsafe { child.syscall(own, call.number, call.arguments) }.unwrap_or(-i64::from(libc::ENOSYS))
             };
             arrival = child.switch(answer.cast_unsigned(), &[]).unwrap();
         }
@@ -414,7 +402,7 @@ pub(crate) fn a_monitor_makes_the_calls_it_allows() {
     let expected = if privileged { libc::EACCES.unsigned_abs().into() } else { 0 };
     for own in [Own::default(), OWN_MEMORY] {
         assert_eq!(serve(own, &path).0, expected);
-        assert_eq!(unsafe { libc::geteuid() } == 0, privileged, "ours are ours again");
+        assert_eq!(geteuid().is_root(), privileged, "ours are ours again");
     }
     assert_eq!(serve(with_rights, &path), secret());
 }
@@ -446,7 +434,7 @@ pub(crate) fn a_monitor_needs_no_privilege() {
     }
     assert_eq!((opened, arrival.bytes), (1, b"text".to_vec()));
     // A program that is closed to debuggers cannot look into its own copies.
-    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).unwrap();
     let refused = create(&Spec::new().trap(true), server(|word| word)).unwrap_err();
     assert!(matches!(refused, Error::Birth { .. }), "{refused}");
 }

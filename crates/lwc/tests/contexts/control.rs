@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use orrery_lwc::context::{Context, Created, Error, ROOM, Spec, Start, create, create_here};
+use rustix::process::Signal;
 
-use crate::support::{await_end_of, own_pid, server, shared_words};
+use crate::support::{await_end_of, kill, own_pid, server, shared_words};
 
 pub(crate) fn control_goes_back_and_forth() {
     let other = create(&Spec::new(), |start| {
@@ -195,14 +196,14 @@ extern "C" fn switch_in_handler(_signal: i32) {
 }
 
 pub(crate) fn a_handler_may_not_switch_from_within() {
-    let root = unsafe { libc::getpid() };
+    let root = std::process::id().cast_signed();
     let words = shared_words();
     unsafe { libc::signal(libc::SIGUSR1, switch_in_handler as extern "C" fn(i32) as usize) };
     let other = create(
         &Spec::new(),
         server(move |_| {
             // The root is parked in its switch.
-            unsafe { libc::kill(root, libc::SIGUSR1) };
+            kill(root, Signal::USR1);
             std::thread::sleep(Duration::from_millis(50));
             words[0].fetch_add(1, Ordering::SeqCst)
         }),

@@ -1,8 +1,12 @@
 //! What a new context has of its creator: credentials, of its own or the same.
 
-use orrery_lwc::context::{Context, Forked, Spec, Start, create, fork};
+use orrery_lwc::context::{Context, Spec, Start, create};
+use rustix::process::{getegid, geteuid, getgroups, getuid};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use crate::support::{become_ordinary, server};
+use crate::support::{
+    become_ordinary, end, forked, server, set_further_groups, set_groups, set_users, status_of,
+};
 
 const NOBODY: u32 = 65534;
 /// Stays as it is.
@@ -10,7 +14,7 @@ const SAME: u32 = u32::MAX;
 
 /// Whether the superuser runs this, who alone has something to change.
 fn is_superuser() -> bool {
-    let yes = unsafe { libc::geteuid() } == 0;
+    let yes = geteuid().is_root();
     if !yes {
         orrery_testing::skipped!("only root changes its user");
     }
@@ -18,43 +22,43 @@ fn is_superuser() -> bool {
 }
 
 pub(crate) fn credentials_are_its_own() {
-    if unsafe { libc::geteuid() } != 0 {
+    if !geteuid().is_root() {
         orrery_testing::skipped!("only root changes its user");
         return;
     }
     let other = create(
         &Spec::new(),
         server(|_| {
-            if unsafe { libc::geteuid() } == 0 {
-                assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
+            if geteuid().is_root() {
+                assert!(set_users(NOBODY, NOBODY, NOBODY));
             }
-            u64::from(unsafe { libc::geteuid() })
+            u64::from(geteuid().as_raw())
         }),
     )
     .unwrap();
     for _ in 0..3 {
         assert_eq!(other.switch(0, &[]).unwrap().word, 65534);
-        assert_eq!(unsafe { libc::geteuid() }, 0);
+        assert!(geteuid().is_root());
     }
 }
 
 fn become_effectively(user: u32, group: u32) {
     if user != 0 {
-        assert_eq!(unsafe { libc::setresgid(SAME, group, SAME) }, 0);
+        assert!(set_groups(SAME, group, SAME));
     }
-    assert_eq!(unsafe { libc::setresuid(SAME, user, SAME) }, 0);
+    assert!(set_users(SAME, user, SAME));
     if user == 0 {
-        assert_eq!(unsafe { libc::setresgid(SAME, group, SAME) }, 0);
+        assert!(set_groups(SAME, group, SAME));
     }
 }
 
 /// Gives a capability up, for good.
 fn give_up(capability: u32) {
-    let header = [0x2008_0522_u32, 0];
-    let mut sets = [[0_u32; 3]; 2];
-    assert_eq!(unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) }, 0);
-    sets[0].iter_mut().for_each(|set| *set &= !(1 << capability));
-    assert_eq!(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) }, 0);
+    let mut sets = capabilities(None).unwrap();
+    for set in [&mut sets.effective, &mut sets.permitted, &mut sets.inheritable] {
+        set.remove(CapabilitySet::from_bits_retain(1 << capability));
+    }
+    set_capabilities(None, sets).unwrap();
 }
 
 fn permitted() -> u64 {
@@ -64,9 +68,7 @@ fn permitted() -> u64 {
 }
 
 fn groups() -> Vec<u32> {
-    let mut all = [0; 64];
-    let count = unsafe { libc::getgroups(64, all.as_mut_ptr()) };
-    all[..usize::try_from(count).unwrap()].to_vec()
+    getgroups().unwrap().into_iter().map(|group| group.as_raw()).collect()
 }
 
 const CHROOT: u32 = 18;
@@ -83,11 +85,11 @@ fn actor() -> impl FnOnce(Start) -> std::convert::Infallible {
         match word {
             BECOME_NOBODY => become_effectively(NOBODY, 1234),
             BECOME_ROOT => become_effectively(0, 0),
-            JOIN_GROUPS => assert_eq!(unsafe { libc::setgroups(2, [70_u32, 80].as_ptr()) }, 0),
+            JOIN_GROUPS => assert!(set_further_groups(&[70, 80])),
             GIVE_UP => give_up(CHROOT),
             END_AS_NOBODY => {
-                assert_eq!(unsafe { libc::setresgid(NOBODY, NOBODY, NOBODY) }, 0);
-                assert_eq!(unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) }, 0);
+                assert!(set_groups(NOBODY, NOBODY, NOBODY));
+                assert!(set_users(NOBODY, NOBODY, NOBODY));
             }
             _ => {}
         }
@@ -96,7 +98,7 @@ fn actor() -> impl FnOnce(Start) -> std::convert::Infallible {
 }
 
 fn who() -> u64 {
-    let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     let other = groups().first().copied().unwrap_or(0);
     u64::from(user) | u64::from(group) << 16 | u64::from(other) << 32 | (permitted() >> CHROOT & 1) << 48
 }
@@ -109,7 +111,7 @@ pub(crate) fn credentials_are_shared() {
     if !is_superuser() {
         return;
     }
-    assert_eq!(unsafe { libc::setgroups(0, std::ptr::null()) }, 0);
+    assert!(set_further_groups(&[]));
     let shared = Spec::new().share_credentials(true);
     let first = create(&shared, actor()).unwrap();
     // It switches to the first one by itself, without the root in between.
@@ -159,7 +161,7 @@ pub(crate) fn what_one_gives_up_all_have_given_up() {
     told(first, GIVE_UP);
     assert_eq!((permitted() >> CHROOT & 1, told(second, LOOK) >> 48), (0, 0));
     told(second, END_AS_NOBODY);
-    assert_eq!((unsafe { libc::getuid() }, permitted()), (NOBODY, 0));
+    assert_eq!((getuid().as_raw(), permitted()), (NOBODY, 0));
     assert_eq!(unsafe { libc::setuid(0) }, -1, "there is no way back");
     assert_eq!(told(first, LOOK) & 0xffff, u64::from(NOBODY));
 }
@@ -170,16 +172,11 @@ pub(crate) fn copies_of_shared_credentials_are_apart() {
     }
     let first = create(&Spec::new().share_credentials(true), actor()).unwrap();
     let before = told(first, LOOK);
-    let pid = match unsafe { fork() }.unwrap() {
-        Forked::Child => {
-            let apart = told(first, BECOME_NOBODY) != before && who() == before;
-            unsafe { libc::_exit(i32::from(!apart)) };
-        }
-        Forked::Parent(pid) => i32::try_from(pid).unwrap(),
-    };
-    let mut status = 0;
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert_eq!((status, who(), told(first, LOOK)), (0, before, before));
+    let pid = forked(|| {
+        let apart = told(first, BECOME_NOBODY) != before && who() == before;
+        end(i32::from(!apart))
+    });
+    assert_eq!((status_of(pid), who(), told(first, LOOK)), (0, before, before));
 }
 
 pub(crate) fn threads_share_credentials() {
@@ -192,7 +189,7 @@ pub(crate) fn threads_share_credentials() {
     let ((ask, asked), (say, said)) = (to, from);
     let thread = std::thread::spawn(move || {
         while asked.recv().is_ok() {
-            say.send(unsafe { libc::geteuid() }).unwrap();
+            say.send(geteuid().as_raw()).unwrap();
         }
     });
     let user_there = || {

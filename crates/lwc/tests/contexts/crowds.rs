@@ -3,8 +3,9 @@
 //! `ORRERY_CONTEXTS=4095` is as many as fit beside the root; `make soak` takes that.
 
 use orrery_lwc::context::{Context, Error, Spec, create};
+use rustix::process::{Resource, Rlimit, Signal, geteuid, getrlimit, setrlimit};
 
-use crate::support::{await_end_of, own_pid, server};
+use crate::support::{await_end_of, kill, own_pid, server, set_groups, set_users};
 
 /// How many contexts a program has at most, beside its root.
 const MOST: usize = 4095;
@@ -34,11 +35,9 @@ fn adder() -> Result<Context, Error> {
 
 pub(crate) fn hundreds_live_at_a_time() {
     let wanted = std::env::var("ORRERY_CONTEXTS").ok().map_or(256, |text| text.parse().unwrap());
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
-    limit.rlim_cur = limit.rlim_max;
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
-    let room = usize::try_from((limit.rlim_cur.saturating_sub(800)) / DESCRIPTORS).unwrap();
+    let most = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
+    let room = usize::try_from(most.unwrap_or(u64::MAX).saturating_sub(800) / DESCRIPTORS).unwrap();
     if room < wanted {
         orrery_testing::skipped!("RLIMIT_NOFILE has room for {room} contexts, not for {wanted}");
         return;
@@ -58,7 +57,7 @@ pub(crate) fn hundreds_live_at_a_time() {
     }
     // In another order; one that is killed concerns nobody else.
     let victim = wanted / 2;
-    unsafe { libc::kill(i32::try_from(processes[victim]).unwrap(), libc::SIGKILL) };
+    kill(i32::try_from(processes[victim]).unwrap(), Signal::KILL);
     await_end_of(processes[victim]);
     for (index, context) in all.iter().enumerate().rev() {
         match context.switch(1000, &[]) {
@@ -85,16 +84,15 @@ pub(crate) fn hundreds_live_at_a_time() {
 }
 
 pub(crate) fn without_processes_nothing_is_made() {
-    if unsafe { libc::geteuid() } != 0 {
+    if !geteuid().is_root() {
         orrery_testing::skipped!("only root becomes a user who has nothing else to count");
         return;
     }
     // The superuser is not limited, and others may run processes of the usual ones.
     const NOBODY_ELSE: u32 = 54_321;
-    assert_eq!(unsafe { libc::setresgid(NOBODY_ELSE, NOBODY_ELSE, NOBODY_ELSE) }, 0);
-    assert_eq!(unsafe { libc::setresuid(NOBODY_ELSE, NOBODY_ELSE, NOBODY_ELSE) }, 0);
-    let limit = libc::rlimit { rlim_cur: 12, rlim_max: 12 };
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const limit) }, 0);
+    assert!(set_groups(NOBODY_ELSE, NOBODY_ELSE, NOBODY_ELSE));
+    assert!(set_users(NOBODY_ELSE, NOBODY_ELSE, NOBODY_ELSE));
+    setrlimit(Resource::Nproc, Rlimit { current: Some(12), maximum: Some(12) }).unwrap();
     let mut all = Vec::new();
     let refused = loop {
         match create(&Spec::new(), server(|word| word + 1)) {

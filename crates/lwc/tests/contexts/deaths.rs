@@ -5,15 +5,17 @@ use std::time::{Duration, Instant};
 
 use orrery_domain::End;
 use orrery_lwc::context::{Calls, Context, Error, Overlay, Own, Spec, create};
+use rustix::process::Signal;
 
-use crate::support::{PAGE, await_end_of, in_child, kill_after, mapped, own_pid, reap, server, shared_words};
+use crate::pages::Pages;
+use crate::support::{await_end_of, die, in_child, kill, kill_after, own_pid, reap, server, shared_words};
 
 pub(crate) fn a_killed_context_is_an_error() {
     let other = create(
         &Spec::new(),
         server(|word| {
             if word == 1 {
-                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                die();
             }
             word
         }),
@@ -28,7 +30,7 @@ pub(crate) fn a_killed_context_is_an_error() {
     // Killed while parked.
     let parked = create(&Spec::new(), server(|_| own_pid())).unwrap();
     let pid = parked.switch(0, &[]).unwrap().word;
-    unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGKILL) };
+    kill(i32::try_from(pid).unwrap(), Signal::KILL);
     await_end_of(pid);
     assert!(matches!(parked.switch(0, &[]), Err(Error::Gone { .. } | Error::Died { .. })));
     let other = create(&Spec::new(), server(|word| word)).unwrap();
@@ -111,12 +113,11 @@ pub(crate) fn nested_contexts_die_at_any_moment() {
 
 pub(crate) fn a_killed_caller_leaves_control_to_the_root() {
     let middle = create(&Spec::new(), |_| {
-        let pid = unsafe { libc::getpid() };
+        let pid = std::process::id().cast_signed();
         let last = create(&Spec::new(), move |_| {
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+            kill(pid, Signal::KILL);
             await_end_of(pid.try_into().unwrap());
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-            unreachable!();
+            die()
         })
         .unwrap();
         last.switch(0, &[]).unwrap();
@@ -140,20 +141,20 @@ pub(crate) fn another_program_is_an_error() {
 }
 
 pub(crate) fn a_stopped_context_holds_nobody_up() {
-    let memory = mapped(1);
+    let memory = Pages::new(1);
     let other = create(&Spec::new(), server(|_| own_pid())).unwrap();
     let pid = i32::try_from(other.switch(0, &[]).unwrap().word).unwrap();
-    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    kill(pid, Signal::STOP);
     let silent = Error::Silent { descriptor: other.descriptor() };
-    assert_eq!(unsafe { other.overlay(memory, PAGE, Overlay::Copy) }.unwrap_err(), silent);
+    assert_eq!(memory.overlay(other, Overlay::Copy).unwrap_err(), silent);
     assert_eq!(unsafe { other.syscall(Own::default(), 39, [0; 6]) }.unwrap_err(), silent);
     // Once it goes on, its late answer is nobody's, and it can still be switched to.
-    unsafe { libc::kill(pid, libc::SIGCONT) };
+    kill(pid, Signal::CONT);
     assert_eq!(other.restrict(&[]).unwrap_err(), silent);
     for _ in 0..20 {
         assert_eq!(other.switch(0, &[]).unwrap().word, u64::from(pid.unsigned_abs()));
     }
-    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    kill(pid, Signal::STOP);
     assert_eq!(other.switch_within(0, &[], Duration::from_millis(30)).unwrap_err(), Error::TimedOut);
     await_end_of(pid.unsigned_abs().into());
 }
@@ -162,13 +163,12 @@ pub(crate) fn orphans_are_told_of() {
     // Whoever has control dies, after the one that waited for it.
     for round in 0..6_u64 {
         let middle = create(&Spec::new(), move |start| {
-            let own = unsafe { libc::getpid() };
+            let own = std::process::id().cast_signed();
             let last = create(&Spec::new(), move |_| {
-                unsafe { libc::kill(own, libc::SIGKILL) };
+                kill(own, Signal::KILL);
                 await_end_of(own.unsigned_abs().into());
                 std::thread::sleep(Duration::from_millis(round * 13));
-                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-                unreachable!();
+                die()
             })
             .unwrap();
             last.switch(0, &[]).unwrap();
@@ -188,22 +188,20 @@ pub(crate) fn orphans_are_told_to_the_next_in_the_row() {
         // Root, outer, middle, last: outer lives, and is told.
         let outer = create(&Spec::new(), move |start| {
             let middle = create(&Spec::new(), move |_| {
-                let own = unsafe { libc::getpid() };
+                let own = std::process::id().cast_signed();
                 let last = create(&Spec::new(), move |_| {
                     if middle_first {
-                        unsafe { libc::kill(own, libc::SIGKILL) };
+                        kill(own, Signal::KILL);
                         await_end_of(own.unsigned_abs().into());
                     }
                     std::thread::sleep(Duration::from_millis(round * 30));
-                    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-                    unreachable!();
+                    die()
                 })
                 .unwrap();
                 let told = last.switch(0, &[]).unwrap_err();
                 assert!(matches!(told, Error::Died { .. }), "{told}");
                 words[0].store(1, Ordering::SeqCst);
-                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-                unreachable!();
+                die()
             })
             .unwrap();
             let told = middle.switch(0, &[]).unwrap_err();
@@ -226,9 +224,7 @@ fn mortal() -> Context {
         let mut arrival = start.arrival;
         loop {
             match arrival.word {
-                13 => unsafe {
-                    libc::kill(libc::getpid(), libc::SIGKILL);
-                },
+                13 => die(),
                 14 => loop {
                     std::thread::yield_now();
                 },

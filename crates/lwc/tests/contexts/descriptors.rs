@@ -1,13 +1,29 @@
 //! What a new context has of its creator: descriptors.
 
-use orrery_lwc::context::{Context, Error, Rights, Spec, create};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
 
-use crate::support::{server, written};
+use orrery_lwc::context::{Context, Error, Rights, Spec, create};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Resource, Rlimit, Signal, setrlimit};
+
+use crate::support::{
+    await_end_of, copy_high, die, end, forked, is_open, kill, own_pid, server, status_of, written,
+};
+
+/// Closes a number; whether it was open.
+fn close(number: RawFd) -> bool {
+    unsafe { libc::close(number) == 0 }
+}
+
+/// A file as a mere number.
+fn open() -> RawFd {
+    rustix::fs::open(c"/dev/null", OFlags::RDONLY, Mode::empty()).unwrap().into_raw_fd()
+}
 
 pub(crate) fn descriptors_are_copies() {
     let file = tempfile::tempfile().unwrap();
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-    let other = create(&Spec::new(), server(move |_| u64::from(unsafe { libc::close(fd) } == 0))).unwrap();
+    let fd = file.as_raw_fd();
+    let other = create(&Spec::new(), server(move |_| u64::from(close(fd)))).unwrap();
     assert_eq!(other.switch(0, &[]).unwrap().word, 1);
     assert_eq!(other.switch(0, &[]).unwrap().word, 0);
     assert!(file.metadata().is_ok(), "the creator's stays");
@@ -15,7 +31,7 @@ pub(crate) fn descriptors_are_copies() {
 
 pub(crate) fn descriptors_may_be_withheld() {
     let (a, b) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-    let [a, b] = [&a, &b].map(|file| u32::try_from(std::os::fd::AsRawFd::as_raw_fd(file)).unwrap());
+    let [a, b] = [&a, &b].map(|file| u32::try_from(file.as_raw_fd()).unwrap());
     let first = create(&Spec::new(), server(|word| word)).unwrap();
     let known = first;
     let spec = Spec::new().close_descriptors(3, b - 1).close_descriptors(b + 1, u32::MAX);
@@ -26,7 +42,7 @@ pub(crate) fn descriptors_may_be_withheld() {
                 u64::from(known.switch(1, &[]).is_ok())
             } else {
                 let fd = i32::try_from(arrival.word).unwrap();
-                u64::from(unsafe { libc::fcntl(fd, libc::F_GETFD) } != -1)
+                u64::from(is_open(fd))
             };
             arrival = arrival.caller.switch(word, &[]).unwrap();
         }
@@ -48,16 +64,12 @@ fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-fn is_open(number: i32) -> bool {
-    unsafe { libc::fcntl(number, libc::F_GETFD) != -1 }
-}
-
 /// 0: who it is; else opens a file (1), or closes the one of that number.
 fn opener() -> impl FnOnce(orrery_lwc::context::Start) -> std::convert::Infallible {
     server(|word| match word {
-        0 => crate::support::own_pid(),
-        1 => unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY) }.unsigned_abs().into(),
-        number => u64::from(unsafe { libc::close(i32::try_from(number).unwrap()) } == 0),
+        0 => own_pid(),
+        1 => open().unsigned_abs().into(),
+        number => u64::from(close(i32::try_from(number).unwrap())),
     })
 }
 
@@ -66,14 +78,14 @@ pub(crate) fn a_table_of_descriptors_is_shared() {
     let other = create(&Spec::new().share_descriptors(true).dumpable(true), opener()).unwrap();
     let ask = |word| other.switch(word, &[]).unwrap().word;
     let pid = ask(0);
-    assert!(share_a_table(crate::support::own_pid(), pid));
-    assert!(!share_a_table(crate::support::own_pid(), apart.switch(0, &[]).unwrap().word));
+    assert!(share_a_table(own_pid(), pid));
+    assert!(!share_a_table(own_pid(), apart.switch(0, &[]).unwrap().word));
     // What it opens is open here, and what either closes is closed in both.
     let number = i32::try_from(ask(1)).unwrap();
     assert!(is_open(number));
-    assert_eq!(unsafe { libc::close(number) }, 0);
+    assert!(close(number));
     assert_eq!(ask(u64::try_from(number).unwrap()), 0);
-    let ours = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY) };
+    let ours = open();
     assert_eq!(ask(u64::try_from(ours).unwrap()), 1);
     assert!(!is_open(ours));
     // The other one has its own.
@@ -81,7 +93,7 @@ pub(crate) fn a_table_of_descriptors_is_shared() {
     assert!(!is_open(theirs));
     // It ends when its name is closed in the table, and all go on.
     other.close().unwrap();
-    crate::support::await_end_of(pid);
+    await_end_of(pid);
     assert_eq!(apart.switch(1, &[]).unwrap().word, u64::try_from(theirs).unwrap() + 1);
 }
 
@@ -94,7 +106,7 @@ pub(crate) fn a_shared_table_is_left_in_order() {
             // One of its own with the same table, one with another.
             let inner = create(
                 &Spec::new().share_descriptors(true),
-                server(|word| if word == 0 { crate::support::own_pid() } else { word + 1 }),
+                server(|word| if word == 0 { own_pid() } else { word + 1 }),
             )
             .unwrap();
             let inner_process = inner.switch(0, &[]).unwrap().word;
@@ -102,16 +114,16 @@ pub(crate) fn a_shared_table_is_left_in_order() {
             let mut arrival = start.arrival;
             loop {
                 let word = match arrival.word {
-                    0 => crate::support::own_pid(),
+                    0 => own_pid(),
                     1 => inner.switch(3, &[]).unwrap().word + apart.switch(3, &[]).unwrap().word,
                     2 => {
                         inner.close().unwrap();
                         apart.close().unwrap();
                         // Both have copies of names, so they end one after the other.
-                        crate::support::await_end_of(inner_process);
+                        await_end_of(inner_process);
                         0
                     }
-                    _ => unsafe { libc::kill(libc::getpid(), libc::SIGKILL) }.unsigned_abs().into(),
+                    _ => die(),
                 };
                 arrival = arrival.caller.switch(word, &[]).unwrap();
             }
@@ -131,7 +143,7 @@ pub(crate) fn a_shared_table_is_left_in_order() {
             assert!(matches!(told, Error::Died { .. } | Error::Orphaned), "{told}");
         }
         other.close().unwrap();
-        crate::support::await_end_of(pid);
+        await_end_of(pid);
     }
     // Whatever they lived by is gone with them; the last one's is swept out by the next one.
     let left = (0..100).any(|_| {
@@ -165,29 +177,23 @@ pub(crate) fn a_shared_table_keeps_others_out() {
 }
 
 pub(crate) fn copies_of_a_shared_table_are_apart() {
-    use orrery_lwc::context::{Forked, fork};
     let other = create(&Spec::new().share_descriptors(true).dumpable(true), opener()).unwrap();
     other.switch(0, &[]).unwrap();
-    let pid = match unsafe { fork() }.unwrap() {
-        Forked::Child => {
-            let process = other.switch(0, &[]).unwrap().word;
-            let number = i32::try_from(other.switch(1, &[]).unwrap().word).unwrap();
-            let apart = !share_a_table(crate::support::own_pid(), process) && !is_open(number);
-            unsafe { libc::_exit(i32::from(!apart)) };
-        }
-        Forked::Parent(pid) => i32::try_from(pid).unwrap(),
-    };
-    let mut status = 0;
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert_eq!(status, 0);
+    let pid = forked(|| {
+        let process = other.switch(0, &[]).unwrap().word;
+        let number = i32::try_from(other.switch(1, &[]).unwrap().word).unwrap();
+        let apart = !share_a_table(own_pid(), process) && !is_open(number);
+        end(i32::from(!apart))
+    });
+    assert_eq!(status_of(pid), 0);
     // A good state, too, has what was open then.
     other.keep_good().unwrap();
     let process = other.switch(0, &[]).unwrap().word;
-    unsafe { libc::kill(i32::try_from(process).unwrap(), libc::SIGKILL) };
-    crate::support::await_end_of(process);
+    kill(i32::try_from(process).unwrap(), Signal::KILL);
+    await_end_of(process);
     assert!(matches!(other.switch(0, &[]), Err(Error::Died { .. })));
     let heir = other.switch(0, &[]).unwrap().word;
-    assert!(heir != process && !share_a_table(crate::support::own_pid(), heir));
+    assert!(heir != process && !share_a_table(own_pid(), heir));
     assert_eq!(other.switch(0, &[]).unwrap().word, heir);
 }
 
@@ -217,7 +223,7 @@ pub(crate) fn closed_names_are_refused() {
 pub(crate) fn without_descriptors_nothing_is_made() {
     let other = create(&Spec::new(), server(|word| word)).unwrap();
     let mut taken = Vec::new();
-    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &libc::rlimit { rlim_cur: 40, rlim_max: 4096 }) };
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(40), maximum: Some(4096) });
     while let Ok(file) = std::fs::File::open("/dev/null") {
         taken.push(file);
     }
@@ -242,22 +248,21 @@ pub(crate) fn without_descriptors_nothing_is_made() {
 }
 
 pub(crate) fn descriptors_are_overlaid() {
-    use std::os::fd::{AsRawFd, FromRawFd};
     let ours = tempfile::tempfile().unwrap();
     let number = u32::try_from(ours.as_raw_fd()).unwrap();
     let spec = Spec::new().may_fetch(number, number);
     let other = create(&spec, move |start| {
         // Closes its copy, opens something of its own, and later has its creator's again.
         let fd = i32::try_from(number).unwrap();
-        assert_eq!(unsafe { libc::close(fd) }, 0);
+        assert!(close(fd));
         let mut theirs = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut theirs, b"theirs").unwrap();
-        let far = unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_DUPFD, 300) };
+        let far = copy_high(&theirs, 300);
         drop(theirs);
         let mut arrival = start.creator.switch(far.unsigned_abs().into(), &[]).unwrap();
-        let denied = unsafe { start.creator.overlay_descriptor(number + 1) };
-        assert!(matches!(denied, Err(Error::Denied { .. })));
-        unsafe { start.creator.overlay_descriptor(number) }.unwrap();
+        let overlay = |number| unsafe { start.creator.overlay_descriptor(number) };
+        assert!(matches!(overlay(number + 1), Err(Error::Denied { .. })));
+        overlay(number).unwrap();
         let mut file = unsafe { std::fs::File::from_raw_fd(fd) };
         std::io::Write::write_all(&mut file, b"written by it").unwrap();
         arrival = arrival.caller.switch(0, &[]).unwrap();
@@ -265,16 +270,16 @@ pub(crate) fn descriptors_are_overlaid() {
     })
     .unwrap();
     let there = u32::try_from(other.switch(0, &[]).unwrap().word).unwrap();
-    let spare = unsafe { libc::fcntl(ours.as_raw_fd(), libc::F_DUPFD, 200) };
-    assert!(spare >= 200);
+    copy_high(&ours, 200);
     other.switch(0, &[]).unwrap();
     assert_eq!(written(&ours), "written by it");
-    unsafe { other.overlay_descriptor(there) }.unwrap();
+    let overlay = |number| unsafe { other.overlay_descriptor(number) };
+    overlay(there).unwrap();
     assert_eq!(written(&unsafe { std::fs::File::from_raw_fd(i32::try_from(there).unwrap()) }), "theirs");
     // What contexts live by stays.
     let own = u32::try_from(other.descriptor()).unwrap();
-    assert!(matches!(unsafe { other.overlay_descriptor(own) }, Err(Error::System(_))));
-    assert!(matches!(unsafe { other.overlay_descriptor(99_999) }, Err(Error::System(_))));
+    assert!(matches!(overlay(own), Err(Error::System(_))));
+    assert!(matches!(overlay(99_999), Err(Error::System(_))));
     other.restrict_to(&Rights::none().descriptors(0, 2)).unwrap();
-    assert!(matches!(unsafe { other.overlay_descriptor(there) }, Err(Error::Denied { .. })));
+    assert!(matches!(overlay(there), Err(Error::Denied { .. })));
 }

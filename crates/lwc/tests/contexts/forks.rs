@@ -1,14 +1,18 @@
 //! What becomes of contexts where the program forks.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use orrery_domain::End;
-use orrery_lwc::context::{Calls, Context, Error, Forked, Spec, create, fork};
+use orrery_lwc::context::{Calls, Context, Error, Spec, create, fork};
+use rustix::process::{Pid, Signal, test_kill_process};
 
+use crate::pages::Pages;
 use crate::support::{
-    PAGE, await_end_of, in_child, is_running, kill_after, mapped, own_pid, reap, server, shared_words,
+    await_end_of, end, forked, in_child, is_running, kill, kill_after, own_pid, plain_fork, reap, server,
+    shared_words, status_of, uname,
 };
 
 /// Counts its calls, and says how often it was called and by whom; keeps the sum of what it was told.
@@ -33,30 +37,13 @@ fn ask(counter: Context, word: u64) -> (u64, u64, u64) {
     (arrival.word, number(0), number(8))
 }
 
-/// Runs `child` in a forked program; gives its process.
-fn forked(child: impl FnOnce()) -> i32 {
-    match unsafe { fork() }.unwrap() {
-        Forked::Child => {
-            child();
-            unsafe { libc::_exit(0) }
-        }
-        Forked::Parent(pid) => i32::try_from(pid).unwrap(),
-    }
-}
-
-fn status_of(pid: i32) -> i32 {
-    let mut status = 0;
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    status
-}
-
 pub(crate) fn a_forked_process_has_its_own() {
     let other = create(&Spec::new(), server(|word| word)).unwrap();
     let status = in_child(|| {
         let own = create(&Spec::new(), server(|word| word * 3)).unwrap();
         assert_eq!(own.switch(5, &[]).unwrap().word, 15);
         assert_eq!(other.switch(5, &[]).unwrap().word, 5);
-        unsafe { libc::_exit(4) };
+        end(4);
     });
     assert_eq!(libc::WEXITSTATUS(status), 4);
     assert_eq!(other.switch(2, &[]).unwrap().word, 2);
@@ -64,11 +51,10 @@ pub(crate) fn a_forked_process_has_its_own() {
 
 pub(crate) fn a_forked_program_has_copies() {
     let words = shared_words();
-    let memory = mapped(1);
-    let word = unsafe { &*memory.cast::<libc::c_void>().cast::<AtomicU64>() };
-    let shared = unsafe { Spec::new().share(memory, PAGE) };
+    let memory = Pages::new(1);
+    let word = memory.word();
     let adder = create(
-        &shared,
+        &memory.shared(Spec::new()),
         server(|more| {
             words[1].fetch_add(1, SeqCst);
             word.fetch_add(more, SeqCst) + more
@@ -120,7 +106,7 @@ pub(crate) fn a_plain_fork_has_copies_when_it_asks() {
         for round in 0..100 {
             assert_eq!(ask(counter, 1).0, 12 + round);
         }
-        unsafe { libc::_exit(3) };
+        end(3);
     });
     assert_eq!(libc::WEXITSTATUS(status), 3);
     assert_eq!(ask(counter, 1), (11, 2, before));
@@ -176,7 +162,7 @@ pub(crate) fn each_program_ends_for_itself() {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(is_running(words[0].load(SeqCst)));
-    unsafe { libc::kill(pid, libc::SIGKILL) };
+    kill(pid, Signal::KILL);
     status_of(pid);
     await_end_of(words[0].load(SeqCst));
     // The parent's context dies: the child goes on.
@@ -200,7 +186,7 @@ pub(crate) fn each_program_ends_for_itself() {
         let told = leaver.switch(17, &[]).unwrap_err();
         assert!(matches!(told, Error::Died { end: End::Unknown, .. }), "{told}");
         orrery_testing::skipped!("the kernel forgets the status of a process that another one has buried");
-        unsafe { libc::_exit(17) };
+        end(17);
     });
     assert_eq!(libc::WEXITSTATUS(status_of(pid)), 17);
 }
@@ -236,14 +222,14 @@ fn has_copies(context: Context, unchanged: impl Fn(u64)) {
         // A copy of a copy.
         let pid = forked(|| unchanged(context.switch(1, &[]).unwrap().word));
         assert_eq!(status_of(pid), 0);
-        unsafe { libc::_exit(0) };
+        end(0);
     });
     assert_eq!(status, 0);
     assert_eq!(context.switch(1, &[]).unwrap().word, before);
 }
 
 pub(crate) fn isolated_contexts_are_forked() {
-    let root = unsafe { libc::fork() };
+    let root = plain_fork();
     if root == 0 {
         loop {
             std::thread::sleep(Duration::from_secs(1));
@@ -254,16 +240,17 @@ pub(crate) fn isolated_contexts_are_forked() {
     let isolated = create(
         &Spec::new().isolate(true),
         server(move |word| {
-            let own = unsafe { libc::getpid() };
+            let own = std::process::id().cast_signed();
             if original.get() == 0 {
                 original.set(own);
             }
-            let mut limit = unsafe { std::mem::zeroed::<libc::rlimit>() };
-            let limits =
-                |pid, limit| unsafe { libc::prlimit(pid, libc::RLIMIT_CORE, std::ptr::null(), limit) == 0 };
-            assert!(limits(0, &raw mut limit), "its own are its own");
-            let signals = unsafe { libc::kill(root, 0) } == 0;
-            let limits = limits(if own == original.get() { root } else { original.get() }, &raw mut limit);
+            let limits = |pid| {
+                let mut limit = MaybeUninit::uninit();
+                unsafe { libc::prlimit(pid, libc::RLIMIT_CORE, std::ptr::null(), limit.as_mut_ptr()) == 0 }
+            };
+            assert!(limits(0), "its own are its own");
+            let signals = test_kill_process(Pid::from_raw(root).unwrap()).is_ok();
+            let limits = limits(if own == original.get() { root } else { original.get() });
             word + 2 * u64::from(signals) + 4 * u64::from(limits)
         }),
     );
@@ -274,20 +261,13 @@ pub(crate) fn isolated_contexts_are_forked() {
         }
         Err(odd) => panic!("{odd}"),
     }
-    unsafe { libc::kill(root, libc::SIGKILL) };
+    kill(root, Signal::KILL);
     status_of(root);
 }
 
 pub(crate) fn contexts_with_fewer_calls_are_forked() {
     let withheld = Spec::new().withhold(&crate::support::only(libc::SYS_uname));
-    let fewer = create(
-        &withheld,
-        server(|word| {
-            let mut name: libc::utsname = unsafe { std::mem::zeroed() };
-            word + 2 * u64::from(unsafe { libc::uname(&raw mut name) } == 0)
-        }),
-    )
-    .unwrap();
+    let fewer = create(&withheld, server(|word| word + 2 * u64::from(uname().is_ok()))).unwrap();
     has_copies(fewer, |answer| assert_eq!(answer, 1, "the call is withheld from it"));
 }
 
@@ -295,7 +275,7 @@ pub(crate) fn contexts_with_fewer_calls_are_forked() {
 /// takes no second listener.
 pub(crate) fn a_trapped_process_has_one_listener_for_good() {
     let status = in_child(|| {
-        assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+        rustix::thread::set_no_new_privs(true).unwrap();
         let allow = libc::sock_filter { code: 6, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW };
         let program = libc::sock_fprog { len: 1, filter: (&raw const allow).cast_mut() };
         let listen = || {
@@ -306,10 +286,10 @@ pub(crate) fn a_trapped_process_has_one_listener_for_good() {
         assert!(listen() >= 0);
         let copy = in_child(|| {
             let refused = listen() == -1 && crate::support::errno() == libc::EBUSY;
-            unsafe { libc::_exit(i32::from(!refused)) };
+            end(i32::from(!refused));
         });
         assert_eq!(copy, 0);
-        unsafe { libc::_exit(0) };
+        end(0);
     });
     assert_eq!(status, 0);
 }
@@ -317,14 +297,14 @@ pub(crate) fn a_trapped_process_has_one_listener_for_good() {
 pub(crate) fn workers_have_contexts_of_their_own() {
     let counter = counter();
     let workers: Vec<i32> = (1..=6)
-        .map(|worker| match unsafe { libc::fork() } {
+        .map(|worker| match plain_fork() {
             0 => {
                 let mut expected = 0;
                 for round in 0..200 {
                     expected += round * worker;
                     assert_eq!(ask(counter, round * worker).0, expected);
                 }
-                unsafe { libc::_exit(0) }
+                end(0)
             }
             pid => pid,
         })
@@ -342,7 +322,7 @@ pub(crate) fn forks_of_forks_have_copies() {
         assert_eq!(status_of(pid), 0);
         let status = in_child(|| {
             assert_eq!(ask(counter, 2).0, 4);
-            unsafe { libc::_exit(0) };
+            end(0);
         });
         assert_eq!(status, 0);
         assert_eq!(ask(counter, 1).0, 3);

@@ -1,17 +1,19 @@
 //! What a context without a right could try.
 
 use orrery_lwc::context::{Context, Overlay, Own, Rights, Spec, create};
+use rustix::process::dumpable_behavior;
 
-use crate::support::{OWN_MEMORY, PAGE, become_ordinary, call_number, mapped, open_ways, own_pid, server};
+use crate::pages::Pages;
+use crate::support::{OWN_MEMORY, become_ordinary, call_number, copy_high, open_ways, own_pid, server};
 
 pub(crate) fn a_context_is_closed_to_its_like() {
     assert!(become_ordinary());
-    let memory = mapped(1);
+    let memory = Pages::new(1);
     let closed = create(&Spec::new(), server(|_| own_pid())).unwrap();
     let open = create(&Spec::new().dumpable(true), server(|_| own_pid())).unwrap();
     let pid_of = |context: Context| i32::try_from(context.switch(0, &[]).unwrap().word).unwrap();
-    assert_eq!(open_ways(pid_of(closed), memory.addr()), [""; 0]);
-    if open_ways(pid_of(open), memory.addr()).is_empty() {
+    assert_eq!(open_ways(pid_of(closed), memory.address()), [""; 0]);
+    if open_ways(pid_of(open), memory.address()).is_empty() {
         println!("this kernel closes all processes to each other (Yama?): nothing to compare with");
     }
 }
@@ -19,26 +21,22 @@ pub(crate) fn a_context_is_closed_to_its_like() {
 /// What a context without a right could try on one that has something to hide.
 pub(crate) fn rights_do_not_come_by_other_ways() {
     assert!(become_ordinary());
-    let memory = mapped(1);
-    unsafe { memory.write_bytes(0, PAGE) };
-    let address = memory.addr();
+    let memory = Pages::new(1);
+    memory.fill(0);
+    let address = memory.address();
     let rich = create(&Spec::new(), move |start| {
-        let memory = std::ptr::with_exposed_provenance_mut::<u8>(address);
-        unsafe { memory.copy_from(b"the secret".as_ptr(), 10) };
+        memory.put(b"the secret");
         let file = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut &file, b"the secret file").unwrap();
-        let far = unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_DUPFD, 500) };
-        assert!(far >= 500);
+        copy_high(&file, 500);
         start.creator.switch(own_pid(), &[]).unwrap();
         unreachable!();
     })
     .unwrap();
-    let _ = memory.expose_provenance();
     let pid = i32::try_from(rich.switch(0, &[]).unwrap().word).unwrap();
     rich.restrict(&[]).unwrap();
     // It has a descriptor of the rich one, by its creator, and every right that its creator kept: none.
     let poor = create(&Spec::new(), move |start| {
-        let memory = std::ptr::with_exposed_provenance_mut::<u8>(address);
         let mut found = open_ways(pid, address).join(" ");
         let mut try_it = |name: &str, refused: bool| {
             if !refused {
@@ -47,7 +45,7 @@ pub(crate) fn rights_do_not_come_by_other_ways() {
             }
         };
         for how in [Overlay::Copy, Overlay::Share] {
-            try_it("overlay", unsafe { rich.overlay(memory, PAGE, how) }.is_err());
+            try_it("overlay", memory.overlay(rich, how).is_err());
         }
         for number in [0, 1, 500] {
             try_it("descriptor", unsafe { rich.overlay_descriptor(number) }.is_err());
@@ -57,11 +55,11 @@ pub(crate) fn rights_do_not_come_by_other_ways() {
             try_it("syscall", unsafe { rich.syscall(own, call_number(libc::SYS_write), write) }.is_err());
         }
         try_it("rights", rich.restrict_to(&Rights::all()).is_ok());
-        try_it("overlay afterwards", unsafe { rich.overlay(memory, PAGE, Overlay::Copy) }.is_err());
+        try_it("overlay afterwards", memory.overlay(rich, Overlay::Copy).is_err());
         try_it("copy in", rich.copy_in(address as u64, &mut [0; 10]).is_err());
         try_it("copy out", unsafe { rich.copy_out(address as u64, &[0; 10]) }.is_err());
         try_it("give", rich.give(std::os::fd::AsFd::as_fd(&std::io::stderr()), false).is_err());
-        try_it("memory", unsafe { memory.cast::<[u8; 10]>().read() } != *b"the secret");
+        try_it("memory", memory.get() != *b"the secret");
         // What it inherited or shares with all others: no mapping, no file holds it.
         let everything = std::fs::read_to_string("/proc/self/maps").unwrap();
         for line in everything.lines().filter(|line| line.contains("rw-s")) {
@@ -99,13 +97,13 @@ fn privileged_threads() -> String {
 }
 
 pub(crate) fn privileges_that_were_given_up_stay_nowhere() {
-    if unsafe { libc::geteuid() } != 0 {
+    if !rustix::process::geteuid().is_root() {
         orrery_testing::skipped!("it takes root to give that up");
         return;
     }
     for dumpable in [false, true] {
         let other = create(&Spec::new().dumpable(dumpable), move |start| {
-            let before = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };
+            let before = dumpable_behavior().unwrap() as i32;
             assert_eq!(before, i32::from(dumpable), "the watcher changed it");
             assert!(become_ordinary());
             start.creator.switch(0, privileged_threads().as_bytes()).unwrap();

@@ -4,8 +4,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use orrery_lwc::context::{Context, Created, Error, Spec, create, create_here};
+use rustix::io::Errno;
+use rustix::process::{Signal, WaitOptions};
 
-use crate::support::{await_end_of, in_child, is_running, own_pid, server, shared_words};
+use crate::support::{
+    await_end_of, die, end, in_child, is_running, kill, own_pid, plain_fork, reap, server, shared_words,
+};
 
 pub(crate) fn a_closed_context_ends() {
     let other = create(&Spec::new(), server(|_| own_pid())).unwrap();
@@ -76,7 +80,7 @@ pub(crate) fn exit_ends_the_program() {
         let got = in_child(|| {
             let other = create(&Spec::new(), move |_| std::process::exit(status)).unwrap();
             let _ = other.switch(0, &[]);
-            unsafe { libc::_exit(98) };
+            end(98);
         });
         assert!(libc::WIFEXITED(got) && libc::WEXITSTATUS(got) == status, "{got:#x}");
     }
@@ -89,11 +93,11 @@ pub(crate) fn exit_of_a_nested_context_ends_the_program() {
             words[0].store(own_pid(), Ordering::SeqCst);
             let inner = create(&Spec::new(), |_| std::process::exit(5)).unwrap();
             let _ = inner.switch(0, &[]);
-            unsafe { libc::_exit(97) };
+            end(97);
         })
         .unwrap();
         let _ = other.switch(0, &[]);
-        unsafe { libc::_exit(98) };
+        end(98);
     });
     assert_eq!(libc::WEXITSTATUS(got), 5);
     await_end_of(words[0].load(Ordering::SeqCst));
@@ -101,7 +105,7 @@ pub(crate) fn exit_of_a_nested_context_ends_the_program() {
 
 pub(crate) fn the_roots_death_ends_all() {
     let words = shared_words();
-    let pid = unsafe { libc::fork() };
+    let pid = plain_fork();
     if pid == 0 {
         let first = create(&Spec::new(), server(|_| own_pid())).unwrap();
         words[0].store(first.switch(0, &[]).unwrap().word, Ordering::SeqCst);
@@ -119,11 +123,10 @@ pub(crate) fn the_roots_death_ends_all() {
     while words[2].load(Ordering::SeqCst) == 0 {
         std::thread::sleep(Duration::from_millis(2));
     }
-    unsafe { libc::kill(pid, libc::SIGKILL) };
+    kill(pid, Signal::KILL);
     await_end_of(words[0].load(Ordering::SeqCst));
     await_end_of(words[1].load(Ordering::SeqCst));
-    let mut status = 0;
-    unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    reap(pid);
 }
 
 pub(crate) fn wait_sees_no_context() {
@@ -131,17 +134,13 @@ pub(crate) fn wait_sees_no_context() {
         &Spec::new(),
         server(|word| {
             if word == 1 {
-                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                die();
             }
             word
         }),
     )
     .unwrap();
-    let nothing = || {
-        let mut status = 0;
-        let waited = unsafe { libc::waitpid(-1, &raw mut status, 0) };
-        waited == -1 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ECHILD)
-    };
+    let nothing = || rustix::process::wait(WaitOptions::empty()).is_err_and(|error| error == Errno::CHILD);
     assert!(nothing());
     other.switch(0, &[]).unwrap();
     assert!(nothing());

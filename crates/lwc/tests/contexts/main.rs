@@ -24,6 +24,7 @@ mod memory;
 mod moments;
 mod names;
 mod overlays;
+mod pages;
 mod placing;
 mod signals;
 mod support;

@@ -5,8 +5,10 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::PermissionsExt;
 
 use orrery_lwc::context::{Context, Error, Own, Rights, Spec, create};
+use rustix::process::geteuid;
 
-use crate::support::{OWN_MEMORY, PAGE, call_number, mapped, only};
+use crate::pages::Pages;
+use crate::support::{OWN_MEMORY, call_number, only, set_users, uname};
 
 /// Of each kind there is one of the caller's and one of the target's.
 const WHOSE: [&str; 2] = ["target", "caller"];
@@ -16,14 +18,9 @@ const WHOSE: [&str; 2] = ["target", "caller"];
 struct Scene {
     _place: tempfile::TempDir,
     folder: File,
-    memory: *mut u8,
+    memory: Pages,
     target: Context,
     privileged: bool,
-}
-
-fn put(memory: *mut u8, text: &str) {
-    assert!(text.len() <= PAGE);
-    unsafe { memory.copy_from_nonoverlapping(text.as_ptr(), text.len()) };
 }
 
 impl Scene {
@@ -39,27 +36,25 @@ impl Scene {
                 set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
             }
         }
-        let privileged = unsafe { libc::geteuid() } == 0;
+        let privileged = geteuid().is_root();
         let folder = File::open(place.path().join("caller")).unwrap();
         let theirs = File::open(place.path().join("target")).unwrap();
-        let (number, memory) = (folder.as_raw_fd(), mapped(1));
+        let (number, memory) = (folder.as_raw_fd(), Pages::new(1));
         let theirs_too = theirs.as_raw_fd();
-        put(memory, "caller");
+        memory.put(b"caller");
         let spec = Spec::new().trap(true).withhold(&only(libc::SYS_uname));
         let target = create(&spec, move |start| {
-            put(memory, "target");
+            memory.put(b"target");
             assert_eq!(unsafe { libc::dup2(theirs_too, number) }, number);
             if privileged {
-                assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
+                assert!(set_users(65534, 65534, 65534));
             }
             let mut arrival = start.arrival;
             loop {
                 if arrival.word == 1 {
-                    let mut name: libc::utsname = unsafe { std::mem::zeroed() };
-                    unsafe { libc::uname(&raw mut name) };
+                    let _ = uname();
                 }
-                let bytes = unsafe { std::slice::from_raw_parts(memory, 6) };
-                arrival = arrival.caller.switch(0, bytes).unwrap();
+                arrival = arrival.caller.switch(0, &memory.get::<6>()).unwrap();
             }
         })
         .unwrap();
@@ -75,7 +70,7 @@ impl Scene {
     fn open(&self, own: Own) -> Result<i64, Error> {
         let folder = self.folder.as_raw_fd().unsigned_abs().into();
         let how = (libc::O_RDONLY | libc::O_CLOEXEC).unsigned_abs().into();
-        self.call(own, libc::SYS_openat, [folder, self.memory.addr() as u64, how, 0, 0, 0])
+        self.call(own, libc::SYS_openat, [folder, self.memory.address() as u64, how, 0, 0, 0])
     }
 
     /// What is in a file that was opened: in our table, or in the target's.
@@ -100,7 +95,7 @@ impl Scene {
             let opened = self.open(own).unwrap_or_else(|error| panic!("{own:?}: {error}"));
             if self.privileged && !own.credentials {
                 assert_eq!(opened, -i64::from(libc::EACCES), "{own:?}");
-                assert_eq!(unsafe { libc::geteuid() }, 0, "ours are ours again");
+                assert!(geteuid().is_root(), "ours are ours again");
                 continue;
             }
             assert!(opened >= 0, "{own:?}: {opened}");
@@ -119,10 +114,10 @@ pub(crate) fn a_parked_contexts_part_of_a_call_is_any() {
     let file = tempfile::tempfile().unwrap();
     std::os::unix::fs::FileExt::write_at(&file, b"for it", 0).unwrap();
     let number = u64::from(file.as_raw_fd().unsigned_abs());
-    let read = [number, scene.memory.addr() as u64, 6, 0, 0, 0];
+    let read = [number, scene.memory.address() as u64, 6, 0, 0, 0];
     assert_eq!(scene.call(OWN_DESCRIPTORS, libc::SYS_pread64, read), Ok(6));
     assert_eq!(scene.target.switch(0, &[]).unwrap().bytes, b"for it");
-    assert_eq!(unsafe { std::slice::from_raw_parts(scene.memory, 6) }, b"caller");
+    assert_eq!(&scene.memory.get::<6>(), b"caller");
     let absent = [number, 8, 6, 0, 0, 0];
     assert!(matches!(scene.call(OWN_DESCRIPTORS, libc::SYS_pwrite64, absent), Err(Error::Memory { .. })));
     // It takes rights to the memory, and to descriptors, beside the one to the call.

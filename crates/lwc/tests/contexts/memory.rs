@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use orrery_lwc::context::{Error, Spec, create};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-use crate::support::{PAGE, is_mapped, mapped, server};
+use crate::pages::{PAGE, Pages, is_mapped};
+use crate::support::server;
 
 pub(crate) fn memory_is_a_copy() {
     static GLOBAL: AtomicU64 = AtomicU64::new(1);
@@ -26,57 +28,46 @@ pub(crate) fn memory_is_a_copy() {
 }
 
 pub(crate) fn shared_memory_is_one() {
-    let memory = mapped(4);
-    unsafe { memory.add(PAGE).write(7) };
+    let memory = Pages::new(4);
+    memory.poke(PAGE, 7);
     // The two pages in the middle; those beside stay private.
-    let spec = unsafe { Spec::new().share(memory.add(PAGE), 2 * PAGE) };
-    let address = memory.expose_provenance();
+    let spec = memory.part(1, 2).shared(Spec::new());
     let other = create(&spec, move |start| {
-        let memory = std::ptr::with_exposed_provenance_mut::<u8>(address);
         let mut arrival = start.arrival;
         loop {
-            let there = unsafe { memory.add(PAGE).read_volatile() };
+            let there = memory.peek(PAGE);
             for page in 0..4 {
-                unsafe { memory.add(page * PAGE + 1).write_volatile(9) };
+                memory.poke(page * PAGE + 1, 9);
             }
             arrival = arrival.caller.switch(u64::from(there), &[]).unwrap();
         }
     })
     .unwrap();
     assert_eq!(other.switch(0, &[]).unwrap().word, 7);
-    let seen: Vec<u8> = (0..4).map(|page| unsafe { memory.add(page * PAGE + 1).read_volatile() }).collect();
+    let seen: Vec<u8> = (0..4).map(|page| memory.peek(page * PAGE + 1)).collect();
     assert_eq!(seen, [0, 9, 9, 0]);
-    unsafe { memory.add(PAGE).write_volatile(8) };
+    memory.poke(PAGE, 8);
     assert_eq!(other.switch(0, &[]).unwrap().word, 8);
 }
 
 pub(crate) fn unmapped_memory_is_gone() {
-    let memory = mapped(3);
-    unsafe { memory.write_bytes(1, 3 * PAGE) };
-    let spec = unsafe { Spec::new().unmap(memory.add(PAGE), PAGE) };
-    let address = memory.expose_provenance();
-    let other = create(
-        &spec,
-        server(move |page| {
-            let memory = std::ptr::with_exposed_provenance::<u8>(address);
-            u64::from(is_mapped(unsafe { memory.add(usize::try_from(page).unwrap() * PAGE) }))
-        }),
-    )
-    .unwrap();
+    let memory = Pages::new(3);
+    memory.fill(1);
+    let spec = memory.part(1, 1).unmapped(Spec::new());
+    let is_there = move |page| u64::from(is_mapped(memory.byte(usize::try_from(page).unwrap() * PAGE)));
+    let other = create(&spec, server(is_there)).unwrap();
     let seen: Vec<u64> = (0..3).map(|page| other.switch(page, &[]).unwrap().word).collect();
     assert_eq!(seen, [1, 0, 1]);
-    assert!(is_mapped(unsafe { memory.add(PAGE) }));
+    assert!(is_mapped(memory.byte(PAGE)));
 }
 
 pub(crate) fn shared_memory_stays_from_other_contexts() {
-    let memory = mapped(1);
-    let address = memory.expose_provenance();
-    let peek =
-        move |_| u64::from(unsafe { std::ptr::with_exposed_provenance::<u8>(address).read_volatile() });
-    let insider = create(&unsafe { Spec::new().share(memory, PAGE) }, server(peek)).unwrap();
-    unsafe { memory.write_volatile(3) };
+    let memory = Pages::new(1);
+    let peek = move |_| u64::from(memory.peek(0));
+    let insider = create(&memory.shared(Spec::new()), server(peek)).unwrap();
+    memory.poke(0, 3);
     let outsider = create(&Spec::new(), server(peek)).unwrap();
-    unsafe { memory.write_volatile(4) };
+    memory.poke(0, 4);
     assert_eq!(insider.switch(0, &[]).unwrap().word, 4);
     assert_eq!(outsider.switch(0, &[]).unwrap().word, 3, "a copy as of its creation");
     let files = create(
@@ -94,22 +85,23 @@ pub(crate) fn shared_memory_stays_from_other_contexts() {
 }
 
 pub(crate) fn senseless_specifications_are_refused() {
-    let memory = mapped(4);
+    let memory = Pages::new(4);
     // The library's own mappings may come to lie at the hole's end.
-    let hole = mapped(1024);
-    unsafe { libc::munmap(hole.cast(), 1024 * PAGE) };
-    let nothing = hole.wrapping_add(512 * PAGE);
+    let hole = Pages::new(1024);
+    hole.remove();
+    let nothing = hole.byte(512 * PAGE);
     let on_stack = 0_u8;
     let stack = (&raw const on_stack).map_addr(|address| address & !(PAGE - 1));
     let try_it = |spec: Spec| create(&spec, server(|word| word)).unwrap_err();
-    assert!(matches!(try_it(unsafe { Spec::new().share(memory.add(1), PAGE) }), Error::Unaligned { .. }));
-    assert!(matches!(try_it(unsafe { Spec::new().unmap(memory, 0) }), Error::Unaligned { .. }));
+    let share = |start: *const u8, length| unsafe { Spec::new().share(start, length) };
+    assert!(matches!(try_it(share(memory.byte(1), PAGE)), Error::Unaligned { .. }));
+    assert!(matches!(try_it(memory.part(0, 0).unmapped(Spec::new())), Error::Unaligned { .. }));
     assert!(matches!(try_it(Spec::new().may_access(PAGE, 5)), Error::Unaligned { .. }));
     assert!(matches!(try_it(Spec::new().close_descriptors(9, 3)), Error::Unaligned { .. }));
-    let twice = unsafe { Spec::new().share(memory, 2 * PAGE).unmap(memory.add(PAGE), PAGE) };
+    let twice = memory.part(1, 1).unmapped(memory.part(0, 2).shared(Spec::new()));
     assert!(matches!(try_it(twice), Error::Overlap { .. }));
-    assert!(matches!(try_it(unsafe { Spec::new().share(nothing, PAGE) }), Error::Memory { .. }));
-    assert!(matches!(try_it(unsafe { Spec::new().share(stack, PAGE) }), Error::Memory { .. }));
+    assert!(matches!(try_it(share(nothing, PAGE)), Error::Memory { .. }));
+    assert!(matches!(try_it(share(stack, PAGE)), Error::Memory { .. }));
     // A context that takes its own ground away dies at once, and alone.
     let here = (senseless_specifications_are_refused as fn() as *const u8).expose_provenance();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -121,27 +113,24 @@ pub(crate) fn senseless_specifications_are_refused() {
     let code = std::ptr::with_exposed_provenance::<u8>(first);
     let ground = unsafe { Spec::new().unmap(code, last - first) };
     assert!(matches!(try_it(ground), Error::Birth { .. }));
-    let shared = create(&unsafe { Spec::new().share(memory, 2 * PAGE) }, server(|word| word)).unwrap();
-    assert!(matches!(try_it(unsafe { Spec::new().share(memory, PAGE) }), Error::Memory { .. }));
+    let shared = create(&memory.part(0, 2).shared(Spec::new()), server(|word| word)).unwrap();
+    assert!(matches!(try_it(memory.part(0, 1).shared(Spec::new())), Error::Memory { .. }));
     assert_eq!(shared.switch(1, &[]).unwrap().word, 1);
 }
 
 pub(crate) fn other_memory_takes_the_place_of_what_was_unmapped() {
-    let memory = mapped(1);
-    unsafe { memory.write(7) };
-    let address = memory.expose_provenance();
+    let memory = Pages::new(1);
+    memory.poke(0, 7);
     let other = create(
-        &unsafe { Spec::new().unmap(memory, PAGE) },
+        &memory.unmapped(Spec::new()),
         server(move |word| {
-            let there = std::ptr::with_exposed_provenance_mut::<u8>(address);
             if word == 0 {
-                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-                let protection = libc::PROT_READ | libc::PROT_WRITE;
-                let got = unsafe { libc::mmap(there.cast(), PAGE, protection, flags, -1, 0) };
-                assert_eq!(got, there.cast());
+                let (flags, there) = (MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE, memory.byte(0).cast());
+                let got = unsafe { mmap_anonymous(there, PAGE, ProtFlags::READ | ProtFlags::WRITE, flags) };
+                assert_eq!(got.unwrap().expose_provenance(), memory.address());
             }
-            let before = unsafe { there.read() };
-            unsafe { there.write(u8::try_from(word).unwrap()) };
+            let before = memory.peek(0);
+            memory.poke(0, u8::try_from(word).unwrap());
             before.into()
         }),
     )
@@ -149,5 +138,5 @@ pub(crate) fn other_memory_takes_the_place_of_what_was_unmapped() {
     assert_eq!(other.switch(0, &[]).unwrap().word, 0, "it is fresh");
     assert_eq!(other.switch(9, &[]).unwrap().word, 0);
     assert_eq!(other.switch(1, &[]).unwrap().word, 9);
-    assert_eq!(unsafe { memory.read() }, 7);
+    assert_eq!(memory.peek(0), 7);
 }

@@ -1,21 +1,20 @@
 //! Names: descriptors of contexts, how they come by ways of the program's own, and what they allow there.
 
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
 
 use orrery_lwc::context::{self, Context, Error, Overlay, ROOT, Spec, create};
 
-use crate::support::{PAGE, await_end_of, is_running, mapped, own_pid, pair, reap, receive, send, server};
+use crate::pages::Pages;
+use crate::support::{
+    await_end_of, die, end, is_running, lent, own_pid, pair, plain_fork, reap, receive, send, server,
+};
 
 /// Long enough for a watcher to end a context that nobody holds.
 const A_WHILE: Duration = Duration::from_millis(60);
 
-fn lent(context: Context) -> BorrowedFd<'static> {
-    unsafe { BorrowedFd::borrow_raw(context.descriptor()) }
-}
-
 pub(crate) fn the_root_is_known_to_all() {
-    let memory = mapped(1);
+    let memory = Pages::new(1);
     let outer = create(&Spec::new(), move |_| {
         let inner = create(&Spec::new(), move |_| {
             // It was created by another one, and knows the root all the same.
@@ -23,7 +22,7 @@ pub(crate) fn the_root_is_known_to_all() {
             assert_eq!(root.descriptor(), ROOT);
             let back = root.switch(7, b"from within").unwrap();
             assert_eq!(back.word, 8);
-            let denied = unsafe { root.overlay(memory, PAGE, Overlay::Copy) };
+            let denied = memory.overlay(root, Overlay::Copy);
             assert!(matches!(denied, Err(Error::Denied { .. })), "the name carries no rights");
             root.switch(9, &[]).unwrap();
             unreachable!();
@@ -66,7 +65,7 @@ pub(crate) fn nobody_switches_to_itself() {
 }
 
 pub(crate) fn a_copy_of_a_name_names_the_same() {
-    let memory = mapped(1);
+    let memory = Pages::new(1);
     let other = create(&Spec::new(), server(|word| if word == 0 { own_pid() } else { word + 1 })).unwrap();
     let pid = other.switch(0, &[]).unwrap().word;
     let copy = rustix::io::dup(lent(other)).unwrap().into_raw_fd();
@@ -75,11 +74,11 @@ pub(crate) fn a_copy_of_a_name_names_the_same() {
     assert_eq!(copy.switch(4, &[]).unwrap().word, 5);
     // What is given up is given up for all copies, known or not.
     let unknown = rustix::io::dup(lent(copy)).unwrap();
-    unsafe { copy.overlay(memory, PAGE, Overlay::Copy) }.unwrap();
+    memory.overlay(copy, Overlay::Copy).unwrap();
     copy.restrict(&[]).unwrap();
     let unknown = Context::of_descriptor(unknown.into_raw_fd()).unwrap();
     for name in [other, copy, unknown] {
-        assert!(matches!(unsafe { name.overlay(memory, PAGE, Overlay::Copy) }, Err(Error::Denied { .. })));
+        assert!(matches!(memory.overlay(name, Overlay::Copy), Err(Error::Denied { .. })));
         assert_eq!(name.switch(6, &[]).unwrap().word, 7);
     }
     for name in [other, copy] {
@@ -93,7 +92,7 @@ pub(crate) fn a_copy_of_a_name_names_the_same() {
 }
 
 /// Takes names that come over a socket, and tells what may be done by them: 1 a switch, 2 an overlay; 4 closes them.
-fn receiver(socket: OwnedFd, memory: *mut u8) -> Context {
+fn receiver(socket: OwnedFd, memory: Pages) -> Context {
     create(&Spec::new(), move |start| {
         let mut known: Option<Context> = None;
         let mut arrival = start.arrival;
@@ -104,7 +103,7 @@ fn receiver(socket: OwnedFd, memory: *mut u8) -> Context {
             if name.switch(20, &[]).is_ok_and(|arrival| arrival.word == 21) {
                 done |= 1;
             }
-            match unsafe { name.overlay(memory, PAGE, Overlay::Copy) } {
+            match memory.overlay(name, Overlay::Copy) {
                 Ok(()) => done |= 2,
                 Err(Error::Denied { .. }) => {}
                 Err(odd) => panic!("{odd}"),
@@ -121,7 +120,7 @@ fn receiver(socket: OwnedFd, memory: *mut u8) -> Context {
 }
 
 pub(crate) fn names_travel_by_sockets() {
-    let memory = mapped(1);
+    let memory = Pages::new(1);
     let (here, there) = pair();
     let friend = receiver(there, memory);
     // It was created before, and has no name of this one.
@@ -160,14 +159,7 @@ pub(crate) fn a_name_under_way_keeps_its_context() {
 }
 
 pub(crate) fn a_name_that_comes_late_is_told() {
-    let served = create(
-        &Spec::new(),
-        server(|_| {
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-            0
-        }),
-    )
-    .unwrap();
+    let served = create(&Spec::new(), server(|_| die())).unwrap();
     let copy = rustix::io::dup(lent(served)).unwrap();
     assert!(matches!(served.switch(0, &[]), Err(Error::Died { .. })));
     let descriptor = copy.as_raw_fd();
@@ -182,13 +174,13 @@ pub(crate) fn a_forked_process_holds_names() {
     let served = create(&Spec::new(), server(|_| own_pid())).unwrap();
     let pid = served.switch(0, &[]).unwrap().word;
     let (here, there) = pair();
-    let child = unsafe { libc::fork() };
+    let child = plain_fork();
     if child == 0 {
         drop(here);
         // Until its parent says so, by closing its end.
         let mut byte = [0_u8; 1];
-        unsafe { libc::read(there.as_raw_fd(), byte.as_mut_ptr().cast(), 1) };
-        unsafe { libc::_exit(0) };
+        let _ = rustix::io::read(&there, &mut byte);
+        end(0);
     }
     drop(there);
     served.close().unwrap();

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use orrery_lwc::context::{Context, Spec, create};
+use rustix::process::{Signal, set_parent_process_death_signal};
 
-use crate::support::{own_pid, reap, server};
+use crate::support::{kill, own_pid, plain_fork, reap, server};
 
 /// How long each of these goes on, and a switch there and back may take at most.
 const FOR: Duration = Duration::from_secs(2);
@@ -15,9 +16,9 @@ struct Hogs(Vec<i32>);
 
 impl Hogs {
     fn new(count: usize) -> Self {
-        let one = || match unsafe { libc::fork() } {
+        let one = || match plain_fork() {
             0 => {
-                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                let _ = set_parent_process_death_signal(Some(Signal::KILL));
                 let mut sum = 0_u64;
                 loop {
                     sum = std::hint::black_box(sum.wrapping_add(1));
@@ -32,7 +33,7 @@ impl Hogs {
 impl Drop for Hogs {
     fn drop(&mut self) {
         for pid in &self.0 {
-            unsafe { libc::kill(*pid, libc::SIGKILL) };
+            kill(*pid, Signal::KILL);
             reap(*pid);
         }
     }

@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use orrery_lwc::context::{Spec, create};
+use rustix::process::{Signal, kill_current_process_group, setpgid};
 
-use crate::support::{PAGE, mapped, server};
+use crate::pages::{PAGE, Pages};
+use crate::support::server;
 
 static CAUGHT: AtomicI32 = AtomicI32::new(0);
 
@@ -12,16 +14,21 @@ extern "C" fn count(_signal: i32) {
     CAUGHT.fetch_add(1, Ordering::SeqCst);
 }
 
-pub(crate) fn signals_go_to_the_root() {
-    unsafe { libc::setpgid(0, 0) };
+/// Makes the case a group of its own, and counts the signals that it gets.
+fn count_signals() {
+    let _ = setpgid(None, None);
     unsafe { libc::signal(libc::SIGUSR1, count as extern "C" fn(i32) as usize) };
+}
+
+pub(crate) fn signals_go_to_the_root() {
+    count_signals();
     let deaf = create(&Spec::new(), server(|_| CAUGHT.load(Ordering::SeqCst).unsigned_abs().into())).unwrap();
     let open = create(
         &Spec::new().shared_signals(true),
         server(|_| CAUGHT.load(Ordering::SeqCst).unsigned_abs().into()),
     )
     .unwrap();
-    unsafe { libc::kill(0, libc::SIGUSR1) };
+    kill_current_process_group(Signal::USR1).unwrap();
     // To a group a signal comes in no particular order.
     while CAUGHT.load(Ordering::SeqCst) == 0 {
         std::thread::yield_now();
@@ -31,8 +38,7 @@ pub(crate) fn signals_go_to_the_root() {
 }
 
 pub(crate) fn what_a_deaf_context_creates_is_deaf() {
-    unsafe { libc::setpgid(0, 0) };
-    unsafe { libc::signal(libc::SIGUSR1, count as extern "C" fn(i32) as usize) };
+    count_signals();
     // It cannot get these signals itself, so it has none to share.
     let deaf = create(&Spec::new(), |start| {
         let caught = || u64::from(CAUGHT.load(Ordering::SeqCst).unsigned_abs());
@@ -46,7 +52,7 @@ pub(crate) fn what_a_deaf_context_creates_is_deaf() {
     .unwrap();
     assert_eq!(deaf.switch(0, &[]).unwrap().word, 0);
     for round in 1..=3 {
-        unsafe { libc::kill(0, libc::SIGUSR1) };
+        kill_current_process_group(Signal::USR1).unwrap();
         while CAUGHT.load(Ordering::SeqCst) < round {
             std::thread::yield_now();
         }
@@ -63,13 +69,12 @@ extern "C" fn unguard(_signal: i32) {
 }
 
 pub(crate) fn a_fault_is_handled_where_it_is_made() {
-    let page = mapped(1);
-    GUARDED.store(page.expose_provenance(), Ordering::SeqCst);
+    let page = Pages::new(1);
+    GUARDED.store(page.address(), Ordering::SeqCst);
     unsafe { libc::signal(libc::SIGSEGV, unguard as extern "C" fn(i32) as usize) };
-    unsafe { libc::mprotect(page.cast(), PAGE, libc::PROT_NONE) };
-    let address = page.expose_provenance();
-    let write_there =
-        move || unsafe { std::ptr::with_exposed_provenance_mut::<u8>(address).write_volatile(1) };
+    unsafe { libc::mprotect(page.byte(0).cast(), PAGE, libc::PROT_NONE) };
+    // The first write faults; the handler lets it be made once more.
+    let write_there = move || page.poke(0, 1);
     let other = create(
         &Spec::new(),
         server(move |_| {

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use orrery_domain::End;
 use orrery_lwc::context::{Calls, Context, Error, Spec, create};
 
+use crate::pages::PAGE;
 use crate::support::{
-    await_end_of, call_number, errno, kill_after, only, own_pid, reap, server, shared_words,
+    await_end_of, call_number, kill_after, only, own_pid, reap, server, shared_page, shared_words,
 };
 
 /// The program's own process.
@@ -174,8 +175,8 @@ struct Walks {
 }
 
 fn walks() -> &'static Walks {
-    assert!(size_of::<Walks>() <= 4096);
-    unsafe { &*std::ptr::from_ref(shared_words()).cast() }
+    assert!(size_of::<Walks>() <= PAGE);
+    unsafe { &*shared_page().cast() }
 }
 
 static WHERE: AtomicU64 = AtomicU64::new(0);
@@ -370,11 +371,7 @@ pub(crate) fn limits_are_a_threads_own() {
 
 /// Makes a call that is trapped in a context.
 fn uname() -> i64 {
-    let mut name: libc::utsname = unsafe { std::mem::zeroed() };
-    match unsafe { libc::uname(&raw mut name) } {
-        0 => i64::from(name.sysname[0]),
-        _ => -i64::from(errno()),
-    }
+    crate::support::uname().map_or_else(|errno| -i64::from(errno), |name| i64::from(name.sysname[0]))
 }
 
 pub(crate) fn threads_are_trapped_one_by_one() {

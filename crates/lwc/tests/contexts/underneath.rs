@@ -1,6 +1,7 @@
 //! What is to be seen of contexts by those who look at processes.
 
 use orrery_lwc::context::{Spec, create};
+use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, wait};
 
 use crate::support::{own_pid, server, shared_words};
 
@@ -11,9 +12,7 @@ fn status(pid: u64, name: &str) -> String {
 }
 
 fn open_files_limit() -> u64 {
-    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
-    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
-    limit.rlim_cur
+    getrlimit(Resource::Nofile).current.unwrap()
 }
 
 pub(crate) fn a_context_is_a_process_underneath() {
@@ -24,8 +23,8 @@ pub(crate) fn a_context_is_a_process_underneath() {
         let nested = create(&Spec::new(), server(|_| own_pid())).unwrap();
         words[0].store(own_pid(), SeqCst);
         words[1].store(nested.switch(0, &[]).unwrap().word, SeqCst);
-        let lower = libc::rlimit { rlim_cur: limit - 1, rlim_max: limit - 1 };
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const lower) }, 0);
+        let lower = Rlimit { current: Some(limit - 1), maximum: Some(limit - 1) };
+        setrlimit(Resource::Nofile, lower).unwrap();
         let mut arrival = start.arrival;
         loop {
             arrival = arrival.caller.switch(open_files_limit(), &[]).unwrap();
@@ -42,8 +41,8 @@ pub(crate) fn a_context_is_a_process_underneath() {
         assert_eq!(status(context, "Name"), status(root, "Name"));
         assert_eq!(status(context, "PPid"), root.to_string());
         let number = i32::try_from(context).unwrap();
-        assert_eq!(unsafe { libc::getpgid(number) }, unsafe { libc::getpgid(0) });
-        assert_eq!(unsafe { libc::getsid(number) }, unsafe { libc::getsid(0) });
+        let ties = |number| unsafe { (libc::getpgid(number), libc::getsid(number)) };
+        assert_eq!(ties(number), ties(0));
         let group = |pid: u64| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
         assert_eq!(group(context), group(root));
     }
@@ -56,7 +55,7 @@ pub(crate) fn a_context_is_a_process_underneath() {
     };
     assert!(listed(pid) && listed(nested));
     // Who waits for the program's children meets none.
-    assert_eq!(unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) }, -1);
+    assert!(wait(WaitOptions::NOHANG).is_err());
 }
 
 /// Record locks of fcntl(2) are a process', and those of flock(2) the open file's.
@@ -64,17 +63,17 @@ pub(crate) fn record_locks_are_not_inherited() {
     use std::os::fd::AsRawFd;
     let file = tempfile::tempfile().unwrap();
     let number = file.as_raw_fd();
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    (lock.l_type, lock.l_len) = (i16::try_from(libc::F_WRLCK).unwrap(), 1);
+    let kind = i16::try_from(libc::F_WRLCK).unwrap();
+    let lock = libc::flock { l_type: kind, l_whence: 0, l_start: 0, l_len: 1, l_pid: 0 };
     assert_eq!(unsafe { libc::fcntl(number, libc::F_SETLK, &raw const lock) }, 0);
-    assert_eq!(unsafe { libc::flock(number, libc::LOCK_EX | libc::LOCK_NB) }, 0);
+    let lock_whole = move || unsafe { libc::flock(number, libc::LOCK_EX | libc::LOCK_NB) };
+    assert_eq!(lock_whole(), 0);
     let other = create(
         &Spec::new(),
         server(move |_| {
             let mut found = lock;
             assert_eq!(unsafe { libc::fcntl(number, libc::F_GETLK, &raw mut found) }, 0);
-            let whole = unsafe { libc::flock(number, libc::LOCK_EX | libc::LOCK_NB) };
-            assert_eq!(whole, 0, "it is the same open file");
+            assert_eq!(lock_whole(), 0, "it is the same open file");
             if found.l_type == lock.l_type { u64::from(found.l_pid.unsigned_abs()) } else { 0 }
         }),
     )

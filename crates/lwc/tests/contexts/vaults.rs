@@ -3,7 +3,8 @@
 use orrery_lwc::context::{Error, Overlay, ROOM};
 use orrery_lwc::vault::Vault;
 
-use crate::support::{PAGE, await_end_of, become_ordinary, mapped, open_ways};
+use crate::pages::{PAGE, Pages};
+use crate::support::{await_end_of, become_ordinary, open_ways};
 
 pub(crate) fn a_vault_serves() {
     let mut vault = Vault::new(
@@ -54,11 +55,12 @@ pub(crate) fn a_vault_keeps_its_secret() {
     // Nor does a capability lead there, nor does our own memory hold it.
     let context = vault.context();
     let page = std::ptr::with_exposed_provenance::<u8>(address & !(PAGE - 1));
+    let overlay = |how| unsafe { context.overlay(page, PAGE, how) };
     for how in [Overlay::Copy, Overlay::Share] {
-        assert!(matches!(unsafe { context.overlay(page, PAGE, how) }, Err(Error::Denied { .. })));
+        assert!(matches!(overlay(how), Err(Error::Denied { .. })));
     }
     context.restrict(&[(0, usize::MAX & !(PAGE - 1))]).unwrap();
-    assert!(matches!(unsafe { context.overlay(page, PAGE, Overlay::Copy) }, Err(Error::Denied { .. })));
+    assert!(matches!(overlay(Overlay::Copy), Err(Error::Denied { .. })));
     assert!(!memory_holds_secret(), "the secret is in main's memory");
     let right = secret();
     assert_eq!(vault.call(&right).unwrap(), [1]);
@@ -72,7 +74,7 @@ fn memory_holds_secret() -> bool {
     let shifted = std::hint::black_box(SHIFTED);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let memory = std::fs::File::open("/proc/self/mem").unwrap();
-    let window = mapped(1);
+    let window = Pages::new(1);
     let mut looked = 0;
     for line in maps.lines().filter(|line| line.contains(" r") && !line.contains("[v")) {
         let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
@@ -80,7 +82,7 @@ fn memory_holds_secret() -> bool {
         let end = usize::from_str_radix(end, 16).unwrap();
         let mut at = start;
         while at < end {
-            let bytes = unsafe { std::slice::from_raw_parts_mut(window, PAGE) };
+            let bytes = unsafe { std::slice::from_raw_parts_mut(window.byte(0), PAGE) };
             let read = memory.read_at(bytes, at as u64).unwrap_or(0);
             let found = bytes[..read].windows(shifted.len()).position(|window| {
                 window.iter().zip(shifted).all(|(byte, shifted)| byte.wrapping_add(1) == shifted)
