@@ -63,6 +63,7 @@ pub(crate) fn a_context_gets_no_name_of_itself() {
     let other = create(&Spec::new().may_fetch(0, u32::MAX), move |start| {
         // Its creator's name of it is not the creator's to give, whatever the rights are.
         let own = u32::try_from(number[0].load(Ordering::SeqCst)).unwrap();
+        // SAFETY: it is refused, and leaves what has that number here.
         let refused = unsafe { start.creator.overlay_descriptor(own) }.is_err();
         let is_no_name = Context::of_descriptor(i32::try_from(own).unwrap()).is_err();
         start.creator.switch((refused && is_no_name).into(), &[]).unwrap();
@@ -83,6 +84,7 @@ pub(crate) fn contexts_end_when_the_root_becomes_another_program() {
         let arguments = [c"/bin/sh".as_ptr(), c"-c".as_ptr()];
         let script = std::ffi::CString::new(script).unwrap();
         let arguments = [arguments[0], arguments[1], script.as_ptr(), std::ptr::null()];
+        // SAFETY: two texts that end with 0, and a list of such that ends with a null pointer; all live here.
         unsafe { libc::execv(arguments[0], arguments.as_ptr()) };
     });
     assert_eq!(libc::WEXITSTATUS(status), 7);
@@ -94,6 +96,8 @@ pub(crate) fn a_context_that_closes_everything_holds_nobody_up() {
     in_child(|| {
         let other = create(&Spec::new(), |start| {
             words[0].store(own_pid(), Ordering::SeqCst);
+            // SAFETY: takes numbers only. It takes descriptors from under the library, on purpose: that must bear it.
+            // Others that this context has a copy of are not used here any more.
             unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
             let _ = start.creator.switch(1, &[]);
             let _ = start.arrival.caller.switch(2, &[]);

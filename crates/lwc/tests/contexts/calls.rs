@@ -19,6 +19,7 @@ pub(crate) fn withheld_calls_fail() {
         server(|word| {
             let ppid = std::os::unix::process::parent_id().cast_signed();
             let named = uname();
+            // SAFETY: reads a structure at address 0, where there is none: it would fail if it were made.
             let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, 0) };
             // Getting a parent's number is among what a context cannot do without.
             u64::from(ppid > 0 && named.is_err() && ring == -1 && errno() == libc::EPERM) + word
@@ -42,6 +43,7 @@ pub(crate) fn calls_are_trapped() {
     let other = create(
         &Spec::new().withhold(&only(libc::SYS_getpgid).or(&only(libc::SYS_uname))).trap(true),
         server(|word| {
+            // SAFETY: takes numbers only.
             let answer = unsafe { libc::syscall(libc::SYS_getpgid, word, 2_i64, 3_i64, 4_i64, 5_i64, 6_i64) };
             if answer == -1 { u64::from(errno().unsigned_abs()) + 1000 } else { answer.cast_unsigned() }
         }),
@@ -58,6 +60,7 @@ pub(crate) fn calls_are_trapped() {
             1 => (other.switch((-i64::from(libc::EDOM)).cast_unsigned(), &[]).unwrap(), 1033),
             _ => {
                 let none = i32::try_from(round).unwrap();
+                // SAFETY: takes a number only. (A kernel's thread has group 0, which rustix does not expect.)
                 let real = unsafe { libc::getpgid(none) };
                 let expected = if real == -1 {
                     u64::from(errno().unsigned_abs()) + 1000
@@ -234,6 +237,7 @@ pub(crate) fn a_flood_of_traps_is_answered() {
         &Spec::new().withhold(&only(libc::SYS_uname)).trap(true),
         server(|word| {
             let mut name = MaybeUninit::<libc::utsname>::uninit();
+            // SAFETY: has room for a name, should the kernel write one.
             let trap = |_| unsafe { libc::syscall(libc::SYS_uname, name.as_mut_ptr()) }.cast_unsigned();
             (0..word).map(trap).sum()
         }),
@@ -264,6 +268,8 @@ pub(crate) fn calls_are_made_for_a_parked_context() {
     let file = tempfile::tempfile().unwrap();
     let other = create(&Spec::new(), server(|word| if word == 0 { own_pid() } else { word })).unwrap();
     let pid = other.switch(0, &[]).unwrap().word;
+    // SAFETY: what is called below does nothing, is refused, or reads and writes what is passed for it: texts, a buffer
+    // of the length that is told, the page.
     let call = |own, number, arguments| unsafe { other.syscall(own, call_number(number), arguments) };
     // All of it is the context's.
     assert_eq!(call(Own::default(), libc::SYS_getpid, [0; 6]), Ok(pid.cast_signed()));
@@ -289,6 +295,7 @@ pub(crate) fn calls_are_made_for_a_parked_context() {
     let fresh = create(&Spec::new(), server(|word| word)).unwrap();
     memory.poke(0, b'b');
     let write = [file.as_raw_fd().unsigned_abs().into(), memory.address() as u64, 1, 5, 0, 0];
+    // SAFETY: reads one byte of a page that is mapped there.
     assert_eq!(unsafe { fresh.syscall(Own::default(), call_number(libc::SYS_pwrite64), write) }, Ok(1));
     assert_eq!(written(&file), "helloa");
     // Errors are the call's.
@@ -309,6 +316,7 @@ pub(crate) fn calls_need_rights() {
     let names = only(libc::SYS_uname);
     let spec = Spec::new().may_call(&only(libc::SYS_getpid));
     let child = create(&spec, move |start| {
+        // SAFETY: calls that tell a number, and do nothing.
         let call = |number| unsafe { start.creator.syscall(Own::default(), call_number(number), [0; 6]) };
         let allowed = call(libc::SYS_getpid);
         let denied = matches!(call(libc::SYS_getuid), Err(Error::CallDenied { .. }));
@@ -319,6 +327,7 @@ pub(crate) fn calls_need_rights() {
     .unwrap();
     assert_eq!(child.switch(0, &[]).unwrap().word, own_pid());
     let other = create(&Spec::new(), server(|word| word)).unwrap();
+    // SAFETY: calls that tell a number, and do nothing.
     let call = |number| unsafe { other.syscall(Own::default(), call_number(number), [0; 6]) };
     assert!(call(libc::SYS_getuid).is_ok());
     other.restrict_to(&Rights::none().calls(&only(libc::SYS_getpid).or(&names))).unwrap();
@@ -338,6 +347,7 @@ pub(crate) fn calls_need_rights() {
     trapped.restrict_to(&Rights::all().calls(&Calls::none())).unwrap();
     trapped.restrict(&[]).unwrap();
     assert!(trapped.switch(0, &[]).unwrap().call.is_some());
+    // SAFETY: getpid(2) does nothing to anybody.
     let denied = unsafe { trapped.syscall(OWN_MEMORY, call_number(libc::SYS_getpid), [0; 6]) };
     assert!(matches!(denied, Err(Error::CallDenied { .. })));
 }
@@ -379,12 +389,15 @@ pub(crate) fn a_monitor_makes_the_calls_it_allows() {
                     let copy = std::ffi::CString::new(target.as_os_str().as_encoded_bytes()).unwrap();
                     let mut arguments = call.arguments;
                     arguments[1] = copy.as_ptr().addr() as u64;
+                    // SAFETY: opens the file of a name that lives here until the call is done.
                     unsafe { child.syscall(own, call.number, arguments) }.unwrap()
                 } else {
+                    // SAFETY: opens a file: what the child itself wanted.
                     unsafe { child.syscall(own, call.number, call.arguments) }.unwrap()
                 }
             } else {
                 let own = Own { credentials: true, ..Own::default() };
+                // SAFETY: what the child itself wanted, in its own memory.
                 unsafe { child.syscall(own, call.number, call.arguments) }.unwrap_or(-i64::from(libc::ENOSYS))
             };
             arrival = child.switch(answer.cast_unsigned(), &[]).unwrap();
@@ -426,6 +439,7 @@ pub(crate) fn a_monitor_needs_no_privilege() {
             let path = child.copy_path(call.arguments[1]).unwrap();
             assert_eq!(path.to_bytes(), file.path().as_os_str().as_encoded_bytes());
             let own = Own { credentials: true, ..Own::default() };
+            // SAFETY: opens a file: what the child itself wanted.
             let answer = unsafe { child.syscall(own, call.number, call.arguments) }.unwrap();
             child.switch(answer.cast_unsigned(), &[]).unwrap()
         } else {
@@ -450,8 +464,11 @@ pub(crate) fn files_out_of_reach_are_read_and_written_for_it() {
     let child = create(&spec, move |start| {
         let mut bytes = *b"words";
         // It cannot write there itself; a call that its creator answers says where the bytes are.
+        // SAFETY: reads the five bytes.
         let own = unsafe { libc::write(number, bytes.as_ptr().cast(), 5) };
+        // SAFETY: who answers in the kernel's place reads five bytes, which are there.
         let written = unsafe { libc::syscall(libc::SYS_uname, bytes.as_ptr(), 5, 1) };
+        // SAFETY: who answers in the kernel's place writes four bytes, for which there is room.
         let read = unsafe { libc::syscall(libc::SYS_uname, bytes.as_mut_ptr(), 4, 0) };
         let word = u64::from((own, written, read) == (-1, 5, 4));
         start.creator.switch(word, &bytes).unwrap();
@@ -464,6 +481,7 @@ pub(crate) fn files_out_of_reach_are_read_and_written_for_it() {
         let [address, length, writes, ..] = call.arguments;
         let (call, place) = if writes == 1 { (libc::SYS_write, 0) } else { (libc::SYS_pread64, 0) };
         let arguments = [u64::try_from(number).unwrap(), address, length, place, 0, 0];
+        // SAFETY: reads or writes the bytes that the child named for this.
         let done = unsafe { child.syscall(own, call_number(call), arguments) }.unwrap();
         arrival = child.switch(done.cast_unsigned(), &[]).unwrap();
     }

@@ -198,6 +198,8 @@ extern "C" fn switch_in_handler(_signal: i32) {
 pub(crate) fn a_handler_may_not_switch_from_within() {
     let root = std::process::id().cast_signed();
     let words = shared_words();
+    // SAFETY: the handler runs while the program is parked in a switch, where it interrupts nothing but a wait: it may
+    // do as any other code. What it may not, switch, is the test.
     unsafe { libc::signal(libc::SIGUSR1, switch_in_handler as extern "C" fn(i32) as usize) };
     let other = create(
         &Spec::new(),

@@ -41,6 +41,8 @@ pub(crate) fn a_fault_is_an_error() {
     let other = create(
         &Spec::new(),
         server(|_| {
+            // SAFETY: nothing of this program is at that address. The write faults, as it is meant to; that ends this
+            // context, where nothing runs afterwards.
             unsafe { std::ptr::with_exposed_provenance_mut::<u64>(8).write_volatile(1) };
             0
         }),
@@ -133,6 +135,7 @@ pub(crate) fn another_program_is_an_error() {
     let other = create(&Spec::new(), |_| {
         let program = c"/bin/sleep";
         let arguments = [program.as_ptr(), c"100".as_ptr(), std::ptr::null()];
+        // SAFETY: a text that ends with 0, and a list of such that ends with a null pointer.
         unsafe { libc::execv(program.as_ptr(), arguments.as_ptr()) };
         unreachable!();
     })
@@ -147,6 +150,7 @@ pub(crate) fn a_stopped_context_holds_nobody_up() {
     kill(pid, Signal::STOP);
     let silent = Error::Silent { descriptor: other.descriptor() };
     assert_eq!(memory.overlay(other, Overlay::Copy).unwrap_err(), silent);
+    // SAFETY: getpid(2) does nothing to anybody.
     assert_eq!(unsafe { other.syscall(Own::default(), 39, [0; 6]) }.unwrap_err(), silent);
     // Once it goes on, its late answer is nobody's, and it can still be switched to.
     kill(pid, Signal::CONT);

@@ -12,6 +12,8 @@ use crate::support::{
 
 /// Closes a number; whether it was open.
 fn close(number: RawFd) -> bool {
+    // SAFETY: what goes by the number was opened as a mere number, or is a context's copy of a file that only the root
+    // uses by its owner, or is closed already: nobody here takes it for open any more.
     unsafe { libc::close(number) == 0 }
 }
 
@@ -57,6 +59,7 @@ pub(crate) fn descriptors_may_be_withheld() {
 /// Whether two processes have one table of descriptors, as the kernel says.
 fn share_a_table(one: u64, other: u64) -> bool {
     const KCMP_FILES: i32 = 2;
+    // SAFETY: takes numbers only.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_FILES, 0, 0) == 0 }
 }
 
@@ -260,9 +263,11 @@ pub(crate) fn descriptors_are_overlaid() {
         let far = copy_high(&theirs, 300);
         drop(theirs);
         let mut arrival = start.creator.switch(far.unsigned_abs().into(), &[]).unwrap();
+        // SAFETY: this context has nothing open by that number any more; of the next one it gets nothing.
         let overlay = |number| unsafe { start.creator.overlay_descriptor(number) };
         assert!(matches!(overlay(number + 1), Err(Error::Denied { .. })));
         overlay(number).unwrap();
+        // SAFETY: it has come to be open just now, and has no other owner here that uses it.
         let mut file = unsafe { std::fs::File::from_raw_fd(fd) };
         std::io::Write::write_all(&mut file, b"written by it").unwrap();
         arrival = arrival.caller.switch(0, &[]).unwrap();
@@ -273,8 +278,10 @@ pub(crate) fn descriptors_are_overlaid() {
     copy_high(&ours, 200);
     other.switch(0, &[]).unwrap();
     assert_eq!(written(&ours), "written by it");
+    // SAFETY: nothing here is open by these numbers, but the context's own name, for which that is refused.
     let overlay = |number| unsafe { other.overlay_descriptor(number) };
     overlay(there).unwrap();
+    // SAFETY: it has come to be open just now, and is nobody's yet.
     assert_eq!(written(&unsafe { std::fs::File::from_raw_fd(i32::try_from(there).unwrap()) }), "theirs");
     // What contexts live by stays.
     let own = u32::try_from(other.descriptor()).unwrap();

@@ -204,6 +204,7 @@ pub(crate) fn filtered_contexts_stay_behind() {
     assert_eq!(filtered.switch(1, &[]).unwrap().word, 1);
     assert_eq!(trapped.switch(1, &[]).unwrap().word, 1);
     let refusing = create(&Spec::new(), |start| {
+        // SAFETY: refused, so that there is no child.
         let told = unsafe { fork() }.unwrap_err();
         let _ = start.arrival.caller.switch(u64::from(told == Error::NotTheRoot), &[]);
         unreachable!()
@@ -246,6 +247,7 @@ pub(crate) fn isolated_contexts_are_forked() {
             }
             let limits = |pid| {
                 let mut limit = MaybeUninit::uninit();
+                // SAFETY: reads nothing, and writes a limit, for which there is room.
                 unsafe { libc::prlimit(pid, libc::RLIMIT_CORE, std::ptr::null(), limit.as_mut_ptr()) == 0 }
             };
             assert!(limits(0), "its own are its own");
@@ -281,6 +283,7 @@ pub(crate) fn a_trapped_process_has_one_listener_for_good() {
         let listen = || {
             let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
             let mode = libc::SECCOMP_SET_MODE_FILTER;
+            // SAFETY: reads a program of one instruction, which lets all calls pass.
             unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) }
         };
         assert!(listen() >= 0);

@@ -24,6 +24,7 @@ pub(crate) fn a_closed_context_ends() {
 pub(crate) fn a_plain_close_ends_it() {
     let other = create(&Spec::new(), server(|_| own_pid())).unwrap();
     let pid = other.switch(0, &[]).unwrap().word;
+    // SAFETY: the name is this test's own, which takes it for closed from here on.
     assert_eq!(unsafe { libc::close(other.descriptor()) }, 0);
     await_end_of(pid);
     assert!(matches!(other.switch(0, &[]), Err(Error::Gone { .. } | Error::NoContext { .. })));

@@ -5,9 +5,8 @@
 //!
 //! A room of this folder is one idea each.
 
-#![expect(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests of system calls")]
+#![expect(clippy::unwrap_used, reason = "tests of system calls")]
 
-#[deny(clippy::undocumented_unsafe_blocks)]
 mod adversary;
 mod bad_input;
 mod calls;

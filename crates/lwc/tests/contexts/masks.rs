@@ -45,6 +45,8 @@ impl Scene {
         let spec = Spec::new().trap(true).withhold(&only(libc::SYS_uname));
         let target = create(&spec, move |start| {
             memory.put(b"target");
+            // SAFETY: takes numbers only. What went by the second one is the caller's folder, which only the caller
+            // uses by it.
             assert_eq!(unsafe { libc::dup2(theirs_too, number) }, number);
             if privileged {
                 assert!(set_users(65534, 65534, 65534));
@@ -63,6 +65,8 @@ impl Scene {
     }
 
     fn call(&self, own: Own, number: libc::c_long, arguments: [u64; 6]) -> Result<i64, Error> {
+        // SAFETY: calls that open a file of a name, or move as many bytes as they are told to a buffer of that size or
+        // the page.
         unsafe { self.target.syscall(own, call_number(number), arguments) }
     }
 
@@ -78,6 +82,7 @@ impl Scene {
         let mut bytes = [0; 100];
         let length = if own.descriptors {
             use std::io::Read;
+            // SAFETY: it was opened for this, and is nobody's yet.
             let mut file = unsafe { File::from_raw_fd(i32::try_from(number).unwrap()) };
             file.read(&mut bytes).unwrap()
         } else {

@@ -93,6 +93,7 @@ pub(crate) fn senseless_specifications_are_refused() {
     let on_stack = 0_u8;
     let stack = (&raw const on_stack).map_addr(|address| address & !(PAGE - 1));
     let try_it = |spec: Spec| create(&spec, server(|word| word)).unwrap_err();
+    // SAFETY: what is wrong with each of these is found before anything is shared.
     let share = |start: *const u8, length| unsafe { Spec::new().share(start, length) };
     assert!(matches!(try_it(share(memory.byte(1), PAGE)), Error::Unaligned { .. }));
     assert!(matches!(try_it(memory.part(0, 0).unmapped(Spec::new())), Error::Unaligned { .. }));
@@ -111,6 +112,8 @@ pub(crate) fn senseless_specifications_are_refused() {
         .find_map(|[first, last]| (first <= here && here < last).then_some((first, last)))
         .unwrap();
     let code = std::ptr::with_exposed_provenance::<u8>(first);
+    // SAFETY: against the rule, as is the test's purpose: the context needs this code, and faults for want of it before
+    // it runs anything of the test's. Nobody else misses it.
     let ground = unsafe { Spec::new().unmap(code, last - first) };
     assert!(matches!(try_it(ground), Error::Birth { .. }));
     let shared = create(&memory.part(0, 2).shared(Spec::new()), server(|word| word)).unwrap();
@@ -126,6 +129,7 @@ pub(crate) fn other_memory_takes_the_place_of_what_was_unmapped() {
         server(move |word| {
             if word == 0 {
                 let (flags, there) = (MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE, memory.byte(0).cast());
+                // SAFETY: takes the place of nothing, by its flags.
                 let got = unsafe { mmap_anonymous(there, PAGE, ProtFlags::READ | ProtFlags::WRITE, flags) };
                 assert_eq!(got.unwrap().expose_provenance(), memory.address());
             }

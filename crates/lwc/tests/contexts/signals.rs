@@ -17,6 +17,7 @@ extern "C" fn count(_signal: i32) {
 /// Makes the case a group of its own, and counts the signals that it gets.
 fn count_signals() {
     let _ = setpgid(None, None);
+    // SAFETY: the handler touches an atomic only.
     unsafe { libc::signal(libc::SIGUSR1, count as extern "C" fn(i32) as usize) };
 }
 
@@ -65,13 +66,17 @@ static GUARDED: AtomicUsize = AtomicUsize::new(0);
 extern "C" fn unguard(_signal: i32) {
     CAUGHT.fetch_add(1, Ordering::SeqCst);
     let page = std::ptr::with_exposed_provenance_mut(GUARDED.load(Ordering::SeqCst));
+    // SAFETY: the one page of the test, which allows less until then; mprotect(2) is a mere system call, fit for a
+    // handler.
     unsafe { libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE) };
 }
 
 pub(crate) fn a_fault_is_handled_where_it_is_made() {
     let page = Pages::new(1);
     GUARDED.store(page.address(), Ordering::SeqCst);
+    // SAFETY: the handler touches atomics, and makes a system call.
     unsafe { libc::signal(libc::SIGSEGV, unguard as extern "C" fn(i32) as usize) };
+    // SAFETY: our own page, to which no reference leads.
     unsafe { libc::mprotect(page.byte(0).cast(), PAGE, libc::PROT_NONE) };
     // The first write faults; the handler lets it be made once more.
     let write_there = move || page.poke(0, 1);

@@ -95,6 +95,7 @@ pub(crate) fn a_thread_resumes_where_it_was() {
             // A copy from before the root's thread went on.
             assert_eq!((SEEN.get(), mine.as_str()), (7, "keptkeptkept"));
             words[3].store(u64::from(std::process::id()), SeqCst);
+            // SAFETY: takes nothing; the C library reads what the kernel has written for this thread.
             let cpu = unsafe { libc::sched_getcpu() };
             assert!(cpu >= 0);
             let arrival = CREATOR.get().unwrap().switch(SEEN.get() * 10, &[]).unwrap();
@@ -176,6 +177,8 @@ struct Walks {
 
 fn walks() -> &'static Walks {
     assert!(size_of::<Walks>() <= PAGE);
+    // SAFETY: a page is aligned for words, has room for these, and stays; they are zero, and nobody knows them as
+    // anything but atomics.
     unsafe { &*shared_page().cast() }
 }
 

@@ -41,6 +41,8 @@ pub(crate) fn a_context_is_a_process_underneath() {
         assert_eq!(status(context, "Name"), status(root, "Name"));
         assert_eq!(status(context, "PPid"), root.to_string());
         let number = i32::try_from(context).unwrap();
+        // SAFETY: these take numbers only. (Of a leader in an outer PID namespace they say 0, which rustix does not
+        // expect.)
         let ties = |number| unsafe { (libc::getpgid(number), libc::getsid(number)) };
         assert_eq!(ties(number), ties(0));
         let group = |pid: u64| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
@@ -65,13 +67,16 @@ pub(crate) fn record_locks_are_not_inherited() {
     let number = file.as_raw_fd();
     let kind = i16::try_from(libc::F_WRLCK).unwrap();
     let lock = libc::flock { l_type: kind, l_whence: 0, l_start: 0, l_len: 1, l_pid: 0 };
+    // SAFETY: reads the lock.
     assert_eq!(unsafe { libc::fcntl(number, libc::F_SETLK, &raw const lock) }, 0);
+    // SAFETY: takes numbers only.
     let lock_whole = move || unsafe { libc::flock(number, libc::LOCK_EX | libc::LOCK_NB) };
     assert_eq!(lock_whole(), 0);
     let other = create(
         &Spec::new(),
         server(move |_| {
             let mut found = lock;
+            // SAFETY: has room for a lock.
             assert_eq!(unsafe { libc::fcntl(number, libc::F_GETLK, &raw mut found) }, 0);
             assert_eq!(lock_whole(), 0, "it is the same open file");
             if found.l_type == lock.l_type { u64::from(found.l_pid.unsigned_abs()) } else { 0 }

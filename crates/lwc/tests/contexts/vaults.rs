@@ -55,6 +55,8 @@ pub(crate) fn a_vault_keeps_its_secret() {
     // Nor does a capability lead there, nor does our own memory hold it.
     let context = vault.context();
     let page = std::ptr::with_exposed_provenance::<u8>(address & !(PAGE - 1));
+    // SAFETY: refused before anything is mapped. (If it were not, the test would fail, and what was there would be
+    // missed.)
     let overlay = |how| unsafe { context.overlay(page, PAGE, how) };
     for how in [Overlay::Copy, Overlay::Share] {
         assert!(matches!(overlay(how), Err(Error::Denied { .. })));
@@ -82,6 +84,7 @@ fn memory_holds_secret() -> bool {
         let end = usize::from_str_radix(end, 16).unwrap();
         let mut at = start;
         while at < end {
+            // SAFETY: a page that stays mapped, and to which no other reference leads as long as this one is used.
             let bytes = unsafe { std::slice::from_raw_parts_mut(window.byte(0), PAGE) };
             let read = memory.read_at(bytes, at as u64).unwrap_or(0);
             let found = bytes[..read].windows(shifted.len()).position(|window| {
