@@ -12,6 +12,7 @@ use orrery_domain::End;
 use orrery_domain::gate::is_dead;
 use orrery_domain::process::end_of;
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use rustix::thread::futex;
 
@@ -51,7 +52,7 @@ fn foreign(seat: u32) -> Option<BorrowedFd<'static>> {
 }
 
 /// How a dead context ended that is not a child. Its pidfd tells once somebody else has buried it (Linux 6.15); until
-/// then it is listed with its status (proc_pid_stat(5)), which who may look into it can read.
+/// then it is listed with its status (proc_pid_stat(5)), for those who may look into it.
 fn end_of_foreign(pidfd: BorrowedFd<'_>) -> End {
     for _ in 0..100 {
         let end = end_of(pidfd);
@@ -73,6 +74,12 @@ fn listed_end(pidfd: BorrowedFd<'_>) -> Option<End> {
     let status: i32 = fields.split_whitespace().last()?.parse().ok()?;
     // The number may have become somebody else's.
     if !fields.trim_start().starts_with('Z') || pid_of(pidfd) != Some(pid) {
+        return None;
+    }
+    // Others read zero, and may not follow its links either.
+    if status == 0
+        && rustix::fs::readlink(format!("/proc/{}/exe", pid.as_raw_pid()), Vec::new()) == Err(Errno::ACCESS)
+    {
         return None;
     }
     Some(match status & 0x7f {

@@ -11,8 +11,8 @@ use rustix::process::{Pid, Signal, test_kill_process};
 
 use crate::pages::Pages;
 use crate::support::{
-    await_end_of, end, forked, in_child, is_running, kill, kill_after, own_pid, plain_fork, reap, server,
-    shared_words, status_of, uname,
+    await_end_of, become_ordinary, end, forked, in_child, is_running, kill, kill_after, own_pid, plain_fork,
+    reap, server, shared_words, status_of, uname,
 };
 
 /// Counts its calls, and says how often it was called and by whom; keeps the sum of what it was told.
@@ -185,10 +185,15 @@ pub(crate) fn each_program_ends_for_itself() {
     let pid = forked(|| {
         let told = leaver.switch(17, &[]).unwrap_err();
         assert!(matches!(told, Error::Died { end: End::Unknown, .. }), "{told}");
-        orrery_testing::skipped!("the kernel forgets the status of a process that another one has buried");
+        orrery_testing::skipped!("the kernel does not tell how a process ended that is not a child");
         end(17);
     });
     assert_eq!(libc::WEXITSTATUS(status_of(pid)), 17);
+}
+
+pub(crate) fn ordinary_programs_end_for_themselves() {
+    assert!(become_ordinary());
+    each_program_ends_for_itself();
 }
 
 pub(crate) fn filtered_contexts_stay_behind() {
