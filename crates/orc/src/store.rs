@@ -18,6 +18,7 @@ mod huge;
 mod index;
 mod keeper;
 mod object;
+mod openings;
 mod pack;
 mod prepared;
 mod realm;

@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::guest::{Guest, TALK, Workshop};
 use crate::unmodified::{PYTHON, Python, code, run};
@@ -178,6 +180,34 @@ fn what_is_used_without_asking_stays_and_what_is_not_goes() {
     let path = store.path().join("objects");
     drop(store);
     assert!(!path.exists(), "nothing is left");
+}
+
+#[test]
+fn what_is_started_again_and_again_stays_though_each_start_is_short() {
+    const KEEP: Duration = Duration::from_secs(3);
+    let store = Store::new(&["--keep", &KEEP.as_secs().to_string()]);
+    let _ = store.client();
+    let tree = tempfile::tempdir().unwrap();
+    let program = tree.path().join("brief");
+    orrery_testing::copy_program("/bin/true", &program);
+    let start = || assert!(run(&store, &[program.to_str().unwrap()]).status().unwrap().success());
+    // One copy is started all the time, the other one once: that it goes shows that the store has looked.
+    let other = tree.path().join("once");
+    orrery_testing::copy_program("/bin/sleep", &other);
+    assert!(run(&store, &[other.to_str().unwrap(), "0"]).status().unwrap().success());
+    start();
+    let Some(folder) = folder(&store) else { return };
+    let object = |of: &str| names(&folder).into_iter().find(|name| name.starts_with(&format!("orc:{of}.")));
+    let inode = || object("brief").map(|name| fs::metadata(folder.join(name)).unwrap().ino());
+    let (first, begin) = (inode(), Instant::now());
+    assert!(first.is_some() && object("once").is_some());
+    while begin.elapsed() < 2 * KEEP || object("once").is_some() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the store never looks");
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(inode(), first, "it was evicted after {:?}, and made again", begin.elapsed());
+        start();
+    }
+    eventually("nobody starts it any more", || object("brief").is_none());
 }
 
 #[test]

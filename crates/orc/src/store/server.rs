@@ -169,6 +169,7 @@ impl Server {
     /// Evicts what nobody wants any more, and sees that there is a keeper.
     fn tick(&self) {
         let mut state = self.lock();
+        state.note_opened(self.clock());
         if let Some(before) = self.clock().checked_sub(self.config.keep) {
             state.spare_used(before, self.clock());
             state.table.expire(before);

@@ -17,6 +17,7 @@ use super::elf;
 use super::index::{self, Key as IndexKey};
 use super::keeper::{Launcher, Message, Part, hear, prepare, tell};
 use super::object::{Memory, Object, exhausted, whole_pages};
+use super::openings::Openings;
 use super::pack::Pack;
 use super::prepared;
 use super::realm::Realm;
@@ -62,8 +63,10 @@ pub(super) struct State {
     books: HashMap<Realm, Book>,
     shelves: Shelves,
     secret: Secret,
-    /// Memory files that have names.
-    named: HashMap<u64, Arc<Memory>>,
+    /// Files that have names, and the object that each is.
+    named: HashMap<u64, (Arc<Memory>, Realm, ObjectId)>,
+    /// None where this machine has no more of them: then programs that have ended did not use anything.
+    openings: Option<Openings>,
     /// How many objects lie in each memory file.
     inhabitants: HashMap<u64, usize>,
     /// Where each object lies.
@@ -141,6 +144,9 @@ impl State {
             shelves: Shelves::new(),
             secret,
             named: HashMap::new(),
+            openings: Openings::new()
+                .inspect_err(|error| audit.note("openings", None, None, &error.to_string()))
+                .ok(),
             inhabitants: HashMap::new(),
             places: HashMap::new(),
             descriptors: HashMap::new(),
@@ -369,7 +375,8 @@ impl State {
                 let path = shelf::encode(object.memory.path.as_deref());
                 self.put(&Key::Memory(number), &path, Some(object.memory.fd.as_fd()));
                 if object.memory.path.is_some() {
-                    self.named.insert(number, Arc::clone(&object.memory));
+                    self.named.insert(number, (Arc::clone(&object.memory), realm.clone(), id));
+                    self.await_opening(number);
                 }
             }
         }
@@ -401,7 +408,7 @@ impl State {
                 self.inhabitants.remove(&number);
                 self.count(&realm, -1);
                 self.delete(&Key::Memory(number));
-                if let Some(memory) = self.named.remove(&number) {
+                if let Some((memory, ..)) = self.named.remove(&number) {
                     forget_name(&memory);
                 }
                 if self.packs.get(&realm).is_some_and(|pack| pack.memory.number == number) {
@@ -502,6 +509,24 @@ impl State {
             flags |= index::LOADABLE;
         }
         self.shelves.enter(realm, key, [length, flags, 0], Some(&memory));
+    }
+
+    /// Has the next time noted that a program opens this file. What cannot be noted counts as used while it is in use.
+    fn await_opening(&mut self, number: u64) {
+        let path = self.named.get(&number).and_then(|(memory, ..)| memory.path.as_deref());
+        if let (Some(openings), Some(path)) = (&mut self.openings, path) {
+            let _ = openings.wait_for(number, path);
+        }
+    }
+
+    /// Has what programs have opened by its name count as used now, also where they have ended.
+    pub(super) fn note_opened(&mut self, now: u64) {
+        for number in self.openings.as_mut().map(Openings::take).unwrap_or_default() {
+            if let Some((_, realm, id)) = self.named.get(&number) {
+                self.table.refresh(realm, *id, now);
+                self.await_opening(number);
+            }
+        }
     }
 
     /// Has what others use without asking count as used.
