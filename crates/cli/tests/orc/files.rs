@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use orrery_orc::protocol::{EXECUTABLE, Piece};
 use orrery_orc::{Client, Refusal};
@@ -280,4 +281,33 @@ fn of_a_large_object_what_is_mapped_stays_in_memory_and_little_else() {
     crate::eventually("the rest goes", || (1..=most).contains(&resident()));
     // SAFETY: the mapping is this test's, and not used any more.
     unsafe { rustix::mm::munmap(start.cast(), length) }.unwrap();
+}
+
+#[test]
+fn what_programs_open_all_the_time_stays_in_memory_until_they_do_no_more() {
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let store = Store::new(&["--disk", disk.path().to_str().unwrap()]);
+    let client = store.client();
+    let length = 4 << 20;
+    let path = disk.path().join("library");
+    fs::write(&path, bytes(length, 12)).unwrap();
+    let piece = Piece { flags: 0, offset: 0, length: length as u64 };
+    client.files(&[(piece, File::open(&path).unwrap().as_fd())]).unwrap();
+    let folders = fs::read_dir(disk.path().join("objects")).into_iter().flatten().flatten();
+    let mut objects = folders.flat_map(|folder| fs::read_dir(folder.path()).into_iter().flatten().flatten());
+    let Some(object) = objects.find(|entry| entry.file_name().to_string_lossy().starts_with("orc:library"))
+    else {
+        orrery_testing::skipped!("no file can be made immutable here, so objects have no names");
+        return;
+    };
+    let resident = || client.report().unwrap().objects[0].resident;
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(8) {
+        // Short of memory the kernel may take a little by itself.
+        let there = resident();
+        assert!(there > length as u64 / 2, "{there} bytes are left after {:?}", begin.elapsed());
+        assert_eq!(fs::read(object.path()).unwrap().len(), length);
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    crate::eventually("nobody needs it", || resident() < length as u64 / 8);
 }

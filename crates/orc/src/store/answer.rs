@@ -196,7 +196,7 @@ impl Asking<'_> {
         executable: bool,
     ) -> Result<(), Refusal> {
         let number = state.number();
-        let memory = Memory { number, fd: memory, path: None };
+        let memory = Memory::new(number, memory, None);
         let object = Object { memory: Arc::new(memory), offset: 0, length };
         state
             .enter(realm, id, object, whole_pages(length), executable, self.server.clock())
@@ -325,7 +325,7 @@ impl Asking<'_> {
         drop(state);
         self.prepare(id, &object, &shown);
         if self.server.config.disk.is_some() {
-            self.server.trimmer.trim(object.memory.fd.as_fd());
+            self.server.trimmer.trim(Arc::clone(&object.memory));
         }
         if is_huge {
             self.server.collapser.collapse(object.memory.fd.as_fd());

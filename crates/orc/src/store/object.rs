@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use rustix::io::Errno;
 
@@ -19,6 +20,15 @@ pub(super) struct Memory {
     pub(super) fd: OwnedFd,
     /// Where programs find it, if it has a name.
     pub(super) path: Option<PathBuf>,
+    /// When the store last heard that a program had opened it by that: seconds since the store started, or 0.
+    pub(super) opened: AtomicU64,
+}
+
+impl Memory {
+    /// The file behind `fd`, which nobody has opened yet.
+    pub(super) fn new(number: u64, fd: OwnedFd, path: Option<PathBuf>) -> Self {
+        Self { number, fd, path, opened: AtomicU64::new(0) }
+    }
 }
 
 /// Bytes that never change.

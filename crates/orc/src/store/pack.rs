@@ -39,7 +39,7 @@ impl Pack {
     pub(super) fn new(number: u64) -> Result<Self, Refusal> {
         let draft = Draft::new("orc:small", SIZE).map_err(exhausted)?;
         let (fd, window) = draft.seal_for_others().map_err(exhausted)?;
-        Ok(Self { memory: Arc::new(Memory { number, fd, path: None }), window, used: 0 })
+        Ok(Self { memory: Arc::new(Memory::new(number, fd, None)), window, used: 0 })
     }
 
     /// Puts `bytes` in; `None` where they do not fit any more.

@@ -63,17 +63,18 @@ pub(super) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
     super::shelf::ignore_leases();
     let (state, audit) = State::receive(link, launcher)?;
     let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let started = Instant::now();
     let server = Arc::new(Server {
         config: Arc::clone(&state.config),
         listeners: Arc::clone(&state.listeners),
         state: Mutex::new(state),
         audit,
         readers: Readers::default(),
-        trimmer: Trimmer::start()?,
+        trimmer: Trimmer::start(started)?,
         collapser: Collapser::start()?,
         large: AtomicUsize::new(0),
         events,
-        started: Instant::now(),
+        started,
         stopping: AtomicBool::new(false),
     });
     server.take_up()?;

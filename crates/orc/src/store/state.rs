@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -170,7 +171,7 @@ impl State {
                 Key::Lock(_) => state.locks.push(fd.ok_or_else(missing)?),
                 Key::Memory(number) => {
                     state.next = state.next.max(number + 1);
-                    let memory = Memory { number, fd: fd.ok_or_else(missing)?, path: shelf::decode(value) };
+                    let memory = Memory::new(number, fd.ok_or_else(missing)?, shelf::decode(value));
                     if memory.path.is_some() {
                         shelf::give_back_lease(memory.fd.as_fd());
                     }
@@ -487,7 +488,7 @@ impl State {
                     None => copy.seal(),
                 };
                 let number = self.number();
-                let memory = Memory { number, fd: fd.map_err(exhausted)?, path };
+                let memory = Memory::new(number, fd.map_err(exhausted)?, path);
                 Object { memory: Arc::new(memory), offset: 0, length }
             }
         };
@@ -522,7 +523,8 @@ impl State {
     /// Has what programs have opened by its name count as used now, also where they have ended.
     pub(super) fn note_opened(&mut self, now: u64) {
         for number in self.openings.as_mut().map(Openings::take).unwrap_or_default() {
-            if let Some((_, realm, id)) = self.named.get(&number) {
+            if let Some((memory, realm, id)) = self.named.get(&number) {
+                memory.opened.store(now, Ordering::Relaxed);
                 self.table.refresh(realm, *id, now);
                 self.await_opening(number);
             }
