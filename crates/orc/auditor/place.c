@@ -270,18 +270,21 @@ static void close_hole(void) {
     hole = wanted = (struct range){0, 0};
 }
 
-/* Makes a hole into which the file will be mapped at `start`; whether it will. */
+/* Makes a hole into which the file will be mapped at `start`; whether it will, as far as that is known before. */
 static int make_hole(int fd, uintptr_t start, size_t length) {
-    /* Some file systems have long mappings begin at multiples of 2 MiB: for that the kernel seeks a gap so much longer,
-       and takes the first multiple in it that is not its beginning. */
     struct range exact = {start, start + length};
     struct range padded = {start - PAGE, start - PAGE + length + HUGE};
-    hole = length >= HUGE && start % HUGE == 0 ? padded : exact;
+    int is_long = length >= HUGE && start % HUGE == 0;
+    hole = is_long ? padded : exact;
     unmap(hole);
+    /* There is no other gap for it. If it goes elsewhere all the same the hole is closed when the next one is made. */
+    if (!is_long)
+        return 1;
+    /* Some file systems have long mappings begin at multiples of 2 MiB: for that the kernel seeks a gap so much longer,
+       and takes the first multiple in it that is not its beginning. */
     if (try_mapping(fd, length) == start)
         return 1;
-    if (hole.start != start && fill((struct range){hole.start, start}) &&
-        fill((struct range){exact.end, hole.end})) {
+    if (fill((struct range){hole.start, start}) && fill((struct range){exact.end, hole.end})) {
         hole = exact;
         return try_mapping(fd, length) == start;
     }
