@@ -1,5 +1,6 @@
 /* What the program was told by its environment, and what its filters of system calls let it do. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -52,6 +53,29 @@ int open_file(const char *path) {
 
 long look_at_file(const char *path, struct stat *found) {
     return CALL6(SYS_newfstatat, AT_FDCWD, path, found, 0, 0, 0);
+}
+
+long look_at_mounted(const char *path, struct stat *found, uint64_t *mount) {
+    *mount = 0;
+#ifdef STATX_MNT_ID
+    struct statx more;
+    long looked = is_old_kernel()
+                      ? -ENOSYS
+                      : CALL6(SYS_statx, AT_FDCWD, path, 0, STATX_BASIC_STATS | STATX_MNT_ID, &more, 0);
+    if (looked == 0) {
+        found->st_dev = device_of(more.stx_dev_major, more.stx_dev_minor);
+        found->st_ino = more.stx_ino;
+        found->st_size = (off_t)more.stx_size;
+        found->st_mtim = (struct timespec){more.stx_mtime.tv_sec, more.stx_mtime.tv_nsec};
+        found->st_ctim = (struct timespec){more.stx_ctime.tv_sec, more.stx_ctime.tv_nsec};
+        *mount = more.stx_mask & STATX_MNT_ID ? more.stx_mnt_id : 0;
+        return 0;
+    }
+    /* A filter may know the older call only. */
+    if (looked != -ENOSYS && looked != -EPERM)
+        return looked;
+#endif
+    return look_at_file(path, found);
 }
 
 void close_file(int fd) {

@@ -36,6 +36,8 @@ static int object = -1;
 static uint64_t object_inode;
 /* The file that it was to open, by its own name. */
 static char file_path[PATH_LENGTH];
+/* The mount from which code may be run, as was found since the loader began; 0 where none was. Most libraries are in one. */
+static uint64_t good_mount;
 
 static void close_object(void) {
     close_own(object, object_inode);
@@ -62,7 +64,7 @@ static int is_loaded_from(uint64_t inode) {
     return 0;
 }
 
-/* Opens the object of an entry; its inode, or 0. */
+/* Opens the object of an entry, to be looked into; its inode, or 0. Until the loader has opened it, too, it keeps its name. */
 static uint64_t open_entry(const struct entry *entry) {
     object_inode = 0;
     object = open_object(entry, entry->value[0], &object_inode);
@@ -70,9 +72,15 @@ static uint64_t open_entry(const struct entry *entry) {
 }
 
 /* The loader could map no code of it, although its object is known by another mount of the same file system. */
-static int is_noexec(const char *name) {
+static int is_noexec(const char *name, uint64_t mount) {
     struct statfs found;
-    return CALL3(SYS_statfs, name, &found, 0) == 0 && (found.f_flags & NOEXEC);
+    if (mount && mount == good_mount)
+        return 0;
+    if (CALL3(SYS_statfs, name, &found, 0) != 0)
+        return 0;
+    if (!(found.f_flags & NOEXEC))
+        good_mount = mount;
+    return found.f_flags & NOEXEC;
 }
 
 static const char *last_part(const char *name) {
@@ -83,8 +91,8 @@ static const char *last_part(const char *name) {
     return part;
 }
 
-/* Whether the object that the loader was to open has lost its name before it did. No store takes one away while it is open here, but
-   one that finds what another has left clears all of it away. The loader then seeks the library elsewhere. */
+/* Whether the object that the loader was to open has lost its name before it did: nobody had used it for long, or a store that
+   found what another has left cleared all of it away. The loader then seeks the library elsewhere. */
 static int is_missed(const char *name) {
     struct stat found;
     const char *wanted = last_part(file_path), *sought = last_part(name);
@@ -95,6 +103,7 @@ static int is_missed(const char *name) {
 
 const char *find_library(const char *name, int is_searched) {
     struct stat found;
+    uint64_t mount;
     if (!may_share())
         return name;
     if (is_missed(name)) {
@@ -102,27 +111,29 @@ const char *find_library(const char *name, int is_searched) {
         return file_path;
     }
     settle();
-    if (look_at_file(name, &found) < 0)
+    if (look_at_mounted(name, &found, &mount) < 0)
         return name;
     struct library *known = find(found.st_dev, found.st_ino);
     if (known) {
         if (!known->object)
             return name;
         /* It is mapped here, and so keeps its name. */
-        uint64_t inode = open_entry(&known->entry);
-        close_object();
+        uint64_t inode = find_object(&known->entry, known->entry.value[0]);
         return inode == known->object ? object_name() : name;
     }
     if (count == MOST_LIBRARIES)
         return name;
     struct library *fresh = &libraries[count++];
     uint64_t inode = 0;
+    int may_have_place = 1;
     fresh->object = 0;
     is_pending = 1;
     size_t length = length_of(name);
     if (is_searched && length < sizeof file_path &&
-        find_file(&found, 0, EXECUTABLE | LOADABLE, &fresh->entry) && !is_noexec(name)) {
-        inode = open_entry(&fresh->entry);
+        find_file(&found, 0, EXECUTABLE | LOADABLE, &fresh->entry) && !is_noexec(name, mount)) {
+        may_have_place = !(fresh->entry.value[1] & UNPLACED);
+        inode =
+            may_have_place ? open_entry(&fresh->entry) : find_object(&fresh->entry, fresh->entry.value[0]);
         if (!inode || is_loaded_from(inode)) {
             close_object();
             inode = 0;
@@ -132,15 +143,17 @@ const char *find_library(const char *name, int is_searched) {
     fresh->inode = found.st_ino;
     fresh->object = inode;
     fresh->map = NULL;
-    int fd = inode ? object : open_file(name);
-    if (fd >= 0)
-        prepare_place(fd, (uint64_t)found.st_size);
-    if (!inode) {
-        close_file(fd);
-        return name;
+    if (may_have_place) {
+        int fd = inode ? object : open_file(name);
+        if (fd >= 0)
+            prepare_place(fd, (uint64_t)found.st_size);
+        if (!inode)
+            close_file(fd);
     }
+    if (!inode)
+        return name;
     copy(file_path, name, length + 1);
-    /* By its name: one in /proc would have to be made for this process. It stays open here, and so keeps its name. */
+    /* By its name: one in /proc would have to be made for this process. */
     return object_name();
 }
 
@@ -175,4 +188,8 @@ void forget_library(const struct link_map *map) {
             libraries[i--] = libraries[--count];
 }
 
-void finish_libraries(void) { settle(); }
+void finish_libraries(void) {
+    settle();
+    /* It may be mounted otherwise when the loader begins again. */
+    good_mount = 0;
+}

@@ -139,13 +139,25 @@ int ask_store(struct exchange *exchange, enum request request, enum reply reply)
     return 0;
 }
 
+/* An object with a name, or on disk, is a file that nobody may change any more: whether this one is. */
+static int look_at_immutable(int fd, const char *path, struct statx *found) {
+    return CALL6(SYS_statx, fd, path, AT_EMPTY_PATH, STATX_BASIC_STATS, found, 0) == 0 &&
+           (found->stx_attributes & found->stx_attributes_mask & STATX_ATTR_IMMUTABLE);
+}
+
+int is_immutable(const char *path, uint64_t end, uint64_t *inode) {
+    struct statx found;
+    if (!look_at_immutable(AT_FDCWD, path, &found))
+        return 0;
+    *inode = found.stx_ino;
+    return found.stx_size >= end;
+}
+
 int is_sealed(int fd, uint64_t end, uint64_t *inode) {
     struct stat found;
     struct statx more;
     long needed = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
-    /* An object with a name, or on disk, is a file that nobody may change any more. */
-    if (CALL6(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS, &more, 0) == 0 &&
-        (more.stx_attributes & more.stx_attributes_mask & STATX_ATTR_IMMUTABLE)) {
+    if (look_at_immutable(fd, "", &more)) {
         if (inode)
             *inode = more.stx_ino;
         return more.stx_size >= end;

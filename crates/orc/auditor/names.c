@@ -143,13 +143,21 @@ int find_file(const struct stat *found, uint64_t end, uint64_t flags, struct ent
     return find_entry(key, entry) && entry->value[0] >= end && (entry->value[1] & flags) == flags;
 }
 
-int open_object(const struct entry *entry, uint64_t end, uint64_t *inode) {
+/* Writes the path of an entry's object; whether it has one. */
+static int write_name(const struct entry *entry) {
     for (const char *c = entry->name; *c; c++)
         if (*c == '/')
-            return -1;
-    if (!entry->name[0] || append(folder, folder_length, entry->name) == PATH_LENGTH)
-        return -1;
-    int fd = open_file(folder);
+            return 0;
+    return entry->name[0] && append(folder, folder_length, entry->name) != PATH_LENGTH;
+}
+
+uint64_t find_object(const struct entry *entry, uint64_t end) {
+    uint64_t inode;
+    return write_name(entry) && is_immutable(folder, end, &inode) ? inode : 0;
+}
+
+int open_object(const struct entry *entry, uint64_t end, uint64_t *inode) {
+    int fd = write_name(entry) ? open_file(folder) : -1;
     if (fd >= 0 && !is_sealed(fd, end, inode)) {
         close_file(fd);
         return -1;

@@ -61,6 +61,8 @@ int open_file(const char *path);
 struct stat;
 /* What there is under a name; negative where there is nothing. */
 long look_at_file(const char *path, struct stat *found);
+/* The same of a file's number, size and times, with the number of the mount that it is reached by; 0 where that is not known. */
+long look_at_mounted(const char *path, struct stat *found, uint64_t *mount);
 void close_file(int fd);
 /* Closes what stayed open from one call of the loader to the next, if it is still what it was: a program may have closed all
    that it did not know, and opened something else. */
@@ -112,6 +114,8 @@ struct exchange {
 int ask_store(struct exchange *exchange, enum request request, enum reply reply);
 /* Whether the file shows so many bytes for good; its inode, if that is wanted. */
 int is_sealed(int fd, uint64_t end, uint64_t *inode);
+/* The same of a file that has a name. */
+int is_immutable(const char *path, uint64_t end, uint64_t *inode);
 
 /* ---- names.c: what is known without asking ---- */
 
@@ -119,6 +123,7 @@ int is_sealed(int fd, uint64_t end, uint64_t *inode);
 enum { KEY_FILE = 1, KEY_PLACE = 2, KEY_RELOCATED = 3, KEY_PREPARED = 4 };
 
 #define LOADABLE 2u
+#define UNPLACED 4u
 
 /* Something that the store has written down: a slot of the index. */
 struct entry {
@@ -133,7 +138,9 @@ int find_file(const struct stat *found, uint64_t end, uint64_t flags, struct ent
 /* Opens the object of an entry; a descriptor, or -1 where it is gone or does not show `end` bytes for good. Tells its inode, if
    that is wanted. */
 int open_object(const struct entry *entry, uint64_t end, uint64_t *inode);
-/* The path of the object that was opened last. */
+/* Looks at the object of an entry without opening it; its inode, or 0 where it is gone or does not show `end` bytes for good. */
+uint64_t find_object(const struct entry *entry, uint64_t end);
+/* The path of the object that was opened or found last. */
 const char *object_name(void);
 /* Nothing more will be looked up for now. */
 void finish_names(void);
@@ -161,6 +168,8 @@ struct mapping {
     int writable, executable, readable, shared;
 };
 
+/* A device's number as stat(2) has it. */
+uint64_t device_of(uint64_t major, uint64_t minor);
 /* Gets ready to be asked, if it is not yet; whether that is possible. `done_looking` ends it. */
 int start_looking(void);
 void done_looking(void);

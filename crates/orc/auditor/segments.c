@@ -77,8 +77,7 @@ static uint64_t number(const char **text, unsigned base) {
     }
 }
 
-/* As stat(2) has it. */
-static uint64_t device_of(uint64_t major, uint64_t minor) {
+uint64_t device_of(uint64_t major, uint64_t minor) {
     return (minor & 0xff) | major << 8 | (minor & ~0xffull) << 12;
 }
 

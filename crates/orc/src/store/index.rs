@@ -52,6 +52,8 @@ pub(super) type Key = [u64; KEY_WORDS];
 
 /// Of a file's flags beside [`EXECUTABLE`](crate::protocol::EXECUTABLE): the object has all that the dynamic loader maps.
 pub(super) const LOADABLE: u64 = 2;
+/// Another: it has too few relocated data to be worth a place, which need not be found out each time.
+pub(super) const UNPLACED: u64 = 4;
 
 /// The key of a file.
 pub(super) const FILE: u64 = 1;

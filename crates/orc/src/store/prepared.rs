@@ -26,7 +26,7 @@ use crate::{ObjectId, PAGE};
 /// What of a file's beginning tells libraries apart, as in `auditor/place.c`, and so are the next three.
 const KEY_BYTES: usize = 2048;
 /// Bytes of relocated data from which on a library is worth a place.
-const WORTH_A_PLACE: u64 = 32 << 10;
+pub(super) const WORTH_A_PLACE: u64 = 32 << 10;
 /// Smaller libraries have no places.
 const LEFT_FREE: u64 = 256 << 10;
 /// What is at least so long begins at a multiple of this.
@@ -36,7 +36,7 @@ const HEADER: usize = 64;
 const PROGRAM_HEADER: usize = 56;
 const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
-const RELRO: u32 = 0x6474_e552;
+pub(super) const RELRO: u32 = 0x6474_e552;
 const EXECUTABLE: u32 = 1;
 const WRITABLE: u32 = 2;
 

@@ -505,10 +505,8 @@ impl State {
     pub(super) fn publish_file(&mut self, realm: &Realm, key: &IndexKey, length: u64, id: ObjectId) {
         let Some(entry) = self.table.of(realm, id) else { return };
         let memory = Arc::clone(&entry.object.memory);
-        let mut flags = u64::from(if entry.executable { EXECUTABLE } else { 0 });
-        if elf::is_loadable(memory.fd.as_fd(), length) {
-            flags |= index::LOADABLE;
-        }
+        let executable = u64::from(if entry.executable { EXECUTABLE } else { 0 });
+        let flags = executable | elf::flags(memory.fd.as_fd(), length);
         self.shelves.enter(realm, key, [length, flags, 0], Some(&memory));
     }
 
