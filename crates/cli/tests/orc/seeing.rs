@@ -1,5 +1,6 @@
 //! `orrery orc stat` and `orrery orc explain`.
 
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -18,6 +19,27 @@ fn orc(arguments: &[&str]) -> Output {
 fn text(output: &Output) -> &str {
     assert!(output.status.success(), "{output:?}");
     std::str::from_utf8(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_watch_shows_what_comes_and_goes() {
+    let store = Store::new(&["--keep", "0"]);
+    let client = store.client();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery"));
+    command.args(["orc", "stat", "--watch", "--every", "0.1", "--json", "--directory"]).arg(store.path());
+    let mut watch = Running(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(watch.0.stdout.take().unwrap()).lines();
+    // Ten looks a second: what it does not see in so many it never will.
+    let mut sees = |count: usize| {
+        let looks =
+            lines.by_ref().take(300).map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+        looks.map(|look| look["objects"].as_array().unwrap().len()).any(|objects| objects == count)
+    };
+    assert!(sees(0));
+    let object = client.register(&bytes(1 << 20, 1), Flags::none()).unwrap();
+    assert!(sees(1), "it is held");
+    drop(object);
+    assert!(sees(0), "nobody holds it");
 }
 
 #[test]
