@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,6 @@ use super::trimmer::Trimmer;
 use crate::protocol::{LONGEST, Refusal, Reply, decode_request};
 use crate::wire;
 
-/// How often idle objects are looked through.
-const TICK: Duration = Duration::from_secs(1);
 /// The keeper's place in the epoll instance; listeners are at [`LISTENERS`] and beyond, connections at their numbers.
 const KEEPER: u64 = u64::MAX;
 const LISTENERS: u64 = 1 << 62;
@@ -50,6 +48,8 @@ pub(super) struct Server {
     listeners: Arc<Vec<Listener>>,
     events: OwnedFd,
     started: Instant,
+    /// At which second idle objects were last looked through.
+    ticked: AtomicU64,
     stopping: AtomicBool,
 }
 
@@ -75,6 +75,7 @@ pub(super) fn serve(link: OwnedFd, launcher: Launcher) -> io::Result<()> {
         large: AtomicUsize::new(0),
         events,
         started,
+        ticked: AtomicU64::new(0),
         stopping: AtomicBool::new(false),
     });
     server.take_up()?;
@@ -143,7 +144,6 @@ impl Server {
 
     fn work(&self) -> io::Result<()> {
         let mut buffer = vec![0; LONGEST];
-        let mut last = Instant::now();
         let pause = Timespec { tv_sec: 1, tv_nsec: 0 };
         while !self.stopping.load(Ordering::Acquire) {
             let mut event: [epoll::Event; 1] =
@@ -152,8 +152,9 @@ impl Server {
                 Err(Errno::INTR) => 0,
                 other => other?,
             };
-            if last.elapsed() >= TICK {
-                last = Instant::now();
+            // All threads come by each second, and one of them has to.
+            let now = self.clock();
+            if self.ticked.fetch_max(now, Ordering::AcqRel) < now {
                 self.tick();
             }
             let [event] = event;
