@@ -62,7 +62,7 @@ pub struct TcpConnection {
     pub received: Vec<u8>,
     /// Bytes that the other side has not acknowledged, sent or not.
     pub unacknowledged: Vec<u8>,
-    /// How many of these were not sent.
+    /// How many of these cannot have been sent.
     pub unsent: u32,
     pub rcv_nxt: u32,
     pub write_seq: u32,
@@ -218,12 +218,14 @@ impl<'k> OpenFile<'k> {
         for packet in rbtree::members(sock.kernel(), root, "sk_buff", "rbnode")? {
             sent.push(read_packet(packet)?);
         }
-        sent.extend(queue(sock, "sk_write_queue")?);
+        let waiting = queue(sock, "sk_write_queue")?;
+        let unsent = unsent(una, nxt, write_seq, waiting.first());
+        sent.extend(waiting);
         let flag = |path| -> Result<bool> { Ok(tcp.u32(path)? != 0) };
         Ok(TcpConnection {
             received: put_together(sock, copied, rcv_nxt, received)?,
             unacknowledged: put_together(sock, una, write_seq, sent)?,
-            unsent: write_seq.wrapping_sub(nxt),
+            unsent,
             rcv_nxt,
             write_seq,
             mss_clamp: tcp.u32("rx_opt.mss_clamp")?,
@@ -242,6 +244,16 @@ impl<'k> OpenFile<'k> {
             no_delay: tcp.u32("nonagle")? & 1 != 0,
         })
     }
+}
+
+/// How many bytes before `end` cannot have been sent. The first packet that waits may be on its way already: that it was sent is
+/// noted (`snd_nxt`) when it has been, and by then the other side may have it, and have acknowledged it. To a connection that
+/// goes on elsewhere and does not know that it had sent it this acknowledgment would be nonsense, each time that it comes.
+fn unsent(first: u32, next: u32, end: u32, waiting: Option<&Packet>) -> u32 {
+    let length = |packet: &Packet| u32::try_from(packet.bytes.len()).unwrap_or(0);
+    let begun = waiting.map_or(next, |packet| packet.sequence.wrapping_add(length(packet)));
+    let (all, sent) = (end.wrapping_sub(first), next.wrapping_sub(first));
+    all.saturating_sub(sent.max(begun.wrapping_sub(first).min(all)))
 }
 
 /// A connection that waits, by its own socket.
@@ -386,5 +398,26 @@ fn put_together(sock: Object<'_>, from: u32, to: u32, packets: Vec<Packet>) -> R
             address: sock.address(),
             why: format!("its queue from {from:#x} to {to:#x} has a gap after {gap} bytes"),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_that_may_be_on_its_way_counts_as_sent() {
+        let packet = |sequence, length| Packet { sequence, bytes: vec![0; length] };
+        // Numbers go round; ten bytes are outstanding, of thirty.
+        let first = u32::MAX - 4;
+        let at = |place: u32| first.wrapping_add(place);
+        assert_eq!(unsent(first, at(10), at(30), Some(&packet(at(10), 5))), 15);
+        assert_eq!(unsent(first, at(10), at(30), Some(&packet(at(10), 20))), 0);
+        // Noted already, and still in the list.
+        assert_eq!(unsent(first, at(10), at(30), Some(&packet(at(5), 5))), 20);
+        assert_eq!(unsent(first, at(30), at(30), None), 0);
+        assert_eq!(unsent(first, first, first, None), 0);
+        // What contradicts itself is no more than there is.
+        assert_eq!(unsent(first, at(40), at(30), Some(&packet(at(90), 5))), 0);
     }
 }

@@ -21,8 +21,10 @@ pub(crate) struct Connection {
     pub(crate) remote: SocketAddrV4,
     /// The number of the next byte that is expected.
     pub(crate) expected: u32,
-    /// The number of the first byte that the other side has not acknowledged, and these bytes.
+    /// The number of the first byte that the other side has not acknowledged.
     pub(crate) first: u32,
+    /// These bytes, as far as they were sent. What was not is the restored socket's to send: it takes an acknowledgment of that for
+    /// nonsense until it has.
     pub(crate) unacknowledged: Vec<u8>,
     /// How many bytes the other side takes at a time.
     pub(crate) most: usize,
@@ -65,13 +67,14 @@ fn connection(local: SocketAddrV4, remote: SocketAddrV4, stream: TcpStream, byte
     let length = |length: u32| usize::try_from(length).unwrap_or(usize::MAX);
     let unread = length(stream.inq_len).min(bytes.len());
     let unacknowledged = &bytes[unread..];
+    let sent = stream.outq_len.saturating_sub(stream.unsq_len.unwrap_or(0));
     let window = stream.rcv_wnd.unwrap_or(0) >> stream.rcv_wscale.unwrap_or(0).min(14);
     Connection {
         local,
         remote,
         expected: stream.inq_seq,
         first: stream.outq_seq.wrapping_sub(stream.outq_len),
-        unacknowledged: unacknowledged[..unacknowledged.len().min(length(stream.outq_len))].to_vec(),
+        unacknowledged: unacknowledged[..unacknowledged.len().min(length(sent))].to_vec(),
         most: length(stream.mss_clamp).clamp(64, 1460),
         window: u16::try_from(window).unwrap_or(u16::MAX),
         has_timestamps: stream.opt_mask & 1 != 0,
@@ -133,6 +136,8 @@ mod tests {
         let made = connection(local, local, told.clone(), b"inout and more");
         assert_eq!((made.first, made.expected, &*made.unacknowledged), (u32::MAX - 1, 100, &b"out"[..]));
         assert_eq!((made.window, made.most, made.has_timestamps), (512, 1460, true));
+        let waits = TcpStream { unsq_len: Some(1), ..told.clone() };
+        assert_eq!(connection(local, local, waits, b"inout and more").unacknowledged, b"ou");
         // A file that was cut short makes no one wait for bytes that are not there.
         assert!(connection(local, local, told, b"i").unacknowledged.is_empty());
     }
