@@ -44,7 +44,7 @@ fn receive(mut stream: TcpStream, right: &AtomicU64) {
 }
 
 /// Kernels are stopped wherever they are, under a program that does nothing but move bytes: to a file's end, through a pipe and a
-/// Unix socket, from and to another machine. `ORRERY_TRANSFERS` says how many kernels die; two otherwise.
+/// Unix socket, from and to another machine, and over TCP to itself: by the loopback, its own address and IPv6. `ORRERY_TRANSFERS` says how many kernels die; two otherwise.
 #[test]
 fn no_byte_is_lost_or_comes_twice_wherever_a_call_was() {
     let rounds = std::env::var("ORRERY_TRANSFERS").map_or(2, |rounds| rounds.parse::<usize>().unwrap());
@@ -74,6 +74,8 @@ fn no_byte_is_lost_or_comes_twice_wherever_a_call_was() {
         up.say(&format!("crash {way}"));
         let survived = up.expect("survived");
         assert_eq!(up.verdict().trim(), "right", "round {round}: {survived}");
+        // Both ends of three with itself, one that nobody accepts, and the one from here.
+        assert_eq!(survived["failover"]["summary"]["connections"], 8, "{survived}");
         while right.load(Ordering::Relaxed) == before {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }

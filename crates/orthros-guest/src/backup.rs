@@ -12,7 +12,7 @@ use crate::after::After;
 use crate::control::{Asked, Control, Said, Step};
 use crate::ipc::Ipc;
 use crate::later::{Later, Source};
-use crate::{active, crash, criu, disk, elsewhere, later, nest, online, setup, writeback};
+use crate::{active, crash, criu, disk, elsewhere, later, loopback, nest, online, setup, writeback};
 
 /// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
 const VENDOR: &str = "0x1af4";
@@ -214,6 +214,11 @@ fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, 
     let argv: Vec<String> = argv.map(|&word| word.to_owned()).collect();
     let begin = online::now();
     let _settings = [Setting::change(OVERCOMMIT), Setting::change(NO_LARGE_PAGES)];
+    // Opened when the service comes onto the network.
+    let closed = loopback::close();
+    if let Err(error) = &closed {
+        summary.remarks.push(format!("connections of the service with itself may be lost: {error:#}"));
+    }
     let source: Arc<dyn Source> = Arc::<Kernel>::clone(kernel);
     let listening =
         if summary.later > 0 { Some(rescue.later.listen(source, Path::new(WORK))?) } else { None };

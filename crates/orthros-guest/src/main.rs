@@ -19,6 +19,7 @@ mod elsewhere;
 mod forget;
 mod ipc;
 mod later;
+mod loopback;
 mod nest;
 mod nudge;
 mod objects;

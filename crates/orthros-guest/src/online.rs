@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::control::{Control, Said};
 use crate::datagrams::Datagrams;
 use crate::resets::Resets;
-use crate::{criu, disk, nudge, setup, writeback};
+use crate::{criu, disk, loopback, nudge, setup, writeback};
 
 /// The stage of a restore, and the images, as criu tells them.
 const STAGE: &str = "CRTOOLS_SCRIPT_ACTION";
@@ -55,6 +55,8 @@ pub(crate) fn at(stage: &str) -> Result<()> {
     let tidied = disk::place().map_or(Ok(()), |place| writeback::finish(&place));
     Control::open()?.say(&Said::Online)?;
     let images = std::env::var(IMAGES).with_context(|| format!("criu has not told {IMAGES}"))?;
+    // Both ends of what the service has with itself are there.
+    let opened = loopback::open();
     // Before anything comes from elsewhere.
     let sent = Datagrams::read(Path::new(&images)).and_then(|datagrams| datagrams.send());
     setup::go_online()?;
@@ -63,7 +65,8 @@ pub(crate) fn at(stage: &str) -> Result<()> {
     let remark = nudged.err().map(|error| format!("the other sides of connections wait longer: {error:#}"));
     let lost = sent.err().map(|error| format!("datagrams that were not read are lost: {error:#}"));
     let unheard = told.err().map(|error| format!("who was not accepted does not hear of it: {error:#}"));
-    let remark = remark.or(lost).or(unheard).or(tidied.err().map(|error| format!("{error:#}")));
+    let shut = opened.err().map(|error| format!("the service does not reach itself: {error:#}"));
+    let remark = remark.or(shut).or(lost).or(unheard).or(tidied.err().map(|error| format!("{error:#}")));
     let online = Online { from, to: now(), remark };
     fs::write(REPORT, serde_json::to_vec(&online)?).with_context(|| format!("cannot write {REPORT}"))
 }

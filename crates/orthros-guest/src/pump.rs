@@ -6,7 +6,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 /// Where it appends: on the disk if there is one.
@@ -57,10 +57,25 @@ fn piece(place: u64, into: &mut Vec<u8>) {
 
 /// Looks at what came at a place.
 fn look(place: u64, bytes: &[u8]) -> Result<()> {
-    for (place, &found) in (place..).zip(bytes) {
-        ensure!(found == byte(place), "byte {place} is {found} instead of {}", byte(place));
+    let Some(at) = (place..).zip(bytes).position(|(place, &found)| found != byte(place)) else {
+        return Ok(());
+    };
+    let (wrong, found) = (place + at as u64, &bytes[at..]);
+    match place_of(found) {
+        Some(other) => {
+            bail!("in place of what is at {wrong} comes what is at {other}, {at} bytes after {place}")
+        }
+        None => bail!("what is at {wrong} is wrong: {found:?}"),
     }
-    Ok(())
+}
+
+/// Where in a stream these bytes are, if they are whole numbers that follow each other.
+fn place_of(bytes: &[u8]) -> Option<u64> {
+    let number = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+    (0..8).find_map(|at| {
+        let first = number(at)?;
+        (number(at + 8)? == first.wrapping_add(1)).then(|| first.wrapping_mul(8).wrapping_sub(at as u64))
+    })
 }
 
 /// Does it again where a signal came in between, as programs do.
@@ -205,6 +220,43 @@ fn serve(listener: TcpListener, counter: Counter) -> Result<()> {
     receive(stream, counter)
 }
 
+/// The addresses at which the service reaches itself: the loopback's, and its own if it has one.
+fn own_addresses() -> Vec<IpAddr> {
+    let own = crate::setup::parameter("orrery.address");
+    let own = own.and_then(|address| address.split('/').next()?.parse().ok());
+    let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
+    loopback.into_iter().chain(own).collect()
+}
+
+/// Connects with itself over TCP, and moves a stream each way.
+fn talk_to_itself(address: IpAddr) -> Result<[Counter; 2]> {
+    let listener = TcpListener::bind((address, 0)).with_context(|| format!("cannot listen at {address}"))?;
+    let one = TcpStream::connect(listener.local_addr()?)?;
+    let (other, _) = listener.accept()?;
+    if address.is_ipv4() {
+        // Both with somebody who listens beside them, and without.
+        std::mem::forget(listener);
+    }
+    let stream = |from: &TcpStream, to: &TcpStream| -> Result<Counter> {
+        let (from, to) = (from.try_clone()?, to.try_clone()?);
+        start("to itself", move |_| send(from));
+        Ok(start("from itself", move |counter| receive(to, counter).with_context(|| format!("at {address}"))))
+    };
+    Ok([stream(&one, &other)?, stream(&other, &one)?])
+}
+
+/// Connects to a place of its own where nobody accepts, for ever: it is to hear each time that nobody will. Counts that.
+fn knock_in_vain(listener: &TcpListener, counter: Counter) -> Result<()> {
+    loop {
+        let mut stream = TcpStream::connect(listener.local_addr()?)?;
+        match again(|| stream.read(&mut [0])) {
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+            other => bail!("a connection that was not accepted gives {other:?}"),
+        }
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// Moves bytes for ever, and leaves a verdict after each change of kernels.
 pub(crate) fn run() -> Result<()> {
     let mut counters = Vec::new();
@@ -217,8 +269,14 @@ pub(crate) fn run() -> Result<()> {
     let (one, other) = UnixStream::pair()?;
     start("to a Unix socket", move |_| send(Calls(one, false)));
     counters.push(start("from a Unix socket", move |counter| receive(Calls(other, false), counter)));
+    for address in own_addresses() {
+        counters.extend(talk_to_itself(address)?);
+    }
     let listener = TcpListener::bind(("0.0.0.0", PORT))?;
     counters.push(start("from outside", move |counter| serve(listener, counter)));
+    let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let heard = start("to nobody", move |counter| knock_in_vain(&nobody, counter));
+    let mut heard_before = 0;
     let mut boot = fs::read_to_string(BOOT)?;
     let mut wanted: Option<Vec<u64>> = None;
     loop {
@@ -235,10 +293,15 @@ pub(crate) fn run() -> Result<()> {
         let wrong = WRONG.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let verdict = match wrong {
             Some(wrong) => format!("wrong: {wrong}\n"),
-            None if counts().zip(least).all(|(count, least)| count >= *least) => "right\n".to_owned(),
+            None if heard.load(Ordering::Relaxed) > heard_before
+                && counts().zip(least).all(|(count, least)| count >= *least) =>
+            {
+                "right\n".to_owned()
+            }
             None => continue,
         };
         wanted = None;
+        heard_before = heard.load(Ordering::Relaxed);
         let _ = fs::remove_file(GO);
         crate::leave_verdict(&verdict)?;
     }
