@@ -202,6 +202,29 @@ impl<'k> OpenFile<'k> {
         waiting.into_iter().map(datagram).collect()
     }
 
+    /// Where the parts of the first packet end of which a program has not read all, counted from what it has not read. A program
+    /// that reads is given one after the other, and that it was is noted (`copied_seq`) when it has been given what it wanted of all.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading. The file must be a TCP socket.
+    pub fn unread_parts(&self) -> Result<Vec<u32>> {
+        let sock = self.sock()?;
+        let read = sock.kernel().object("tcp_sock", sock.address())?.u32("copied_seq")?;
+        for packet in packets(sock, "sk_receive_queue")? {
+            let control = sock.kernel().object("tcp_skb_cb", packet.address_of("cb")?)?;
+            let before = read.wrapping_sub(control.u32("seq")?);
+            if before < packet.u32("len")? {
+                let ends = parts(packet)?.into_iter().scan(0_u32, |end, length| {
+                    *end = end.saturating_add(length);
+                    Some(*end)
+                });
+                return Ok(ends.filter_map(|end| end.checked_sub(before)).filter(|&end| end > 0).collect());
+            }
+        }
+        Ok(Vec::new())
+    }
+
     /// The connection, of a TCP socket that is established.
     ///
     /// # Errors
@@ -329,6 +352,23 @@ fn datagram(packet: Object<'_>) -> Result<Option<Datagram>> {
         destination: SocketAddrV4::new(address(16), port(2)),
         bytes,
     }))
+}
+
+/// How long the parts of a packet are: the linear one, and its pages.
+fn parts(packet: Object<'_>) -> Result<Vec<u32>> {
+    let kernel = packet.kernel();
+    let (length, beyond) = (packet.u32("len")?, packet.u32("data_len")?);
+    let mut parts = vec![length.saturating_sub(beyond)];
+    if beyond > 0 {
+        let shared = packet.u64("head")?.wrapping_add(packet.u64("end")?);
+        let shared = kernel.object("skb_shared_info", shared)?;
+        let size = kernel.types().size("skb_frag_t").or_else(|_| kernel.types().size("bio_vec"))?;
+        let first = shared.address_of("frags")?;
+        for index in 0..u64::from(shared.u32("nr_frags")?).min(64) {
+            parts.push(kernel.object("bio_vec", first.wrapping_add(index * size))?.u32("bv_len")?);
+        }
+    }
+    Ok(parts)
 }
 
 /// Appends what a packet carries: its linear part, its pages, and the packets that hang on it.

@@ -9,7 +9,9 @@
 //! is told by who has the file locked.
 
 use anyhow::{Context as _, Result};
-use orrery_kimage::{Called, FileKind, Frame, Kernel, OpenFile, Registers, Standing, Task};
+use orrery_kimage::{
+    Called, FileKind, Frame, InetSocket, Kernel, OpenFile, Registers, Standing, Task, UserBuffer,
+};
 
 use super::movers::{self, Mover};
 
@@ -66,8 +68,13 @@ const BEFORE: &[&str] = &[
 ];
 /// What the outer ones call when the inner ones have returned.
 const AFTER: &[&str] = &["fput", "__f_unlock_pos", "mutex_unlock", "kfree"];
+/// What copies a packet to a program, part by part.
+const COPIES: &[&str] = &["skb_copy_datagram_iter", "__skb_datagram_iter"];
 /// How far below the stack the inner ones' frames reach.
 const BELOW: u64 = 1024;
+/// `IPPROTO_TCP`, and `TCP_ESTABLISHED` of `net/tcp_states.h`.
+const TCP: u32 = 6;
+const ESTABLISHED: u32 = 1;
 /// The lowest bits of a lock's owner are marks.
 const OWNER: u64 = 7;
 
@@ -122,8 +129,13 @@ fn moved_by(
         Phase::Beginning(from, to) => (from, to, progress(from, to).unwrap_or(0)),
         Phase::Within(from, to) => (from, to, progress(from, to).context(not_there)?),
     };
-    if done == 0 || file.kind()? != FileKind::Regular {
-        return Ok(done);
+    if done == 0 {
+        return Ok(0);
+    }
+    if file.kind()? != FileKind::Regular {
+        let copies = !mover.writes && frames.iter().any(|frame| is_in(kernel, frame, COPIES));
+        let again = if copies { given_unnoted(thread, file, &buffers, done)? } else { 0 };
+        return Ok(done - again);
     }
     if !mover.writes || file.flags()? & libc::O_APPEND.cast_unsigned() == 0 {
         // The file's position moves when all is done: the same bytes once more, from or to the same place.
@@ -131,6 +143,42 @@ fn moved_by(
     }
     let place = kernel.place_in_file(from, to, file.object().address());
     appended(thread, file, done, place.context("its place in the file is not there")?)
+}
+
+/// How many of the `done` bytes that a program has been given its TCP connection does not know that it has given: they come
+/// again, and do not count.
+fn given_unnoted(thread: &Task<'_>, file: &OpenFile<'_>, buffers: &[UserBuffer], done: u64) -> Result<u64> {
+    let is_connection = |socket: &InetSocket| (socket.protocol, socket.state) == (TCP, ESTABLISHED);
+    if !file.inet_socket()?.as_ref().is_some_and(is_connection) {
+        return Ok(0);
+    }
+    let mut ends: Vec<u64> = file.unread_parts()?.into_iter().map(u64::from).collect();
+    // All that was wanted of it, which may be less than a part.
+    ends.push(done);
+    ends.retain(|&end| end <= done);
+    let most = ends.iter().copied().max().unwrap_or(0);
+    let space = thread.address_space()?.context("it has no memory")?;
+    let (mut given, mut left) = (Vec::new(), done);
+    for buffer in buffers {
+        let length = buffer.length.min(left);
+        let skipped = left.saturating_sub(most).min(length);
+        let mut bytes = vec![0; usize::try_from(length - skipped)?];
+        space.read(buffer.address.wrapping_add(skipped), &mut bytes)?;
+        given.extend(bytes);
+        left -= length;
+    }
+    Ok(repeated(&given, &file.tcp_connection()?.received, &ends))
+}
+
+/// With which of these many bytes, the most if there are several, that end what was given, what is to come begins.
+fn repeated(given: &[u8], coming: &[u8], many: &[u64]) -> u64 {
+    let is_so = |&&count: &&u64| {
+        usize::try_from(count).is_ok_and(|count| {
+            let tail = given.len().checked_sub(count).map(|from| &given[from..]);
+            tail.is_some() && tail == coming.get(..count)
+        })
+    };
+    many.iter().filter(is_so).copied().max().unwrap_or(0)
 }
 
 /// How many of `done` bytes that an append has copied are in the file.
@@ -154,15 +202,21 @@ fn longer(size: u64, place: u64, done: u64, position: u64) -> u64 {
     size.saturating_sub(place).min(done)
 }
 
+/// Whether one of these functions begins there.
+fn is_one(kernel: &Kernel, start: u64, names: &[&str]) -> bool {
+    names.iter().any(|name| kernel.symbols().is_at(name, start))
+}
+
+/// Whether a frame is of one of these functions.
+fn is_in(kernel: &Kernel, frame: &Frame, names: &[&str]) -> bool {
+    let within = frame.instruction.wrapping_sub(u64::from(!frame.interrupted));
+    kernel.symbols().function(within).is_some_and(|start| is_one(kernel, start, names))
+}
+
 /// Where a thread is in its call.
 fn phase(kernel: &Kernel, frames: &[Frame]) -> Option<Phase> {
-    let symbols = kernel.symbols();
-    let is_one = |start: u64, names: &[&str]| names.iter().any(|name| symbols.is_at(name, start));
-    let is_in = |frame: &Frame, names: &[&str]| {
-        symbols
-            .function(frame.instruction.wrapping_sub(u64::from(!frame.interrupted)))
-            .is_some_and(|start| is_one(start, names))
-    };
+    let is_one = |start, names| is_one(kernel, start, names);
+    let is_in = |frame, names| is_in(kernel, frame, names);
     if let Some(outermost) = frames.iter().rposition(|frame| is_in(frame, INNER)) {
         let at = frames.iter().position(|frame| is_in(frame, INNER)).unwrap_or(outermost);
         let (from, to) = (frames[at].start, frames[outermost].end);
@@ -189,6 +243,19 @@ fn phase(kernel: &Kernel, frames: &[Frame]) -> Option<Phase> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_given_and_is_still_to_come_does_not_count() {
+        // Of a packet's three parts two were copied, and nothing is noted yet.
+        assert_eq!(repeated(b"abcdef", b"abcdefghi", &[3, 6]), 6);
+        // An earlier packet was noted, and one part of this one was copied.
+        assert_eq!(repeated(b"xyzabc", b"abcdefghi", &[3, 6]), 3);
+        // Nothing of it was.
+        assert_eq!(repeated(b"uvwxyz", b"abcdefghi", &[3, 6]), 0);
+        // What is to come is shorter than what was given, or nothing.
+        assert_eq!(repeated(b"abcdef", b"abc", &[6]), 0);
+        assert_eq!(repeated(b"", b"", &[3]), 0);
+    }
 
     #[test]
     fn an_append_counts_by_what_the_file_has_become() {
