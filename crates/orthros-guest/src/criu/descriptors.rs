@@ -177,6 +177,9 @@ fn add<'k>(context: &mut Context<'k>, file: &OpenFile<'k>) -> Result<(u32, u32)>
             if ![STREAM, DATAGRAM].contains(&socket.kind) {
                 bail!("sockets of type {} are not carried over", socket.kind);
             }
+            if is_elsewhere(&socket) {
+                bail!("its address is one that the backup does not have: of IPv6 only ::1");
+            }
             if socket.protocol == TCP {
                 match socket.state {
                     ESTABLISHED => connection(context, file, ino)?,
@@ -308,6 +311,19 @@ fn missed(last: u64, interval: u64, now: u64) -> (u64, Option<u64>) {
     (missed, Some(last.saturating_add((missed + 1).saturating_mul(interval))))
 }
 
+/// Whether a socket is bound to an address that a guest has only while its card is on, as one of the link (`fe80::`): criu could not
+/// bind it, and would make nothing at all.
+fn is_elsewhere(socket: &InetSocket) -> bool {
+    let [one, two, three, four] = socket.source[..] else { return false };
+    let (three, four) = (u32::from_be(three), u32::from_be(four));
+    let is_own = match (one, two, three) {
+        (0, 0, 0) => four <= 1,
+        (0, 0, mapped) => mapped == 0xffff,
+        _ => false,
+    };
+    !is_own
+}
+
 fn inet(id: u32, ino: u32, flags: u32, socket: &InetSocket) -> InetImage {
     let has_peer = socket.destination_port != 0;
     InetImage {
@@ -378,6 +394,36 @@ fn connection(context: &mut Context<'_>, file: &OpenFile<'_>, ino: u32) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_of_the_link_is_told_from_own_ones() {
+        let elsewhere = |address: &str| {
+            let address: std::net::Ipv6Addr = address.parse().unwrap();
+            let words = address.octets();
+            let words = words.chunks(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+            let socket = InetSocket {
+                family: 10,
+                kind: STREAM,
+                protocol: TCP,
+                state: ESTABLISHED,
+                source: words.collect(),
+                destination: Vec::new(),
+                source_port: 0,
+                destination_port: 0,
+                backlog: 0,
+                waiting: 0,
+                buffers: (0, 0),
+                reuses_address: false,
+                keeps_alive: false,
+                only_v6: false,
+            };
+            let v4 = InetSocket { source: vec![0x0200_4d0a], ..socket.clone() };
+            assert!(!is_elsewhere(&v4));
+            is_elsewhere(&socket)
+        };
+        assert!(["::", "::1", "::ffff:10.77.0.2"].into_iter().all(|address| !elsewhere(address)));
+        assert!(["fe80::1", "fd00::2", "::2", "::fffe:1:1"].into_iter().all(elsewhere));
+    }
 
     #[test]
     fn a_timer_that_was_not_read_counts_and_goes_on() {
