@@ -246,16 +246,30 @@ fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
     let status = up.expect("status");
     assert_eq!(status["status"]["lost"].as_array().unwrap().len(), 2, "{status}");
     assert!(status["text"].as_str().unwrap().contains("backups lost: 2"), "{status}");
+    // One that falls silent leaves its QEMU as it was: it is missed because it does not answer.
+    up.say("crash backup hang");
+    let died = up.expect("backup died")["text"].as_str().unwrap().to_owned();
+    assert!(died.contains("guest4: it has not answered for 15 s"), "{died}");
+    up.expect("renewed");
+    let fourth = backup_of(&mut up);
+    assert_ne!(third, fourth);
     // It is told to rescue the service, and dies before it can. A processor that is locked up is silent for two seconds before
     // the kernel panics of it, which is borne here.
-    kill_process(third, Signal::STOP).unwrap();
+    kill_process(fourth, Signal::STOP).unwrap();
     up.say("crash lockup");
     up.expect("died");
-    kill_process(third, Signal::KILL).unwrap();
+    kill_process(fourth, Signal::KILL).unwrap();
     up.expect("again");
     let survived = up.expect("survived");
     assert_eq!(survived["failover"]["steps"][0]["name"], "new backup", "{survived}");
     assert_eq!(survived["failover"]["cause"], "panic", "it was noticed by what the kernel said");
+    up.expect("renewed");
+    // It is silent already when it is needed, and nobody has noticed yet.
+    up.say("crash backup spin");
+    up.say("crash panic");
+    let again = up.expect("again")["text"].as_str().unwrap().to_owned();
+    assert!(again.contains("has not answered for 15 s"), "{again}");
+    up.expect("survived");
     up.expect("renewed");
     let verdict = up.verdict();
     assert!(verdict.starts_with("right:"), "{verdict}");

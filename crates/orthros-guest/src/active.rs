@@ -31,6 +31,7 @@ pub(crate) fn serve(nest: i32) -> Result<()> {
     control.say(&Said::Beats { physical, cpus })?;
     loop {
         match control.listen()? {
+            Asked::Knock => control.say(&Said::Alive)?,
             Asked::Run { argv } => {
                 let (status, output) = match setup::output(&argv) {
                     Ok(answer) => answer,

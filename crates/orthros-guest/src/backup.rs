@@ -45,6 +45,7 @@ pub(crate) fn run() -> Result<()> {
                 }
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
+            Asked::Knock => control.say(&Said::Alive)?,
             Asked::Weigh { pid } => {
                 // Of a kernel that lives, lists and tables may be changing: what cannot be read now is asked for again.
                 let needs = known.as_deref().map(|kernel| criu::weigh(kernel, pid));

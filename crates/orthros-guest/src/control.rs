@@ -18,6 +18,8 @@ pub(crate) enum Said {
     Ready { pid: i32 },
     /// The backup is up.
     Waiting,
+    /// It is there, and listens.
+    Alive,
     /// The backup knows the active's kernel.
     Armed { release: String, seconds: f64 },
     /// How many MiB it would take to rebuild the service, as it is now, and how many there are for that.
@@ -51,6 +53,8 @@ pub(crate) struct Step {
 pub(crate) enum Asked {
     /// Learn the active's kernel.
     Arm,
+    /// Say that you are there.
+    Knock,
     /// Tell how much memory it takes to rebuild the service with this number.
     Weigh { pid: i32 },
     /// Read the service with this number from the active's memory; the processors' registers as QEMU prints them.

@@ -30,6 +30,8 @@ pub enum Said {
     },
     /// The backup is up.
     Waiting,
+    /// It is there, and listens.
+    Alive,
     /// The backup knows the active's kernel.
     Armed {
         /// The kernel's release.
@@ -102,6 +104,10 @@ pub struct Control {
     whole: Option<(u64, f64)>,
     /// How many MiB it takes to rebuild the service and how many there are, as last said.
     weighed: Option<(u64, u64)>,
+    /// When it was last asked whether it is there, if it has not answered yet.
+    knocked: Option<Instant>,
+    /// When it last answered that.
+    answered: Option<Instant>,
 }
 
 impl Control {
@@ -132,6 +138,8 @@ impl Control {
             beats: None,
             whole: None,
             weighed: None,
+            knocked: None,
+            answered: None,
         })
     }
 
@@ -151,6 +159,7 @@ impl Control {
             Said::Beats { physical, cpus } => self.beats = Some((physical, cpus)),
             Said::Whole { pages, seconds } => self.whole = Some((pages, seconds)),
             Said::Weighed { needs, has } => self.weighed = Some((needs, has)),
+            Said::Alive => (self.knocked, self.answered) = (None, Some(Instant::now())),
             said => return Some(said),
         }
         None
@@ -188,6 +197,22 @@ impl Control {
     pub(crate) fn whole(&mut self) -> Option<(u64, f64)> {
         self.beats();
         self.whole
+    }
+
+    /// Asks whether it is there. What is asked after that is listened to when this has been answered, however long it takes then.
+    ///
+    /// # Errors
+    ///
+    /// As [`ask`](Self::ask).
+    pub(crate) fn knock(&mut self) -> Result<()> {
+        self.knocked.get_or_insert_with(Instant::now);
+        self.ask(&json!({"do": "knock"}))
+    }
+
+    /// How long it has not answered that, and how long ago it last did; nothing of what was not asked, or never answered.
+    pub(crate) fn hearing(&mut self) -> (Option<Duration>, Option<Duration>) {
+        self.beats();
+        (self.knocked.map(|at| at.elapsed()), self.answered.map(|at| at.elapsed()))
     }
 
     /// Asks a backup how many MiB it would take to rebuild the service and how many it has; nothing where it does not know, or
@@ -249,5 +274,36 @@ impl Control {
                 why: format!("{}: {said:?}", argv.join(" ")),
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn who_does_not_answer_is_found_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut control = Control::connect("guest", &path).unwrap();
+        let (mut guest, _) = listener.accept().unwrap();
+        assert_eq!(control.hearing(), (None, None), "it was not asked");
+        control.knock().unwrap();
+        let mut asked = String::new();
+        BufReader::new(guest.try_clone().unwrap()).read_line(&mut asked).unwrap();
+        assert_eq!(asked.trim(), r#"{"do":"knock"}"#);
+        std::thread::sleep(Duration::from_millis(30));
+        // Asking once more does not make it younger.
+        control.knock().unwrap();
+        let (unanswered, answered) = control.hearing();
+        assert!(unanswered.unwrap() >= Duration::from_millis(30) && answered.is_none());
+        writeln!(guest, r#"{{"said":"alive"}}"#).unwrap();
+        // It is heard by the way: nobody takes it for the answer to something else.
+        assert!(control.listen(Duration::from_millis(200)).is_none());
+        let (unanswered, answered) = control.hearing();
+        assert!(unanswered.is_none() && answered.is_some());
     }
 }

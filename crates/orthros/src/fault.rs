@@ -51,6 +51,11 @@ impl Fault {
     pub const ALL: [Self; 7] =
         [Self::Panic, Self::Oops, Self::Oom, Self::Nmi, Self::Hang, Self::Spin, Self::Lockup];
 
+    /// Whether the kernel that dies says nothing of it.
+    pub(crate) fn is_silent(self) -> bool {
+        matches!(self, Self::Hang | Self::Spin)
+    }
+
     /// What it is called.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -3,9 +3,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use crate::control::{Control, Said};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
+use crate::fault::Fault;
 use crate::kernel::KernelFiles;
 use crate::machine::{Machine, MachineConfig};
 use crate::net::Network;
@@ -15,6 +18,11 @@ use crate::qmp::Qmp;
 
 /// How long to listen for an answer before looking whether anyone is there to give it.
 const LISTEN: Duration = Duration::from_millis(20);
+/// How often a machine that stands by is asked whether it is there.
+const KNOCK: Duration = Duration::from_secs(2);
+/// How long its answer may take. On a machine with other things to do that may be seconds; if it was there after all, another
+/// backup in its place does no harm.
+const DEAF: Duration = Duration::from_secs(15);
 
 /// What both machines have in common.
 pub(crate) struct Shared<'p> {
@@ -41,6 +49,8 @@ pub(crate) struct Member {
     pub(crate) begun: bool,
     /// Whether the service has come onto the network in it.
     pub(crate) online: bool,
+    /// Whether it stands by, and is asked now and then whether it is there.
+    pub(crate) stands_by: bool,
     /// Why it is of no use any more, once that was noticed.
     fallen: Option<String>,
 }
@@ -96,12 +106,13 @@ impl Member {
             pulse: None,
             begun: false,
             online: false,
+            stands_by: false,
             fallen: None,
         })
     }
 
-    /// Why it is of no use any more, if that shows within `patience`: its QEMU has ended, or its kernel has. A kernel that
-    /// panics leaves its QEMU standing still, so that the process alone tells nothing.
+    /// Why it is of no use any more, if that shows within `patience`: its QEMU has ended, or its kernel has, or it does not answer. A
+    /// kernel that panics leaves its QEMU standing still, so that the process alone tells nothing.
     pub(crate) fn fallen(&mut self, patience: Duration) -> Option<&str> {
         let deadline = Instant::now() + patience;
         while self.fallen.is_none() {
@@ -118,12 +129,34 @@ impl Member {
                         Some("this host has no room for what it writes to its disk; make some".to_owned());
                 }
                 Ok(Some(_)) => {}
-                Ok(None) => break,
+                Ok(None) => {
+                    self.fallen = self.deafness();
+                    break;
+                }
                 Err(Error::Qmp { why, .. }) => self.fallen = Some(why),
                 Err(error) => self.fallen = Some(error.to_string()),
             }
         }
         self.fallen.as_deref()
+    }
+
+    /// That it does not answer, where that is so; asks again where it stands by.
+    fn deafness(&mut self) -> Option<String> {
+        let (unanswered, answered) = self.control.hearing();
+        if let Some(unanswered) = unanswered {
+            return (unanswered > DEAF).then(|| format!("it has not answered for {} s", DEAF.as_secs()));
+        }
+        if self.stands_by && answered.is_none_or(|ago| ago > KNOCK) {
+            return self.control.knock().err().map(|error| error.to_string());
+        }
+        None
+    }
+
+    /// Asks its program for what takes long, and stops asking whether it is there: it answers once more, when it begins.
+    pub(crate) fn put_to_work(&mut self, what: &serde_json::Value) -> Result<()> {
+        self.stands_by = false;
+        self.control.knock()?;
+        self.control.ask(what)
     }
 
     /// Waits for its program to say something, as [`Control::expect`] does, and no longer than there is someone to say it.
@@ -151,6 +184,21 @@ impl Member {
             }
             gone = self.fallen(Duration::ZERO).map(str::to_owned);
         }
+    }
+
+    /// Lets its kernel die.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Guest`] where it cannot be asked to, or its kernel offers no such way.
+    pub(crate) fn crash(&mut self, fault: Fault) -> Result<()> {
+        if fault == Fault::Nmi {
+            // The guest has to know before that this is a reason to panic.
+            self.control.run(&["sh", "-c", "echo 1 > /proc/sys/kernel/unknown_nmi_panic"])?;
+            return self.qmp.execute("inject-nmi", &json!({})).map(drop);
+        }
+        let bait = fault.prepare(self.machine.name(), &self.machine.file("ram"))?;
+        self.control.ask(&json!({"do": "crash", "kind": fault.name(), "bait": bait}))
     }
 
     /// The longest silence of one of its processors; nothing before it is known where they beat.

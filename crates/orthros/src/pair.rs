@@ -35,6 +35,8 @@ const END: Duration = Duration::from_secs(20);
 const CLOSING: Duration = Duration::from_millis(100);
 /// How long a kernel may take to panic that was told to.
 const DYING: Duration = Duration::from_secs(20);
+/// How soon a guest says that it cannot die.
+const COMPLAINING: Duration = Duration::from_secs(1);
 /// How long a backup may take to tell what it would take to rebuild a service.
 const WEIGHING: Duration = Duration::from_secs(5);
 /// How long the rest of a service's memory may take to come.
@@ -189,7 +191,10 @@ impl Pair {
         };
         backup.control.ask(&json!({"do": "arm"}))?;
         match backup.expect("the backup to know the active's kernel", BOOT)? {
-            Said::Armed { seconds, .. } => Ok(seconds),
+            Said::Armed { seconds, .. } => {
+                backup.stands_by = true;
+                Ok(seconds)
+            }
             _ => Err(confused(&backup.machine)),
         }
     }
@@ -316,37 +321,34 @@ impl Pair {
     ///
     /// [`Error::Guest`] where it cannot be asked to, or its kernel offers no such way.
     pub fn crash(&mut self, fault: Fault) -> Result<()> {
-        if fault == Fault::Nmi {
-            // The guest has to know before that this is a reason to panic.
-            self.active.control.run(&["sh", "-c", "echo 1 > /proc/sys/kernel/unknown_nmi_panic"])?;
-            return self.active.qmp.execute("inject-nmi", &json!({})).map(drop);
-        }
-        let machine = &self.active.machine;
-        let bait = fault.prepare(machine.name(), &machine.file("ram"))?;
-        self.active.control.ask(&json!({"do": "crash", "kind": fault.name(), "bait": bait}))
+        self.active.crash(fault)
     }
 
-    /// Lets the backup's kernel panic, to see that it is missed.
+    /// Lets the backup's kernel die, to see that it is missed. One that is to fall silent is missed
+    /// [later](Self::backup_lives).
     ///
     /// # Errors
     ///
     /// [`Error::Guest`] where there is none, or it cannot be asked to; [`Error::Timeout`] where it lives on.
-    pub fn crash_backup(&mut self) -> Result<()> {
+    pub fn crash_backup(&mut self, fault: Fault) -> Result<()> {
         let Some(backup) = &mut self.backup else {
             let machine = self.active.machine.name().to_owned();
             let why = "no backup stands by it that could die; `status` tells what became of the last one";
             return Err(Error::Guest { machine, why: why.to_owned() });
         };
-        backup.control.ask(&json!({"do": "crash", "kind": Fault::Panic.name()}))?;
-        if backup.fallen(DYING).is_some() {
-            return Ok(());
+        backup.crash(fault)?;
+        let patience = if fault.is_silent() { COMPLAINING } else { DYING };
+        let fell = backup.fallen(patience).is_some();
+        match backup.control.complaint() {
+            Some(complaint) if !fell => Err(complaint),
+            None if !fell && !fault.is_silent() => Err(Error::Timeout {
+                machine: backup.machine.name().to_owned(),
+                seconds: DYING.as_secs(),
+                what: "its kernel to panic".to_owned(),
+                hint: String::new(),
+            }),
+            _ => Ok(()),
         }
-        Err(backup.control.complaint().unwrap_or_else(|| Error::Timeout {
-            machine: backup.machine.name().to_owned(),
-            seconds: DYING.as_secs(),
-            what: "its kernel to panic".to_owned(),
-            hint: String::new(),
-        }))
     }
 
     /// Waits until the active fails, at most `patience`.
@@ -456,6 +458,7 @@ impl Pair {
                 // and has made nothing yet: semaphores, files and half of a restore are in the way of another one.
                 let spent = backup.begun || matches!(error, Error::Timeout { .. });
                 let fallen = backup.fallen(CLOSING).is_some();
+                backup.stands_by = true;
                 self.backup = Some(backup);
                 if spent || fallen {
                     self.lose_backup(&error);
@@ -530,8 +533,9 @@ impl Pair {
         }
         steps.push(Step { name: "fence".to_owned(), seconds: start.elapsed().as_secs_f64() });
         let read = backup
-            .control
-            .ask(&json!({"do": "read", "pid": self.pid, "registers": self.registers, "strict": last_chance}))
+            .put_to_work(
+                &json!({"do": "read", "pid": self.pid, "registers": self.registers, "strict": last_chance}),
+            )
             .and_then(|()| self.plug(backup))
             .and_then(|()| backup.expect("the service to be read", RESCUE));
         match read {
@@ -548,7 +552,7 @@ impl Pair {
             self.plug(backup)?;
         }
         backup.begun = true;
-        backup.control.ask(&json!({"do": "rebuild"}))?;
+        backup.put_to_work(&json!({"do": "rebuild"}))?;
         let said = backup.expect("the service to be rebuilt", RESCUE)?;
         let Said::Online = said else { return Ok(said) };
         backup.online = true;

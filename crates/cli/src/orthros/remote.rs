@@ -97,14 +97,14 @@ pub(crate) struct Crash {
     /// circles within the kernel), lockup (the same, and the kernel panics when it notices)
     #[arg(long, default_value = "panic", value_parser = Fault::parse)]
     kind: Fault,
-    /// Let the backup's kernel panic instead, and wait until a new one stands by
-    #[arg(long, conflicts_with = "kind")]
+    /// Let the backup's kernel die instead, and wait until a new one stands by
+    #[arg(long)]
     backup: bool,
 }
 
 pub(super) fn crash(arguments: &Crash) -> Result<()> {
-    let kind = if arguments.backup { BACKUP } else { arguments.kind.name() };
-    say(&arguments.target, &format!("crash {kind}"))
+    let who = if arguments.backup { format!("{BACKUP} ") } else { String::new() };
+    say(&arguments.target, &format!("crash {who}{}", arguments.kind.name()))
 }
 
 /// Says a line to the pair, and gives what it answers.

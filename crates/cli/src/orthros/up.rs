@@ -134,7 +134,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     story.tell(
         "help",
         None,
-        "commands: status, crash [KIND], crash backup, failover, run PROGRAM ARGUMENTS, quit",
+        "commands: status, crash [KIND], crash backup [KIND], failover, run PROGRAM ARGUMENTS, quit",
     )?;
     // How many lost backups were told of, when the next one is due, and whether someone waits for it.
     let (mut told, mut due, mut awaited) = (0, Instant::now(), false);
@@ -183,19 +183,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                     story.listen(listener.take());
                     cause = Some(Cause::Request);
                 }
-                ["crash", BACKUP] => {
+                ["crash", BACKUP, ref kind @ ..] if kind.len() < 2 => {
                     story.listen(listener.take());
-                    match pair.crash_backup() {
-                        Ok(()) => awaited = true,
-                        Err(error) => {
-                            story.tell("failed", None, error.to_string())?;
-                            story.hang_up();
-                        }
+                    if crash(&mut pair, &story, kind.first().copied(), Pair::crash_backup)? {
+                        awaited = true;
+                    } else {
+                        story.hang_up();
                     }
                 }
                 ["crash", ref kind @ ..] if kind.len() < 2 => {
                     story.listen(listener.take());
-                    if !crash(&mut pair, &story, kind.first().copied())? {
+                    if !crash(&mut pair, &story, kind.first().copied(), Pair::crash)? {
                         story.hang_up();
                     }
                 }
@@ -279,10 +277,15 @@ fn answer(pair: &mut Pair, story: &Story, words: &[&str]) -> Result<()> {
     }
 }
 
-/// Lets the active die; says why not where it cannot.
-fn crash(pair: &mut Pair, story: &Story, kind: Option<&str>) -> Result<bool> {
+/// Lets one of the machines die; says why not where it cannot.
+fn crash(
+    pair: &mut Pair,
+    story: &Story,
+    kind: Option<&str>,
+    way: fn(&mut Pair, Fault) -> orrery_orthros::Result<()>,
+) -> Result<bool> {
     let done = Fault::parse(kind.unwrap_or("panic"))
-        .and_then(|fault| pair.crash(fault).map_err(|error| error.to_string()));
+        .and_then(|fault| way(pair, fault).map_err(|error| error.to_string()));
     match done {
         Ok(()) => Ok(true),
         Err(why) => story.tell("failed", None, why).map(|()| false),
