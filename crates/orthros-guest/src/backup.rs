@@ -12,7 +12,7 @@ use crate::after::After;
 use crate::control::{Asked, Control, Said, Step};
 use crate::ipc::Ipc;
 use crate::later::{Later, Source};
-use crate::{active, crash, criu, disk, elsewhere, later, loopback, nest, online, setup, writeback};
+use crate::{active, beats, crash, criu, disk, elsewhere, later, loopback, nest, online, setup, writeback};
 
 /// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
 const VENDOR: &str = "0x1af4";
@@ -45,7 +45,10 @@ pub(crate) fn run() -> Result<()> {
                 }
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
-            Asked::Knock => control.say(&Said::Alive)?,
+            Asked::Knock => {
+                beats::visit_all();
+                control.say(&Said::Alive)?;
+            }
             Asked::Weigh { pid } => {
                 // Of a kernel that lives, lists and tables may be changing: what cannot be read now is asked for again.
                 let needs = known.as_deref().map(|kernel| criu::weigh(kernel, pid));

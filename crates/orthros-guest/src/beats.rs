@@ -71,6 +71,17 @@ impl Page {
     }
 }
 
+/// Goes to each processor in turn: if one of them does not run, neither does this thread any more.
+pub(crate) fn visit_all() {
+    let Ok(before) = rustix::thread::sched_getaffinity(None) else { return };
+    for cpu in (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu)) {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(cpu);
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+    let _ = rustix::thread::sched_setaffinity(None, &before);
+}
+
 /// Begins, and gives where the numbers lie and how many there are.
 ///
 /// # Errors
@@ -92,4 +103,18 @@ pub(crate) fn start() -> Result<(u64, usize)> {
         }
     });
     Ok((physical, count))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn who_visits_all_processors_comes_back_to_its_own() {
+        std::thread::spawn(|| {
+            let before = rustix::thread::sched_getaffinity(None).unwrap();
+            super::visit_all();
+            assert_eq!(rustix::thread::sched_getaffinity(None).unwrap(), before);
+        })
+        .join()
+        .unwrap();
+    }
 }
