@@ -46,8 +46,9 @@ pub(crate) fn run() -> Result<()> {
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
             Asked::Knock => {
-                beats::visit_all();
-                control.say(&Said::Alive)?;
+                if beats::visit_all() {
+                    control.say(&Said::Alive)?;
+                }
             }
             Asked::Weigh { pid } => {
                 // Of a kernel that lives, lists and tables may be changing: what cannot be read now is asked for again.

@@ -71,15 +71,16 @@ impl Page {
     }
 }
 
-/// Goes to each processor in turn: if one of them does not run, neither does this thread any more.
-pub(crate) fn visit_all() {
-    let Ok(before) = rustix::thread::sched_getaffinity(None) else { return };
-    for cpu in (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu)) {
+/// Goes to each processor in turn, and gives whether it has been there. If one of them does not run, neither does this thread any
+/// more, unless the kernel knows of that and does not let it go there.
+pub(crate) fn visit_all() -> bool {
+    let Ok(before) = rustix::thread::sched_getaffinity(None) else { return false };
+    let visited = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu)).all(|cpu| {
         let mut set = rustix::thread::CpuSet::new();
         set.set(cpu);
-        let _ = rustix::thread::sched_setaffinity(None, &set);
-    }
-    let _ = rustix::thread::sched_setaffinity(None, &before);
+        rustix::thread::sched_setaffinity(None, &set).is_ok() && rustix::thread::sched_getcpu() == cpu
+    });
+    visited && rustix::thread::sched_setaffinity(None, &before).is_ok()
 }
 
 /// Begins, and gives where the numbers lie and how many there are.
@@ -111,7 +112,7 @@ mod tests {
     fn who_visits_all_processors_comes_back_to_its_own() {
         std::thread::spawn(|| {
             let before = rustix::thread::sched_getaffinity(None).unwrap();
-            super::visit_all();
+            assert!(super::visit_all());
             assert_eq!(rustix::thread::sched_getaffinity(None).unwrap(), before);
         })
         .join()
