@@ -40,6 +40,27 @@ fn redis_and_its_connection_survive_two_panics_in_a_row() {
     assert!(!String::from_utf8_lossy(&left.stdout).contains(&network), "the network stays");
 }
 
+/// Three clients count as fast as redis answers, and a program changes files as fast as it can.
+#[test]
+fn redis_and_files_survive_two_panics_under_load() {
+    if let Some(why) = missing(&[("redis-server", "redis-server"), ("ip", "iproute2")]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let mut command = orthros();
+    // Longer than a busy host lets a processor wait.
+    command.args(["soak", "--crashes", "2", "--kinds", "panic", "--strict", "--silence", "10", "--json"]);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{told}{}", String::from_utf8_lossy(&output.stderr));
+    let events = events(&output.stdout);
+    let survived = |event: &&Value| {
+        event["event"] == "crash" && event["text"].as_str().is_some_and(|text| text.contains(": survived in"))
+    };
+    assert_eq!(events.iter().filter(survived).count(), 2, "{told}");
+}
+
 /// Lets a guest write contents early and drop whatever it can from memory, again and again.
 const FORGETFUL: &str = "run orrery-guest forget";
 
