@@ -2,10 +2,13 @@
 //!
 //! Warm: the store knows the files, and the kernel has them cached where they are not shared. A program that does nothing
 //! shows the fixed cost, real ones (Python with libraries, Redis, nginx, git) what users notice, a dlopen(3) what a library
-//! costs. The floor is an auditor of the loader (rtld-audit(7)) that does nothing: less than that no program can start in that is
-//! audited at all. What would take its place, a preloaded object (`LD_PRELOAD`), is measured empty, too. Cold: the program comes from a tree that nobody has seen, whose files are on disk; the store has the same bytes from
-//! another tree.
+//! costs. The floor is an auditor of the loader (rtld-audit(7)) that does nothing: less than that no program can start in
+//! that is audited at all. What would take its place, a preloaded object (`LD_PRELOAD`), is measured empty, too.
+//!
+//! Cold: program or library come from a tree that nobody has seen, whose files are on disk and not cached; the store has the
+//! same bytes from another tree.
 
+use std::ffi::OsStr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -13,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use orrery_bench::copies::{Running, Store, files_of, plant, planted};
+use orrery_bench::copies::{Running, Store, files_of, forget, plant, planted};
 use orrery_bench::resp::redis_program;
 use orrery_bench::{Bench, Case, Contender, Entry, Group, Options, Quantity, Sample, Skipped, Unit, machine};
 use tempfile::TempDir;
@@ -27,9 +30,10 @@ struct Arguments {
 
 const PYTHON: &str = "/usr/bin/python3";
 const LIBRARIES: &str = "import ssl, sqlite3, json, ctypes, decimal";
-/// Loads a library and tells how many nanoseconds that took.
-const DLOPEN: &str = "import ctypes, time; begin = time.perf_counter_ns(); \
-                      ctypes.CDLL('libcrypto.so.3'); print(time.perf_counter_ns() - begin)";
+/// Loads the library of this name or path, and tells how many nanoseconds that took.
+const DLOPEN: &str = "import ctypes, sys, time; begin = time.perf_counter_ns(); \
+                      ctypes.CDLL(sys.argv[1]); print(time.perf_counter_ns() - begin)";
+const LIBRARY: &str = "libcrypto.so.3";
 
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
@@ -75,6 +79,15 @@ fn build_idle(folder: &Path, text: &str) -> Result<PathBuf> {
     Ok(idle)
 }
 
+/// A tree with copies of these files that nobody has seen, on disk only.
+fn unseen(files: &[PathBuf]) -> Result<TempDir> {
+    // Not in /tmp, which may be memory itself.
+    let folder = tempfile::tempdir_in(machine::program_folder()?)?;
+    plant(folder.path(), files, None)?;
+    forget(&[folder.path().to_owned()])?;
+    Ok(folder)
+}
+
 impl Starts {
     fn new(way: Way) -> Result<Self> {
         let mut command = Command::new(PYTHON);
@@ -115,15 +128,20 @@ impl Starts {
     }
 
     /// How long a library took to load, as the program says.
-    fn dlopen(&self) -> Result<Duration> {
-        let (_, said) = self.timed(Command::new(PYTHON).args(["-c", DLOPEN]))?;
+    fn dlopen(&self, library: &OsStr) -> Result<Duration> {
+        let (_, said) = self.timed(Command::new(PYTHON).args(["-c", DLOPEN]).arg(library))?;
         Ok(Duration::from_nanos(said.trim().parse().context("a number of nanoseconds")?))
     }
 
+    fn cold_dlopen(&self) -> Result<Duration> {
+        let library = self.files.iter().find(|file| file.ends_with(LIBRARY));
+        let library = library.with_context(|| format!("{PYTHON} has no {LIBRARY}"))?;
+        let folder = unseen(std::slice::from_ref(library))?;
+        self.dlopen(planted(folder.path(), library).as_os_str())
+    }
+
     fn cold(&self) -> Result<Duration> {
-        // Not in /tmp, which may be memory itself.
-        let folder = tempfile::tempdir_in(machine::program_folder()?)?;
-        plant(folder.path(), &self.files, None)?;
+        let folder = unseen(&self.files)?;
         let program = std::fs::canonicalize(PYTHON)?;
         let mut command = Command::new(planted(folder.path(), &program));
         command.args(["-c", LIBRARIES]).env("LD_LIBRARY_PATH", folder.path());
@@ -138,7 +156,8 @@ impl Contender for Starts {
         for _ in 0..iterations {
             latencies.push(match work {
                 "true" => self.run(&mut Command::new("/bin/true"))?,
-                "dlopen" => self.dlopen()?,
+                "dlopen" => self.dlopen(LIBRARY.as_ref())?,
+                "cold dlopen" => self.cold_dlopen()?,
                 "cold" => self.cold()?,
                 "redis" => self.run(Command::new(redis).arg0("redis-server").arg("--version"))?,
                 "nginx" => {
@@ -171,6 +190,7 @@ fn main() -> Result<ExitCode> {
         ("nginx", "nginx -t", Unit::Milliseconds),
         ("python", "python with libraries", Unit::Milliseconds),
         ("dlopen", "dlopen of libcrypto", Unit::Microseconds),
+        ("cold dlopen", "dlopen of libcrypto from a new tree, cold", Unit::Microseconds),
         ("cold", "python from a new tree, cold", Unit::Milliseconds),
     ];
     for (work, name, unit) in cases {

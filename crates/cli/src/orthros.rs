@@ -32,6 +32,7 @@ enum Command {
     /// Let redis and a writer of files survive many crashes of all kinds, and tell what became of each
     Soak(soak::Arguments),
     /// Run a service in a pair, in the foreground; commands are read from standard input, and from those below
+    #[command(visible_alias = "run")]
     Up(Box<up::Arguments>),
     /// Tell which machine has the service of a pair that runs, and which stands by
     Status(remote::Target),

@@ -380,6 +380,7 @@ fn bad_arguments_change_nothing() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     assert!(refused(&["up", "--memory", "300", "--", "x"]).contains("256"));
+    assert!(refused(&["run", "--memory", "300", "--", "x"]).contains("256"), "the same by another name");
     assert!(refused(&["up", "--cpus", "0", "--", "x"]).contains("cpus"));
     assert!(refused(&["up", "--silence", "0.1", "--", "x"]).contains("0.5"));
     assert!(refused(&["soak", "--kinds", "oops,boredom"]).contains("boredom"));
