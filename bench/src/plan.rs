@@ -189,12 +189,14 @@ pub struct Group {
     pub(crate) ours: Entry,
     pub(crate) rivals: Vec<Entry>,
     pub(crate) cases: Vec<Case>,
+    /// Whether ours meets one rival at a time.
+    pub(crate) by_pairs: bool,
 }
 
 impl Group {
     /// A group in which `ours` is measured; `name` is for messages.
     pub fn new(name: impl Into<String>, ours: Entry) -> Self {
-        Self { name: name.into(), ours, rivals: Vec::new(), cases: Vec::new() }
+        Self { name: name.into(), ours, rivals: Vec::new(), cases: Vec::new(), by_pairs: false }
     }
 
     /// Adds a rival.
@@ -209,6 +211,13 @@ impl Group {
     pub fn case(mut self, case: Case) -> Self {
         self.cases.push(case);
         self
+    }
+
+    /// Has ours meet one rival at a time: of several that use the same files, which ours does not, each would find in the
+    /// processor's caches what the others have left there.
+    #[must_use]
+    pub fn by_pairs(self) -> Self {
+        Self { by_pairs: true, ..self }
     }
 
     /// How much of the time its cases are to have.

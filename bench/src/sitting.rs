@@ -89,14 +89,14 @@ fn affordable_sittings(time: Duration, starting: Duration) -> u32 {
     (1..=SITTINGS).rev().find(|&sittings| starting * sittings <= time / 2).unwrap_or(1)
 }
 
-/// Who runs beside whom: everybody at once where memory allows it, else ours with one rival at a time.
+/// Who runs beside whom: everybody at once where memory and the group allow it, else ours with one rival at a time.
 fn lineups<'a>(group: &'a Group, available: u64, absences: &mut Absences) -> Vec<Vec<&'a Entry>> {
     let fits = |entries: &[&Entry]| {
         let needed: u64 = entries.iter().map(|entry| entry.memory).sum();
         needed as f64 <= available as f64 * USABLE_MEMORY
     };
     let everybody: Vec<_> = [&group.ours].into_iter().chain(&group.rivals).collect();
-    if fits(&everybody) {
+    if fits(&everybody) && !group.by_pairs {
         return vec![everybody];
     }
     let mut pairs = Vec::new();
@@ -132,6 +132,9 @@ mod tests {
         let group = Group::new("g", entry("ours", 100)).against(entry("a", 100)).against(entry("b", 300));
         let mut absences = Absences::default();
         assert_eq!(names(&lineups(&group, 1000, &mut absences)), [["ours", "a", "b"]]);
+        let group = group.by_pairs();
+        assert_eq!(names(&lineups(&group, 1000, &mut absences)), [["ours", "a"], ["ours", "b"]]);
+        let group = Group { by_pairs: false, ..group };
         assert_eq!(names(&lineups(&group, 510, &mut absences)), [["ours", "a"], ["ours", "b"]]);
         assert!(absences.skipped.is_empty());
         assert_eq!(names(&lineups(&group, 300, &mut absences)), [["ours", "a"]]);

@@ -5,6 +5,9 @@
 //! costs. The floor is an auditor of the loader (rtld-audit(7)) that does nothing: less than that no program can start in
 //! that is audited at all. What would take its place, a preloaded object (`LD_PRELOAD`), is measured empty, too.
 //!
+//! Ours meets one rival at a time. All others start from the same files: side by side each would find the processor's caches warm
+//! from the others, and ours only from itself.
+//!
 //! Cold: program or library come from a tree that nobody has seen, whose files are on disk and not cached; the store has the
 //! same bytes from another tree.
 
@@ -182,7 +185,8 @@ fn main() -> Result<ExitCode> {
     let mut group = Group::new("orc-load", entry("orrery orc run", Way::Ours))
         .against(entry("plain", Way::Plain))
         .against(entry("floor", Way::Floor))
-        .against(entry("empty preload", Way::Preload));
+        .against(entry("empty preload", Way::Preload))
+        .by_pairs();
     let cases = [
         ("true", "true", Unit::Microseconds),
         ("git", "git --version", Unit::Microseconds),
