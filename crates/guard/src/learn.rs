@@ -64,13 +64,20 @@ impl Learnt {
         ];
         let mut implied: BTreeSet<Vec<u8>> = BTreeSet::new();
         for (right, name) in kinds.into_iter().rev() {
-            let of_kind =
-                files.iter().filter(|(_, rights)| rights.contains(right)).map(|(path, _)| path.clone());
-            let mut paths = gathered(of_kind.collect(), right);
+            let mut of_kind: BTreeSet<_> = files
+                .iter()
+                .filter(|(_, rights)| rights.contains(right))
+                .map(|(path, _)| path.clone())
+                .collect();
             if right == Rights::STAT {
-                // Every entry may be looked at, and the directories that lead there.
-                paths.retain(|path| !implied.iter().any(|entry| covers(entry, path) || covers(path, entry)));
-            } else {
+                // Every entry may be looked at, and the directories that lead there: these must not stand for all beneath them.
+                of_kind
+                    .retain(|path| !implied.iter().any(|entry| covers(entry, path) || covers(path, entry)));
+                let looked_at = of_kind.clone();
+                of_kind.retain(|path| !looked_at.iter().any(|other| other != path && covers(path, other)));
+            }
+            let mut paths = gathered(of_kind, right);
+            if right != Rights::STAT {
                 implied.extend(paths.iter().cloned());
             }
             if right == Rights::LIST {
@@ -168,5 +175,21 @@ mod tests {
         assert!(!policy.rights(b"/etc/other.conf").contains(Rights::READ));
         assert!(policy.rights(b"/srv/data/new").contains(Rights::CREATE | Rights::WRITE));
         assert!(text.contains("127.0.0.1:80"));
+    }
+
+    #[test]
+    fn a_directory_that_was_looked_at_does_not_stand_for_what_is_beneath() {
+        let learnt = Learnt::default();
+        learnt.file(b"/usr/bin/prog", Rights::EXECUTE);
+        for path in [&b"/"[..], b"/usr", b"/srv", b"/srv/one", b"/srv/one/readme", b"/home"] {
+            learnt.file(path, Rights::STAT);
+        }
+        let text = learnt.policy();
+        let policy = crate::Policy::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        for path in [&b"/"[..], b"/usr", b"/srv", b"/srv/one", b"/srv/one/readme", b"/home"] {
+            assert!(policy.rights(path).contains(Rights::STAT), "{}: {text}", String::from_utf8_lossy(path));
+        }
+        assert!(!policy.rights(b"/srv/one/other").contains(Rights::STAT), "{text}");
+        assert!(!policy.rights(b"/srv/two").contains(Rights::STAT), "{text}");
     }
 }
