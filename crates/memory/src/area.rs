@@ -13,18 +13,23 @@
 //! let area = Area::new(1 << 20, &AreaOptions::default())?;
 //! let number = area.allocate(Layout::new::<u64>())?.cast::<u64>();
 //! let mirror = Mirror::new()?;
+//! // SAFETY: room for a number, which nobody else knows of.
 //! unsafe { number.write(42) };
 //! let delta = mirror.deliver(&[&area])?;
+//! // SAFETY: as before.
 //! unsafe { number.write(43) }; // too late for this call
 //! // SAFETY: the child calls nothing but what is allowed there, and ends.
 //! let child = without_areas(|| unsafe { libc::fork() })?;
 //! if child == 0 {
+//!     // SAFETY: a child of the one that made the mirror, with one thread, and no reference into the area.
 //!     let mut view = unsafe { View::attach(&mirror) }.unwrap();
 //!     view.refresh().unwrap();
 //!     view.apply(&delta.reference()).unwrap();
+//!     // SAFETY: the view has the number there; no code of this process runs after its end.
 //!     unsafe { libc::_exit(number.read() as i32) }
 //! }
 //! let mut status = 0;
+//! // SAFETY: our own child, and a status to write to.
 //! unsafe { libc::waitpid(child, &mut status, 0) };
 //! assert_eq!(libc::WEXITSTATUS(status), 42);
 //! mirror.release(delta);

@@ -25,11 +25,14 @@
 //! let address = number.expose_provenance().to_ne_bytes();
 //! let areas = [&area];
 //! let call = Call::new().areas(&areas).arguments(&address);
+//! // SAFETY: here and below: room for a number in main's area; the orbit writes to its own copy.
 //! unsafe { number.write(21) };
 //! let future = doubler.call_async(&call)?;
+//! // SAFETY: as before.
 //! unsafe { number.write(50) }; // too late for that call
 //! assert_eq!(future.get()?, 42);
 //! assert_eq!(doubler.call(&call)?, 100);
+//! // SAFETY: as before; a number was written there.
 //! assert_eq!(unsafe { number.read() }, 50);
 //! # Ok::<_, orrery_orbit::Error>(())
 //! ```
