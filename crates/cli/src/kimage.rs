@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use orrery_kimage::{
-    Entry, FileKind, IdKind, Kernel, Layout, Mapping, OpenFile, PageOwner, Problem, Task, Walk,
+    ControlGroup, Entry, FileKind, IdKind, Kernel, Layout, Mapping, OpenFile, PageOwner, Problem, Task, Walk,
 };
 use serde::Serialize;
 
@@ -151,17 +151,38 @@ struct ProcessRow {
     state: char,
     threads: usize,
     name: String,
+    /// One for each hierarchy that it is in, as `/proc/PID/cgroup` has them.
+    control_groups: Vec<GroupRow>,
+}
+
+#[derive(Serialize)]
+struct GroupRow {
+    /// 0 is the unified one, of version 2.
+    hierarchy: u32,
+    name: String,
+    path: String,
+}
+
+impl From<ControlGroup> for GroupRow {
+    fn from(ControlGroup { hierarchy, name, path, .. }: ControlGroup) -> Self {
+        Self { hierarchy, name, path: String::from_utf8_lossy(&path).into_owned() }
+    }
 }
 
 fn process_row(task: &Task<'_>) -> orrery_kimage::Result<ProcessRow> {
+    let pid = task.pid()?;
     Ok(ProcessRow {
-        pid: task.pid()?,
+        pid,
         parent: task.parent()?,
         pids: task.ids(IdKind::Thread)?,
         uid: task.credentials()?.uid,
         state: task.state()?.letter(),
         threads: task.threads().found.len(),
         name: task.name()?,
+        control_groups: found(task.control_groups(), &format!("process {pid}: "))
+            .into_iter()
+            .map(GroupRow::from)
+            .collect(),
     })
 }
 

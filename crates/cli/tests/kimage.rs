@@ -24,15 +24,22 @@ const INIT: &str = r#"#!/bin/busybox sh
 export PATH=/bin
 for module in /modules/*; do insmod $module; done
 echo 0123456789 > /data/numbers
+mkdir /two /one
+mount -t cgroup2 two /two
+mount -t cgroup -o none,name=mine one /one
+mkdir -p /two/outer/inner /one/other
 MARK=orrery-was-here-4711 sleep 10001 < /data/numbers > /tmp/out 2>&1 &
 (echo hello; exec sleep 10002) | (read line; exec sleep 10003) &
 ( exec 7<> /data/gone; rm /data/gone; exec setsid sleep 10004 ) &
 su -s /bin/sleep nobody 10005 &
+echo $! > /two/outer/inner/cgroup.procs
+echo $! > /one/other/cgroup.procs
 sleep 2
 for p in /proc/[0-9]*; do
     readlink $p/exe > /dev/null || continue
     [ "$(cat $p/comm)" = init ] && continue
     echo "P $(cut -d' ' -f1,4,5,6 $p/stat) $(awk '/^Uid/ {print $2}' $p/status) $(cat $p/comm)"
+    sed "s|^|G ${p#/proc/} |" $p/cgroup
     for f in $p/fd/*; do
         i=$p/fdinfo/${f##*/}
         echo "F ${p#/proc/} ${f##*/} $(awk '/^pos/ {print $2}' $i) $(awk '/^flags/ {print $2}' $i) $(readlink $f)"
@@ -131,6 +138,22 @@ fn compare(image: &Path, console: &str) {
     // Kernel threads are there as well, and init.
     assert!(all.len() > 30, "{}", all.len());
     assert_eq!((text(&all[0]["pid"]), text(&all[0]["name"])), ("1".to_owned(), "init".to_owned()));
+
+    let groups: BTreeSet<String> = told(console, "G").iter().map(|&line| line.to_owned()).collect();
+    assert!(groups.iter().any(|line| line.ends_with(" 0::/outer/inner")), "{groups:?}");
+    assert!(groups.iter().any(|line| line.ends_with(":name=mine:/other")), "{groups:?}");
+    let found: BTreeSet<String> = all
+        .iter()
+        .filter(|row| row["name"] == "sleep")
+        .flat_map(|row| {
+            row["control_groups"].as_array().unwrap().iter().map(|group| {
+                let name = text(&group["name"]);
+                let name = if name.is_empty() { name } else { format!("name={name}") };
+                format!("{} {}:{name}:{}", row["pid"], group["hierarchy"], text(&group["path"]))
+            })
+        })
+        .collect();
+    assert_eq!(found, groups);
 
     let files: BTreeSet<String> = told(console, "F").iter().map(|&line| line.to_owned()).collect();
     let pids: BTreeSet<&str> = files.iter().map(|line| line.split(' ').next().unwrap()).collect();

@@ -31,12 +31,16 @@ fn what_would_be_lost_keeps_a_service_where_it_is_and_it_survives_two_deaths() {
     up.say("failover");
     let stays = up.expect_failure();
     assert!(stays.contains("stays where it is") && stays.contains("hung up"), "{stays}");
+    let confined = "control group /confined";
+    assert!(stays.contains(confined), "{stays}");
     up.say("status");
     let status = up.expect("status");
     assert_eq!(status["status"]["failovers"], 0, "{status}");
-    for crash in ["crash oops", "crash hang"] {
+    for (crash, is_confined) in [("crash oops", true), ("crash hang", false)] {
         up.say(crash);
         let survived = up.expect("survived");
+        let remarks = survived["failover"]["summary"]["remarks"].to_string();
+        assert_eq!(remarks.contains(confined), is_confined, "{survived}");
         assert!(survived["failover"]["summary"]["processes"].as_u64().unwrap() >= 4, "{survived}");
         assert_eq!(up.verdict(), "right");
         up.expect("renewed");

@@ -46,6 +46,7 @@
 mod cache;
 mod confinement;
 mod content;
+mod control_group;
 mod error;
 mod ext4;
 mod file;
@@ -88,6 +89,7 @@ mod xattr;
 
 pub use cache::{Buffer, CachedPage, Pages};
 pub use confinement::{Seccomp, SeccompFilter};
+pub use control_group::ControlGroup;
 pub use error::{Error, Problem, Result, Walk};
 pub use ext4::{Ext4, Ext4File, Extent, Name, ReadBlock};
 pub use file::{Descriptor, FileKind, OpenFile, Path};

@@ -48,6 +48,7 @@ const TYPES: &[TableEntry] = &[
             ("thread.fsindex", 212, 2),
             ("thread.gsindex", 214, 2),
             ("thread.fpu.fpstate", 216, 8),
+            ("cgroups", 232, 8),
         ],
     ),
     ("fpstate", 1024, &[("size", 0, 4), ("regs", 64, 960)]),
@@ -259,6 +260,11 @@ const TYPES: &[TableEntry] = &[
     ),
     ("iovec", 16, &[("iov_base", 0, 8), ("iov_len", 8, 8)]),
     ("kiocb", 48, &[("ki_filp", 0, 8), ("ki_pos", 8, 8), ("ki_complete", 16, 8)]),
+    ("css_set", 32, &[("cgrp_links", 0, 16)]),
+    ("cgrp_cset_link", 32, &[("cgrp", 0, 8), ("cgrp_link", 8, 16)]),
+    ("cgroup", 32, &[("kn", 0, 8), ("root", 8, 8)]),
+    ("cgroup_root", 32, &[("hierarchy_id", 0, 4), ("subsys_mask", 4, 4), ("name", 8, 16)]),
+    ("kernfs_node", 32, &[("parent", 0, 8), ("name", 8, 8)]),
     ("hlist_node", 16, &[("next", 0, 8), ("pprev", 8, 8)]),
 ];
 
@@ -369,6 +375,34 @@ impl Maker {
         task
     }
 
+    /// Puts a task into one group of each of these hierarchies: a number, a name, and the names of the groups from the
+    /// root's on.
+    pub(crate) fn control_groups(&mut self, task: u64, hierarchies: &[(u64, &str, &[&str])]) {
+        let set = self.make("css_set");
+        self.set(task, "task_struct", "cgroups", set);
+        let mut ring = vec![self.at(set, "css_set", "cgrp_links")];
+        for (number, name, groups) in hierarchies {
+            let (link, group, root) =
+                (self.make("cgrp_cset_link"), self.make("cgroup"), self.make("cgroup_root"));
+            let mut directory = self.make("kernfs_node");
+            for name in *groups {
+                let inner = self.make("kernfs_node");
+                let text = self.text(name);
+                self.set(inner, "kernfs_node", "name", text);
+                self.set(inner, "kernfs_node", "parent", directory);
+                directory = inner;
+            }
+            self.set(root, "cgroup_root", "hierarchy_id", *number);
+            self.set(root, "cgroup_root", "subsys_mask", 5);
+            self.write(self.at(root, "cgroup_root", "name"), name.as_bytes());
+            self.set(group, "cgroup", "kn", directory);
+            self.set(group, "cgroup", "root", root);
+            self.set(link, "cgrp_cset_link", "cgrp", group);
+            ring.push(self.at(link, "cgrp_cset_link", "cgrp_link"));
+        }
+        self.ring(&ring);
+    }
+
     /// A mapping's structure.
     pub(crate) fn mapping(&mut self, space: u64, start: u64, end: u64, flags: u64, file: u64) -> u64 {
         let mapping = self.make("vm_area_struct");
@@ -416,6 +450,7 @@ impl Machine {
         m.ring(&tasks);
         m.ring(&[m.at(init, kind, "children"), m.at(process, kind, "sibling")]);
         m.symbols.push(("init_task", idle));
+        m.control_groups(process, &[(0, "", &["outer", "inner"]), (7, "batch", &[])]);
 
         // /data/file, on a file system that is mounted at /data.
         let system = m.make("file_system_type");
@@ -559,6 +594,7 @@ pub(crate) fn walk_all(kernel: &Kernel) -> usize {
         count += task.threads().found.len() + task.children().found.len();
         let _ = (task.credentials(), task.name(), task.state(), task.parent(), task.directories());
         let _ = (task.registers(), task.float_state(), task.executable(), task.ids(crate::IdKind::Session));
+        count += task.control_groups().found.len();
         for descriptor in task.descriptors().found {
             let file = descriptor.file;
             count += usize::from(file.path().is_ok());

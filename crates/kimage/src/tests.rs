@@ -5,7 +5,7 @@ use object::{Endianness, Object as _, ObjectSegment as _};
 use proptest::prelude::*;
 
 use crate::synthetic::{CODE, DATA, DIRECT, HUGE, Machine, Maker, SIZE, walk_all};
-use crate::{Entry, FileKind, IdKind, Layout, Leaf, PageOwner, State};
+use crate::{ControlGroup, Entry, FileKind, IdKind, Layout, Leaf, PageOwner, State};
 
 #[test]
 fn processes_are_found_with_their_names_numbers_and_owners() {
@@ -25,6 +25,23 @@ fn processes_are_found_with_their_names_numbers_and_owners() {
     let children = kernel.process(1).unwrap().children().found;
     assert_eq!(children.iter().map(|task| task.pid().unwrap()).collect::<Vec<_>>(), [7]);
     assert!(kernel.process(8).is_err());
+}
+
+#[test]
+fn control_groups_are_found_in_all_hierarchies() {
+    let machine = Machine::new();
+    let kernel = machine.kernel();
+    let walk = kernel.process(7).unwrap().control_groups();
+    assert!(walk.problems.is_empty(), "{:?}", walk.problems);
+    let group = |hierarchy, controllers, name: &str, path: &[u8]| ControlGroup {
+        hierarchy,
+        controllers,
+        name: name.to_owned(),
+        path: path.to_vec(),
+    };
+    assert_eq!(walk.found, [group(0, 0, "", b"/outer/inner"), group(7, 5, "batch", b"/")]);
+    let walk = kernel.process(1).unwrap().control_groups();
+    assert_eq!((walk.found.len(), walk.problems.len()), (0, 1), "one without any is told");
 }
 
 #[test]

@@ -87,6 +87,7 @@ pub(crate) fn look(service: &mut Service) {
         .iter()
         .map(|name| service.processes.first().and_then(|process| namespace(process, name)))
         .collect();
+    let given = given_groups(service.processes.first());
     let mut found = Vec::new();
     for process in &service.processes {
         let mut tell = |object: &str, verdict, why: String, way_out: &str| {
@@ -134,6 +135,11 @@ pub(crate) fn look(service: &mut Service) {
                 "run the service without swap, or lock its memory (mlockall)",
             );
         }
+        for group in groups(process).iter().filter(|group| !given.contains(group)) {
+            let path = group.splitn(3, ':').last().unwrap_or_default();
+            let why = format!("it is in the control group {path}");
+            tell("control group", Verdict::Lost, why, "limit it by setrlimit(2)");
+        }
         if policy(process) == Some(DEADLINE) {
             let why = "a deadline is its scheduling class".to_owned();
             tell("scheduling", Verdict::Lost, why, "use SCHED_FIFO or SCHED_RR");
@@ -157,6 +163,21 @@ pub(crate) fn look(service: &mut Service) {
     for (pid, object, verdict, why, way_out) in found {
         service.find(pid, object, verdict, why, way_out);
     }
+}
+
+/// The lines of `/proc/PID/cgroup`, cgroups(7).
+fn groups(process: &Process) -> Vec<String> {
+    process.text("cgroup").lines().map(str::to_owned).collect()
+}
+
+/// The groups that a service has not chosen itself: the machine's own where process 1 is in no other, as in a guest; else
+/// those of its first process, which whoever started it has put it into.
+fn given_groups(first: Option<&Process>) -> Vec<String> {
+    let machine = Process::read(1).map(|init| groups(&init)).unwrap_or_default();
+    if !machine.is_empty() && machine.iter().all(|line| line.ends_with(":/")) {
+        return machine;
+    }
+    first.map(groups).unwrap_or_default()
 }
 
 /// Whether its program is an ELF file of class 32.

@@ -9,6 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::read;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use rustix::mount::MountFlags;
 use rustix::pty::OpenptFlags;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
@@ -158,7 +160,7 @@ impl Held {
                 std::thread::sleep(Duration::from_millis(5));
             },
             -1 => bail!("cannot fork: {}", std::io::Error::last_os_error()),
-            _ => {}
+            child => confine(child).context("cannot put a child into a control group")?,
         }
 
         let path = "/tmp/nameless";
@@ -252,6 +254,15 @@ impl Held {
         ensure!(DISAGREED.load(Ordering::Relaxed) == 0, "vector registers have changed");
         Ok(())
     }
+}
+
+/// Puts a process into a control group of its own, which cannot be carried over.
+fn confine(child: i32) -> Result<()> {
+    let hierarchy = Path::new("/tmp/groups");
+    fs::create_dir(hierarchy)?;
+    rustix::mount::mount("groups", hierarchy, "cgroup2", MountFlags::empty(), None)?;
+    fs::create_dir(hierarchy.join("confined"))?;
+    Ok(fs::write(hierarchy.join("confined/cgroup.procs"), child.to_string())?)
 }
 
 /// A timer that sends a signal thirty times a second.

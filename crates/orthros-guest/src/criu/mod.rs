@@ -342,6 +342,12 @@ fn write_process<'k>(
             .summary
             .lose(format!("process {pid}: what it would give back to semaphores at its end is not"));
     }
+    for group in process.control_groups().found.iter().filter(|group| group.path != b"/") {
+        let path = String::from_utf8_lossy(&group.path);
+        let remark =
+            format!("process {pid} is in the control group {path} no more, and its limits hold no more");
+        context.summary.lose(remark);
+    }
     context.answers = Answers::of(process)?;
     let mut tids = Vec::new();
     let mut after = Vec::new();
