@@ -1,6 +1,7 @@
-//! The distribution's nginx serving TLS, its private keys in its memory or in a vault, and clients that ask it once per
+//! The distribution's nginx serving TLS, its private keys in its memory or elsewhere, and clients that ask it once per
 //! session.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -29,6 +30,18 @@ pub const KEYS: [(&str, &[&str]); 3] = [
     ("p256", &["EC", "-pkeyopt", "ec_paramgen_curve:P-256"]),
 ];
 
+/// Where an nginx signs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signs {
+    /// In its workers, as it was made.
+    Itself,
+    /// In a vault.
+    InVault,
+    /// In a child of each worker, which has nothing to do but this (`bench/rivals/forked_signer.c`): the least that another
+    /// process can cost.
+    InChild,
+}
+
 /// An nginx, which ends with this object.
 pub struct Server {
     folder: TempDir,
@@ -42,23 +55,23 @@ impl Server {
     ///
     /// # Errors
     /// [`Skipped`] where nginx is not installed; where it does not come up.
-    pub fn start(in_vault: bool, cpu: Option<usize>) -> Result<Self> {
+    pub fn start(signs: Signs, cpu: Option<usize>) -> Result<Self> {
+        program()?;
         let folder = tempfile::tempdir().context("making a folder for a server")?;
-        let module = if in_vault { Some(build_provider(folder.path())?) } else { None };
         let mut client = SslContext::builder(SslMethod::tls_client())?;
         client.set_verify(SslVerifyMode::NONE);
         let mut server = Self { folder, client: client.build(), ports: Vec::new(), cpu };
         let mut blocks = String::new();
         for (name, algorithm) in KEYS {
             let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-            let (key, certificate) = server.make_key(name, algorithm, in_vault)?;
+            let (key, certificate) = server.make_key(name, algorithm, signs == Signs::InVault)?;
             blocks += &format!(
                 "server {{ listen 127.0.0.1:{port} ssl; ssl_certificate {certificate}; ssl_certificate_key {key};\n\
                  location / {{ return 200 \"served\\n\"; }} }}\n"
             );
             server.ports.push((name, port));
         }
-        server.launch(&blocks, module.as_deref())?;
+        server.launch(&blocks, signs)?;
         Ok(server)
     }
 
@@ -81,7 +94,7 @@ impl Server {
         Ok((reference, certificate))
     }
 
-    fn launch(&self, blocks: &str, module: Option<&Path>) -> Result<()> {
+    fn launch(&self, blocks: &str, signs: Signs) -> Result<()> {
         let at = self.folder.path().display();
         let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
         let temporary = temporary.map(|name| format!("{name}_temp_path {at}/{name};")).concat();
@@ -93,11 +106,18 @@ impl Server {
         fs::write(self.path("nginx.conf"), text)?;
         let mut command = plain(program()?);
         command.args(["-p", &at.to_string(), "-c", &self.path("nginx.conf"), "-e", &self.path("error.log")]);
-        if let Some(module) = module {
-            let orrery = machine::program_folder()?.join("orrery");
-            let configuration = run(plain(orrery).args(["vault", "conf", "--module"]).arg(module))?;
-            fs::write(self.path("openssl.cnf"), configuration)?;
-            command.env("OPENSSL_CONF", self.path("openssl.cnf"));
+        match signs {
+            Signs::Itself => {}
+            Signs::InVault => {
+                let module = build_provider(self.folder.path())?;
+                let orrery = machine::program_folder()?.join("orrery");
+                let configuration = run(plain(orrery).args(["vault", "conf", "--module"]).arg(module))?;
+                fs::write(self.path("openssl.cnf"), configuration)?;
+                command.env("OPENSSL_CONF", self.path("openssl.cnf"));
+            }
+            Signs::InChild => {
+                command.env("LD_PRELOAD", build_signer(self.folder.path())?);
+            }
         }
         run(&mut command)?;
         let begin = Instant::now();
@@ -119,11 +139,11 @@ impl Server {
         Ok(fs::read_to_string(self.path("pid")).context("looking for nginx")?.trim().parse()?)
     }
 
-    /// Master, workers and vault.
+    /// Master, workers, what these have forked, and the vault.
     fn processes(&self) -> Result<Vec<u32>> {
-        let master = self.master()?;
         let vault = self.folder.path().join("orrery-vault");
-        let mut all = vec![master];
+        let mut ours = HashSet::from([self.master()?]);
+        let mut others = Vec::new();
         for entry in fs::read_dir("/proc").context("listing processes")? {
             let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
                 continue;
@@ -131,12 +151,25 @@ impl Server {
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
             let parent =
                 status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse::<u32>().ok());
-            let ours = fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == vault);
-            if ours || parent == Some(master) {
-                all.push(pid);
+            if fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == vault) {
+                ours.insert(pid);
+            } else if let Some(parent) = parent {
+                others.push((pid, parent));
             }
         }
-        Ok(all)
+        loop {
+            let known = ours.len();
+            ours.extend(
+                others
+                    .iter()
+                    .filter(|(_, parent)| ours.contains(parent))
+                    .map(|(pid, _)| *pid)
+                    .collect::<Vec<_>>(),
+            );
+            if ours.len() == known {
+                return Ok(ours.into_iter().collect());
+            }
+        }
     }
 
     /// How long these have run, all threads together.
@@ -242,7 +275,6 @@ fn program() -> Result<PathBuf> {
 
 /// The provider with its vault, built with the C library that lies beside this program.
 fn build_provider(folder: &Path) -> Result<PathBuf> {
-    program()?;
     let library = machine::program_folder()?.join("liborrery.a");
     ensure!(library.exists(), "there is no {} (cargo build --release -p orrery-capi)", library.display());
     let mut make = plain("make");
@@ -250,4 +282,14 @@ fn build_provider(folder: &Path) -> Result<PathBuf> {
     make.arg(format!("OUT={}", folder.display())).arg(format!("LIBORRERY={}", library.display()));
     run(&mut make)?;
     Ok(folder.join("orrery.so"))
+}
+
+/// What has a server's signatures made by a child.
+fn build_signer(folder: &Path) -> Result<PathBuf> {
+    let signer = folder.join("forked_signer.so");
+    let mut cc = plain("cc");
+    cc.args(["-std=gnu11", "-O2", "-shared", "-fPIC", "-o"]).arg(&signer);
+    cc.arg(machine::source_root().join("bench/rivals/forked_signer.c")).arg("-ldl");
+    run(&mut cc)?;
+    Ok(signer)
 }
