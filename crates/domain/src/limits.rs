@@ -77,23 +77,31 @@ pub(crate) struct Bounds {
     pub(crate) group: Group,
     pub(crate) enforcement: Enforcement,
     rlimits: Vec<(Resource, u64)>,
+    /// What stands in for a group's bound on memory.
+    data: Option<Data>,
     nice: Option<i32>,
+}
+
+/// A bound on private writable address space (RLIMIT_DATA).
+#[derive(Clone, Copy, Debug)]
+struct Data {
+    /// What the domain may have of its own.
+    own: u64,
+    /// What else its body maps: [`crate::Settings::viewed`].
+    viewed: u64,
 }
 
 impl Limits {
     /// Makes the groups for domain `name`, of this niceness, and decides what stands in for those that cannot be made.
-    pub(crate) fn prepare(&self, name: &str, nice: Option<i32>) -> Result<Bounds> {
+    /// `viewed` is [`crate::Settings::viewed`].
+    pub(crate) fn prepare(&self, name: &str, nice: Option<i32>, viewed: u64) -> Result<Bounds> {
         self.check()?;
         let mut bounds = Bounds::default();
         let mut group = Group::new(name);
         let memory = self.memory.map(|bytes| {
             let means = group.limit_memory(bytes);
             if means == Means::None {
-                // Data that is there at the fork counts too, and is the program's own.
-                let inherited = orrery_sys::process::Statm::open()
-                    .and_then(|statm| statm.read())
-                    .map_or(0, |sizes| (sizes.data * orrery_sys::PAGE) as u64);
-                bounds.rlimits.push((Resource::Data, inherited.saturating_add(bytes)));
+                bounds.data = Some(Data { own: bytes, viewed });
                 return Means::ProcessLimit;
             }
             means
@@ -156,10 +164,16 @@ impl Bounds {
     /// Sets the process limits of the calling process. Async-signal-safe.
     pub(crate) fn set_process_limits(&self) -> core::result::Result<(), rustix::io::Errno> {
         for &(resource, most) in &self.rlimits {
-            let now = rustix::process::getrlimit(resource);
-            let most = now.maximum.map_or(most, |maximum| most.min(maximum));
             // The soft limit of processor time warns with SIGXCPU, which ends a process as well.
-            rustix::process::setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
+            set(resource, most, most)?;
+        }
+        if let Some(Data { own, viewed }) = self.data {
+            // What came along at the fork counts too, and is the program's own.
+            let inherited = orrery_sys::process::Statm::open()
+                .and_then(|statm| statm.read())
+                .map_or(0, |sizes| (sizes.data * orrery_sys::PAGE) as u64);
+            let most = inherited.saturating_add(viewed).saturating_add(own);
+            set(Resource::Data, most, most.saturating_add(viewed))?;
         }
         Ok(())
     }
@@ -168,6 +182,13 @@ impl Bounds {
     pub(crate) fn nice(&self) -> Option<i32> {
         self.nice
     }
+}
+
+/// Sets a soft and a hard limit, or what the process' own hard limit allows of them.
+fn set(resource: Resource, soft: u64, hard: u64) -> core::result::Result<(), rustix::io::Errno> {
+    let maximum = rustix::process::getrlimit(resource).maximum;
+    let allowed = |most: u64| Some(maximum.map_or(most, |maximum| most.min(maximum)));
+    rustix::process::setrlimit(resource, Rlimit { current: allowed(soft), maximum: allowed(hard) })
 }
 
 #[cfg(test)]
@@ -182,7 +203,7 @@ mod tests {
             Limits { processes: Some(0), ..Limits::default() },
             Limits { cpu_time: Some(Duration::ZERO), ..Limits::default() },
         ] {
-            assert!(matches!(limits.prepare("x", None), Err(Error::Setting { .. })), "{limits:?}");
+            assert!(matches!(limits.prepare("x", None, 0), Err(Error::Setting { .. })), "{limits:?}");
         }
     }
 
@@ -190,9 +211,9 @@ mod tests {
     fn every_bound_is_held_by_something() {
         let limits =
             Limits { memory: Some(64 << 20), cpu_percent: Some(50), processes: Some(4), ..Limits::default() };
-        let bounds = limits.prepare("unit", None).unwrap();
+        let bounds = limits.prepare("unit", None, 0).unwrap();
         let held = bounds.enforcement;
         assert!(![held.memory, held.cpu, held.processes].contains(&Means::None), "{held:?}");
-        assert_eq!(Limits::default().prepare("none", None).unwrap().enforcement, Enforcement::default());
+        assert_eq!(Limits::default().prepare("none", None, 0).unwrap().enforcement, Enforcement::default());
     }
 }

@@ -66,6 +66,10 @@ pub struct Settings {
     pub scheduling: Scheduling,
     /// What it may use.
     pub limits: Limits,
+    /// How many bytes of address space the body maps, privately and writable, to see memory of others: a bound on memory
+    /// that a process limit holds allows for them. For as much again, mapped later, the body may raise the soft limit
+    /// (RLIMIT_DATA).
+    pub viewed: u64,
     /// Whether a dead instance can be followed by another: costs a parked process.
     pub restartable: bool,
     /// Who reaps it. Restartable domains are always reaped by the library.
@@ -149,7 +153,7 @@ impl Domain {
         body: Body,
         by: ForkBy<'_>,
     ) -> Result<Self> {
-        let bounds = settings.limits.prepare(&settings.name, settings.scheduling.nice)?;
+        let bounds = settings.limits.prepare(&settings.name, settings.scheduling.nice, settings.viewed)?;
         let scheduling = settings.scheduling.prepare(bounds.nice())?;
         let main = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
             .map(descriptors::raise)

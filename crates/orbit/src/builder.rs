@@ -287,6 +287,7 @@ impl Builder {
         };
         let mut settings = self.settings;
         settings.name.clone_from(&self.name);
+        settings.viewed = mirror.viewed() as u64;
         settings.restartable = History::restartable(self.restart);
         if let Placement::Cpu(cpu) = self.placement {
             settings.scheduling.cpus = Some(vec![cpu]);

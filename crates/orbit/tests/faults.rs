@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use common::{area, childless, crash, ends, number, number_on_its_page, read};
 use orrery_orbit::{
-    Area, Backoff, Builder, Call, Error, Fault, Future, Life, Limits, Means, Orbit, Record, Restart, Scratch,
-    Task,
+    Area, AreaOptions, Backoff, Builder, Call, Error, Fault, Future, Life, Limits, Means, Orbit, Record,
+    Restart, Scratch, Task,
 };
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::process::{Pid, Signal, kill_process};
 
 orrery_testing::cases![
@@ -26,6 +27,7 @@ orrery_testing::cases![
     a_call_may_have_its_own_limit,
     a_limit_that_is_kept_harms_nothing,
     too_much_memory_is_told,
+    what_a_task_sees_is_not_memory_of_its_own,
     too_much_processor_time_is_told,
     an_outside_kill_is_told,
     a_kill_while_idle_is_told,
@@ -219,6 +221,59 @@ fn too_much_memory_is_told() {
             }
         }
         assert_eq!(orbit.call(&obeying(&[6])), Ok(6));
+    }
+}
+
+/// How many MiB the task gets.
+fn grab(_: &mut Task<'_>) -> i64 {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: fresh mappings at addresses of the kernel's choice take nothing from anybody.
+    let grab = || unsafe { mmap_anonymous(std::ptr::null_mut(), 1 << 20, access, MapFlags::PRIVATE) };
+    let got: Vec<_> = std::iter::from_fn(|| grab().ok()).take(1 << 20).collect();
+    for &start in &got {
+        // SAFETY: mapped above.
+        unsafe { munmap(start, 1 << 20) }.unwrap();
+    }
+    i64::try_from(got.len()).unwrap()
+}
+
+/// A user who may make no groups.
+fn become_nobody() {
+    let nobody = 65_534;
+    // SAFETY: takes numbers; the process is this case's own.
+    let _ = unsafe { libc::setresuid(nobody, nobody, nobody) };
+    assert_ne!(rustix::process::geteuid().as_raw(), 0);
+    // The change of users closed the process' own files in /proc to it.
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable).unwrap();
+}
+
+fn what_a_task_sees_is_not_memory_of_its_own() {
+    become_nobody();
+    let large = area();
+    large.allocate(core::alloc::Layout::new::<[u8; 64 << 20]>()).unwrap();
+    let mut limits = Limits::default();
+    limits.memory = Some(48 << 20);
+    let orbit = restarting(Orbit::builder("hungry").limits(limits)).entry(read).create().unwrap();
+    if orbit.enforcement().unwrap().memory != Means::ProcessLimit {
+        orrery_testing::skipped!("the process limit: this user may make groups");
+        return;
+    }
+    let mut options = AreaOptions::default();
+    options.capacity = 1 << 30;
+    let gets = || orbit.call(&Call::new().function(grab)).unwrap();
+    for round in 0..12_u8 {
+        assert!((40..=48).contains(&gets()), "{}", gets());
+        // An area that is made later, where there was none, or another.
+        options.address = Some(0x2000_0000_0000 + (usize::from(round % 2) << 32));
+        let elsewhere = Area::new(0, &options).unwrap();
+        let number = number(&elsewhere);
+        number.set(round.into());
+        let areas = [&elsewhere, &large];
+        assert_eq!(orbit.call(&Call::new().areas(&areas).arguments(&number.address())), Ok(round.into()));
+        assert!((40..=48).contains(&gets()), "{}", gets());
+        if round % 4 == 3 {
+            fault(orbit.call(&Call::new().function(eat)));
+        }
     }
 }
 

@@ -229,6 +229,11 @@ impl Mirror {
         [self.0.file.as_fd(), self.0.frames_to_read.as_fd()]
     }
 
+    /// How many bytes of address space [`super::View::attach`] maps: privately and writable, so RLIMIT_DATA counts them.
+    pub fn viewed(&self) -> usize {
+        self.0.arena.len()
+    }
+
     pub(super) fn arena(&self) -> &'static Arena {
         self.0.arena
     }

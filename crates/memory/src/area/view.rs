@@ -10,9 +10,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use orrery_sys::descriptors::raise;
 use orrery_sys::pagemap::{Categories, Pagemap, Query, Run, ScanFlags};
+use orrery_sys::process::Statm;
 use orrery_sys::{PAGE, PageRange};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Error;
 use super::arena::become_orbit;
@@ -243,7 +245,7 @@ impl View {
             if *known != Some(found) && found.len > 0 {
                 let Outsider { start, offset, len } = found;
                 // SAFETY: main has an area there, so nothing that this process took over from main is in the way.
-                unsafe { map(&self.mirror, start, offset, len) }
+                beside_the_limit(len, || unsafe { map(&self.mirror, start, offset, len) })
                     .map_err(|errno| Error::Memory { bytes: len, errno })?;
                 *known = Some(found);
             }
@@ -269,6 +271,28 @@ unsafe fn map(mirror: &OwnedFd, start: usize, offset: usize, len: usize) -> rust
     // SAFETY: the caller's promise.
     unsafe { mmap(without_provenance_mut(start), len, access, flags, mirror, offset as u64) }
         .map(leave_out_of_dumps(len))
+}
+
+/// Raises the soft RLIMIT_DATA by what `map` adds to the process' data, at most `bytes`, so that what a task may have of
+/// its own stays as it was. Where the hard limit is in the way, the mapping takes of that.
+fn beside_the_limit<R>(bytes: usize, map: impl FnOnce() -> R) -> R {
+    let Rlimit { current: Some(soft), maximum } = getrlimit(Resource::Data) else {
+        return map();
+    };
+    let allow = |more: usize| {
+        let most = soft.saturating_add(more as u64);
+        let current = Some(maximum.map_or(most, |hard| most.min(hard)));
+        let _ = setrlimit(Resource::Data, Rlimit { current, maximum });
+    };
+    let data = || Some(Statm::open().ok()?.read().ok()?.data * PAGE);
+    let before = data();
+    allow(bytes);
+    let mapped = map();
+    // It may have replaced what was mapped before.
+    if let (Some(before), Some(after)) = (before, data()) {
+        allow(after.saturating_sub(before).min(bytes));
+    }
+    mapped
 }
 
 /// Keeps a mapping out of core dumps: a dump would fill the holes of its file, up to the size of the arena.
