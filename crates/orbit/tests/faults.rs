@@ -28,6 +28,7 @@ orrery_testing::cases![
     a_limit_that_is_kept_harms_nothing,
     too_much_memory_is_told,
     what_a_task_sees_is_not_memory_of_its_own,
+    a_limit_on_data_leaves_room_for_orbits,
     too_much_processor_time_is_told,
     an_outside_kill_is_told,
     a_kill_while_idle_is_told,
@@ -275,6 +276,17 @@ fn what_a_task_sees_is_not_memory_of_its_own() {
             fault(orbit.call(&Call::new().function(eat)));
         }
     }
+}
+
+fn a_limit_on_data_leaves_room_for_orbits() {
+    let most = Some(4 << 30);
+    let resource = rustix::process::Resource::Data;
+    rustix::process::setrlimit(resource, rustix::process::Rlimit { current: most, maximum: most }).unwrap();
+    let area = area();
+    let number = number(&area);
+    number.set(5);
+    let orbit = orbit(read);
+    assert_eq!(orbit.call(&Call::new().areas(&[&area]).arguments(&number.address())), Ok(5));
 }
 
 fn too_much_processor_time_is_told() {

@@ -27,7 +27,7 @@ const LARGEST: usize = 256 << 30;
 const SMALLEST: usize = 256 << 20;
 /// Where it is put if nothing is there: far from executables (below) and libraries, stacks and heaps (above).
 const PLACE: usize = 0x6000_0000_0000;
-/// An arena takes at most this part of an address-space or file-size limit, as every orbit wants its size again.
+/// An arena takes at most this part of a limit on address space, data or file size, as every orbit wants its size again.
 const PART_OF_LIMIT: u64 = 8;
 
 /// The process-wide reservation in which areas lie.
@@ -149,7 +149,7 @@ pub(super) fn only_in_main(operation: &'static str) -> Result<(), Error> {
 /// Reserves the arena, at [`PLACE`] and as large as may be.
 fn reserve() -> Result<PageRange, Error> {
     let limit = |resource| getrlimit(resource).current.map_or(u64::MAX, |bytes| bytes / PART_OF_LIMIT);
-    let allowed = limit(Resource::As).min(limit(Resource::Fsize));
+    let allowed = [Resource::As, Resource::Data, Resource::Fsize].map(limit).into_iter().min().unwrap_or(0);
     let mut size = LARGEST;
     let mut errno = Errno::NOMEM;
     while size >= SMALLEST {
