@@ -266,11 +266,11 @@ fn state_of(pid: Pid) -> Option<char> {
     text.rsplit(')').next()?.trim_start().chars().next()
 }
 
-/// Whose pidfd it is, as the kernel says.
+/// Whose pidfd it is, as the kernel says; nobody's (-1) once the process is buried.
 pub(crate) fn pid_of(pidfd: BorrowedFd<'_>) -> Option<Pid> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;
-    Pid::from_raw(line.trim().parse().ok()?)
+    Pid::from_raw(line.trim().parse::<i32>().ok()?.max(0))
 }
 
 /// Copies an argument's memory of our own.
@@ -285,4 +285,21 @@ fn store(address: u64, bytes: &[u8]) -> Result<()> {
 
 fn failed(address: u64, errno: Errno) -> Error {
     Error::system("copy a call's arguments", usize::try_from(address).unwrap_or(usize::MAX), errno)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{PidfdFlags, pidfd_open};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn the_buried_have_no_number() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        assert_eq!(pid_of(pidfd.as_fd()), Some(pid));
+        child.wait().unwrap();
+        assert_eq!(pid_of(pidfd.as_fd()), None);
+    }
 }
