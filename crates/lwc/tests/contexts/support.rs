@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::ffi::c_void;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use rustix::process::{
-    DumpableBehavior, Pid, PidfdFlags, PidfdGetfdFlags, Signal, WaitOptions, geteuid, kill_process,
-    pidfd_getfd, pidfd_open, set_dumpable_behavior, waitpid,
+    DumpableBehavior, Pid, PidfdFlags, PidfdGetfdFlags, Signal, WaitOptions, geteuid, getpid, kill_process,
+    pidfd_getfd, pidfd_open, set_child_subreaper, set_dumpable_behavior, wait, waitpid,
 };
 
 use crate::pages::anonymous;
@@ -67,6 +67,50 @@ pub(crate) fn in_child(root: impl FnOnce()) -> i32 {
         }
         pid => status_of(pid),
     }
+}
+
+/// When those are buried who have lost their parents.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Burial {
+    /// As soon as they are dead: the kernel tells of them no more, but their pidfds do (Linux 6.15).
+    AtOnce,
+    /// When the program is gone: until then they are listed, for those who may look into them.
+    Late,
+}
+
+/// Runs `root` like [`in_child`], where orphans go to this process and not to init, of whose habits nothing is known. All
+/// of them end.
+pub(crate) fn with_orphans(buried: Burial, root: impl FnOnce()) {
+    set_child_subreaper(Some(getpid())).unwrap();
+    let pid = match plain_fork() {
+        0 => {
+            root();
+            end(0)
+        }
+        pid => pid,
+    };
+    let status = loop {
+        if buried == Burial::Late {
+            break status_of(pid);
+        }
+        let (ended, status) = wait(WaitOptions::empty()).unwrap().unwrap();
+        if ended.as_raw_pid() == pid {
+            break status.as_raw();
+        }
+    };
+    assert_eq!(status, 0);
+    while wait(WaitOptions::empty()).is_ok() {}
+}
+
+/// Whether pidfds know how a process ended that was buried (Linux 6.15).
+pub(crate) fn pidfds_remember() -> bool {
+    let pid = plain_fork();
+    if pid == 0 {
+        end(3);
+    }
+    let pidfd = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
+    reap(pid);
+    orrery_domain::process::end_of(pidfd.as_fd()) == orrery_domain::End::Exited { status: 3 }
 }
 
 /// Runs `child` in a program that is forked with its contexts; gives its process.
