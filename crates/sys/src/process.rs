@@ -121,6 +121,42 @@ pub fn for_each_descriptor(mut each: impl FnMut(i32)) -> Result<()> {
     })
 }
 
+/// `/proc/self/fd`, kept open, which counts what it lists (Linux 6.2).
+#[derive(Debug)]
+pub struct Descriptors {
+    fd: OwnedFd,
+    /// Device and inode.
+    identity: (u64, u64),
+    counts: bool,
+}
+
+impl Descriptors {
+    /// Opens the calling process' directory of descriptors; a forked child must open its own.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub fn open() -> Result<Self> {
+        let fd = raise(open(c"/proc/self/fd", OFlags::DIRECTORY)?);
+        let found = rustix::fs::fstat(&fd).map_err(|e| Error::new("fstat /proc/self/fd", 0, e))?;
+        let mut this = Self { fd, identity: (found.st_dev, found.st_ino), counts: true };
+        // Other threads may come in between.
+        this.counts = (0..8).any(|_| {
+            let before = this.count();
+            let _one_more = rustix::io::fcntl_dupfd_cloexec(&this.fd, 0);
+            before.is_some_and(|before| this.count() == Some(before + 1))
+        });
+        Ok(this)
+    }
+
+    /// How many descriptors are open, this one included: one system call. None where the kernel does not tell, or the
+    /// descriptor was closed and its number is another file's.
+    pub fn count(&self) -> Option<usize> {
+        let found = rustix::fs::fstat(&self.fd).ok()?;
+        let same = self.identity == (found.st_dev, found.st_ino);
+        usize::try_from(found.st_size).ok().filter(|_| same && self.counts)
+    }
+}
+
 /// `/proc/self/task/TID/children`, kept open: the child processes that one thread started or was given.
 #[derive(Debug)]
 pub struct Children {
@@ -281,6 +317,46 @@ mod tests {
         let mut listed = Vec::new();
         for_each_descriptor(|fd| listed.push(fd)).unwrap();
         assert!(listed.contains(&file.as_raw_fd()) && listed.contains(&0));
+    }
+
+    #[test]
+    fn descriptors_are_counted() {
+        use std::os::fd::AsRawFd;
+        const WRONG: i32 = 1;
+        const NOT_TOLD: i32 = 2;
+        // In a process that has no other thread.
+        // SAFETY: the child ends without running anything of the test's process.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let right = || {
+                let descriptors = Descriptors::open().ok()?;
+                if !descriptors.counts {
+                    return Some(NOT_TOLD);
+                }
+                let mut listed = 0;
+                for_each_descriptor(|_| listed += 1).ok()?;
+                let before = descriptors.count()?;
+                let more = [0; 3].map(|_| rustix::io::dup(&descriptors.fd));
+                let after = descriptors.count()?;
+                drop(more);
+                let other = open(c"/proc", OFlags::DIRECTORY).ok()?;
+                // SAFETY: the number is this process' alone, and stays open.
+                let number = unsafe { libc::dup2(other.as_raw_fd(), descriptors.fd.as_raw_fd()) };
+                let replaced = number >= 0 && descriptors.count().is_none();
+                Some(if before == listed && after == listed + 3 && replaced { 0 } else { WRONG })
+            };
+            let status = right().unwrap_or(WRONG);
+            // SAFETY: see above.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = 0;
+        // SAFETY: a plain wait for our own child.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert!(libc::WIFEXITED(status), "{status:#x}");
+        if libc::WEXITSTATUS(status) == NOT_TOLD {
+            return orrery_testing::skipped!("the kernel does not count descriptors");
+        }
+        assert_eq!(status, 0);
     }
 
     #[test]

@@ -248,10 +248,11 @@ impl Inner {
             own = state.descriptors.restore_own(&sources.keepers);
             threads_ended = threads.restore();
         }
+        let own_are_there = own.is_ok();
         note(own.map(|_| ()));
         note(state.family.restore(&sources.nursery, |pid| sources.keepers.owns(pid)));
         note(state.attributes.restore_limits());
-        note(state.descriptors.restore(&sources.keepers));
+        note(state.descriptors.restore(&sources.keepers, own_are_there));
         note(state.attributes.restore());
         if let Err(thread) = threads_ended {
             // Memory cannot be put back under a thread that runs.

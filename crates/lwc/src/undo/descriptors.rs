@@ -46,6 +46,8 @@ pub(crate) struct Keepers {
     own: HeapVec<i32>,
     /// Descriptors that states hold for themselves, sorted; a number is in it once for each holder.
     held: HeapVec<i32>,
+    /// Tells how many are open.
+    open: Option<process::Descriptors>,
 }
 
 impl Keepers {
@@ -57,6 +59,7 @@ impl Keepers {
             exempt: arena.vec(),
             own: arena.vec(),
             held: arena.vec(),
+            open: process::Descriptors::open().ok(),
         }
     }
 
@@ -232,8 +235,46 @@ impl Descriptors {
         Ok(in_place)
     }
 
-    /// Puts the table of the program back.
-    pub(crate) fn restore(&self, keepers: &Keepers) -> core::result::Result<(), Leftover> {
+    /// Puts the table of the program back; `own` says whether the engine's own descriptors are in place.
+    pub(crate) fn restore(&self, keepers: &Keepers, own: bool) -> core::result::Result<(), Leftover> {
+        let mut alone = own && self.may_be_alone(keepers);
+        if !alone {
+            self.close_others(keepers);
+        }
+        let mut outcome = Ok(());
+        let keeper = keepers.get(self.keeper);
+        for file in self.files.iter().filter(|file| keepers.exempt.binary_search(&file.fd).is_err()) {
+            let there = file.is_there(keeper);
+            if alone && !there {
+                // Another one may be open in its place, and stand in the way.
+                self.close_others(keepers);
+                alone = false;
+            }
+            if let Err(leftover) = file.restore(keeper, there) {
+                outcome = Err(leftover);
+            }
+        }
+        outcome
+    }
+
+    /// Whether no others are open, provided that all of the program's and the engine's are: as many are open as these,
+    /// and those of the rest that are. close_range(2) looks at each number up to the table's size, at 9 ns; this costs
+    /// as much as 40 of them.
+    fn may_be_alone(&self, keepers: &Keepers) -> bool {
+        let Keepers { exempt, own, held, open, .. } = keepers;
+        let is_in = |list: &[i32], fd: i32| list.binary_search(&fd).is_ok();
+        let is_file = |fd: i32| self.files.binary_search_by_key(&fd, |file| file.fd).is_ok();
+        let is_open = |fd: i32| rustix::io::fcntl_getfd(borrow(fd)).is_ok();
+        let files = self.files.iter().filter(|file| !is_in(exempt, file.fd)).count();
+        let own_only = own.iter().filter(|&&fd| !is_in(exempt, fd) && !is_file(fd)).count();
+        let held_only = held.chunk_by(|one, other| one == other).map(|same| same[0]);
+        let held_only = held_only.filter(|&fd| !is_in(exempt, fd) && !is_in(own, fd) && !is_file(fd));
+        let rest = held_only.chain(exempt.iter().copied()).filter(|&fd| is_open(fd)).count();
+        open.as_ref().and_then(process::Descriptors::count) == Some(files + own_only + rest)
+    }
+
+    /// Closes all that are neither the program's, nor the engine's, nor left alone.
+    fn close_others(&self, keepers: &Keepers) {
         let mut next = 0;
         let lists = [&keepers.exempt, &keepers.own, &keepers.held];
         // The lowest number from `next` on that stays.
@@ -248,27 +289,23 @@ impl Descriptors {
             next = stays + 1;
         }
         close_range(next, i32::MAX);
-        let mut outcome = Ok(());
-        let keeper = keepers.get(self.keeper);
-        for file in self.files.iter().filter(|file| keepers.exempt.binary_search(&file.fd).is_err()) {
-            if let Err(leftover) = file.restore(keeper) {
-                outcome = Err(leftover);
-            }
-        }
-        outcome
     }
 }
 
 impl File {
-    fn restore(&self, keeper: Option<&Keeper>) -> core::result::Result<(), Leftover> {
-        let file = self;
-        let lost = Leftover::Descriptor(file.fd);
-        let same = match keeper.map(|keeper| keeper.holds(file.fd)) {
+    /// Whether it is open, and still the same file as far as can be told.
+    fn is_there(&self, keeper: Option<&Keeper>) -> bool {
+        match keeper.map(|keeper| keeper.holds(self.fd)) {
             Some(Ok(same)) => same,
             // Closed, or the keeper is dead, or there is none: go by what shows.
-            _ => identity(file.fd) == Some(file.identity),
-        };
-        if !same {
+            _ => identity(self.fd) == Some(self.identity),
+        }
+    }
+
+    fn restore(&self, keeper: Option<&Keeper>, there: bool) -> core::result::Result<(), Leftover> {
+        let file = self;
+        let lost = Leftover::Descriptor(file.fd);
+        if !there {
             bring_back(file.fd, keeper)?;
         }
         let fd = borrow(file.fd);

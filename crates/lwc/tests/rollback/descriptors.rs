@@ -50,6 +50,42 @@ pub(crate) fn closing_everything_comes_back() {
     assert_eq!(&text, b"through");
 }
 
+/// Of no use is who only counts descriptors.
+pub(crate) fn as_many_others_do_not_stay() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut rollback = rollback();
+    rollback.exempt_descriptor(300).unwrap();
+    rollback.exempt_descriptor(301).unwrap();
+    // SAFETY: number 300 is nobody's.
+    unsafe { libc::dup2(0, 300) };
+    rollback.run(|| {}).unwrap();
+    let before = open_descriptors();
+    // Whoever closes one of these opens another: the program's, all of the engine's, one that is left alone.
+    let engines = || open_descriptors().into_iter().map(|(fd, _)| fd).filter(|fd| *fd >= 600).collect();
+    let victims: [Vec<i32>; 3] = [vec![reader.as_raw_fd(), writer.as_raw_fd()], engines(), vec![300]];
+    assert!(victims[1].len() > 2, "{victims:?}");
+    for victims in &victims {
+        rollback
+            // SAFETY: nothing uses the closed ones until they are back.
+            .run(|| unsafe {
+                for (victim, other) in victims.iter().zip(400..) {
+                    libc::dup2(0, other);
+                    libc::close(*victim);
+                }
+            })
+            .unwrap();
+        if victims[0] != 300 {
+            assert_eq!(open_descriptors(), before);
+        }
+    }
+    // What is left alone stays closed, or open.
+    let open = |which: i32| open_descriptors().iter().any(|(fd, _)| *fd == which);
+    assert!(!open(300) && !open(400));
+    // SAFETY: number 301 is nobody's.
+    rollback.run(|| unsafe { drop(Box::new([libc::dup2(0, 301), libc::dup2(0, 400)])) }).unwrap();
+    assert!(open(301) && !open(400));
+}
+
 pub(crate) fn offsets_come_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("numbers");

@@ -48,6 +48,7 @@ orrery_testing::cases![
     endings::a_signal_handler_may_abandon,
     descriptors::descriptors_come_back,
     descriptors::closing_everything_comes_back,
+    descriptors::as_many_others_do_not_stay,
     descriptors::offsets_come_back,
     descriptors::output_stays_written,
     descriptors::an_exempt_descriptor_stays,
