@@ -151,7 +151,6 @@ static void add_pending(struct orbit_future *future) {
     pthread_mutex_lock(&pending_mutex);
     *last = pending;
     last = &pending->next;
-    pthread_cond_signal(&pending_condition);
     pthread_mutex_unlock(&pending_mutex);
 }
 
@@ -309,6 +308,11 @@ void detector_search(struct transaction *transaction) {
         break;
     }
     report.searches_ns += now() - begin;
+}
+
+void detector_go(void) {
+    if (how == DETECT_ASYNC)
+        pthread_cond_signal(&pending_condition);
 }
 
 struct detector_report detector_stop(void) {

@@ -37,6 +37,9 @@ void detector_start(enum detect how, enum bug bug, uint64_t every);
 /* A transaction begins to wait; the mutex is held. */
 void detector_search(struct transaction *transaction);
 
+/* What of it needs no mutex. */
+void detector_go(void);
+
 /* Ends the detector: what it had found so far is in the report. */
 struct detector_report detector_stop(void);
 

@@ -3,6 +3,7 @@
 #include <err.h>
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -15,9 +16,11 @@ static struct transaction **transactions;
 static size_t slot_count;
 static unsigned timeout;
 static locks_waiting on_waiting;
+static locks_left on_left;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t *conditions;
+/* One for each slot. Who is woken looks for itself what for. */
+static sem_t *wake_ups;
 
 static void *take(size_t size) {
     void *memory = orbit_alloc(area, size);
@@ -26,23 +29,24 @@ static void *take(size_t size) {
     return memory;
 }
 
-void locks_init(size_t records, size_t slots, unsigned timeout_ms, locks_waiting waiting) {
+void locks_init(size_t records, size_t slots, unsigned timeout_ms, locks_waiting waiting, locks_left left) {
     area = orbit_area_create(4096);
     if (!area)
         errx(1, "cannot make an area: %s", orbit_error());
     locks = take(records * sizeof *locks);
     transactions = calloc(slots, sizeof *transactions);
-    conditions = calloc(slots, sizeof *conditions);
-    if (!transactions || !conditions)
+    wake_ups = calloc(slots, sizeof *wake_ups);
+    if (!transactions || !wake_ups)
         err(1, "%zu slots", slots);
     for (size_t i = 0; i < slots; i++) {
         transactions[i] = take(sizeof **transactions);
         transactions[i]->slot = i;
-        pthread_cond_init(&conditions[i], NULL);
+        sem_init(&wake_ups[i], 0, 0);
     }
     slot_count = slots;
     timeout = timeout_ms;
     on_waiting = waiting;
+    on_left = left;
 }
 
 struct orbit_area *locks_area(void) {
@@ -59,7 +63,7 @@ void locks_leave(void) { pthread_mutex_unlock(&mutex); }
 unsigned long locks_wake(size_t argc, unsigned long *argv) {
     if (argc != 1 || argv[0] >= slot_count)
         return 1;
-    pthread_cond_signal(&conditions[argv[0]]);
+    sem_post(&wake_ups[argv[0]]);
     return 0;
 }
 
@@ -83,7 +87,7 @@ static void remove_request(struct request *request) {
     for (struct request *other = request->lock->first; other; other = other->next) {
         if (!other->granted && grantable(other)) {
             other->granted = true;
-            pthread_cond_signal(&conditions[other->by->slot]);
+            sem_post(&wake_ups[other->by->slot]);
         }
     }
     orbit_free(area, request);
@@ -109,19 +113,22 @@ static struct timespec in(unsigned milliseconds) {
     return time;
 }
 
-/* With the mutex held. */
+/* With the mutex held, but for the waiting. */
 static enum result wait_for(struct request *request) {
     struct transaction *transaction = request->by;
     transaction->waits_for = request;
-    on_waiting(transaction);
     for (unsigned waited = 0; waited < timeout; waited += ASK_AGAIN_MS) {
+        on_waiting(transaction);
         struct timespec until = in(ASK_AGAIN_MS);
-        int error = 0;
-        while (!request->granted && !transaction->cancel && error != ETIMEDOUT)
-            error = pthread_cond_timedwait(&conditions[transaction->slot], &mutex, &until);
+        bool in_time = true;
+        while (!request->granted && !transaction->cancel && in_time) {
+            locks_leave();
+            on_left();
+            in_time = sem_timedwait(&wake_ups[transaction->slot], &until) == 0 || errno != ETIMEDOUT;
+            locks_enter();
+        }
         if (request->granted || transaction->cancel)
             break;
-        on_waiting(transaction);
     }
     transaction->waits_for = NULL;
     if (request->granted)

@@ -43,10 +43,14 @@ struct transaction {
 
 enum result { GRANTED, DEADLOCK, TIMEOUT };
 
-/* Who is asked, with the mutex held, when a request has to wait, and again while it does. */
+/*
+ * Who is asked, with the mutex held, when a request has to wait, and again while it does; and who is told after that,
+ * without the mutex.
+ */
 typedef void (*locks_waiting)(struct transaction *transaction);
+typedef void (*locks_left)(void);
 
-void locks_init(size_t records, size_t slots, unsigned timeout_ms, locks_waiting waiting);
+void locks_init(size_t records, size_t slots, unsigned timeout_ms, locks_waiting waiting, locks_left left);
 
 struct orbit_area *locks_area(void);
 struct transaction *locks_transaction(size_t slot);

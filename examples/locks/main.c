@@ -148,7 +148,7 @@ static void tell_of_detector(const struct detector_report *detector) {
 int main(int argc, char **argv) {
     read_options(argc, argv);
     bank_init(options.accounts, options.work);
-    locks_init(options.accounts, options.threads, (unsigned)options.timeout, detector_search);
+    locks_init(options.accounts, options.threads, (unsigned)options.timeout, detector_search, detector_go);
     detector_start(options.detect, options.bug, options.every);
 
     pthread_t *threads = calloc(options.threads, sizeof *threads);
