@@ -270,7 +270,7 @@ fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
     // One that falls silent leaves its QEMU as it was: it is missed because it does not answer.
     up.say("crash backup hang");
     let died = up.expect("backup died")["text"].as_str().unwrap().to_owned();
-    assert!(died.contains("guest4: it has not answered for 15 s"), "{died}");
+    assert!(died.contains("guest4: its processor 0 has been silent for 15 s"), "{died}");
     up.expect("renewed");
     let fourth = backup_of(&mut up);
     assert_ne!(third, fourth);
@@ -289,7 +289,7 @@ fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
     up.say("crash backup spin");
     up.say("crash panic");
     let again = up.expect("again")["text"].as_str().unwrap().to_owned();
-    assert!(again.contains("has not answered for 15 s"), "{again}");
+    assert!(again.contains("for 15 s"), "{again}");
     up.expect("survived");
     up.expect("renewed");
     let verdict = up.verdict();

@@ -8,6 +8,7 @@ mod pairs;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -66,6 +67,29 @@ busybox chmod 755 /run/orrery/end
 exec /usr/sbin/criu "$@" --action-script /run/orrery/end
 "##;
 
+/// Makes the disk that such a program counts on, and gives what puts the program into the image.
+fn counted_disk(folder: &Path, image: &Path, program: &str) -> String {
+    let criu = folder.join("criu");
+    std::fs::write(&criu, program).unwrap();
+    std::fs::set_permissions(&criu, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::File::create(image).unwrap().set_len(16 << 20).unwrap();
+    // Blocks of 1 KiB: the first one is nobody's.
+    assert!(Command::new("mkfs.ext4").args(["-q", "-b", "1024"]).arg(image).status().unwrap().success());
+    format!("{}:/usr/local/bin/criu", criu.display())
+}
+
+/// Who asks `orrery-guest burden` over one connection.
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn ask(&mut self, line: &str) -> String {
+        writeln!(self.0.get_mut(), "{line}").unwrap();
+        let mut answer = String::new();
+        self.0.read_line(&mut answer).unwrap();
+        answer.trim().to_owned()
+    }
+}
+
 /// A rescue only reads the dead memory. What it was doing when it was interrupted, most of the service's memory still to come, is
 /// no loss: it is noticed at once, told, and done again.
 #[test]
@@ -76,28 +100,17 @@ fn a_rescue_that_is_interrupted_begins_again_from_the_same_memory() {
     }
     let _one = ONE_PAIR.lock();
     let folder = tempfile::tempdir().unwrap();
-    let (image, criu) = (folder.path().join("image"), folder.path().join("criu"));
-    std::fs::write(&criu, INTERRUPTED).unwrap();
-    std::fs::set_permissions(&criu, std::fs::Permissions::from_mode(0o755)).unwrap();
-    std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
-    // Blocks of 1 KiB: the first one is nobody's.
-    assert!(Command::new("mkfs.ext4").args(["-q", "-b", "1024"]).arg(&image).status().unwrap().success());
+    let image = folder.path().join("image");
+    let criu = counted_disk(folder.path(), &image, INTERRUPTED);
     let network = format!("orrery-again-{}", std::process::id());
-    let criu = format!("{}:/usr/local/bin/criu", criu.display());
     let options =
         ["--network", &network, "--disk", image.to_str().unwrap(), "--file", &criu, "--silence", "60"];
     let mut up = Up::start(&options, &["orrery-guest", "burden", "64", "0", "2"]);
     up.expect("help");
     let stream = connect(&network, 7);
     stream.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
-    let mut client = BufReader::new(stream);
-    let mut ask = |line: &str| {
-        writeln!(client.get_mut(), "{line}").unwrap();
-        let mut answer = String::new();
-        client.read_line(&mut answer).unwrap();
-        answer.trim().to_owned()
-    };
-    assert_eq!(ask(""), "1");
+    let mut client = Client(BufReader::new(stream));
+    assert_eq!(client.ask(""), "1");
     for (count, why) in [("2", "its kernel has panicked"), ("3", "SIGKILL")] {
         up.say("crash panic");
         let again = up.expect("again");
@@ -107,13 +120,94 @@ fn a_rescue_that_is_interrupted_begins_again_from_the_same_memory() {
         let failover = &survived["failover"];
         assert_eq!(failover["steps"][0]["name"], "new backup", "{survived}");
         assert!(failover["summary"]["later"].as_u64().unwrap() >= 64 << 8, "{survived}");
-        assert_eq!(ask(""), count);
-        assert_eq!(ask("all"), "16384 of 16384 pages are right");
+        assert_eq!(client.ask(""), count);
+        assert_eq!(client.ask("all"), "16384 of 16384 pages are right");
         up.expect("renewed");
     }
     up.say("status");
     let status = up.expect("status");
     assert_eq!(status["status"]["lost"].as_array().unwrap().len(), 2, "{status}");
+    up.say("quit");
+    up.expect("end");
+}
+
+/// In place of criu: counts restores as above. When all processes are there and have not run yet, the first restore ends with a
+/// processor that runs nothing else any more, the third one says that it is there and waits, and the fifth one waits.
+const HANGING: &str = r##"#!/bin/busybox sh
+[ "$1" = restore ] || exec /usr/sbin/criu "$@"
+count=$(busybox dd if=/dev/vda bs=1 count=1 2> /dev/null)
+printf "$((count + 1))" | busybox dd of=/dev/vda bs=1 conv=notrunc,fsync 2> /dev/null
+case "$count" in
+    "") hang="echo -1 > /proc/sys/kernel/sched_rt_runtime_us
+        busybox taskset 2 chrt -f 99 busybox sh -c 'while :; do :; done' &" ;;
+    2) hang="echo in the middle > /dev/console" ;;
+    4) hang= ;;
+    *) exec /usr/sbin/criu "$@" ;;
+esac
+echo "#!/bin/busybox sh
+[ \$CRTOOLS_SCRIPT_ACTION = post-restore ] || exit 0
+$hang
+busybox sleep 1000" > /run/orrery/hang
+busybox chmod 755 /run/orrery/hang
+exec /usr/sbin/criu "$@" --action-script /run/orrery/hang
+"##;
+
+/// A rescue may take long, and is judged by its signs of life: a processor that hangs, a machine that stands still, and a program
+/// that waits for ever are found out, each by what it does not do, and another backup begins again from the same memory.
+#[test]
+fn a_rescue_that_hangs_begins_again_from_the_same_memory() {
+    use rustix::process::{Pid, Signal, kill_process};
+    if let Some(why) = missing(&[("mkfs.ext4", "e2fsprogs"), ("ip", "iproute2"), ("chrt", "util-linux")]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let (image, pair) = (folder.path().join("image"), folder.path().join("pair"));
+    let criu = counted_disk(folder.path(), &image, HANGING);
+    let network = format!("orrery-hang-{}", std::process::id());
+    let mut options = vec!["--network", &network, "--disk", image.to_str().unwrap(), "--file", &criu];
+    options.extend(["--cpus", "2", "--program", "chrt", "--silence", "60"]);
+    options.extend(["--folder", pair.to_str().unwrap()]);
+    let mut up = Up::start(&options, &["orrery-guest", "burden", "16", "0", "2"]);
+    up.expect("help");
+    let stream = connect(&network, 7);
+    stream.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
+    let mut client = Client(BufReader::new(stream));
+    assert_eq!(client.ask(""), "1");
+    let ways = [
+        ("2", "has been silent for 15 s"),
+        ("3", "has been silent for 15 s"),
+        ("4", "its kernel lives, but it has got no further"),
+    ];
+    for (count, why) in ways {
+        up.say("status");
+        let status = up.expect("status");
+        let backup = &status["status"]["backup"];
+        up.say("crash panic");
+        let died = Instant::now();
+        if count == "3" {
+            let console = pair.join(format!("{}.console", backup["name"].as_str().unwrap()));
+            while !std::fs::read_to_string(&console).unwrap().contains("in the middle") {
+                assert!(died.elapsed() < Duration::from_secs(120), "it does not get there");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let pid = i32::try_from(backup["pid"].as_i64().unwrap()).unwrap();
+            kill_process(Pid::from_raw(pid).unwrap(), Signal::STOP).unwrap();
+        }
+        let again = up.expect("again");
+        assert!(again["text"].as_str().unwrap().contains(why), "{again}");
+        // Before, a rescue was given up when it had taken this long.
+        assert!(died.elapsed() < Duration::from_secs(170), "{:?}", died.elapsed());
+        let survived = up.expect("survived");
+        assert_eq!(survived["failover"]["steps"][0]["name"], "new backup", "{survived}");
+        assert_eq!(client.ask(""), count);
+        up.expect("renewed");
+    }
+    assert_eq!(client.ask("all"), "4096 of 4096 pages are right");
+    up.say("status");
+    let status = up.expect("status");
+    assert_eq!(status["status"]["lost"].as_array().unwrap().len(), 3, "{status}");
     up.say("quit");
     up.expect("end");
 }

@@ -12,6 +12,7 @@ use crate::after::After;
 use crate::control::{Asked, Control, Said, Step};
 use crate::ipc::Ipc;
 use crate::later::{Later, Source};
+use crate::standby::Standby;
 use crate::{active, beats, crash, criu, disk, elsewhere, later, loopback, nest, online, setup, writeback};
 
 /// QEMU's inter-VM shared memory device (`docs/specs/ivshmem-spec.rst`).
@@ -30,6 +31,9 @@ const MANY_PAGES: u64 = 16 << 10;
 
 pub(crate) fn run() -> Result<()> {
     let mut control = Control::open()?;
+    let processors = beats::processors()?;
+    let standby = Standby::begin(&processors).context("cannot show that this machine lives")?;
+    control.say(&Said::Standby { physical: standby.physical, cpus: standby.cpus })?;
     control.say(&Said::Waiting)?;
     // The first run of criu probes the kernel for a second; its findings are kept in /run.
     let _ = setup::output(&["criu", "check"]);
@@ -46,7 +50,7 @@ pub(crate) fn run() -> Result<()> {
                 Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
             },
             Asked::Knock => {
-                if beats::visit_all() {
+                if beats::visit(&processors) {
                     control.say(&Said::Alive)?;
                 }
             }
@@ -68,6 +72,7 @@ pub(crate) fn run() -> Result<()> {
                 Ok((nest, said)) => {
                     control.say(&said)?;
                     setup::leave_standby();
+                    standby.end();
                     // They are no use any more, and take memory that the service may want.
                     let _ = fs::remove_dir_all(IMAGES);
                     // From here on this guest is the active.

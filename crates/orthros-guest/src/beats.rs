@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 const BEAT: Duration = Duration::from_millis(100);
 const PAGE: usize = 4096;
@@ -22,7 +23,7 @@ const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
 /// A page that stays where it is.
-struct Page {
+pub(crate) struct Page {
     numbers: NonNull<AtomicU64>,
     _held: (OwnedFd, OwnedFd),
 }
@@ -31,7 +32,7 @@ struct Page {
 unsafe impl Send for Page {}
 
 impl Page {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         // SAFETY: a new mapping at a place of the kernel's choice disturbs nothing.
         let page = unsafe {
             mmap_anonymous(std::ptr::null_mut(), PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
@@ -51,13 +52,21 @@ impl Page {
         Ok(Self { numbers, _held: (reader, writer) })
     }
 
-    fn of(&self, cpu: usize) -> &AtomicU64 {
+    fn of(&self, index: usize) -> &AtomicU64 {
         // SAFETY: the page is never unmapped, and has room for this many.
-        unsafe { self.numbers.add(cpu % (PAGE / size_of::<AtomicU64>())).as_ref() }
+        unsafe { self.numbers.add(index % (PAGE / size_of::<AtomicU64>())).as_ref() }
+    }
+
+    pub(crate) fn add_one(&self, index: usize) {
+        self.of(index).fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set(&self, index: usize, number: u64) {
+        self.of(index).store(number, Ordering::Relaxed);
     }
 
     /// Where it lies in this machine's memory, by `/proc/self/pagemap`.
-    fn physical(&self) -> Result<u64> {
+    pub(crate) fn physical(&self) -> Result<u64> {
         let mut entry = [0; 8];
         let offset = self.numbers.addr().get() / PAGE * 8;
         let pages = File::open("/proc/self/pagemap").context("cannot open /proc/self/pagemap")?;
@@ -71,16 +80,25 @@ impl Page {
     }
 }
 
-/// Goes to each processor in turn, and gives whether it has been there. If one of them does not run, neither does this thread any
-/// more, unless the kernel knows of that and does not let it go there.
-pub(crate) fn visit_all() -> bool {
-    let Ok(before) = rustix::thread::sched_getaffinity(None) else { return false };
-    let visited = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu)).all(|cpu| {
-        let mut set = rustix::thread::CpuSet::new();
-        set.set(cpu);
-        rustix::thread::sched_setaffinity(None, &set).is_ok() && rustix::thread::sched_getcpu() == cpu
-    });
-    visited && rustix::thread::sched_setaffinity(None, &before).is_ok()
+/// Moves this thread to a processor, and gives whether it may be there. If that one does not run, neither does this thread any
+/// more, unless the kernel knows of it and does not let it go there.
+pub(crate) fn go_to(cpu: usize) -> bool {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).is_ok()
+}
+
+/// The processors that this thread may run on.
+pub(crate) fn processors() -> Result<CpuSet> {
+    sched_getaffinity(None).context("cannot tell which processors there are")
+}
+
+/// Goes to each of these processors in turn, and gives whether it has been there. It may go to all of them afterwards, also where
+/// one was not to be reached: else the next visit would know nothing of that one.
+pub(crate) fn visit(all: &CpuSet) -> bool {
+    let mut each = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu));
+    let visited = each.all(|cpu| go_to(cpu) && sched_getcpu() == cpu);
+    sched_setaffinity(None, all).is_ok() && visited
 }
 
 /// Begins, and gives where the numbers lie and how many there are.
@@ -94,11 +112,9 @@ pub(crate) fn start() -> Result<(u64, usize)> {
     let physical = page.physical()?;
     std::thread::spawn(move || {
         for cpu in (0..count).cycle() {
-            let mut set = rustix::thread::CpuSet::new();
-            set.set(cpu);
-            // On the processor that the beat is about: if it does not run, neither does this thread.
-            if rustix::thread::sched_setaffinity(None, &set).is_ok() {
-                page.of(cpu).fetch_add(1, Ordering::Relaxed);
+            // On the processor that the beat is about.
+            if go_to(cpu) {
+                page.add_one(cpu);
             }
             std::thread::sleep(BEAT / u32::try_from(count).unwrap_or(1));
         }
@@ -108,12 +124,28 @@ pub(crate) fn start() -> Result<(u64, usize)> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn who_visits_all_processors_comes_back_to_its_own() {
         std::thread::spawn(|| {
-            let before = rustix::thread::sched_getaffinity(None).unwrap();
-            assert!(super::visit_all());
-            assert_eq!(rustix::thread::sched_getaffinity(None).unwrap(), before);
+            let before = processors().unwrap();
+            assert!(visit(&before));
+            assert_eq!(processors().unwrap(), before);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_processor_that_cannot_be_reached_is_missed_each_time() {
+        std::thread::spawn(|| {
+            let before = processors().unwrap();
+            let mut more = before;
+            // No machine of ours has so many.
+            more.set(CpuSet::MAX_CPU - 1);
+            assert!(!visit(&more) && !visit(&more));
+            assert_eq!(processors().unwrap(), before);
         })
         .join()
         .unwrap();

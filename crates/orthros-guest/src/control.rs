@@ -14,6 +14,8 @@ const PORT: &str = "/dev/ttyS1";
 pub(crate) enum Said {
     /// Where in this machine's memory its processors leave their heartbeats, one number for each.
     Beats { physical: u64, cpus: usize },
+    /// The same of the backup, with one number more: how much it has done.
+    Standby { physical: u64, cpus: usize },
     /// The active runs its service, under this number.
     Ready { pid: i32 },
     /// The backup is up.

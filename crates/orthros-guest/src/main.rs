@@ -28,6 +28,7 @@ mod pump;
 mod resets;
 mod scribble;
 mod setup;
+mod standby;
 mod terminal;
 mod writeback;
 

@@ -23,6 +23,13 @@ pub enum Said {
         /// How many processors there are.
         cpus: usize,
     },
+    /// The same of the backup, with one number more: how much it has done.
+    Standby {
+        /// The page's address.
+        physical: u64,
+        /// How many processors there are.
+        cpus: usize,
+    },
     /// The active runs its service.
     Ready {
         /// Its number in the guest.
@@ -100,6 +107,8 @@ pub struct Control {
     kept: VecDeque<Said>,
     /// Where the heartbeats are, once that was said.
     beats: Option<(u64, usize)>,
+    /// Where those of the backup are.
+    standby: Option<(u64, usize)>,
     /// How many pages came after the service lived again, and how long that took, once that was said.
     whole: Option<(u64, f64)>,
     /// How many MiB it takes to rebuild the service and how many there are, as last said.
@@ -136,6 +145,7 @@ impl Control {
             said,
             kept: VecDeque::new(),
             beats: None,
+            standby: None,
             whole: None,
             weighed: None,
             knocked: None,
@@ -157,6 +167,7 @@ impl Control {
     fn take_note(&mut self, said: Said) -> Option<Said> {
         match said {
             Said::Beats { physical, cpus } => self.beats = Some((physical, cpus)),
+            Said::Standby { physical, cpus } => self.standby = Some((physical, cpus)),
             Said::Whole { pages, seconds } => self.whole = Some((pages, seconds)),
             Said::Weighed { needs, has } => self.weighed = Some((needs, has)),
             Said::Alive => (self.knocked, self.answered) = (None, Some(Instant::now())),
@@ -191,6 +202,12 @@ impl Control {
             self.kept.extend(kept);
         }
         self.beats
+    }
+
+    /// The same of a backup.
+    pub(crate) fn standby(&mut self) -> Option<(u64, usize)> {
+        self.beats();
+        self.standby
     }
 
     /// How many pages of the service's memory came later, and how long that took, once they are all there.

@@ -23,6 +23,21 @@ const KNOCK: Duration = Duration::from_secs(2);
 /// How long its answer may take. On a machine with other things to do that may be seconds; if it was there after all, another
 /// backup in its place does no harm.
 const DEAF: Duration = Duration::from_secs(15);
+/// How long a backup that lives may do nothing in the middle of a rescue. A disk of a busy host may let it wait for seconds.
+const STUCK: Duration = Duration::from_secs(60);
+
+/// What a machine is there for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Duty {
+    /// It has the service.
+    Serves,
+    /// It is to be a backup, and not that far yet.
+    Prepares,
+    /// It is asked now and then whether it is there.
+    StandsBy,
+    /// It rebuilds the service, and hears nothing meanwhile.
+    Rescues,
+}
 
 /// What both machines have in common.
 pub(crate) struct Shared<'p> {
@@ -49,8 +64,9 @@ pub(crate) struct Member {
     pub(crate) begun: bool,
     /// Whether the service has come onto the network in it.
     pub(crate) online: bool,
-    /// Whether it stands by, and is asked now and then whether it is there.
-    pub(crate) stands_by: bool,
+    pub(crate) duty: Duty,
+    /// The signs of life that it gives while it does not have the service, when they have been found.
+    standby: Option<Pulse>,
     /// Why it is of no use any more, once that was noticed.
     fallen: Option<String>,
 }
@@ -106,7 +122,8 @@ impl Member {
             pulse: None,
             begun: false,
             online: false,
-            stands_by: false,
+            duty: if peer.is_some() { Duty::Prepares } else { Duty::Serves },
+            standby: None,
             fallen: None,
         })
     }
@@ -140,21 +157,52 @@ impl Member {
         self.fallen.as_deref()
     }
 
-    /// That it does not answer, where that is so; asks again where it stands by.
+    /// That it does not answer, gives no sign of life, or gets no further, where that is so; asks again where it stands by.
     fn deafness(&mut self) -> Option<String> {
         let (unanswered, answered) = self.control.hearing();
-        if let Some(unanswered) = unanswered {
-            return (unanswered > DEAF).then(|| format!("it has not answered for {} s", DEAF.as_secs()));
+        if let Some(unanswered) = unanswered
+            && unanswered > DEAF
+        {
+            return Some(format!("it has not answered for {} s", DEAF.as_secs()));
         }
-        if self.stands_by && answered.is_none_or(|ago| ago > KNOCK) {
+        if let Some(why) = self.lifelessness().unwrap_or_else(|error| Some(error.to_string())) {
+            return Some(why);
+        }
+        if self.duty == Duty::StandsBy && unanswered.is_none() && answered.is_none_or(|ago| ago > KNOCK) {
             return self.control.knock().err().map(|error| error.to_string());
         }
         None
     }
 
+    /// That a backup gives no sign of life, or gets no further where it has something to do.
+    fn lifelessness(&mut self) -> Result<Option<String>> {
+        if self.duty == Duty::Serves {
+            return Ok(None);
+        }
+        if self.standby.is_none()
+            && let Some((physical, cpus)) = self.control.standby()
+        {
+            self.standby = Some(self.pulse_at(physical, cpus)?);
+        }
+        let Some(standby) = &mut self.standby else { return Ok(None) };
+        let (silence, cpu) = standby.silence()?;
+        if silence > DEAF {
+            return Ok(Some(format!("its processor {cpu} has been silent for {} s", DEAF.as_secs())));
+        }
+        let stuck = self.duty == Duty::Rescues && standby.idleness() > STUCK;
+        Ok(stuck.then(|| format!("its kernel lives, but it has got no further for {} s", STUCK.as_secs())))
+    }
+
+    fn pulse_at(&self, physical: u64, cpus: usize) -> Result<Pulse> {
+        Pulse::find(self.machine.name(), &self.machine.file("ram"), physical, cpus)
+    }
+
     /// Asks its program for what takes long, and stops asking whether it is there: it answers once more, when it begins.
     pub(crate) fn put_to_work(&mut self, what: &serde_json::Value) -> Result<()> {
-        self.stands_by = false;
+        self.duty = Duty::Rescues;
+        if let Some(standby) = &mut self.standby {
+            standby.begin();
+        }
         self.control.knock()?;
         self.control.ask(what)
     }
@@ -206,8 +254,7 @@ impl Member {
         if self.pulse.is_none()
             && let Some((physical, cpus)) = self.control.beats()
         {
-            let (name, memory) = (self.machine.name(), self.machine.file("ram"));
-            self.pulse = Some(Pulse::find(name, &memory, physical, cpus)?);
+            self.pulse = Some(self.pulse_at(physical, cpus)?);
         }
         let Some(pulse) = &mut self.pulse else { return Ok(None) };
         pulse.silence().map(|(silence, _)| Some(silence))

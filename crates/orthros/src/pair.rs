@@ -23,7 +23,7 @@ use crate::guest::{Service, write_image};
 use crate::kernel::KernelFiles;
 use crate::machine::Machine;
 use crate::means;
-use crate::member::{Member, Shared};
+use crate::member::{Duty, Member, Shared};
 use crate::net::{Network, NetworkConfig};
 use crate::status::{Role, Status, Weight};
 
@@ -47,8 +47,8 @@ const POLL: Duration = Duration::from_millis(20);
 const ROOM: Duration = Duration::from_secs(1);
 /// How soon it shows that there is none.
 const REFUSED: Duration = Duration::from_millis(300);
-/// How long a rescue may take.
-const RESCUE: Duration = Duration::from_secs(180);
+/// How long a part of a rescue may take in any case; one that hangs or gets no further is found long before.
+const RESCUE: Duration = Duration::from_secs(3600);
 
 /// What a pair is made of.
 #[derive(Clone, Debug)]
@@ -192,7 +192,7 @@ impl Pair {
         backup.control.ask(&json!({"do": "arm"}))?;
         match backup.expect("the backup to know the active's kernel", BOOT)? {
             Said::Armed { seconds, .. } => {
-                backup.stands_by = true;
+                backup.duty = Duty::StandsBy;
                 Ok(seconds)
             }
             _ => Err(confused(&backup.machine)),
@@ -458,7 +458,7 @@ impl Pair {
                 // and has made nothing yet: semaphores, files and half of a restore are in the way of another one.
                 let spent = backup.begun || matches!(error, Error::Timeout { .. });
                 let fallen = backup.fallen(CLOSING).is_some();
-                backup.stands_by = true;
+                backup.duty = Duty::StandsBy;
                 self.backup = Some(backup);
                 if spent || fallen {
                     self.lose_backup(&error);
@@ -466,6 +466,7 @@ impl Pair {
                 return Err(error);
             }
         };
+        backup.duty = Duty::Serves;
         steps.extend(rebuilt);
         let seconds = start.elapsed().as_secs_f64();
         self.dead = Some(std::mem::replace(&mut self.active, backup).machine);

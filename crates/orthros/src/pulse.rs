@@ -1,5 +1,6 @@
 //! Heartbeats, as the host sees them: numbers in a page of the machine's memory, one for each processor, that go up while
-//! the processors live. Reading them takes nothing from the machine.
+//! the processors live, and behind them, of a backup, one that goes up while it does something. Reading them takes nothing from
+//! the machine.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -10,15 +11,15 @@ use orrery_kimage::{Layout, MappedMemory, PhysicalMemory as _};
 
 use crate::error::{Error, Result, file};
 
-/// Processors whose numbers have room on a page.
-const MOST: usize = 512;
+/// Processors whose numbers have room on a page, with one more.
+const MOST: usize = 511;
 
 /// The heartbeats of a machine.
 pub(crate) struct Pulse {
     path: PathBuf,
     memory: File,
     offset: u64,
-    /// Each processor's number, and when it last changed.
+    /// Each processor's number, and when it last changed; then what was done.
     seen: Vec<(u64, Instant)>,
 }
 
@@ -40,7 +41,7 @@ impl Pulse {
             path: memory.to_owned(),
             memory: File::open(memory).map_err(file("open", memory))?,
             offset,
-            seen: vec![(0, Instant::now()); cpus],
+            seen: vec![(0, Instant::now()); cpus + 1],
         };
         pulse.look()?;
         Ok(pulse)
@@ -67,8 +68,21 @@ impl Pulse {
     /// Where the memory cannot be read.
     pub(crate) fn silence(&mut self) -> Result<(Duration, usize)> {
         self.look()?;
-        let longest = self.seen.iter().map(|(_, at)| at.elapsed()).zip(0..).max();
+        let processors = self.seen.split_last().map_or(&[][..], |(_, processors)| processors);
+        let longest = processors.iter().map(|(_, at)| at.elapsed()).zip(0..).max();
         Ok(longest.unwrap_or_default())
+    }
+
+    /// How long nothing has been done, as far as was looked, and at most since that was [begun](Self::begin).
+    pub(crate) fn idleness(&self) -> Duration {
+        self.seen.last().map(|(_, at)| at.elapsed()).unwrap_or_default()
+    }
+
+    /// From now on something is to be done.
+    pub(crate) fn begin(&mut self) {
+        if let Some((_, at)) = self.seen.last_mut() {
+            *at = Instant::now();
+        }
     }
 
     /// Forgets how long processors have been silent.
@@ -105,6 +119,16 @@ mod tests {
         std::thread::sleep(Duration::from_millis(5));
         file.write_all_at(&7_u64.to_le_bytes(), place + 8).unwrap();
         assert_eq!(pulse.silence().unwrap().1, 0);
+        // What is done has nothing to do with that.
+        std::thread::sleep(Duration::from_millis(30));
+        let idle = pulse.idleness();
+        file.write_all_at(&1_u64.to_le_bytes(), place + 16).unwrap();
+        assert_eq!(pulse.silence().unwrap().1, 0);
+        assert!(idle >= Duration::from_millis(30) && pulse.idleness() < idle);
+        std::thread::sleep(Duration::from_millis(30));
+        let idle = pulse.idleness();
+        pulse.begin();
+        assert!(idle >= Duration::from_millis(30) && pulse.idleness() < idle);
     }
 
     #[test]
