@@ -426,6 +426,7 @@ fn every_sentence_has_its_test() {
         "orthros.rs",
         "orthros_host.rs",
         "orthros_memory.rs",
+        "orthros_network.rs",
         "orthros_rescue.rs",
         "orthros_transfer.rs",
         "kimage.rs",

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use crate::control::{Asked, Control, Said};
+use crate::network::Changes;
 use crate::{beats, crash, disk, nest, setup};
 
 /// Where the image says what the service is: a program and its arguments, in JSON.
@@ -18,9 +19,11 @@ pub(crate) fn run() -> Result<()> {
     let argv: Vec<String> =
         serde_json::from_str(&text).with_context(|| format!("{SERVICE} is no list of words"))?;
     disk::mount_own(PLUGGED)?;
+    let changes = Changes::listen()?;
     let nest = nest::start(&argv, false, || ())?;
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
     Control::open()?.say(&Said::Ready { pid })?;
+    changes.keep(false);
     serve(nest)
 }
 

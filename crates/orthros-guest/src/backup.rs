@@ -12,6 +12,7 @@ use crate::after::After;
 use crate::control::{Asked, Control, Said, Step};
 use crate::ipc::Ipc;
 use crate::later::{Later, Source};
+use crate::network::{Changes, Network};
 use crate::standby::Standby;
 use crate::{active, beats, crash, criu, disk, elsewhere, later, loopback, nest, online, setup, writeback};
 
@@ -73,6 +74,8 @@ pub(crate) fn run() -> Result<()> {
                     control.say(&said)?;
                     setup::leave_standby();
                     standby.end();
+                    // What it is now has to be kept by this guest, too, and this one may have changed it.
+                    Changes::listen()?.keep(true);
                     // They are no use any more, and take memory that the service may want.
                     let _ = fs::remove_dir_all(IMAGES);
                     // From here on this guest is the active.
@@ -204,6 +207,10 @@ fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, 
     }
     summary.carried = Some(elsewhere::carry_over(&kernel.process(rescue.pid)?, &mut summary.remarks));
     summary.remarks.extend(Ipc::read(Path::new(IMAGES))?.restore());
+    match Network::kept() {
+        Ok(network) => summary.remarks.extend(network.iter().flat_map(Network::put_addresses_back)),
+        Err(error) => summary.remarks.push(format!("{error:#}")),
+    }
     step("elsewhere");
     let argv = ["criu", "restore", "--images-dir", IMAGES, "--work-dir", WORK, "--log-file", "restore.log"];
     let more = [
@@ -260,7 +267,7 @@ fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, 
     steps.push(Step { name: "restore", seconds: seconds(begin, online.from) });
     steps.push(Step { name: "network", seconds: seconds(online.from, online.to) });
     steps.push(Step { name: "resume", seconds: seconds(online.to, online::now()) });
-    summary.remarks.extend(online.remark);
+    summary.remarks.extend(online.remarks);
     Ok((nest, Said::Survived { pid, steps, summary }))
 }
 

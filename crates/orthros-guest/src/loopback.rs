@@ -2,32 +2,25 @@
 //!
 //! A service may have both ends of a TCP connection. criu makes one after the other, and the first one sends what had not been
 //! sent as soon as it is there: the other end is not, and whoever listens at its port, or the kernel in his place, answers that
-//! there is no such connection (`RST`), which ends it. criu itself would keep packets away by netfilter, for which guests have no
-//! modules. So all that goes to this machine itself is dropped until both ends are there, as if it had been lost on a line: a queue
+//! there is no such connection (`RST`), which ends it. criu itself would keep packets away by netfilter, where that is loaded.
+//! So all that goes to this machine itself is dropped until both ends are there, as if it had been lost on a line: a queue
 //! that drops what it is given and says that it was sent (`blackhole`, Linux 4.20) stands before the loopback, put there by
 //! rtnetlink(7). TCP repeats it.
 
-use std::io;
+use anyhow::{Context as _, Result};
 
-use anyhow::{Context as _, Result, bail};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send, socket_with};
+use crate::netlink::{self, ANSWER, CREATE, Netlink, REPLACE, REQUEST};
 
 /// The loopback is each network's first device.
 const LOOPBACK: i32 = 1;
 /// `RTM_NEWQDISC` and `RTM_DELQDISC` of `linux/rtnetlink.h`.
 const NEW: u16 = 36;
 const DELETE: u16 = 37;
-/// `NLM_F_REQUEST | NLM_F_ACK`, and `NLM_F_CREATE | NLM_F_REPLACE`, of `linux/netlink.h`.
-const ANSWER: u16 = 5;
-const REPLACE: u16 = 0x500;
 /// `TC_H_ROOT`, and `TCA_KIND`.
 const ROOT: u32 = u32::MAX;
 const KIND: u16 = 1;
 /// What drops everything; of even words.
 const DROPPER: &[u8; 12] = b"blackhole\0\0\0";
-const HEADER: usize = 16;
-/// `NLMSG_ERROR`, also where nothing went wrong.
-const ERROR: u16 = 2;
 
 /// The loopback, closed until [`open`], or until this is dropped.
 pub(crate) struct Closed(());
@@ -38,7 +31,7 @@ pub(crate) struct Closed(());
 ///
 /// Where the kernel refuses.
 pub(crate) fn close() -> Result<Closed> {
-    ask(NEW, ANSWER | REPLACE).context("cannot close the loopback")?;
+    ask(NEW, CREATE | REPLACE).context("cannot close the loopback")?;
     Ok(Closed(()))
 }
 
@@ -48,7 +41,7 @@ pub(crate) fn close() -> Result<Closed> {
 ///
 /// Where the kernel refuses, as where it is not closed.
 pub(crate) fn open() -> Result<()> {
-    ask(DELETE, ANSWER).context("cannot open the loopback")
+    ask(DELETE, 0).context("cannot open the loopback")
 }
 
 impl Drop for Closed {
@@ -58,54 +51,23 @@ impl Drop for Closed {
     }
 }
 
-/// A message about the queue before the loopback.
-fn message(kind: u16, flags: u16) -> Vec<u8> {
-    let mut message = vec![0; 4];
-    message.extend(kind.to_ne_bytes());
-    message.extend(flags.to_ne_bytes());
-    message.extend([0; 8]);
+/// Asks for a change of the queue before the loopback.
+fn ask(kind: u16, flags: u16) -> Result<()> {
     // A `tcmsg`: any family, the device, no handle, at its root.
-    message.extend([0; 4]);
-    message.extend(LOOPBACK.to_ne_bytes());
-    message.extend([0; 4]);
-    message.extend(ROOT.to_ne_bytes());
-    message.extend([0; 4]);
+    let mut body = [&[0; 4][..], &LOOPBACK.to_ne_bytes(), &[0; 4], &ROOT.to_ne_bytes(), &[0; 4]].concat();
     if kind == NEW {
         // Without what fills it up to a whole word.
         let length = u16::try_from(4 + DROPPER.len() - 2).unwrap_or(0);
-        message.extend(length.to_ne_bytes());
-        message.extend(KIND.to_ne_bytes());
-        message.extend(DROPPER);
+        body.extend(length.to_ne_bytes());
+        body.extend(KIND.to_ne_bytes());
+        body.extend(DROPPER);
     }
-    let length = u32::try_from(message.len()).unwrap_or(0);
-    message[..4].copy_from_slice(&length.to_ne_bytes());
-    message
-}
-
-fn ask(kind: u16, flags: u16) -> Result<()> {
-    // `NETLINK_ROUTE` is none.
-    let close = rustix::net::SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, close, None)?;
-    send(&socket, &message(kind, flags), SendFlags::empty())?;
-    let mut answer = [0; 256];
-    let (_, length) = recv(&socket, &mut answer[..], RecvFlags::empty())?;
-    match verdict(&answer[..length.min(answer.len())]) {
-        Some(0) => Ok(()),
-        Some(error) => Err(io::Error::from_raw_os_error(-error).into()),
-        None => bail!("it answers something else than was asked"),
-    }
-}
-
-/// What the kernel thinks of a message: 0, or the negative of an error's number.
-fn verdict(answer: &[u8]) -> Option<i32> {
-    let kind = u16::from_ne_bytes([*answer.get(4)?, *answer.get(5)?]);
-    let number = answer.get(HEADER..HEADER + 4)?.try_into().ok()?;
-    (kind == ERROR).then(|| i32::from_ne_bytes(number))
+    Netlink::open(None, 0)?.ask(&netlink::message(kind, REQUEST | ANSWER | flags, &body))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{ErrorKind, Read as _, Write as _};
+    use std::io::{self, ErrorKind, Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
     use std::process::Command;
     use std::time::Duration;
@@ -142,13 +104,5 @@ mod tests {
         if let Err(why) = result.join().unwrap() {
             orrery_testing::skipped!("this user may not make networks: {why}");
         }
-    }
-
-    #[test]
-    fn what_is_no_answer_is_none() {
-        assert_eq!(verdict(&[]), None);
-        assert_eq!(verdict(&[0; 20]), None);
-        let refused = [&[0; 4][..], &ERROR.to_ne_bytes(), &[0; 10], &(-2_i32).to_ne_bytes()].concat();
-        assert_eq!(verdict(&refused), Some(-2));
     }
 }

@@ -21,6 +21,8 @@ mod ipc;
 mod later;
 mod loopback;
 mod nest;
+mod netlink;
+mod network;
 mod nudge;
 mod objects;
 mod online;

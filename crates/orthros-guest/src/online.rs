@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{Control, Said};
 use crate::datagrams::Datagrams;
+use crate::network::Network;
 use crate::resets::Resets;
 use crate::{criu, disk, loopback, nudge, setup, writeback};
 
@@ -31,8 +32,8 @@ pub(crate) struct Online {
     /// When that began, and when it was done.
     pub(crate) from: Duration,
     pub(crate) to: Duration,
-    /// What went wrong, if only time or datagrams are lost by it.
-    pub(crate) remark: Option<String>,
+    /// What went wrong, if the service lives all the same.
+    pub(crate) remarks: Vec<String>,
 }
 
 /// This machine's clock.
@@ -59,15 +60,24 @@ pub(crate) fn at(stage: &str) -> Result<()> {
     let opened = loopback::open();
     // Before anything comes from elsewhere.
     let sent = Datagrams::read(Path::new(&images)).and_then(|datagrams| datagrams.send());
+    let network = Network::kept();
+    let kept = network.as_ref().ok().and_then(Option::as_ref);
+    let unruly = kept.map_or(Ok(()), Network::put_rules_back);
     setup::go_online()?;
+    let strayed = match kept {
+        Some(network) => network.put_ways_back(),
+        None => setup::find_way().map(|()| Vec::new())?,
+    };
     let nudged = criu::connections(Path::new(&images)).and_then(|connections| nudge::nudge(&connections));
     let told = Resets::read(Path::new(&images)).and_then(|resets| resets.send());
-    let remark = nudged.err().map(|error| format!("the other sides of connections wait longer: {error:#}"));
+    let nudged = nudged.err().map(|error| format!("the other sides of connections wait longer: {error:#}"));
     let lost = sent.err().map(|error| format!("datagrams that were not read are lost: {error:#}"));
     let unheard = told.err().map(|error| format!("who was not accepted does not hear of it: {error:#}"));
     let shut = opened.err().map(|error| format!("the service does not reach itself: {error:#}"));
-    let remark = remark.or(shut).or(lost).or(unheard).or(tidied.err().map(|error| format!("{error:#}")));
-    let online = Online { from, to: now(), remark };
+    let words = |error: anyhow::Error| format!("{error:#}");
+    let others = [nudged, shut, lost, unheard, unruly.err().map(words), tidied.err().map(words)];
+    let remarks = others.into_iter().flatten().chain(strayed).collect();
+    let online = Online { from, to: now(), remarks };
     fs::write(REPORT, serde_json::to_vec(&online)?).with_context(|| format!("cannot write {REPORT}"))
 }
 

@@ -53,6 +53,7 @@ pub(crate) fn prepare() -> Result<()> {
             run(&["ip", "route", "add", "default", "dev", "lo"])?;
         } else {
             go_online()?;
+            find_way()?;
         }
     }
     // What is older came with the image; what is newer is the service's.
@@ -67,7 +68,11 @@ pub(crate) fn go_online() -> Result<()> {
     }
     // The kernel then tells everyone whose card has this address now.
     let _ = fs::write("/proc/sys/net/ipv4/conf/eth0/arp_notify", "1");
-    switch_on(CARD)?;
+    switch_on(CARD)
+}
+
+/// Makes the way to other networks known that a guest has before its service changes anything.
+pub(crate) fn find_way() -> Result<()> {
     match parameter("orrery.gateway") {
         Some(gateway) => run(&["ip", "route", "replace", "default", "via", &gateway, "dev", "eth0"]),
         None => Ok(()),

@@ -27,6 +27,11 @@ const MODULES: &[&str] = &[
     "veth",
 ];
 
+/// What rules of netfilter want, where the image has the program that makes them. Those that translate addresses are left out: the
+/// connections that they go with could not be carried over.
+const RULES: &[&str] = &["nft_reject_inet", "nft_ct", "nft_limit", "nft_log"];
+const RULES_BY: &str = "nft";
+
 /// criu unlocks the network through these, once for each connection; nothing was locked that would want it.
 const NOTHING: &str = "#!/bin/busybox sh\ncat > /dev/null 2>&1 < /dev/stdin\nexit 0\n";
 
@@ -101,7 +106,12 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
     }
     let argv = serde_json::Value::from(argv).to_string();
     image.file("/etc/orrery/service", argv, 0o644);
-    for (index, module) in kernel.modules(MODULES)?.iter().enumerate() {
+    let mut modules = MODULES.to_vec();
+    let by = service.argv.first().into_iter().chain(&service.programs).map(Path::new);
+    if by.chain(service.files.iter().map(|(_, to)| Path::new(to))).any(|path| path.ends_with(RULES_BY)) {
+        modules.extend(RULES);
+    }
+    for (index, module) in kernel.modules(&modules)?.iter().enumerate() {
         image.copy(module, &format!("/modules/{index:03}.ko"));
     }
     image.write(into)?;

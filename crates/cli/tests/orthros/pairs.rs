@@ -53,6 +53,11 @@ pub fn events(output: &[u8]) -> Vec<Value> {
 
 /// A connection to a port of the service in a network, once it listens there: a program that runs may not be so far yet.
 pub fn connect(network: &str, port: u16) -> TcpStream {
+    connect_to(network, "10.77.0.2", port)
+}
+
+/// The same by another address that the service has, or will have soon.
+pub fn connect_to(network: &str, address: &'static str, port: u16) -> TcpStream {
     let space = std::fs::File::open(Path::new("/run/netns").join(network)).unwrap();
     // A socket stays in the network that its thread was in.
     let connected = std::thread::spawn(move || {
@@ -60,8 +65,11 @@ pub fn connect(network: &str, port: u16) -> TcpStream {
         rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&space), Some(kind)).unwrap();
         let deadline = Instant::now() + PATIENCE;
         loop {
-            match TcpStream::connect(("10.77.0.2", port)) {
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < deadline => {
+            match TcpStream::connect((address, port)) {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::HostUnreachable)
+                        && Instant::now() < deadline =>
+                {
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 result => return result.unwrap(),
