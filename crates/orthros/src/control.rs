@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::error::{Error, Result, file};
+use crate::error::{Error, Result, file, of_qemu};
 
 /// What a guest says; `orrery-guest` has the same, for writing.
 #[derive(Clone, Debug, Deserialize)]
@@ -160,7 +160,7 @@ impl Control {
     /// [`Error::Guest`] where the machine is gone.
     pub fn ask(&mut self, what: &Value) -> Result<()> {
         let sent = writeln!(self.stream, "{what}");
-        sent.map_err(|error| Error::Guest { machine: self.machine.clone(), why: error.to_string() })
+        sent.map_err(|error| Error::Guest { machine: self.machine.clone(), why: of_qemu(&error) })
     }
 
     /// Takes note of what is said by the way; anything else is given back.
@@ -322,5 +322,7 @@ mod tests {
         assert!(control.listen(Duration::from_millis(200)).is_none());
         let (unanswered, answered) = control.hearing();
         assert!(unanswered.is_none() && answered.is_some());
+        drop((guest, listener));
+        assert_eq!(control.knock().unwrap_err().to_string(), "guest: QEMU has ended");
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, of_qemu};
 
 /// How long QEMU may take to answer anything.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -80,7 +80,7 @@ impl Qmp {
         };
         let text = json!({"execute": command, "arguments": arguments}).to_string();
         let sent = writeln!(self.stream, "{text}");
-        sent.map_err(|error| failed(&self.machine, error.to_string()))?;
+        sent.map_err(|error| failed(&self.machine, of_qemu(&error)))?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             let Some(answer) = self.receive(command, deadline)? else {
@@ -143,7 +143,7 @@ impl Qmp {
                     continue;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(failed(&self.machine, error.to_string())),
+                Err(error) => return Err(failed(&self.machine, of_qemu(&error))),
             }
             let message: Value = serde_json::from_str(&self.line)
                 .map_err(|error| failed(&self.machine, format!("{error} in {:?}", self.line)))?;
@@ -187,6 +187,23 @@ mod tests {
         });
         Qmp::connect("guest", &path).unwrap();
         assert!(monitor.join().unwrap().contains("qmp_capabilities"));
+    }
+
+    #[test]
+    fn a_monitor_that_is_gone_is_told_in_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let monitor = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            writeln!(stream, "{}\n{}", json!({"QMP": {}}), json!({"return": {}})).unwrap();
+            let mut command = String::new();
+            BufReader::new(stream).read_line(&mut command).unwrap();
+        });
+        let mut qmp = Qmp::connect("guest", &path).unwrap();
+        monitor.join().unwrap();
+        let why = qmp.execute("stop", &json!({})).unwrap_err().to_string();
+        assert_eq!(why, "guest: QMP stop failed: QEMU has ended");
     }
 
     #[test]
