@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use orrery_orthros::{
-    Cause, DiskConfig, DiskSource, Error, Failover, Fault, Network, NetworkConfig, Pair, PairConfig, Service,
-    cache,
+    Cause, DiskConfig, DiskSource, Error, Failover, Fault, Manner, Network, NetworkConfig, Pair, PairConfig,
+    Service, cache,
 };
 
 use crate::contender::Skipped;
@@ -79,7 +79,12 @@ impl Running {
         let config = PairConfig {
             folder: folder.path().to_owned(),
             cache: cache(),
-            service: Service { argv: words(wanted.service), programs: words(wanted.programs), files },
+            service: Service {
+                argv: words(wanted.service),
+                programs: words(wanted.programs),
+                files,
+                manner: Manner::default(),
+            },
             memory_mib: wanted.memory,
             cpus: 1,
             silence: Duration::from_secs(1),

@@ -390,6 +390,25 @@ fn bad_arguments_change_nothing() {
     assert!(refused(&["up", "--config", file.to_str().unwrap()]).contains("memory = 300"));
     assert!(refused(&["up", "--config", "/no/such/file"]).contains("/no/such/file"));
     assert!(refused(&["up", "--config", file.to_str().unwrap(), "--", "y"]).contains("cannot be used with"));
+    // A unit that is not there, that is no service's, or that a pair cannot have.
+    let told = refused(&["up", "--unit", "no-such-unit"]);
+    assert!(told.contains("no-such-unit.service") && told.contains("absolute path"), "{told}");
+    assert!(refused(&["up", "--unit", "ssh.socket"]).contains("a socket runs no program"));
+    assert!(refused(&["up", "--unit", "x", "--", "y"]).contains("cannot be used with"));
+    assert!(refused(&["up", "--unit", "x", "--config", "y"]).contains("cannot be used with"));
+    let unit = folder.path().join("x.service");
+    let path = unit.to_str().unwrap();
+    for (line, way) in
+        [("Type=forking", "foreground"), ("User=nobody-at-all", "adduser"), ("BindPaths=/srv", "--file")]
+    {
+        std::fs::write(&unit, format!("[Service]\nExecStart=/bin/sh\n{line}\n")).unwrap();
+        let told = refused(&["up", "--unit", path]);
+        assert!(told.contains(&format!("x.service:3: {line}: ")) && told.contains(way), "{told}");
+    }
+    std::fs::write(&file, format!("unit = '{path}'\n")).unwrap();
+    assert!(refused(&["up", "--config", file.to_str().unwrap()]).contains("BindPaths=/srv"));
+    std::fs::remove_file(&unit).and_then(|()| std::os::unix::fs::symlink("/dev/null", &unit)).unwrap();
+    assert!(refused(&["up", "--unit", path]).contains("the unit is masked"));
     assert!(refused(&["status", "--folder", folder.path().to_str().unwrap()]).contains("no pair runs"));
     assert!(refused(&["crash", "--kind", "boredom", "--folder", "/tmp"]).contains("hang"));
     let told = refused(&["up", "--disk", "64M", "--disk", "/srv/b", "--", "y"]);

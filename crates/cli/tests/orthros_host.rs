@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pairs::{ONE_PAIR, ORRERY, cache, events, missing, orthros};
+use pairs::{ONE_PAIR, ORRERY, Up, cache, events, missing, orthros};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -213,6 +213,93 @@ fn what_a_bridge_cannot_give_is_told_and_nothing_is_changed() {
     assert!(
         words(&["--bridge", "br0", "--network", "n", "--address", Lan::ADDRESS]).contains("cannot be used")
     );
+}
+
+/// What a line of /proc/PID/status says.
+fn field<'s>(status: &'s str, name: &str) -> Vec<&'s str> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {name}: {status}")).split_whitespace().collect()
+}
+
+/// The distribution's own unit, found by its name, with a drop-in by which others reach it. Whoever it says that runs it, with the limits
+/// and in the folders that it says, goes on as the same in the next kernel.
+#[test]
+fn a_units_service_is_what_its_unit_says_and_survives_as_that() {
+    let programs = [("redis-server", "redis-server"), ("mkfs.ext4", "e2fsprogs"), ("ip", "iproute2")];
+    if let Some(why) = missing(&programs) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    if !Path::new("/lib/systemd/system/redis-server.service").is_file() {
+        orrery_testing::skipped!("redis-server's unit is not installed");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let drop_ins = folder.path().join("redis-server.service.d");
+    std::fs::create_dir(&drop_ins).unwrap();
+    let drop_in = "[Service]\nExecStart=\nExecStart=/usr/bin/redis-server $CONF --daemonize no --bind 0.0.0.0 \\\n\
+                   # for all\n  --protected-mode ${PROTECTED}\nEnvironment=CONF=/etc/redis/redis.conf PROTECTED=no\n\
+                   ExecStartPre=/bin/sh -c 'id -un > $$RUNTIME_DIRECTORY/before'\n";
+    std::fs::write(drop_ins.join("own.conf"), drop_in).unwrap();
+    let network = format!("orrery-unit-{}", std::process::id());
+    let mut command = orthros();
+    command.args(["run", "--json", "--unit", "redis-server", "--network", &network, "--silence", "60"]);
+    command.args(["--disk", "64M", "--mount", "/var/lib/redis"]);
+    // The folder first, and then where units are.
+    command.env("SYSTEMD_UNIT_PATH", format!("{}:", folder.path().display()));
+    let mut up = Up::begin(command);
+    let told: Vec<String> = (0..5).map(|_| up.expect("unit")["text"].as_str().unwrap().to_owned()).collect();
+    assert!(told[0].contains("own.conf: redis runs /usr/bin/redis-server /etc/redis/redis.conf"), "{told:?}");
+    assert!(told[1].starts_with("taken along: ") && told[1].contains("/etc/redis/redis.conf"), "{told:?}");
+    assert!(told[2].contains("/run/redis") && told[2].contains("/var/lib/redis"), "{told:?}");
+    assert!(told[3].contains("Type=notify"), "{told:?}");
+    assert!(told[4].contains("not applied: ") && told[4].contains("ProtectSystem"), "{told:?}");
+    up.expect("help");
+    let stream = pairs::connect(&network, 6379);
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut client = BufReader::new(stream);
+    let mut ask = |line: &str| {
+        write!(client.get_mut(), "{line}\r\n").unwrap();
+        let mut answer = String::new();
+        client.read_line(&mut answer).unwrap();
+        answer.trim().to_owned()
+    };
+    assert_eq!(ask("set key 41"), "+OK");
+    let look = |up: &mut Up| {
+        up.say("status");
+        let pid = up.expect("status")["status"]["service"].as_i64().unwrap();
+        let mut run = |line: String| {
+            up.say(&format!("run {line}"));
+            up.expect("ran")["text"].as_str().unwrap().to_owned()
+        };
+        let status = run(format!("cat /proc/{pid}/status"));
+        let ids = run("busybox id -u redis".to_owned()) + ":" + &run("busybox id -g redis".to_owned());
+        let (uid, gid) = ids.split_once(':').unwrap();
+        assert_eq!((field(&status, "Uid"), field(&status, "Gid")), (vec![uid; 4], vec![gid; 4]));
+        assert_eq!(field(&status, "Groups"), [gid]);
+        assert_eq!((field(&status, "Umask"), field(&status, "NoNewPrivs")), (vec!["0007"], vec!["1"]));
+        let limits = run(format!("cat /proc/{pid}/limits"));
+        let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+        assert_eq!(files.split_whitespace().filter(|&word| word == "65535").count(), 2, "{limits}");
+        // Its folders are its own, the disk's, too; what it runs from is as it is on this host.
+        let places = "/run/redis /run/redis/before /var/lib/redis /etc/redis/redis.conf";
+        let owners = run(format!("busybox stat -c %U:%G:%a {places}"));
+        let host = ["-c", "%U:%G:%a", "/var/lib/redis", "/etc/redis/redis.conf"];
+        let host = Command::new("stat").args(host).output().unwrap().stdout;
+        let host = String::from_utf8(host).unwrap();
+        assert_eq!(owners, format!("redis:redis:2755\nredis:redis:660\n{}", host.trim_end()));
+        assert_eq!(run("cat /run/redis/before".to_owned()), "redis");
+    };
+    look(&mut up);
+    up.say("crash panic");
+    let survived = up.expect("survived");
+    assert_eq!(survived["failover"]["summary"]["connections"], 1, "{survived}");
+    assert_eq!((ask("incr key"), ask("save")), (":42".to_owned(), "+OK".to_owned()));
+    up.expect("renewed");
+    look(&mut up);
+    up.say("quit");
+    up.expect("end");
 }
 
 /// The lines that the book has for a shell, below a heading.

@@ -1,26 +1,24 @@
 //! The active guest: it runs the service and shows, processor by processor, that it lives.
 
-use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
 use crate::control::{Asked, Control, Said};
+use crate::nest::Job;
 use crate::network::Changes;
+use crate::service::Service;
 use crate::{beats, crash, disk, nest, setup};
 
-/// Where the image says what the service is: a program and its arguments, in JSON.
-const SERVICE: &str = "/etc/orrery/service";
 /// How long the disk that the machine started with may take to appear.
 const PLUGGED: Duration = Duration::from_secs(10);
 
 pub(crate) fn run() -> Result<()> {
-    let text = fs::read_to_string(SERVICE).with_context(|| format!("cannot read {SERVICE}"))?;
-    let argv: Vec<String> =
-        serde_json::from_str(&text).with_context(|| format!("{SERVICE} is no list of words"))?;
+    let service = Service::read()?;
     disk::mount_own(PLUGGED)?;
     let changes = Changes::listen()?;
-    let nest = nest::start(&argv, false, || ())?;
+    service.make_folders(disk::place().as_deref())?;
+    let nest = nest::start(&Job::Service(&service), || ())?;
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
     Control::open()?.say(&Said::Ready { pid })?;
     changes.keep(false);

@@ -241,7 +241,7 @@ fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, 
         if summary.later > 0 { Some(rescue.later.listen(source, Path::new(WORK))?) } else { None };
     let mut bringing = None;
     // The nest is forked off while there is one thread; criu waits for its first answer until there are two.
-    let started = nest::start(&argv, true, || {
+    let started = nest::start(&nest::Job::Helper(&argv), || {
         bringing = listening.map(|listening| listening.begin(Box::new(tell)));
     });
     let nest = match started {

@@ -29,6 +29,7 @@ mod online;
 mod pump;
 mod resets;
 mod scribble;
+mod service;
 mod setup;
 mod standby;
 mod terminal;

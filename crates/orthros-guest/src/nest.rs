@@ -4,24 +4,34 @@
 //! service; programs that help (criu) get numbers from 30,000 on, out of the way.
 
 use std::fs;
-use std::io::{Read as _, Seek as _};
+use std::io::Read as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
-use rustix::fs::{MemfdFlags, memfd_create};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+
+use crate::service::Service;
+use crate::setup::to_its_end;
 
 const HELPERS_FROM: &str = "30000";
 
-/// Makes a nest and runs `program` in it; when `program` has ended well or, with `detach`, has been started, gives the
+/// What is run in a nest.
+pub(crate) enum Job<'j> {
+    /// A program that helps, to its end.
+    Helper(&'j [String]),
+    /// The service, which is only started.
+    Service(&'j Service),
+}
+
+/// Makes a nest and runs a program in it; when a helper has ended well, or the service has been started, gives the
 /// number of the nest's process 1, as seen from outside. The nest stays. `meanwhile` is called once the program may be running.
 ///
 /// # Errors
 ///
 /// Where the namespaces cannot be had, or the program failed; the nest is then gone.
-pub(crate) fn start(argv: &[String], helper: bool, meanwhile: impl FnOnce()) -> Result<i32> {
+pub(crate) fn start(job: &Job<'_>, meanwhile: impl FnOnce()) -> Result<i32> {
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     // SAFETY: this process has one thread when nests are made, so that the child may go on as it likes.
     let outer = unsafe { libc::fork() };
@@ -34,7 +44,7 @@ pub(crate) fn start(argv: &[String], helper: bool, meanwhile: impl FnOnce()) -> 
         // SAFETY: as above; this child has one thread.
         let inner = if failed { -1 } else { unsafe { libc::fork() } };
         if inner == 0 {
-            let result = keep(argv, helper, &writer);
+            let result = keep(job, &writer);
             let text = result.err().map(|error| format!("{error:#}")).unwrap_or_default();
             let _ = rustix::io::write(&writer, format!("E{text}").as_bytes());
             std::process::exit(1);
@@ -61,38 +71,19 @@ pub(crate) fn start(argv: &[String], helper: bool, meanwhile: impl FnOnce()) -> 
 }
 
 /// The life of a nest's process 1.
-fn keep(argv: &[String], helper: bool, writer: &impl rustix::fd::AsFd) -> Result<()> {
+fn keep(job: &Job<'_>, writer: &impl rustix::fd::AsFd) -> Result<()> {
     rustix::process::setsid()?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     mount("proc", "/proc", "proc", MountFlags::empty(), None).context("cannot mount the nest's /proc")?;
-    if helper {
-        fs::write("/proc/sys/kernel/ns_last_pid", HELPERS_FROM).context("cannot set the nest's numbers")?;
-    }
-    let (program, arguments) = argv.split_first().context("nothing to run")?;
-    let null = || fs::OpenOptions::new().read(true).write(true).open("/dev/null");
-    let mut command = Command::new(program);
-    command.args(arguments).stdin(null()?);
-    if helper {
-        // Not through pipes: if criu is killed, what it had half made would hold them, and wait for it for ever.
-        let mut said = fs::File::from(memfd_create("said", MemfdFlags::CLOEXEC)?);
-        command.stdout(said.try_clone()?).stderr(said.try_clone()?);
-        let status = command.status().with_context(|| format!("cannot run {program}"))?;
-        if !status.success() {
-            let mut bytes = Vec::new();
-            said.rewind()?;
-            said.read_to_end(&mut bytes)?;
-            bail!("{program}: {status}: {}", String::from_utf8_lossy(&bytes).trim());
+    match job {
+        Job::Helper(argv) => help(argv)?,
+        Job::Service(service) => {
+            service.run_before()?;
+            clear();
+            let mut command = service.command()?;
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            command.spawn().with_context(|| format!("cannot run {}", command.get_program().display()))?;
         }
-    } else {
-        command.stdout(null()?).stderr(null()?);
-        // SAFETY: setsid is safe to call between fork and exec.
-        unsafe {
-            std::os::unix::process::CommandExt::pre_exec(&mut command, || {
-                rustix::process::setsid()?;
-                Ok(())
-            });
-        }
-        command.spawn().with_context(|| format!("cannot run {program}"))?;
     }
     // Whoever made the nest waits until all copies of the pipe are closed.
     // SAFETY: the descriptor is not used after this, and process 1 never returns from here but to exit.
@@ -104,6 +95,25 @@ fn keep(argv: &[String], helper: bool, writer: &impl rustix::fd::AsFd) -> Result
             std::process::exit(0);
         }
     }
+}
+
+/// Ends whatever was left behind in the nest, of which this is process 1.
+fn clear() {
+    // SAFETY: no pointers are involved; from a namespace's process 1 this reaches all others in it, and nobody else.
+    unsafe { libc::kill(-1, libc::SIGKILL) };
+    let mut status = 0;
+    // SAFETY: `status` is writable.
+    while unsafe { libc::waitpid(-1, &raw mut status, 0) } >= 0 {}
+}
+
+/// Runs a program that helps to its end, which must be a good one.
+fn help(argv: &[String]) -> Result<()> {
+    fs::write("/proc/sys/kernel/ns_last_pid", HELPERS_FROM).context("cannot set the nest's numbers")?;
+    let (program, arguments) = argv.split_first().context("nothing to run")?;
+    // If criu is killed, it leaves behind what it had half made.
+    let (status, said) = to_its_end(Command::new(program).args(arguments))?;
+    ensure!(status.success(), "{program}: {status}: {said}");
+    Ok(())
 }
 
 /// Ends a nest: with its process 1 the kernel ends all processes in it.

@@ -2,11 +2,13 @@
 
 use std::ffi::{CStr, CString};
 use std::fs;
+use std::io::{Read as _, Seek as _};
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mount::{MountFlags, mount};
 
 const CARD: &CStr = c"eth0";
@@ -127,6 +129,19 @@ pub(crate) fn run(argv: &[&str]) -> Result<()> {
         bail!("`{}` ended with {status}: {}", argv.join(" "), output.trim());
     }
     Ok(())
+}
+
+/// Runs a command to its end, and gives how it ended and what it printed. Not through pipes: whoever it leaves behind would hold
+/// them, and be waited for.
+pub(crate) fn to_its_end(command: &mut Command) -> Result<(ExitStatus, String)> {
+    let mut said = fs::File::from(memfd_create("said", MemfdFlags::CLOEXEC)?);
+    command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said.try_clone()?);
+    let program = command.get_program().display().to_string();
+    let status = command.status().with_context(|| format!("cannot run {program}"))?;
+    let mut bytes = Vec::new();
+    said.rewind()?;
+    said.read_to_end(&mut bytes)?;
+    Ok((status, String::from_utf8_lossy(&bytes).trim().to_owned()))
 }
 
 /// Runs a program to its end, and gives how it ended and what it printed.

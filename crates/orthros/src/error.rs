@@ -32,6 +32,14 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// a systemd unit that no pair can be made of
+    #[error("{place}: {why}")]
+    Unit {
+        /// Its file and the line, or how it was named.
+        place: String,
+        /// What stands there, what is wrong with it, and what to do.
+        why: String,
+    },
     /// a program that is needed is not installed
     #[error("{program} is not installed; on Debian: apt-get install {package}")]
     Missing {

@@ -9,6 +9,7 @@ use crate::command::{find, require, run};
 use crate::error::{Error, Result};
 use crate::initramfs::Initramfs;
 use crate::kernel::KernelFiles;
+use crate::manner::Manner;
 
 /// What the devices of a pair, and criu, want of the kernel.
 const MODULES: &[&str] = &[
@@ -49,6 +50,8 @@ pub struct Service {
     pub programs: Vec<String>,
     /// Files of this host that it needs, and the names under which it expects them.
     pub files: Vec<(PathBuf, String)>,
+    /// How it is started.
+    pub manner: Manner,
 }
 
 /// The guests' own program, which is built along with this one and lies beside it.
@@ -84,7 +87,15 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
         image.file(&format!("/usr/sbin/{name}"), NOTHING, 0o755);
     }
     image.file("/etc/orrery/hook", HOOK, 0o755);
-    image.file("/etc/passwd", "root:x:0:0::/:/bin/sh\n", 0o644);
+    if service.manner.knows_users {
+        for path in ["/etc/passwd", "/etc/group"] {
+            image.copy(Path::new(path), path);
+        }
+        // As all systems with units have it.
+        image.link("/var/run", "/run").link("/var/lock", "/run/lock");
+    } else {
+        image.file("/etc/passwd", "root:x:0:0::/:/bin/sh\n", 0o644);
+    }
     image.directory("/data");
     let mut argv = service.argv.clone();
     if let Some(first) = argv.first_mut() {
@@ -101,14 +112,18 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
         let program = require(program, "the service's own package")?;
         image.program(&program, &program.to_string_lossy())?;
     }
+    for path in &service.manner.taken {
+        image.take(path)?;
+    }
     for (from, to) in &service.files {
         image.copy(from, to);
     }
-    let argv = serde_json::Value::from(argv).to_string();
-    image.file("/etc/orrery/service", argv, 0o644);
+    let description = serde_json::json!({"argv": argv, "manner": service.manner});
+    image.file("/etc/orrery/service", description.to_string(), 0o600);
     let mut modules = MODULES.to_vec();
     let by = service.argv.first().into_iter().chain(&service.programs).map(Path::new);
-    if by.chain(service.files.iter().map(|(_, to)| Path::new(to))).any(|path| path.ends_with(RULES_BY)) {
+    let by = by.chain(service.files.iter().map(|(_, to)| Path::new(to)));
+    if by.chain(service.manner.taken.iter().map(PathBuf::as_path)).any(|path| path.ends_with(RULES_BY)) {
         modules.extend(RULES);
     }
     for (index, module) in kernel.modules(&modules)?.iter().enumerate() {

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufWriter, Cursor, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::{BufWriter, Cursor, Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use cpio::newc::Builder;
@@ -13,15 +14,34 @@ use cpio::write_cpio;
 use crate::command::{require, run};
 use crate::error::{Error, Result, file};
 
-const DIRECTORY: u32 = 0o040_755;
+const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
-const LINK: u32 = 0o120_777;
+const LINK: u32 = 0o120_000;
 
 enum Entry {
-    Directory,
+    Directory(Rights),
     Bytes { bytes: Vec<u8>, mode: u32 },
-    Copy { from: PathBuf, mode: u32 },
+    Copy { from: PathBuf, rights: Rights },
     Link { to: String },
+}
+
+/// Permissions, and whose they are.
+#[derive(Clone, Copy)]
+struct Rights {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+}
+
+impl Rights {
+    /// Root's.
+    fn root(mode: u32) -> Self {
+        Self { mode, uid: 0, gid: 0 }
+    }
+
+    fn of(metadata: &fs::Metadata) -> Self {
+        Self { mode: metadata.mode() & 0o7777, uid: metadata.uid(), gid: metadata.gid() }
+    }
 }
 
 /// An archive in the making. What is added twice under the same name is there once, as it was added last.
@@ -40,20 +60,25 @@ impl Initramfs {
     fn put(&mut self, path: &Path, entry: Entry) {
         let path: PathBuf = path.components().filter(|part| matches!(part, Component::Normal(_))).collect();
         for folder in path.ancestors().skip(1).filter(|folder| !folder.as_os_str().is_empty()) {
-            self.entries.entry(folder.to_owned()).or_insert(Entry::Directory);
+            self.entries.entry(folder.to_owned()).or_insert(Entry::Directory(Rights::root(0o755)));
         }
         self.entries.insert(path, entry);
     }
 
+    /// Whether something is there under this name.
+    fn has(&self, path: &Path) -> bool {
+        self.entries.contains_key(path.strip_prefix("/").unwrap_or(path))
+    }
+
     /// An empty folder.
     pub fn directory(&mut self, path: &str) -> &mut Self {
-        self.put(Path::new(path), Entry::Directory);
+        self.put(Path::new(path), Entry::Directory(Rights::root(0o755)));
         self
     }
 
     /// A file with these contents and permissions.
     pub fn file(&mut self, path: &str, contents: impl Into<Vec<u8>>, permissions: u32) -> &mut Self {
-        self.put(Path::new(path), Entry::Bytes { bytes: contents.into(), mode: REGULAR | permissions });
+        self.put(Path::new(path), Entry::Bytes { bytes: contents.into(), mode: permissions });
         self
     }
 
@@ -65,12 +90,33 @@ impl Initramfs {
 
     /// A copy of a file of the host, under another name.
     pub fn copy(&mut self, from: &Path, path: &str) -> &mut Self {
-        let mode = fs::metadata(from).map_or(0o644, |metadata| metadata.permissions().mode() & 0o777);
-        self.put(Path::new(path), Entry::Copy { from: from.to_owned(), mode: REGULAR | mode });
+        let mode = fs::metadata(from).map_or(0o644, |metadata| metadata.mode() & 0o777);
+        self.put(Path::new(path), Entry::Copy { from: from.to_owned(), rights: Rights::root(mode) });
         self
     }
 
-    /// A program of the host under its own name, with all libraries that it needs under theirs.
+    /// A file of the host under its own name, or a folder without what is in it, with owner and permissions, as have the folders that
+    /// it is in.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`] where it is not there.
+    pub fn take(&mut self, path: &Path) -> Result<&mut Self> {
+        let parents = path.ancestors().skip(1).filter(|folder| *folder != Path::new("/"));
+        for path in parents.chain([path]) {
+            let metadata = fs::metadata(path).map_err(file("open", path))?;
+            let rights = Rights::of(&metadata);
+            let entry = match metadata.is_dir() {
+                true => Entry::Directory(rights),
+                false => Entry::Copy { from: path.to_owned(), rights },
+            };
+            self.put(path, entry);
+        }
+        Ok(self)
+    }
+
+    /// A program of the host under its own name, with all libraries that it needs under theirs, and a script with the program that
+    /// reads it.
     ///
     /// # Errors
     ///
@@ -78,6 +124,10 @@ impl Initramfs {
     pub fn program(&mut self, from: &Path, path: &str) -> Result<&mut Self> {
         let real = fs::canonicalize(from).map_err(file("find", from))?;
         self.copy(&real, path);
+        if let Some(reader) = reader(&real).filter(|reader| !self.has(reader)) {
+            let name = reader.to_string_lossy().into_owned();
+            self.program(&reader, &name)?;
+        }
         let ldd = require("ldd", "libc-bin")?;
         // It fails for programs that need none.
         let needed = match run(&ldd, &[&real], None) {
@@ -103,17 +153,20 @@ impl Initramfs {
         let mut inputs = Vec::new();
         for (index, (path, entry)) in (1..).zip(&self.entries) {
             let builder = Builder::new(&path.to_string_lossy()).ino(index).nlink(1);
-            let (mode, bytes) = match entry {
-                Entry::Directory => (DIRECTORY, Vec::new()),
-                Entry::Bytes { bytes, mode } => (*mode, bytes.clone()),
-                Entry::Copy { from, mode } => (*mode, fs::read(from).map_err(file("read", from))?),
-                Entry::Link { to } => (LINK, to.clone().into_bytes()),
+            let (kind, rights, bytes) = match entry {
+                Entry::Directory(rights) => (DIRECTORY, *rights, Vec::new()),
+                Entry::Bytes { bytes, mode } => (REGULAR, Rights::root(*mode), bytes.clone()),
+                Entry::Copy { from, rights } => {
+                    (REGULAR, *rights, fs::read(from).map_err(file("read", from))?)
+                }
+                Entry::Link { to } => (LINK, Rights::root(0o777), to.clone().into_bytes()),
             };
-            inputs.push((builder.mode(mode), Cursor::new(bytes)));
+            let Rights { mode, uid, gid } = rights;
+            inputs.push((builder.mode(kind | mode).uid(uid).gid(gid), Cursor::new(bytes)));
         }
         // The kernel's first console, before any file system is mounted.
         let console = Builder::new("dev/console").mode(0o020_600).nlink(1).rdev_major(5).rdev_minor(1);
-        inputs.push((Builder::new("dev").mode(DIRECTORY).nlink(1), Cursor::new(Vec::new())));
+        inputs.push((Builder::new("dev").mode(DIRECTORY | 0o755).nlink(1), Cursor::new(Vec::new())));
         inputs.push((console, Cursor::new(Vec::new())));
         let failed = file("write", into);
         let written = fs::File::create(into)
@@ -121,6 +174,16 @@ impl Initramfs {
             .and_then(|mut out| out.flush());
         written.map_err(failed)
     }
+}
+
+/// The program that reads a script, by its first line, execve(2).
+fn reader(script: &Path) -> Option<PathBuf> {
+    let mut bytes = [0; 256];
+    let read = fs::File::open(script).and_then(|mut script| script.read(&mut bytes)).ok()?;
+    let line = bytes.get(..read)?.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
+    let word = line.trim_ascii().split(u8::is_ascii_whitespace).next()?;
+    let path = Path::new(std::ffi::OsStr::from_bytes(word));
+    path.is_absolute().then(|| path.to_owned())
 }
 
 #[cfg(test)]
@@ -154,5 +217,51 @@ mod tests {
         archive.program(Path::new("/bin/ls"), "/bin/ls").unwrap();
         assert!(archive.entries.keys().any(|path| path.to_string_lossy().contains("libc.so")));
         assert!(Initramfs::new().program(Path::new("/no/such/program"), "/x").is_err());
+    }
+
+    #[test]
+    fn a_script_brings_who_reads_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("script");
+        fs::write(&script, "#! /bin/sh -e\ntrue\n").unwrap();
+        let mut archive = Initramfs::new();
+        archive.program(&script, "/usr/bin/script").unwrap();
+        assert!(archive.has(Path::new("/bin/sh")) && archive.has(Path::new("/usr/bin/script")));
+        fs::write(&script, "#!sh").unwrap();
+        assert_eq!(reader(&script), None, "it would be looked for where the script is started");
+    }
+
+    #[test]
+    fn what_is_taken_keeps_its_owner_and_so_do_the_folders_around_it() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let (inner, path) = (folder.path().join("inner"), folder.path().join("inner/file"));
+        fs::create_dir(&inner).unwrap();
+        fs::write(&path, "hello").unwrap();
+        fs::set_permissions(&inner, fs::Permissions::from_mode(0o2770)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        if std::os::unix::fs::chown(&path, Some(102), Some(105)).is_err() {
+            orrery_testing::skipped!("owners: giving files away takes root");
+            return;
+        }
+        std::os::unix::fs::chown(&inner, Some(102), Some(0)).unwrap();
+        let mut archive = Initramfs::new();
+        archive.take(&path).unwrap();
+        assert!(Initramfs::new().take(&folder.path().join("none")).is_err());
+        let image = folder.path().join("image");
+        archive.write(&image).unwrap();
+        let mut found = Vec::new();
+        let mut rest = Cursor::new(fs::read(&image).unwrap());
+        while let Ok(reader) = cpio::NewcReader::new(rest) {
+            if reader.entry().is_trailer() {
+                break;
+            }
+            let entry = reader.entry();
+            found.push((entry.name().to_owned(), entry.mode(), entry.uid(), entry.gid()));
+            rest = reader.finish().unwrap();
+        }
+        let name = |path: &Path| path.strip_prefix("/").unwrap().to_str().unwrap().to_owned();
+        assert!(found.contains(&(name(&path), 0o100_640, 102, 105)), "{found:?}");
+        assert!(found.contains(&(name(&inner), 0o042_770, 102, 0)), "{found:?}");
     }
 }

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use orrery_orthros::{BridgeConfig, DiskConfig, DiskSource, NetworkConfig, Service};
+use orrery_orthros::{
+    BridgeConfig, DiskConfig, DiskSource, Manner, NetworkConfig, Service, UnitService, read_unit,
+};
 use serde::Deserialize;
 
 /// What the file says.
@@ -12,7 +14,10 @@ use serde::Deserialize;
 #[serde(deny_unknown_fields)]
 pub(super) struct PairFile {
     /// The program and its arguments.
+    #[serde(default)]
     service: Vec<String>,
+    /// A systemd unit instead.
+    unit: Option<String>,
     /// Memory of each machine in MiB.
     #[serde(default = "PairFile::memory")]
     memory: u64,
@@ -71,6 +76,8 @@ impl DiskTable {
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) service: Service,
+    /// What its unit was made into.
+    pub(super) told: Vec<String>,
     pub(super) memory_mib: u64,
     pub(super) cpus: u32,
     pub(super) silence: Duration,
@@ -78,6 +85,30 @@ pub(super) struct Wanted {
     pub(super) folder: Option<PathBuf>,
     pub(super) disk: Option<DiskConfig>,
     pub(super) append: String,
+}
+
+/// A service as it is named: by a unit, or else by a program with its arguments.
+pub(super) struct Named<'n> {
+    pub(super) unit: Option<&'n str>,
+    pub(super) argv: Vec<String>,
+}
+
+impl Named<'_> {
+    /// The service with these programs and files besides, and what there is to tell of it.
+    pub(super) fn service(
+        self,
+        disk: Option<&DiskConfig>,
+        programs: Vec<String>,
+        files: Vec<(PathBuf, String)>,
+    ) -> Result<(Service, Vec<String>)> {
+        let Some(unit) = self.unit else {
+            return Ok((Service { argv: self.argv, programs, files, manner: Manner::default() }, Vec::new()));
+        };
+        let UnitService { mut service, told } = read_unit(unit, disk.map(|disk| Path::new(&disk.mount)))?;
+        service.programs.extend(programs);
+        service.files.extend(files);
+        Ok((service, told))
+    }
 }
 
 /// What a pair has one of, as a failover carries one over, and what to do with several.
@@ -136,7 +167,11 @@ impl PairFile {
             }
         }
         let file: Self = toml::from_str(text)?;
-        ensure!(!file.service.is_empty(), "service: name a program, as in service = [\"redis-server\"]");
+        ensure!(file.unit.is_none() || file.service.is_empty(), "say either service or unit");
+        ensure!(
+            file.unit.is_some() || !file.service.is_empty(),
+            "service: name a program, as in service = [\"redis-server\"], or a unit, as in unit = \"redis-server\""
+        );
         let memory_mib = super::power_of_two(&file.memory.to_string())
             .map_err(|why| anyhow::anyhow!("memory = {}: {why}", file.memory))?;
         ensure!((1..=64).contains(&file.cpus), "cpus = {}: a machine has from 1 to 64", file.cpus);
@@ -158,9 +193,11 @@ impl PairFile {
         };
         let disk = file.disk.map(DiskTable::check).transpose().context("disk")?;
         let files = file.files.into_iter().map(|file| (file.here, file.there)).collect();
-        let service = Service { argv: file.service, programs: file.programs, files };
+        let named = Named { unit: file.unit.as_deref(), argv: file.service };
+        let (service, told) = named.service(disk.as_ref(), file.programs, files)?;
         Ok(Wanted {
             service,
+            told,
             memory_mib,
             cpus: file.cpus,
             silence,
@@ -254,6 +291,9 @@ mod tests {
             told.contains("2 disks are given") && told.contains("/srv/b") && told.contains("folders"),
             "{told}"
         );
+        assert!(refused("service = ['x']\nunit = 'y'").contains("either service or unit"));
+        assert!(refused("memory = 256").contains("unit = \"redis-server\""));
+        assert!(refused("unit = 'no-such-unit'").contains("no-such-unit.service"));
         let told = refused("service = ['x']\nnetwork = ['inner', 'outer']");
         assert!(told.contains("2 networks are given") && told.contains("outer"), "{told}");
         assert!(told.contains("forward"), "{told}");

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros::{DiskConfig, DiskSource, Fault, NetworkConfig, Pair, PairConfig, Service, cache};
+use orrery_orthros::{
+    DiskConfig, DiskSource, Fault, Manner, NetworkConfig, Pair, PairConfig, Service, cache,
+};
 
 use super::counter::{Counter, PATIENCE};
 use super::{Common, Story};
@@ -33,7 +35,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let config = PairConfig {
         folder,
         cache: cache(),
-        service: Service { argv: words.map(str::to_owned).to_vec(), programs: Vec::new(), files: Vec::new() },
+        service: Service {
+            argv: words.map(str::to_owned).to_vec(),
+            programs: Vec::new(),
+            files: Vec::new(),
+            manner: Manner::default(),
+        },
         memory_mib: common.memory,
         cpus: common.cpus,
         silence: Duration::from_secs_f64(common.silence),

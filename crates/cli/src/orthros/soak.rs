@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use orrery_orthros::{
-    Cause, DiskConfig, DiskSource, Error, Fault, NetworkConfig, Pair, PairConfig, Service, cache,
+    Cause, DiskConfig, DiskSource, Error, Fault, Manner, NetworkConfig, Pair, PairConfig, Service, cache,
 };
 use serde::{Deserialize, Serialize};
 
@@ -300,7 +300,12 @@ impl Scene {
     fn new(common: &Common) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let words = ["busybox", "sh", "-c", SCRIPT].map(str::to_owned).to_vec();
-        let service = Service { argv: words, programs: vec!["redis-server".to_owned()], files: Vec::new() };
+        let service = Service {
+            argv: words,
+            programs: vec!["redis-server".to_owned()],
+            files: Vec::new(),
+            manner: Manner::default(),
+        };
         let pair = Pair::up(PairConfig {
             folder: common.folder.clone().unwrap_or_else(|| folder.path().to_owned()),
             cache: cache(),

@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use orrery_orthros::{
-    BridgeConfig, Cause, DiskConfig, DiskSource, Error, Fault, NetworkConfig, Pair, PairConfig, Service,
-    cache,
+    BridgeConfig, Cause, DiskConfig, DiskSource, Error, Fault, NetworkConfig, Pair, PairConfig, cache,
 };
 
-use super::config::{DISKS, NETWORKS, PairFile, Wanted, one};
+use super::config::{DISKS, NETWORKS, Named, PairFile, Wanted, one};
 use super::remote::{BACKUP, Lines};
 use super::{Common, Story};
 
@@ -22,7 +21,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     common: Common,
     /// A file that describes the pair, instead of what follows
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["network", "bridge", "programs", "files", "disk", "append", "service"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["network", "bridge", "programs", "files", "disk", "append", "unit", "service"])]
     config: Option<PathBuf>,
     /// Take commands only from `orrery orthros status`, `crash`, `failover` and `down`, not from standard input
     #[arg(long)]
@@ -61,8 +60,12 @@ pub(crate) struct Arguments {
     /// More for the command line of the guests' kernel
     #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
     append: String,
+    /// The service, by the name of its systemd unit (redis-server, NAME@INSTANCE) or the absolute path of a unit's file:
+    /// started as the unit's files on this host say, with the files that they name
+    #[arg(long, value_name = "UNIT", conflicts_with = "service")]
+    unit: Option<String>,
     /// The service: a program of this host and its arguments. It sees its own program and libraries, and --file
-    #[arg(required_unless_present = "config", trailing_var_arg = true)]
+    #[arg(required_unless_present_any = ["config", "unit"], trailing_var_arg = true)]
     service: Vec<String>,
 }
 
@@ -93,8 +96,11 @@ fn wanted(arguments: &Arguments) -> Result<Wanted> {
         }
         _ => own.map(NetworkConfig::Own),
     };
+    let named = Named { unit: arguments.unit.as_deref(), argv: arguments.service.clone() };
+    let (service, told) = named.service(disk.as_ref(), arguments.programs.clone(), files)?;
     Ok(Wanted {
-        service: Service { argv: arguments.service.clone(), programs: arguments.programs.clone(), files },
+        service,
+        told,
         memory_mib: arguments.common.memory,
         cpus: arguments.common.cpus,
         silence: Duration::from_secs_f64(arguments.common.silence),
@@ -117,6 +123,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Some(NetworkConfig::Bridge(place)) => format!(" on bridge {}", place.bridge),
         None => String::new(),
     };
+    for text in &wanted.told {
+        story.tell("unit", None, text)?;
+    }
     let mut pair = Pair::up(PairConfig {
         folder,
         cache: cache(),

@@ -92,6 +92,11 @@ impl Up {
     pub fn start(options: &[&str], service: &[&str]) -> Self {
         let mut command = orthros();
         command.args(["up", "--json"]).args(options).arg("--").args(service);
+        Self::begin(command)
+    }
+
+    /// A whole command, which prints JSON.
+    pub fn begin(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, lines) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Self { child, input, lines, told: Vec::new() }

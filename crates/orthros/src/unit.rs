@@ -1,0 +1,382 @@
+//! A service as its systemd unit describes it, made into what a pair takes.
+//!
+//! The unit is read from this host's files (systemd.unit(5)), whether a systemd runs or not; in the guests none does. So each setting is
+//! either done there by `orrery-guest` (who runs the program, where, with which variables and limits, and which folders it finds), or
+//! told to be left out, or refused with its file and line: see `settings`. The files that the unit names come with the image.
+
+mod command;
+mod environment;
+mod name;
+mod needs;
+mod search;
+mod settings;
+mod specifier;
+mod syntax;
+mod users;
+mod values;
+mod words;
+
+use std::fs;
+use std::path::Path;
+
+use crate::error::{Error, Result, file};
+use crate::guest::Service;
+use crate::manner::{Folder, Invocation, Manner};
+use environment::Environment;
+use needs::Needs;
+use search::{Found, Places};
+use settings::Settings;
+use specifier::Specifiers;
+use syntax::Setting;
+use users::{User, Users};
+
+/// Settings for folders, what keeps their permissions, where they lie, and what tells the program, systemd.exec(5).
+const FOLDERS: [(&str, &str, &str, &str); 4] = [
+    ("RuntimeDirectory", "RuntimeDirectoryMode", "/run", "RUNTIME_DIRECTORY"),
+    ("StateDirectory", "StateDirectoryMode", "/var/lib", "STATE_DIRECTORY"),
+    ("CacheDirectory", "CacheDirectoryMode", "/var/cache", "CACHE_DIRECTORY"),
+    ("LogsDirectory", "LogsDirectoryMode", "/var/log", "LOGS_DIRECTORY"),
+];
+const CONFIGURATION: (&str, &str, &str, &str) =
+    ("ConfigurationDirectory", "ConfigurationDirectoryMode", "/etc", "CONFIGURATION_DIRECTORY");
+const FORKING: &str = "a program that goes into the background leaves nobody that could be carried over with all that it started; \
+                       write Type=exec, and in ExecStart= what keeps it in the foreground, into a drop-in or into a file of your own \
+                       that --unit names by its absolute path";
+
+/// A service as a unit describes it.
+#[derive(Clone, Debug)]
+pub struct UnitService {
+    /// What runs in the pair.
+    pub service: Service,
+    /// What is worth knowing: which files it is made of, and what is not applied.
+    pub told: Vec<String>,
+}
+
+/// Reads a unit, by its name (`.service` may be left out) or by the absolute path of its file, for a pair with a disk mounted there.
+///
+/// # Errors
+///
+/// [`Error::Unit`] with the file, the line and a way out where there is no such unit, or the service could not be as it says;
+/// [`Error::File`].
+pub fn read_unit(which: &str, disk: Option<&Path>) -> Result<UnitService> {
+    let found = Places::of_system().find(which)?;
+    let mut settings = Vec::new();
+    for path in std::iter::once(&found.file).chain(&found.drop_ins) {
+        let text = fs::read_to_string(path).map_err(file("read", path))?;
+        settings.extend(syntax::parse(&text, path)?);
+    }
+    Reading { settings: &Settings(settings), found: &found, users: Users::read()? }.service(disk)
+}
+
+/// A unit that is being read.
+struct Reading<'u> {
+    settings: &'u Settings,
+    found: &'u Found,
+    users: Users,
+}
+
+impl Reading<'_> {
+    fn service(&self, disk: Option<&Path>) -> Result<UnitService> {
+        let left_out = self.settings.left_out()?;
+        let remark = self.check_type()?;
+        let mut needs = Needs::beside(disk);
+        let mut manner = Manner { knows_users: true, ..Manner::default() };
+        let user = self.who(&mut manner)?;
+        let (uid, gid) = manner.identity.as_ref().map_or((0, 0), |identity| (identity.uid, identity.gid));
+        self.numbers(&mut manner)?;
+        let searched = self.texts("ExecSearchPath")?.join(":");
+        let searched = if searched.is_empty() { command::SEARCHED } else { searched.as_str() };
+        let mut environment = Environment::default();
+        environment.set("PATH", searched);
+        for (name, value) in user.iter().flat_map(|user| user.environment()) {
+            environment.set(&name, &value);
+        }
+        for place in FOLDERS {
+            manner.folders.extend(self.folders(place, (uid, gid), &mut environment)?);
+        }
+        for folder in self.folders(CONFIGURATION, (0, 0), &mut environment)? {
+            if Path::new(&folder.path).is_dir() {
+                needs.add(Path::new(&folder.path))?;
+            } else {
+                manner.folders.push(folder);
+            }
+        }
+        self.variables(&mut environment, &mut needs)?;
+        manner.working = self.working(user.as_ref(), &mut needs)?;
+        for setting in
+            [self.settings.list("ReadWritePaths"), self.settings.list("ReadWriteDirectories")].concat()
+        {
+            for word in self.words(setting)? {
+                needs.add(Path::new(word.trim_start_matches(['-', '+'])))?;
+            }
+        }
+        let start = self.commands(&environment, searched, &mut manner)?;
+        for command in manner.before.iter().chain([&start]) {
+            for path in command.arguments.iter().filter_map(|word| needs::named(word)) {
+                needs.add(path)?;
+            }
+        }
+        needs.folders.retain(|folder| manner.folders.iter().all(|other| other.path != folder.path));
+        manner.folders.append(&mut needs.folders);
+        manner.environment = Some(environment.0);
+        (manner.name, manner.as_root) = (start.name.clone(), start.as_root);
+        let told = self.tell(&start, user.as_ref(), &needs, &manner, remark, &left_out);
+        let programs = manner.before.iter().map(|command| command.program.clone());
+        let programs = programs.chain(std::mem::take(&mut needs.programs)).collect();
+        manner.taken = needs.taken;
+        let argv = std::iter::once(start.program).chain(start.arguments).collect();
+        Ok(UnitService { service: Service { argv, programs, files: Vec::new(), manner }, told })
+    }
+
+    fn specifiers(&self) -> Specifiers<'_> {
+        Specifiers { name: &self.found.name, file: &self.found.file }
+    }
+
+    /// The value with its specifiers replaced.
+    fn text(&self, setting: &Setting) -> Result<String> {
+        self.specifiers().expand(&setting.value).map_err(|why| setting.refuse(why))
+    }
+
+    /// All values of a setting.
+    fn texts(&self, key: &str) -> Result<Vec<String>> {
+        self.settings.list(key).into_iter().map(|setting| self.text(setting)).collect()
+    }
+
+    /// The words of a value, their specifiers replaced.
+    fn words(&self, setting: &Setting) -> Result<Vec<String>> {
+        let words = words::split(&setting.value)
+            .and_then(|words| words.iter().map(|word| self.specifiers().expand(word)).collect());
+        words.map_err(|why| setting.refuse(why))
+    }
+
+    /// Makes sure that the service is of a kind that a guest can have; gives what is worth knowing of it.
+    fn check_type(&self) -> Result<Option<String>> {
+        let bus = "the guests have no message bus; have the program do without it, and write Type=exec into a drop-in";
+        match (self.settings.last("Type"), self.settings.last("BusName")) {
+            (None, Some(setting)) => Err(setting.refuse(format!("that makes it Type=dbus, and {bus}"))),
+            (None, None) => Ok(None),
+            (Some(setting), _) => match setting.value.as_str() {
+                "simple" | "exec" | "idle" => Ok(None),
+                kind @ ("notify" | "notify-reload") => {
+                    Ok(Some(format!("Type={kind}: nobody waits for the program's word that it is ready")))
+                }
+                "forking" => Err(setting.refuse(FORKING)),
+                "oneshot" => Err(setting.refuse(
+                    "there is nothing to carry over of what runs to its end; name a service that stays",
+                )),
+                "dbus" => Err(setting.refuse(bus)),
+                _ => Err(setting.refuse("there is no such type; write simple, exec or notify")),
+            },
+        }
+    }
+
+    /// Who runs it.
+    fn who(&self, manner: &mut Manner) -> Result<Option<User>> {
+        let user = self.settings.last("User").map(|setting| {
+            let user = self.text(setting)?;
+            self.users.user(&user).cloned().map_err(|why| setting.refuse(why))
+        });
+        let user = user.transpose()?;
+        let number =
+            |setting: &Setting, name: &str| self.users.group(name).map_err(|why| setting.refuse(why));
+        let group =
+            self.settings.last("Group").map(|setting| number(setting, &self.text(setting)?)).transpose()?;
+        let mut more = Vec::new();
+        for setting in self.settings.list("SupplementaryGroups") {
+            for name in self.words(setting)? {
+                more.push(number(setting, &name)?);
+            }
+        }
+        if user.is_some() || group.is_some() || !more.is_empty() {
+            manner.identity = Some(self.users.identity(user.as_ref(), group, &more));
+        }
+        Ok(user)
+    }
+
+    /// Numbers, and yes or no.
+    fn numbers(&self, manner: &mut Manner) -> Result<()> {
+        let settings = self.settings;
+        let mode = |setting: &Setting| values::mode(&setting.value).map_err(|why| setting.refuse(why));
+        manner.umask = Some(settings.last("UMask").map(mode).transpose()?.unwrap_or(0o022));
+        let nice = |setting: &Setting| values::nice(&setting.value).map_err(|why| setting.refuse(why));
+        manner.nice = settings.last("Nice").map(nice).transpose()?;
+        manner.no_new_privileges = settings.is_set("NoNewPrivileges")?.unwrap_or(false);
+        manner.ignores_pipes = settings.is_set("IgnoreSIGPIPE")?.unwrap_or(true);
+        manner.limits = vec![values::FILES];
+        for setting in
+            settings.0.iter().filter(|setting| setting.section == "Service" && values::is_limit(&setting.key))
+        {
+            // An empty one takes back those before it.
+            if settings.last(&setting.key) == Some(setting) {
+                let limit = values::limit(&setting.key, &setting.value).map_err(|why| setting.refuse(why))?;
+                manner.limits.retain(|(number, ..)| *number != limit.0);
+                manner.limits.push(limit);
+            }
+        }
+        Ok(())
+    }
+
+    /// The folders of a setting, which the program is told of.
+    fn folders(
+        &self,
+        (key, mode_key, root, variable): (&str, &str, &str, &str),
+        (uid, gid): (u32, u32),
+        environment: &mut Environment,
+    ) -> Result<Vec<Folder>> {
+        let mode = |setting: &Setting| values::mode(&setting.value).map_err(|why| setting.refuse(why));
+        let mode = self.settings.last(mode_key).map(mode).transpose()?.unwrap_or(0o755);
+        let mut folders = Vec::new();
+        for setting in self.settings.list(key) {
+            for name in self.words(setting)? {
+                if name.contains(':') {
+                    return Err(
+                        setting.refuse("a second name is not made; leave out what comes after the colon")
+                    );
+                }
+                let name = name.trim_end_matches('/');
+                let parts_are_plain = name.split('/').all(|part| !["", ".", ".."].contains(&part));
+                if !parts_are_plain {
+                    return Err(setting.refuse(format!(
+                        "{name}: write the path of a folder in {root}, without {root} and .."
+                    )));
+                }
+                folders.push(Folder { path: format!("{root}/{name}"), mode, uid, gid, owned: true });
+            }
+        }
+        if !folders.is_empty() {
+            let paths: Vec<&str> = folders.iter().map(|folder| folder.path.as_str()).collect();
+            environment.set(variable, &paths.join(":"));
+        }
+        Ok(folders)
+    }
+
+    /// The variables that the unit sets, and the files that have them.
+    fn variables(&self, environment: &mut Environment, needs: &mut Needs) -> Result<()> {
+        for setting in self.settings.list("Environment") {
+            for word in self.words(setting)? {
+                let (name, value) = environment::assignment(&word).map_err(|why| setting.refuse(why))?;
+                environment.set(name, value);
+            }
+        }
+        for setting in self.settings.list("EnvironmentFile") {
+            let text = self.text(setting)?;
+            let (may_lack, path) = text.strip_prefix('-').map_or((false, text.as_str()), |path| (true, path));
+            if !path.starts_with('/') || path.contains(['*', '?', '[']) {
+                return Err(setting.refuse("write the absolute path of one file, in a line for each"));
+            }
+            let text = match fs::read_to_string(path) {
+                Ok(text) => text,
+                Err(_) if may_lack => continue,
+                Err(error) => {
+                    return Err(
+                        setting.refuse(format!("{error}; write - before a path that may not be there"))
+                    );
+                }
+            };
+            let variables = environment::parse_file(&text)
+                .map_err(|why| setting.refuse(format!("in this file, {why}")))?;
+            for (name, value) in variables {
+                environment.set(&name, &value);
+            }
+            needs.add(Path::new(path))?;
+        }
+        for setting in self.settings.list("UnsetEnvironment") {
+            for word in self.words(setting)? {
+                match word.split_once('=') {
+                    Some((name, value)) if environment.get(name) != Some(value) => {}
+                    Some((name, _)) => environment.unset(name),
+                    None => environment.unset(&word),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The folder that it starts in, and whether another will do.
+    fn working(&self, user: Option<&User>, needs: &mut Needs) -> Result<Option<(String, bool)>> {
+        let Some(setting) = self.settings.last("WorkingDirectory") else { return Ok(None) };
+        let text = self.text(setting)?;
+        let (may_lack, path) = text.strip_prefix('-').map_or((false, text.as_str()), |path| (true, path));
+        let path = match path {
+            "~" => user.map_or("/root", |user| user.home.as_str()),
+            path => path,
+        };
+        if !path.starts_with('/') {
+            return Err(setting.refuse("write an absolute path, or ~ for the user's home"));
+        }
+        needs.add(Path::new(path))?;
+        Ok(Some((path.to_owned(), may_lack)))
+    }
+
+    /// What is run before the service, and the service.
+    fn commands(&self, environment: &Environment, searched: &str, manner: &mut Manner) -> Result<Invocation> {
+        let read = |setting: &Setting| -> Result<Vec<Invocation>> {
+            let lines = command::parse(&setting.value, &self.specifiers());
+            let settled =
+                lines.and_then(|lines| lines.iter().map(|line| line.settle(environment, searched)).collect());
+            settled.map_err(|why: String| setting.refuse(why))
+        };
+        let root = self.settings.is_set("PermissionsStartOnly")?.unwrap_or(false);
+        for setting in self.settings.list("ExecStartPre") {
+            manner.before.extend(
+                read(setting)?.into_iter().map(|it| Invocation { as_root: it.as_root || root, ..it }),
+            );
+        }
+        let mut commands = Vec::new();
+        for setting in self.settings.list("ExecStart") {
+            commands.extend(read(setting)?.into_iter().map(|command| (setting, command)));
+        }
+        match (commands.pop(), commands.is_empty()) {
+            (Some((_, command)), true) => Ok(command),
+            (Some((setting, _)), false) => Err(setting.refuse(
+                "this is another command, and a service is one; take back the others with an empty ExecStart= before it",
+            )),
+            (None, _) => Err(Error::Unit {
+                place: self.found.file.display().to_string(),
+                why: "it has no ExecStart=, and so nothing to run; name a service that stays".to_owned(),
+            }),
+        }
+    }
+
+    fn tell(
+        &self,
+        start: &Invocation,
+        user: Option<&User>,
+        needs: &Needs,
+        manner: &Manner,
+        remark: Option<String>,
+        left_out: &[&str],
+    ) -> Vec<String> {
+        let list = |words: Vec<String>| words.join(", ");
+        let mut unit = format!("{} is {}", self.found.name.full, self.found.file.display());
+        if !self.found.drop_ins.is_empty() {
+            let paths = self.found.drop_ins.iter().map(|path| path.display().to_string()).collect();
+            unit.push_str(&format!(" with {}", list(paths)));
+        }
+        let who = user.filter(|_| !start.as_root).map_or("root", |user| user.name.as_str());
+        let words: Vec<&str> =
+            std::iter::once(&start.program).chain(&start.arguments).map(String::as_str).collect();
+        unit.push_str(&format!(": {} runs {}", who, words.join(" ")));
+        let mut told = vec![unit];
+        if !needs.taken.is_empty() {
+            told.push(format!(
+                "taken along: {}",
+                list(needs.taken.iter().map(|path| path.display().to_string()).collect())
+            ));
+        }
+        if !manner.folders.is_empty() {
+            told.push(format!(
+                "folders made: {}",
+                list(manner.folders.iter().map(|folder| folder.path.clone()).collect())
+            ));
+        }
+        told.extend(remark);
+        if !left_out.is_empty() {
+            told.push(format!("not applied: {}", left_out.join(", ")));
+        }
+        told
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! Whole units, made into what a pair takes.
+
+use std::path::PathBuf;
+
+use super::*;
+
+/// A unit's file with a folder for more, where a guest has nothing of its own.
+struct Written(tempfile::TempDir);
+
+impl Written {
+    fn new(text: &str) -> Self {
+        let folder = tempfile::Builder::new().tempdir_in("/var/tmp").unwrap();
+        fs::write(folder.path().join("a@b.service"), text.replace("HERE", folder.path().to_str().unwrap()))
+            .unwrap();
+        Self(folder)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn read(&self) -> Result<UnitService> {
+        read_unit(self.at("a@b.service").to_str().unwrap(), Some(Path::new("/data")))
+    }
+}
+
+fn read(text: &str) -> UnitService {
+    Written::new(&format!("[Service]\nExecStart=/bin/sh\n{text}")).read().unwrap()
+}
+
+fn variable<'u>(unit: &'u UnitService, name: &str) -> Option<&'u str> {
+    let variables = unit.service.manner.environment.as_ref().unwrap();
+    variables.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
+}
+
+#[test]
+fn a_unit_becomes_a_service() {
+    let unit = Written::new(
+        "[Unit]\nDescription=All of it\nAfter=network.target\n[Service]\nType=notify\nUser=root\nUMask=007\nNice=5\n\
+         NoNewPrivileges=yes\nLimitNOFILE=65535\nLimitCORE=1\nLimitCORE=\nRuntimeDirectory=a/%i c\nRuntimeDirectoryMode=2755\n\
+         StateDirectory=%p\nExecStartPre=-/bin/sh -c 'exit 1'\nExecStartPre=!/bin/mkdir \\\n  HERE/data\n\
+         Environment=\"A=one two\" B=%i\nEnvironment=B=c\nEnvironmentFile=HERE/variables\nEnvironmentFile=-HERE/none\n\
+         UnsetEnvironment=LOGNAME B=other\nWorkingDirectory=HERE/data\n\
+         ExecStart=@/bin/sh name --file=HERE/file $A ${B} $D\nReadWritePaths=-HERE/data -/none\nPrivateTmp=yes\n",
+    );
+    fs::create_dir(unit.at("data")).unwrap();
+    fs::write(unit.at("file"), "").unwrap();
+    fs::write(unit.at("variables"), "D='it is'\nA=x y\n").unwrap();
+    let read = unit.read().unwrap();
+    let (service, at) = (&read.service, |name: &str| unit.at(name).display().to_string());
+    assert_eq!(service.argv, ["/bin/sh", &format!("--file={}", at("file")), "x", "y", "c", "it", "is"]);
+    let manner = &service.manner;
+    assert_eq!((manner.name.as_deref(), manner.umask, manner.nice), (Some("name"), Some(7), Some(5)));
+    assert!(manner.no_new_privileges && manner.ignores_pipes && manner.knows_users && !manner.as_root);
+    assert_eq!(manner.limits, [(libc::RLIMIT_NOFILE, 65535, 65535)]);
+    assert_eq!(manner.working, Some((at("data"), false)));
+    assert_eq!(manner.identity.as_ref().map(|identity| (identity.uid, identity.gid)), Some((0, 0)));
+    let before: Vec<_> =
+        manner.before.iter().map(|it| (it.program.as_str(), it.may_fail, it.as_root)).collect();
+    assert_eq!(before, [("/bin/sh", true, false), ("/bin/mkdir", false, true)]);
+    assert_eq!(manner.before[1].arguments, [at("data")]);
+    let folders: Vec<_> = manner.folders.iter().map(|it| (it.path.as_str(), it.mode, it.owned)).collect();
+    let data = (at("data"), 0o755, false);
+    let expected = [
+        ("/run/a/b", 0o2755, true),
+        ("/run/c", 0o2755, true),
+        ("/var/lib/a", 0o755, true),
+        (&data.0, data.1, data.2),
+    ];
+    assert_eq!(folders, expected);
+    assert_eq!(manner.taken, ["variables", "file"].map(|name| unit.at(name)));
+    assert_eq!(service.programs, ["/bin/sh", "/bin/mkdir"]);
+    for (name, value) in [
+        ("A", Some("x y")),
+        ("B", Some("c")),
+        ("D", Some("it is")),
+        ("USER", Some("root")),
+        ("LOGNAME", None),
+        ("RUNTIME_DIRECTORY", Some("/run/a/b:/run/c")),
+        ("STATE_DIRECTORY", Some("/var/lib/a")),
+        ("PATH", Some(command::SEARCHED)),
+        ("NOTIFY_SOCKET", None),
+    ] {
+        assert_eq!(variable(&read, name), value, "{name}");
+    }
+    let told = read.told.join("\n");
+    for part in [
+        "a@b.service is ",
+        ": root runs /bin/sh",
+        "taken along: ",
+        "folders made: /run/a/b",
+        "Type=notify: nobody waits",
+    ] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert!(told.ends_with("not applied: After, PrivateTmp"), "{told}");
+}
+
+#[test]
+fn what_is_not_said_is_as_systemd_has_it() {
+    let unit = read("");
+    let manner = &unit.service.manner;
+    assert_eq!((manner.umask, manner.nice, &manner.identity), (Some(0o022), None, &None));
+    assert_eq!(manner.limits, [(libc::RLIMIT_NOFILE, 1024, 524_288)]);
+    assert!(manner.ignores_pipes && manner.working.is_none() && variable(&unit, "HOME").is_none());
+    assert_eq!(unit.told.len(), 1, "{:?}", unit.told);
+    assert!(!read("IgnoreSIGPIPE=no").service.manner.ignores_pipes);
+    let root = read(
+        "ExecStartPre=/bin/sh\nPermissionsStartOnly=yes\nUser=daemon\nWorkingDirectory=-~\nExecSearchPath=/bin:/usr/bin",
+    );
+    assert!(root.service.manner.before[0].as_root && root.service.manner.identity.is_some());
+    assert!(root.service.manner.working.as_ref().unwrap().1);
+    assert_eq!(variable(&root, "PATH"), Some("/bin:/usr/bin"));
+}
+
+#[test]
+fn a_drop_in_takes_back_and_adds() {
+    let unit = Written::new("[Service]\nExecStart=/no/such\nUser=nobody-at-all\nDynamicUser=yes\n");
+    fs::create_dir(unit.at("a@b.service.d")).unwrap();
+    let drop_in = "[Service]\nExecStart=\nExecStart=/bin/sh %j\nUser=\nDynamicUser=no\n";
+    fs::write(unit.at("a@b.service.d/own.conf"), drop_in).unwrap();
+    let read = unit.read().unwrap();
+    assert_eq!(read.service.argv, ["/bin/sh", "a"]);
+    assert!(read.told[0].contains("with ") && read.told[0].contains("own.conf"), "{:?}", read.told);
+}
+
+#[test]
+fn what_cannot_be_is_told_with_its_file_and_line_and_a_way_out() {
+    for (line, way) in [
+        ("Type=forking", "foreground"),
+        ("Type=oneshot", "a service that stays"),
+        ("Type=dbus", "message bus"),
+        ("Type=odd", "simple, exec or notify"),
+        ("BusName=org.x", "message bus"),
+        ("ExecStart=/bin/sh", "an empty ExecStart="),
+        ("ExecStartPre=/no/such", "install"),
+        ("User=nobody-at-all", "adduser"),
+        ("Group=nobody-at-all", "addgroup"),
+        ("SupplementaryGroups=0 nobody-at-all", "addgroup"),
+        ("UMask=9", "octal"),
+        ("Nice=50", "-20"),
+        ("NoNewPrivileges=perhaps", "yes or no"),
+        ("LimitNOFILE=many", "65536"),
+        ("RuntimeDirectory=/run/x", "without /run"),
+        ("StateDirectory=../x", "without /var/lib"),
+        ("StateDirectory=x:y", "colon"),
+        ("LogsDirectoryMode=rwx", "octal"),
+        ("Environment=A", "NAME=VALUE"),
+        ("EnvironmentFile=/no/such", "write - before"),
+        ("EnvironmentFile=/etc/*", "absolute path of one"),
+        ("WorkingDirectory=data", "absolute path"),
+        ("ExecReload=%", ""),
+        ("BindPaths=/a", "--file"),
+        ("Environment='A=b", "not closed"),
+        ("Environment=A=%b", "in the guests"),
+    ] {
+        let unit = Written::new(&format!("[Service]\nExecStart=/bin/sh\n{line}\n"));
+        let path = fs::canonicalize(unit.at("a@b.service")).unwrap();
+        match unit.read() {
+            Ok(_) => assert_eq!(way, "", "{line} is accepted"),
+            Err(error) => {
+                let told = error.to_string();
+                assert!(
+                    told.starts_with(&format!("{}:3: {line}: ", path.display())) && told.contains(way),
+                    "{told}"
+                );
+            }
+        }
+    }
+    let told = Written::new("[Service]\nUser=root\n").read().unwrap_err().to_string();
+    assert!(told.contains("a@b.service: it has no ExecStart="), "{told}");
+}
+
+/// The distribution's own, where it is installed.
+#[test]
+fn debians_redis_can_be_had() {
+    if !Path::new("/lib/systemd/system/redis-server.service").is_file() {
+        orrery_testing::skipped!("redis-server's unit is not installed");
+        return;
+    }
+    let unit = read_unit("redis-server", Some(Path::new("/var/lib/redis"))).unwrap();
+    assert_eq!(unit.service.argv[..2], ["/usr/bin/redis-server", "/etc/redis/redis.conf"]);
+    let manner = &unit.service.manner;
+    assert!(manner.taken.iter().any(|path| path == Path::new("/etc/redis/redis.conf")));
+    for path in ["/run/redis", "/var/lib/redis", "/var/log/redis"] {
+        assert!(manner.folders.iter().any(|folder| folder.path == path), "{path}");
+    }
+    let redis = Users::read().unwrap().user("redis").unwrap().uid;
+    assert_eq!(manner.identity.as_ref().unwrap().uid, redis);
+}
