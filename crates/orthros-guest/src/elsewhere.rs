@@ -42,9 +42,11 @@ pub(crate) fn carry_over(root: &Task<'_>, remarks: &mut Vec<String>) -> Carried 
     let mut carried = Carried::default();
     let mut known: HashMap<(u32, u64), PathBuf> = HashMap::new();
     let mut folders: Vec<(PathBuf, &MemoryFile<'_>)> = Vec::new();
+    // The folder that the disk is mounted on: under its name there is the disk, which has an owner of its own.
+    let covered = crate::disk::place();
     for file in &walk.found {
         let path = PathBuf::from(std::ffi::OsStr::from_bytes(&file.path));
-        if !is_wanted(&path) {
+        if !is_wanted(&path) || covered.as_ref() == Some(&path) {
             continue;
         }
         match make(file, &path, &mut known) {
