@@ -28,7 +28,7 @@ pub(crate) fn rounds_begin_alike() {
         }
     });
     assert_eq!((outcome, rounds.bytes().len(), local), (Ok(Outcome::Returned), 1000, 0));
-    assert!(open_descriptors().len() <= descriptors + 12, "those of the engine");
+    assert!(open_descriptors().len() <= descriptors + 13, "those of the engine");
 }
 
 pub(crate) fn rounds_end_in_every_way() {
