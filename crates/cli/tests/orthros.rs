@@ -9,6 +9,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use pairs::{ONE_PAIR, Up, events, missing, orthros};
 use serde_json::Value;
@@ -325,7 +326,7 @@ fn what_a_host_lacks_is_told_and_nothing_is_changed() {
     let told = said(orthros().args(["up", "--network", &name, "--", "true"]));
     let left = String::from_utf8_lossy(&ip(&["netns", "list"]).stdout).into_owned();
     ip(&["netns", "delete", &name]);
-    assert!(told.contains("File exists") && told.contains(&name), "{told}");
+    assert!(told.contains("it is there already") && told.contains(&name), "{told}");
     assert!(left.contains(&name), "{left}");
     // A folder with no room for the guests' image.
     let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1M", "none", at]).status().unwrap();
@@ -345,6 +346,35 @@ fn what_a_host_lacks_is_told_and_nothing_is_changed() {
             assert!(told.contains("making a network takes root"), "{told}");
         }
         Err(error) => orrery_testing::skipped!("no rights: {error}"),
+    }
+}
+
+#[test]
+fn who_interrupts_a_pair_finds_nothing_left() {
+    use rustix::process::{Pid, Signal, getpgid, kill_process};
+    if let Some(why) = missing(&[("ip", "iproute2")]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let network = format!("orrery-interrupted-{}", std::process::id());
+    let mut up = Up::start(&["--network", &network], &["sleep", "1000"]);
+    up.expect("help");
+    up.say("status");
+    let status = up.expect("status");
+    let own = up.pid();
+    for machine in ["active", "backup"] {
+        let pid = i32::try_from(status["status"][machine]["pid"].as_i64().unwrap()).unwrap();
+        // A terminal tells all processes of a group.
+        assert_ne!(getpgid(Pid::from_raw(pid)).unwrap(), getpgid(Some(own)).unwrap(), "{status}");
+    }
+    kill_process(own, Signal::INT).unwrap();
+    up.expect("end");
+    let there = std::path::Path::new("/run/netns").join(&network);
+    let begin = Instant::now();
+    while there.exists() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the network is left");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

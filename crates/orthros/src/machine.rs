@@ -134,6 +134,8 @@ impl Machine {
         command.args(arguments(config, kernel, accelerators(), &name, named));
         let log = fs::File::create(at("qemu")).map_err(file("create", &at("qemu")))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        // A terminal's Ctrl-C is for who watches over it, to end it in order.
+        command.process_group(0);
         let space = network.and_then(Network::handle).map(|space| space.as_raw_fd());
         // SAFETY: both system calls concern the new process only, and touch no memory.
         unsafe {

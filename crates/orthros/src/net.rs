@@ -112,8 +112,12 @@ impl Network {
 
     fn create(name: &str) -> Result<Self> {
         let ip = require("ip", "iproute2")?;
-        run(&ip, &["netns", "add", name], None)?;
         let there = Path::new("/run/netns").join(name);
+        if there.exists() {
+            let why = format!("it is there already; if no pair uses it, remove it: ip netns delete {name}");
+            return Err(Error::Network { name: name.to_owned(), why });
+        }
+        run(&ip, &["netns", "add", name], None)?;
         let handle = match fs::File::open(&there) {
             Ok(handle) => handle.into(),
             Err(error) => {

@@ -14,6 +14,9 @@ const SOCKET: &str = "commands";
 /// What `crash` is followed by where it is the backup that is to die.
 pub(super) const BACKUP: &str = "backup";
 
+/// How a program ends that was interrupted twice, as a shell would tell it.
+const INTERRUPTED: i32 = 128 + libc::SIGINT;
+
 /// A line that someone said, and who listens to the answer.
 pub(super) struct Line {
     pub(super) text: String,
@@ -38,6 +41,15 @@ impl Lines {
         let listener =
             UnixListener::bind(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
         let (sender, receiver) = channel();
+        // Without an end in order its network would stay, and the next pair find its name taken.
+        let (signalled, mut again) = (sender.clone(), false);
+        ctrlc::set_handler(move || {
+            if std::mem::replace(&mut again, true) {
+                std::process::exit(INTERRUPTED);
+            }
+            let _ = signalled.send(Line { text: "quit".to_owned(), from: None });
+        })
+        .context("cannot listen to signals")?;
         if !quiet {
             let sender = sender.clone();
             std::thread::spawn(move || input(&sender));

@@ -102,6 +102,10 @@ impl Up {
         Self { child, input, lines, told: Vec::new() }
     }
 
+    pub fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.child)
+    }
+
     pub fn say(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
