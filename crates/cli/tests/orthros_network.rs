@@ -152,3 +152,44 @@ fn rules_that_nobody_can_list_are_told() {
     up.say("quit");
     up.expect("end");
 }
+
+/// A service takes an address back by which somebody is connected. That connection is carried over like any other, and speaks again
+/// when the address is there again.
+#[test]
+fn an_address_that_was_taken_back_costs_nothing() {
+    if let Some(why) = missing(&[("ip", "iproute2")]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    let network = format!("orrery-back-{}", std::process::id());
+    let script = "ip address add 10.77.0.77/24 dev eth0; exec orrery-guest burden 1 0 0";
+    let mut up = Up::start(&["--network", &network, "--silence", "60"], &["busybox", "sh", "-c", script]);
+    up.expect("help");
+    let stream = connect_to(&network, "10.77.0.77", 7);
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut client = BufReader::new(stream);
+    let mut ask = || {
+        writeln!(client.get_mut()).unwrap();
+        let mut answer = String::new();
+        client.read_line(&mut answer).unwrap();
+        answer.trim().to_owned()
+    };
+    assert_eq!(ask(), "1");
+    up.say("run ip address del 10.77.0.77/24 dev eth0");
+    up.expect("ran");
+    // The change is kept a moment later.
+    up.say("run sleep 1");
+    up.expect("ran");
+    up.say("crash panic");
+    up.expect("survived");
+    up.say("run ip address show");
+    let addresses = up.expect("ran")["text"].as_str().unwrap().to_owned();
+    assert!(addresses.contains("10.77.0.2/24") && !addresses.contains("10.77.0.77"), "{addresses}");
+    up.say("run ip address add 10.77.0.77/24 dev eth0");
+    up.expect("ran");
+    assert_eq!(ask(), "2");
+    up.expect("renewed");
+    up.say("quit");
+    up.expect("end");
+}

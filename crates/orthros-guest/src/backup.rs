@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{Kernel, Layout, MappedMemory};
 
 use crate::after::After;
+use crate::borrowed::Borrowed;
 use crate::control::{Asked, Control, Said, Step};
 use crate::ipc::Ipc;
 use crate::later::{Later, Source};
@@ -236,6 +237,10 @@ fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, 
     if let Err(error) = &closed {
         summary.remarks.push(format!("connections of the service with itself may be lost: {error:#}"));
     }
+    let borrowed = Borrowed::for_sockets_in(Path::new(IMAGES));
+    if let Err(error) = &borrowed {
+        summary.remarks.push(format!("{error:#}"));
+    }
     let source: Arc<dyn Source> = Arc::<Kernel>::clone(kernel);
     let listening =
         if summary.later > 0 { Some(rescue.later.listen(source, Path::new(WORK))?) } else { None };
@@ -257,6 +262,7 @@ fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, 
             bail!("{error:#}\n{}{}", lines[first.saturating_sub(8)..].join("\n"), shortage());
         }
     };
+    drop(borrowed);
     if let Some(bringing) = bringing {
         bringing.go_on(nest)?;
     }

@@ -9,6 +9,7 @@ mod active;
 mod after;
 mod backup;
 mod beats;
+mod borrowed;
 mod burden;
 mod control;
 mod crash;

@@ -1,5 +1,6 @@
 //! What images say of TCP connections, read back when their sockets are there again.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use prost::Message as _;
 
-use super::messages::{File, TcpStream};
+use super::messages::{File, InetSocket, TcpStream};
 
 const TCP: u32 = 6;
 const ESTABLISHED: u32 = 1;
@@ -33,6 +34,32 @@ pub(crate) struct Connection {
     pub(crate) has_timestamps: bool,
 }
 
+fn read(folder: &Path, name: &str) -> Result<Vec<u8>> {
+    fs::read(folder.join(name)).with_context(|| format!("cannot read the image {name}"))
+}
+
+/// All sockets of the Internet family in a folder of images.
+fn sockets(folder: &Path) -> Result<Vec<InetSocket>> {
+    let mut found = Vec::new();
+    let files = read(folder, "files.img")?;
+    let mut rest = files.get(HEADER..).context("files.img is cut short")?;
+    while !rest.is_empty() {
+        found.extend(File::decode(message(&mut rest).context("files.img is cut short")?)?.isk);
+    }
+    Ok(found)
+}
+
+/// The addresses of IPv4 that sockets in a folder of images are bound to.
+///
+/// # Errors
+///
+/// Where the image is not there or not whole.
+pub(crate) fn local_addresses(folder: &Path) -> Result<BTreeSet<Ipv4Addr>> {
+    let all = sockets(folder)?.into_iter();
+    let addresses = all.filter_map(|socket| Some(*address(&socket.src_addr, socket.src_port)?.ip()));
+    Ok(addresses.filter(|address| !address.is_unspecified()).collect())
+}
+
 /// All established connections over IPv4 in a folder of images.
 ///
 /// # Errors
@@ -40,23 +67,17 @@ pub(crate) struct Connection {
 /// Where an image is not there or not whole.
 pub(crate) fn connections(folder: &Path) -> Result<Vec<Connection>> {
     let mut found = Vec::new();
-    let read =
-        |name: &str| fs::read(folder.join(name)).with_context(|| format!("cannot read the image {name}"));
-    let files = read("files.img")?;
-    let mut rest = files.get(HEADER..).context("files.img is cut short")?;
-    while !rest.is_empty() {
-        let file = File::decode(message(&mut rest).context("files.img is cut short")?)?;
-        let Some(socket) = file.isk.filter(|socket| (socket.proto, socket.state) == (TCP, ESTABLISHED))
-        else {
+    for socket in sockets(folder)? {
+        if (socket.proto, socket.state) != (TCP, ESTABLISHED) {
             continue;
-        };
+        }
         let (Some(local), Some(remote)) =
             (address(&socket.src_addr, socket.src_port), address(&socket.dst_addr, socket.dst_port))
         else {
             continue;
         };
         let name = format!("tcp-stream-{:x}.img", socket.ino);
-        let image = read(&name)?;
+        let image = read(folder, &name)?;
         let stream = stream(&image).with_context(|| format!("{name} is cut short"))?;
         found.push(connection(local, remote, stream.0?, stream.1));
     }
@@ -152,6 +173,7 @@ mod tests {
         assert!(connections(&folder).is_err());
         fs::write(folder.join("files.img"), b"12345678").unwrap();
         assert_eq!(connections(&folder).unwrap(), []);
+        assert!(local_addresses(&folder).unwrap().is_empty());
         fs::write(folder.join("files.img"), b"12345678\x05\0\0\0abc").unwrap();
         assert!(connections(&folder).is_err());
         fs::remove_dir_all(&folder).unwrap();

@@ -34,7 +34,7 @@ use crate::later::Later;
 use crate::resets::Resets;
 
 use calls::Answers;
-pub(crate) use connections::{Connection, connections};
+pub(crate) use connections::{Connection, connections, local_addresses};
 use descriptors::{Sockets, Tables};
 use files::Files;
 pub(crate) use files::{MOST_CONTENT, Nameless};
