@@ -6,12 +6,12 @@
 #[path = "orthros/pairs.rs"]
 mod pairs;
 
-use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
+use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pairs::{ONE_PAIR, Up, connect_to, missing};
+use pairs::{Client, ONE_PAIR, Up, connect_to, missing};
 
 /// An address of both sorts, a route, a neighbour and rules; then it counts for one client.
 const SCRIPT: &str = "ip address add 10.77.0.77/24 dev eth0
@@ -71,16 +71,8 @@ fn addresses_routes_neighbours_and_rules_that_a_service_makes_survive() {
     let options = ["--network", &network, "--program", "nft", "--file", &file, "--silence", "60"];
     let mut up = Up::start(&options, &["busybox", "sh", "-c", SCRIPT]);
     up.expect("help");
-    let stream = connect_to(&network, "10.77.0.77", 7);
-    stream.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
-    let mut client = BufReader::new(stream);
-    let mut ask = || {
-        writeln!(client.get_mut()).unwrap();
-        let mut answer = String::new();
-        client.read_line(&mut answer).unwrap();
-        answer.trim().to_owned()
-    };
-    assert_eq!(ask(), "1");
+    let mut client = Client::of(connect_to(&network, "10.77.0.77", 7));
+    assert_eq!(client.ask(""), "1");
     let before = rules(&mut up);
     assert!(before.contains("10.99.0.1, 10.99.0.2") && before.contains("ct state established"), "{before}");
     assert_eq!(refusal(&network), ErrorKind::HostUnreachable);
@@ -99,7 +91,7 @@ fn addresses_routes_neighbours_and_rules_that_a_service_makes_survive() {
         up.say("crash panic");
         let survived = up.expect("survived");
         assert_eq!(survived["failover"]["summary"]["remarks"].as_array().unwrap().len(), 0, "{survived}");
-        assert_eq!(ask(), count);
+        assert_eq!(client.ask(""), count);
         assert_eq!(rules(&mut up), before);
         assert_eq!(refusal(&network), ErrorKind::HostUnreachable);
         let addresses = ["10.77.0.2/24", "10.77.0.77/24", "fd77::77/64", address];
@@ -166,16 +158,8 @@ fn an_address_that_was_taken_back_costs_nothing() {
     let script = "ip address add 10.77.0.77/24 dev eth0; exec orrery-guest burden 1 0 0";
     let mut up = Up::start(&["--network", &network, "--silence", "60"], &["busybox", "sh", "-c", script]);
     up.expect("help");
-    let stream = connect_to(&network, "10.77.0.77", 7);
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let mut client = BufReader::new(stream);
-    let mut ask = || {
-        writeln!(client.get_mut()).unwrap();
-        let mut answer = String::new();
-        client.read_line(&mut answer).unwrap();
-        answer.trim().to_owned()
-    };
-    assert_eq!(ask(), "1");
+    let mut client = Client::of(connect_to(&network, "10.77.0.77", 7));
+    assert_eq!(client.ask(""), "1");
     up.say("run ip address del 10.77.0.77/24 dev eth0");
     up.expect("ran");
     // The change is kept a moment later.
@@ -188,7 +172,7 @@ fn an_address_that_was_taken_back_costs_nothing() {
     assert!(addresses.contains("10.77.0.2/24") && !addresses.contains("10.77.0.77"), "{addresses}");
     up.say("run ip address add 10.77.0.77/24 dev eth0");
     up.expect("ran");
-    assert_eq!(ask(), "2");
+    assert_eq!(client.ask(""), "2");
     up.expect("renewed");
     up.say("quit");
     up.expect("end");

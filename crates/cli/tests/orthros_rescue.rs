@@ -8,7 +8,6 @@ mod pairs;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpStream;
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -16,7 +15,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use orrery_testing::{mariadb, sources};
-use pairs::{ONE_PAIR, Up, connect, missing};
+use pairs::{Client, ONE_PAIR, Up, connect, missing};
 
 /// A failover by hand is for maintenance: what would lose something is refused, and nothing has happened. A death is another
 /// matter, and so is the next one: what the first rescue made is as good as what it read.
@@ -78,18 +77,6 @@ fn counted_disk(folder: &Path, image: &Path, program: &str) -> String {
     format!("{}:/usr/local/bin/criu", criu.display())
 }
 
-/// Who asks `orrery-guest burden` over one connection.
-struct Client(BufReader<TcpStream>);
-
-impl Client {
-    fn ask(&mut self, line: &str) -> String {
-        writeln!(self.0.get_mut(), "{line}").unwrap();
-        let mut answer = String::new();
-        self.0.read_line(&mut answer).unwrap();
-        answer.trim().to_owned()
-    }
-}
-
 /// A rescue only reads the dead memory. What it was doing when it was interrupted, most of the service's memory still to come, is
 /// no loss: it is noticed at once, told, and done again.
 #[test]
@@ -107,9 +94,7 @@ fn a_rescue_that_is_interrupted_begins_again_from_the_same_memory() {
         ["--network", &network, "--disk", image.to_str().unwrap(), "--file", &criu, "--silence", "60"];
     let mut up = Up::start(&options, &["orrery-guest", "burden", "64", "0", "2"]);
     up.expect("help");
-    let stream = connect(&network, 7);
-    stream.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
-    let mut client = Client(BufReader::new(stream));
+    let mut client = Client::of(connect(&network, 7));
     assert_eq!(client.ask(""), "1");
     for (count, why) in [("2", "its kernel has panicked"), ("3", "SIGKILL")] {
         up.say("crash panic");
@@ -171,9 +156,7 @@ fn a_rescue_that_hangs_begins_again_from_the_same_memory() {
     options.extend(["--folder", pair.to_str().unwrap()]);
     let mut up = Up::start(&options, &["orrery-guest", "burden", "16", "0", "2"]);
     up.expect("help");
-    let stream = connect(&network, 7);
-    stream.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
-    let mut client = Client(BufReader::new(stream));
+    let mut client = Client::of(connect(&network, 7));
     assert_eq!(client.ask(""), "1");
     let ways = [
         ("2", "has been silent for 15 s"),

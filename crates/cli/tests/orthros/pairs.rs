@@ -51,6 +51,23 @@ pub fn events(output: &[u8]) -> Vec<Value> {
     output.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
 }
 
+/// Who asks `orrery-guest burden` over one connection.
+pub struct Client(BufReader<TcpStream>);
+
+impl Client {
+    pub fn of(stream: TcpStream) -> Self {
+        stream.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
+        Self(BufReader::new(stream))
+    }
+
+    pub fn ask(&mut self, line: &str) -> String {
+        writeln!(self.0.get_mut(), "{line}").unwrap();
+        let mut answer = String::new();
+        self.0.read_line(&mut answer).unwrap();
+        answer.trim().to_owned()
+    }
+}
+
 /// A connection to a port of the service in a network, once it listens there: a program that runs may not be so far yet.
 pub fn connect(network: &str, port: u16) -> TcpStream {
     connect_to(network, "10.77.0.2", port)
