@@ -85,6 +85,8 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	ORRERY_DATABASE=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_rescue -- database
 	ORRERY_TRANSFERS=20 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_transfer
 	$(CARGO) build --release --locked -p orrery-cli -p orrery-orthros-guest
+	ORRERY_INSTANTS=5 scripts/bounded 20m \
+	    $(CARGO) test --release --locked -p orrery-orthros-guest -- after_each_instruction
 	for kinds in panic,oops,oom,nmi,hang,spin,lockup 'panic --strict'; do \
 	    scripts/bounded 60m $(TARGET)/release/orrery orthros soak --kinds $$kinds --crashes $(or $(CRASHES),50) \
 	        --seed $(or $(SEED),1) --record $(TARGET)/soak-$${kinds%% *}.jsonl || exit 1; \

@@ -63,6 +63,12 @@ impl Symbols {
         sorted[..sorted.partition_point(|&start| start <= address)].last().copied()
     }
 
+    /// The name of what begins there; the first in their order where there are several.
+    #[must_use]
+    pub fn name(&self, start: u64) -> Option<&str> {
+        self.all.iter().filter(|(_, all)| all.contains(&start)).map(|(name, _)| &**name).min()
+    }
+
     /// Whether one of the symbols of this name has this address.
     #[must_use]
     pub fn is_at(&self, name: &str, address: u64) -> bool {

@@ -61,6 +61,7 @@ mod lock;
 mod mapping;
 mod memory;
 mod object;
+mod packet;
 mod page;
 mod paging;
 #[cfg(test)]
@@ -73,6 +74,7 @@ mod special;
 #[cfg(test)]
 mod synthetic;
 mod task;
+mod tcp;
 mod terminal;
 #[cfg(test)]
 mod tests;
@@ -105,11 +107,12 @@ pub use page::{PageCensus, PageOwner, PageUse};
 pub use paging::{Entry, Leaf, PageTables};
 pub use registers::{FloatState, Registers};
 pub use signal::{PosixTimer, ProcessorTimer};
-pub use socket::{Datagram, InetSocket, TcpConnection, WaitingConnection};
+pub use socket::{Datagram, InetSocket, WaitingConnection};
 pub use special::{EpollTarget, Special};
 pub use task::{Credentials, IdKind, State, Task};
+pub use tcp::TcpConnection;
 pub use terminal::{Modes, Terminal};
-pub use transfer::{Buffer as UserBuffer, Called, Progress};
+pub use transfer::{Buffer as UserBuffer, Called, Progress, Returning};
 pub use tree::MemoryFile;
 pub use types::{Field, TableEntry, Types};
 pub use unix::{UnixMessage, UnixSocket, UnixWaiting};

@@ -144,19 +144,23 @@ impl<'k> Task<'k> {
 /// The task that a CPU was running, an idle one included, by the number of the CPU: whose registers it has. The scheduler's
 /// own note (`runqueues.curr`) is ahead of that while it goes from one to the next.
 pub(crate) fn current<'k>(kernel: &'k crate::Kernel, cpu: u64) -> Result<Object<'k>> {
-    let symbols = kernel.symbols();
-    let own = |symbol: u64| -> Result<u64> {
-        Ok(symbol.wrapping_add(kernel.read_u64(symbols.address("__per_cpu_offset")?.wrapping_add(cpu * 8))?))
-    };
+    let (symbols, own) = (kernel.symbols(), |symbol| of_processor(kernel, symbol, cpu));
     // Among other things that are needed often since 6.2, by itself before.
-    let task = if let Some(hot) = symbols.get("pcpu_hot") {
-        kernel.object("pcpu_hot", own(hot)?)?.u64("current_task")?
-    } else if let Some(task) = symbols.get("current_task") {
-        kernel.read_u64(own(task)?)?
+    let task = if symbols.get("pcpu_hot").is_some() {
+        kernel.object("pcpu_hot", own("pcpu_hot")?)?.u64("current_task")?
+    } else if symbols.get("current_task").is_some() {
+        kernel.read_u64(own("current_task")?)?
     } else {
-        kernel.object("rq", own(symbols.address("runqueues")?)?)?.u64("curr")?
+        kernel.object("rq", own("runqueues")?)?.u64("curr")?
     };
     kernel.object("task_struct", task)
+}
+
+/// Where a CPU has its own of a variable that each has.
+pub(crate) fn of_processor(kernel: &crate::Kernel, symbol: &str, cpu: u64) -> Result<u64> {
+    let symbols = kernel.symbols();
+    let offset = symbols.address("__per_cpu_offset")?.wrapping_add(cpu.wrapping_mul(8));
+    Ok(symbols.address(symbol)?.wrapping_add(kernel.read_u64(offset)?))
 }
 
 impl crate::Kernel {

@@ -1,21 +1,14 @@
-//! Sockets, as far as they are of the Internet: addresses, state, and of TCP connections the two queues of bytes that
-//! the program has not read, and that the other side has not acknowledged.
-//!
-//! The bytes lie in packets (`sk_buff`): a linear part, pages, and further packets. Received ones hang in a list, sent
-//! ones in a tree until they are acknowledged, unsent ones in a list again. Each says which sequence numbers it carries;
-//! put together they must cover the queue without a gap, or the connection is not one that can be continued.
+//! Sockets, as far as they are of the Internet: addresses, state, datagrams that were not read, and connections that nobody has
+//! accepted. Of those that are established, [`crate::tcp`] tells more.
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::file::OpenFile;
 use crate::object::Object;
-use crate::rbtree;
+use crate::packet::{packets, whole};
 
-/// No queue is longer than the largest window.
-const LONGEST_QUEUE: u32 = 1 << 30;
-const MOST_PACKETS: usize = 1 << 16;
 /// No more can wait than `listen` was told, which is 16 bits in most kernels.
 const MOST_WAITING: usize = 1 << 16;
 const INET: u32 = 2;
@@ -54,34 +47,6 @@ pub struct InetSocket {
     pub only_v6: bool,
 }
 
-/// What a TCP connection needs to go on elsewhere.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names are those of RFC 9293 and of the kernel's tcp_sock")]
-pub struct TcpConnection {
-    /// Bytes that the program has not read.
-    pub received: Vec<u8>,
-    /// Bytes that the other side has not acknowledged, sent or not.
-    pub unacknowledged: Vec<u8>,
-    /// How many of these cannot have been sent.
-    pub unsent: u32,
-    pub rcv_nxt: u32,
-    pub write_seq: u32,
-    pub mss_clamp: u32,
-    pub has_timestamps: bool,
-    pub has_sack: bool,
-    pub has_window_scaling: bool,
-    pub snd_wscale: u32,
-    pub rcv_wscale: u32,
-    /// What to add to the clock, in milliseconds, for a timestamp.
-    pub timestamp_offset: u32,
-    pub snd_wl1: u32,
-    pub snd_wnd: u32,
-    pub max_window: u32,
-    pub rcv_wnd: u32,
-    pub rcv_wup: u32,
-    pub no_delay: bool,
-}
-
 /// A datagram that was not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Datagram {
@@ -106,14 +71,8 @@ pub struct WaitingConnection {
     pub expected: u32,
 }
 
-/// A packet's bytes and the sequence number of the first.
-struct Packet {
-    sequence: u32,
-    bytes: Vec<u8>,
-}
-
 impl<'k> OpenFile<'k> {
-    fn sock(&self) -> Result<Object<'k>> {
+    pub(crate) fn sock(&self) -> Result<Object<'k>> {
         self.object().required("private_data", "socket")?.required("sk", "sock")
     }
 
@@ -201,82 +160,6 @@ impl<'k> OpenFile<'k> {
         waiting.extend(packets(sock, "sk_receive_queue")?);
         waiting.into_iter().map(datagram).collect()
     }
-
-    /// Where the parts of the first packet end of which a program has not read all, counted from what it has not read. A program
-    /// that reads is given one after the other, and that it was is noted (`copied_seq`) when it has been given what it wanted of all.
-    ///
-    /// # Errors
-    ///
-    /// Those of reading. The file must be a TCP socket.
-    pub fn unread_parts(&self) -> Result<Vec<u32>> {
-        let sock = self.sock()?;
-        let read = sock.kernel().object("tcp_sock", sock.address())?.u32("copied_seq")?;
-        for packet in packets(sock, "sk_receive_queue")? {
-            let control = sock.kernel().object("tcp_skb_cb", packet.address_of("cb")?)?;
-            let before = read.wrapping_sub(control.u32("seq")?);
-            if before < packet.u32("len")? {
-                let ends = parts(packet)?.into_iter().scan(0_u32, |end, length| {
-                    *end = end.saturating_add(length);
-                    Some(*end)
-                });
-                return Ok(ends.filter_map(|end| end.checked_sub(before)).filter(|&end| end > 0).collect());
-            }
-        }
-        Ok(Vec::new())
-    }
-
-    /// The connection, of a TCP socket that is established.
-    ///
-    /// # Errors
-    ///
-    /// Those of reading; [`Error::Corrupt`] where its queues have gaps.
-    pub fn tcp_connection(&self) -> Result<TcpConnection> {
-        let sock = self.sock()?;
-        let tcp = sock.kernel().object("tcp_sock", sock.address())?;
-        let (rcv_nxt, copied) = (tcp.u32("rcv_nxt")?, tcp.u32("copied_seq")?);
-        let (write_seq, una, nxt) = (tcp.u32("write_seq")?, tcp.u32("snd_una")?, tcp.u32("snd_nxt")?);
-        let received = queue(sock, "sk_receive_queue")?;
-        let root = sock.kernel().read_u64(sock.address_of("tcp_rtx_queue")?)?;
-        let mut sent = Vec::new();
-        for packet in rbtree::members(sock.kernel(), root, "sk_buff", "rbnode")? {
-            sent.push(read_packet(packet)?);
-        }
-        let waiting = queue(sock, "sk_write_queue")?;
-        let unsent = unsent(una, nxt, write_seq, waiting.first());
-        sent.extend(waiting);
-        let flag = |path| -> Result<bool> { Ok(tcp.u32(path)? != 0) };
-        Ok(TcpConnection {
-            received: put_together(sock, copied, rcv_nxt, received)?,
-            unacknowledged: put_together(sock, una, write_seq, sent)?,
-            unsent,
-            rcv_nxt,
-            write_seq,
-            mss_clamp: tcp.u32("rx_opt.mss_clamp")?,
-            has_timestamps: flag("rx_opt.tstamp_ok")?,
-            has_sack: flag("rx_opt.sack_ok")?,
-            has_window_scaling: flag("rx_opt.wscale_ok")?,
-            snd_wscale: tcp.u32("rx_opt.snd_wscale")?,
-            rcv_wscale: tcp.u32("rx_opt.rcv_wscale")?,
-            timestamp_offset: tcp.u32("tsoffset")?,
-            snd_wl1: tcp.u32("snd_wl1")?,
-            snd_wnd: tcp.u32("snd_wnd")?,
-            max_window: tcp.u32("max_window")?,
-            rcv_wnd: tcp.u32("rcv_wnd")?,
-            rcv_wup: tcp.u32("rcv_wup")?,
-            // TCP_NAGLE_OFF.
-            no_delay: tcp.u32("nonagle")? & 1 != 0,
-        })
-    }
-}
-
-/// How many bytes before `end` cannot have been sent. The first packet that waits may be on its way already: that it was sent is
-/// noted (`snd_nxt`) when it has been, and by then the other side may have it, and have acknowledged it. To a connection that
-/// goes on elsewhere and does not know that it had sent it this acknowledgment would be nonsense, each time that it comes.
-fn unsent(first: u32, next: u32, end: u32, waiting: Option<&Packet>) -> u32 {
-    let length = |packet: &Packet| u32::try_from(packet.bytes.len()).unwrap_or(0);
-    let begun = waiting.map_or(next, |packet| packet.sequence.wrapping_add(length(packet)));
-    let (all, sent) = (end.wrapping_sub(first), next.wrapping_sub(first));
-    all.saturating_sub(sent.max(begun.wrapping_sub(first).min(all)))
 }
 
 /// A connection that waits, by its own socket.
@@ -304,35 +187,6 @@ fn waiting(sock: Object<'_>) -> Result<Option<WaitingConnection>> {
     }))
 }
 
-/// The packets of a list, each with its sequence number.
-fn queue(sock: Object<'_>, path: &'static str) -> Result<Vec<Packet>> {
-    packets(sock, path)?.into_iter().map(read_packet).collect()
-}
-
-/// The packets of a list.
-pub(crate) fn packets<'k>(sock: Object<'k>, path: &'static str) -> Result<Vec<Object<'k>>> {
-    let head = sock.address_of(path)?;
-    let mut packets = Vec::new();
-    let mut seen = HashSet::new();
-    let mut next = sock.kernel().read_u64(head)?;
-    while next != head {
-        let packet = sock.kernel().object("sk_buff", next)?;
-        if !seen.insert(next) || seen.len() > MOST_PACKETS {
-            return Err(packet.corrupt("its queue goes round"));
-        }
-        packets.push(packet);
-        next = packet.u64("next")?;
-    }
-    Ok(packets)
-}
-
-fn read_packet(packet: Object<'_>) -> Result<Packet> {
-    let control = packet.kernel().object("tcp_skb_cb", packet.address_of("cb")?)?;
-    let mut bytes = Vec::new();
-    append(packet, &mut bytes, 4)?;
-    Ok(Packet { sequence: control.u32("seq")?, bytes })
-}
-
 /// A datagram; its headers lie before what it carries (RFC 791, RFC 768).
 fn datagram(packet: Object<'_>) -> Result<Option<Datagram>> {
     let kernel = packet.kernel();
@@ -345,119 +199,9 @@ fn datagram(packet: Object<'_>) -> Result<Option<Datagram>> {
     }
     let address = |at: usize| Ipv4Addr::new(network[at], network[at + 1], network[at + 2], network[at + 3]);
     let port = |at: usize| u16::from_be_bytes([transport[at], transport[at + 1]]);
-    let mut bytes = Vec::new();
-    append(packet, &mut bytes, 4)?;
     Ok(Some(Datagram {
         source: SocketAddrV4::new(address(12), port(0)),
         destination: SocketAddrV4::new(address(16), port(2)),
-        bytes,
+        bytes: whole(packet)?,
     }))
-}
-
-/// How long the parts of a packet are: the linear one, and its pages.
-fn parts(packet: Object<'_>) -> Result<Vec<u32>> {
-    let kernel = packet.kernel();
-    let (length, beyond) = (packet.u32("len")?, packet.u32("data_len")?);
-    let mut parts = vec![length.saturating_sub(beyond)];
-    if beyond > 0 {
-        let shared = packet.u64("head")?.wrapping_add(packet.u64("end")?);
-        let shared = kernel.object("skb_shared_info", shared)?;
-        let size = kernel.types().size("skb_frag_t").or_else(|_| kernel.types().size("bio_vec"))?;
-        let first = shared.address_of("frags")?;
-        for index in 0..u64::from(shared.u32("nr_frags")?).min(64) {
-            parts.push(kernel.object("bio_vec", first.wrapping_add(index * size))?.u32("bv_len")?);
-        }
-    }
-    Ok(parts)
-}
-
-/// Appends what a packet carries: its linear part, its pages, and the packets that hang on it.
-pub(crate) fn append(packet: Object<'_>, bytes: &mut Vec<u8>, deeper: u32) -> Result<()> {
-    let kernel = packet.kernel();
-    let (length, beyond) = (packet.u32("len")?, packet.u32("data_len")?);
-    let linear = length.checked_sub(beyond).filter(|_| length <= 1 << 20);
-    let linear = linear.ok_or_else(|| packet.corrupt(format!("{beyond} of its {length} bytes elsewhere")))?;
-    let start = bytes.len();
-    bytes.resize(start + linear as usize, 0);
-    kernel.read(packet.u64("data")?, &mut bytes[start..])?;
-    if beyond > 0 {
-        let shared = packet.u64("head")?.wrapping_add(packet.u64("end")?);
-        let shared = kernel.object("skb_shared_info", shared)?;
-        let size = kernel.types().size("skb_frag_t").or_else(|_| kernel.types().size("bio_vec"))?;
-        let first = shared.address_of("frags")?;
-        let count = u64::from(shared.u32("nr_frags")?);
-        for index in 0..count.min(64) {
-            let part = kernel.object("bio_vec", first.wrapping_add(index * size))?;
-            let physical = kernel.page_physical(part.u64("bv_page")?)?;
-            let length = part.u32("bv_len")?;
-            if length > 1 << 20 {
-                return Err(packet.corrupt(format!("a part of {length} bytes")));
-            }
-            let at = bytes.len();
-            bytes.resize(at + length as usize, 0);
-            kernel.memory().read(physical + u64::from(part.u32("bv_offset")?), &mut bytes[at..])?;
-        }
-        let mut more = shared.pointer("frag_list", "sk_buff")?;
-        for _ in 0..MOST_PACKETS {
-            let Some(next) = more else { break };
-            if deeper == 0 {
-                return Err(packet.corrupt("packets within packets within packets"));
-            }
-            append(next, bytes, deeper - 1)?;
-            more = next.pointer("next", "sk_buff")?;
-        }
-    }
-    let found = bytes.len() - start;
-    if found != length as usize {
-        return Err(packet.corrupt(format!("it holds {found} bytes and should hold {length}")));
-    }
-    Ok(())
-}
-
-/// The bytes from one sequence number to another.
-fn put_together(sock: Object<'_>, from: u32, to: u32, packets: Vec<Packet>) -> Result<Vec<u8>> {
-    let length = to.wrapping_sub(from);
-    if length > LONGEST_QUEUE {
-        return Err(sock.corrupt(format!("a queue from {from:#x} to {to:#x}")));
-    }
-    let mut bytes = vec![0; length as usize];
-    let mut covered = vec![false; length as usize];
-    for packet in packets {
-        for (offset, byte) in (0..).zip(packet.bytes) {
-            let place = packet.sequence.wrapping_add(offset).wrapping_sub(from);
-            if let Some(into) = bytes.get_mut(place as usize) {
-                *into = byte;
-                covered[place as usize] = true;
-            }
-        }
-    }
-    match covered.iter().position(|covered| !covered) {
-        None => Ok(bytes),
-        Some(gap) => Err(Error::Corrupt {
-            kind: "sock",
-            address: sock.address(),
-            why: format!("its queue from {from:#x} to {to:#x} has a gap after {gap} bytes"),
-        }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_packet_that_may_be_on_its_way_counts_as_sent() {
-        let packet = |sequence, length| Packet { sequence, bytes: vec![0; length] };
-        // Numbers go round; ten bytes are outstanding, of thirty.
-        let first = u32::MAX - 4;
-        let at = |place: u32| first.wrapping_add(place);
-        assert_eq!(unsent(first, at(10), at(30), Some(&packet(at(10), 5))), 15);
-        assert_eq!(unsent(first, at(10), at(30), Some(&packet(at(10), 20))), 0);
-        // Noted already, and still in the list.
-        assert_eq!(unsent(first, at(10), at(30), Some(&packet(at(5), 5))), 20);
-        assert_eq!(unsent(first, at(30), at(30), None), 0);
-        assert_eq!(unsent(first, first, first, None), 0);
-        // What contradicts itself is no more than there is.
-        assert_eq!(unsent(first, at(40), at(30), Some(&packet(at(90), 5))), 0);
-    }
 }

@@ -6,7 +6,7 @@
 use crate::error::Result;
 use crate::file::{OpenFile, Path, resolve};
 use crate::object::Object;
-use crate::socket::{append, packets};
+use crate::packet::{packets, whole};
 use crate::volume::{Attributes, attributes};
 
 const UNIX: u32 = 1;
@@ -138,8 +138,7 @@ fn messages<'k>(sock: Object<'k>) -> Result<Vec<UnixMessage<'k>>> {
 
 fn message(packet: Object<'_>) -> Result<UnixMessage<'_>> {
     let control = packet.kernel().object("unix_skb_parms", packet.address_of("cb")?)?;
-    let mut bytes = Vec::new();
-    append(packet, &mut bytes, 4)?;
+    let mut bytes = whole(packet)?;
     let consumed = control.u32("consumed")? as usize;
     if consumed > bytes.len() {
         return Err(packet.corrupt(format!("{consumed} of its {} bytes are read", bytes.len())));

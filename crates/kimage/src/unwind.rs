@@ -9,10 +9,14 @@ use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::list;
 use crate::object::Object;
+use crate::registers;
 use crate::task::Task;
 
 /// No call is deeper.
 const DEEPEST: usize = 128;
+/// Where retpolines begin, and what each is called.
+const THUNKS: &str = "__x86_indirect_thunk_array";
+const THUNK: &str = "__x86_indirect_thunk_";
 /// `ORC_REG_*`.
 const UNDEFINED: u64 = 0;
 const PREVIOUS_STACK: u64 = 1;
@@ -21,7 +25,7 @@ const STACK: u64 = 5;
 const BASE_INDIRECT: u64 = 8;
 const STACK_INDIRECT: u64 = 9;
 
-/// Where a processor stands: the three registers that a walk begins with.
+/// Where a processor stands: the three registers that a walk begins with, and one more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// The next instruction.
@@ -30,6 +34,8 @@ pub struct Standing {
     pub stack: u64,
     /// The frame pointer.
     pub base: u64,
+    /// The register in which functions leave their results.
+    pub result: u64,
 }
 
 /// A function that had been called and had not returned.
@@ -43,6 +49,8 @@ pub struct Frame {
     pub end: u64,
     /// Whether it did not call the next frame, but was interrupted, or is the innermost.
     pub interrupted: bool,
+    /// What the register for results held then, where it was; of no meaning otherwise.
+    pub result: u64,
 }
 
 impl<'k> Task<'k> {
@@ -54,16 +62,26 @@ impl<'k> Task<'k> {
     /// Those of reading; [`Error::Corrupt`] where the way up the stack is lost.
     pub fn kernel_stack(&self, standing: Option<Standing>) -> Result<Vec<Frame>> {
         if let Some(standing) = standing {
-            let found = self.follow(standing);
             // A processor that goes from one thread to the next may be on the other one's stack already.
-            if let Ok((_, true)) | Err(_) = found {
-                return found.map(|(frames, _)| frames);
+            match self.follow(standing) {
+                Ok((frames, true)) => return Ok(frames),
+                Err(error) if !self.is_leaving().unwrap_or(false) => return Err(error),
+                _ => {}
             }
         }
         match self.follow(left(self.object())?)? {
             (frames, true) => Ok(frames),
             (_, false) => Err(self.object().corrupt("its stack leads to another thread's")),
         }
+    }
+
+    /// Whether the processor that it is on is about to go to another thread, as the scheduler has decided.
+    fn is_leaving(&self) -> Result<bool> {
+        let (task, kernel) = (self.object(), self.object().kernel());
+        // In the task itself until 5.15.
+        let number = task.u64(if task.has("thread_info.cpu") { "thread_info.cpu" } else { "cpu" })?;
+        let queue = registers::of_processor(kernel, "runqueues", number)?;
+        Ok(kernel.object("rq", queue)?.u64("curr")? != task.address())
     }
 
     /// The frames from there on, and whether they lead to where this thread came into the kernel.
@@ -89,6 +107,7 @@ fn left(task: Object<'_>) -> Result<Standing> {
         instruction: frame.u64("ret_addr")?,
         stack: stack.wrapping_add(kernel.types().size("inactive_task_frame")?),
         base: frame.u64("bp")?,
+        result: 0,
     })
 }
 
@@ -120,6 +139,12 @@ impl<'k> Walk<'k> {
         let (at, kernel) = (self.at, self.kernel);
         // What was called last in a function may be followed by the next function.
         let within = if self.interrupted { at.instruction } else { at.instruction.wrapping_sub(1) };
+        if let Some(end) = self.end_in_thunk() {
+            self.found.push(self.frame(end));
+            self.at = Standing { instruction: kernel.read_u64(end.wrapping_sub(8))?, stack: end, ..at };
+            self.interrupted = false;
+            return Ok(true);
+        }
         let rule = rule(kernel, within)?;
         let entry = rule.entry;
         let offset = |path| Ok::<u64, Error>(i64::from(signed(entry.u32(path)?)).cast_unsigned());
@@ -132,12 +157,7 @@ impl<'k> Walk<'k> {
             BASE_INDIRECT => kernel.read_u64(moved(at.base)?)?,
             other => return Err(entry.corrupt(format!("the frame is reckoned from register {other}"))),
         };
-        self.found.push(Frame {
-            instruction: at.instruction,
-            start: at.stack,
-            end,
-            interrupted: self.interrupted,
-        });
+        self.found.push(self.frame(end));
         match rule.kind {
             Kind::Call => {
                 let back = end.wrapping_sub(8);
@@ -147,7 +167,7 @@ impl<'k> Walk<'k> {
                     BASE => kernel.read_u64(at.base.wrapping_add(offset("bp_offset")?))?,
                     other => return Err(entry.corrupt(format!("the base lies by register {other}"))),
                 };
-                self.at = Standing { instruction: kernel.read_u64(back)?, stack: end, base };
+                self.at = Standing { instruction: kernel.read_u64(back)?, stack: end, base, result: 0 };
                 self.interrupted = false;
             }
             Kind::Registers | Kind::Interrupt => {
@@ -161,11 +181,32 @@ impl<'k> Walk<'k> {
                     instruction: saved.u64("ip")?,
                     stack: saved.u64("sp")?,
                     base: if whole { saved.u64("bp")? } else { at.base },
+                    result: if whole { saved.u64("ax")? } else { at.result },
                 };
                 self.interrupted = true;
             }
         }
         Ok(true)
+    }
+
+    fn frame(&self, end: u64) -> Frame {
+        let Standing { instruction, stack, result, .. } = self.at;
+        Frame { instruction, start: stack, end, interrupted: self.interrupted, result }
+    }
+
+    /// Where the frame ends of who stands in what calls by register in place of the processor's own instruction (a retpoline): of
+    /// that the tables do not tell. It makes a call within itself, changes where that returns to, and returns.
+    fn end_in_thunk(&self) -> Option<u64> {
+        let symbols = self.kernel.symbols();
+        let start = symbols.get(THUNKS).filter(|&start| self.interrupted && self.at.instruction >= start)?;
+        let is_one = |thunk| symbols.name(thunk).is_some_and(|name| name.starts_with(THUNK));
+        let is_in = |address| symbols.function(address).is_some_and(|thunk| thunk == start || is_one(thunk));
+        if !is_in(self.at.instruction) {
+            return None;
+        }
+        let next = self.kernel.read_u64(self.at.stack).ok()?;
+        let has_called_itself = is_in(next) || symbols.function(next) == Some(next);
+        self.at.stack.checked_add(if has_called_itself { 16 } else { 8 })
     }
 }
 
@@ -291,20 +332,21 @@ mod tests {
         let own = user - 24;
         m.write_u64(own + 16, code + 0x210);
         let other = DIRECT + m.room(512, 256);
-        for (name, value) in [("cs", 0x10), ("ip", code + 0x180), ("sp", own)] {
+        for (name, value) in [("cs", 0x10), ("ip", code + 0x180), ("sp", own), ("ax", 77)] {
             m.set(other, "pt_regs", name, value);
         }
         let kernel = Machine::of(m).kernel();
         let worker = kernel.process(7).unwrap();
-        let standing = Standing { instruction: code + 0x40, stack: other, base: 0 };
+        let standing = Standing { instruction: code + 0x40, stack: other, base: 0, result: 5 };
         let frames = worker.kernel_stack(Some(standing)).unwrap();
         let told: Vec<_> =
             frames.iter().map(|f| (f.instruction - code, f.start, f.end, f.interrupted)).collect();
         assert_eq!(told, [(0x40, other, other, true), (0x180, own, user, true), (0x210, user, user, false)]);
+        assert_eq!(frames.iter().map(|f| f.result).collect::<Vec<_>>(), [5, 77, 0]);
         // What the tables do not tell of ends the walk, and so does what is another thread's stack.
         assert!(worker.kernel_stack(Some(Standing { instruction: code + 0x310, ..standing })).is_err());
         assert!(worker.kernel_stack(Some(Standing { instruction: code - 1, ..standing })).is_err());
-        let elsewhere = Standing { instruction: code + 0x220, stack: user + 8, base: 0 };
+        let elsewhere = Standing { instruction: code + 0x220, stack: user + 8, ..standing };
         assert!(worker.kernel_stack(Some(elsewhere)).is_err());
     }
 }

@@ -81,6 +81,7 @@ impl Frozen {
             instruction: processor.number("RIP")?,
             stack: processor.number("RSP")?,
             base: processor.number("RBP")?,
+            result: processor.number("RAX")?,
         }))
     }
 

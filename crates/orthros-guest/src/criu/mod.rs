@@ -6,6 +6,8 @@ mod descriptors;
 mod files;
 mod filters;
 mod frozen;
+#[cfg(test)]
+mod instants;
 mod locks;
 mod memfds;
 mod memory;

@@ -8,9 +8,9 @@
 //! An append is different: bytes are in the file when the file has become longer, and whether the iterator is ahead of that
 //! is told by who has the file locked.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use orrery_kimage::{
-    Called, FileKind, Frame, InetSocket, Kernel, OpenFile, Registers, Standing, Task, UserBuffer,
+    Called, FileKind, Frame, InetSocket, Kernel, OpenFile, Registers, Returning, Standing, Task, UserBuffer,
 };
 
 use super::movers::{self, Mover};
@@ -70,6 +70,15 @@ const BEFORE: &[&str] = &[
 const AFTER: &[&str] = &["fput", "__f_unlock_pos", "mutex_unlock", "kfree"];
 /// What copies a packet to a program, part by part.
 const COPIES: &[&str] = &["skb_copy_datagram_iter", "__skb_datagram_iter"];
+/// What copies from a program for what is sent, piece by piece, and who counts the pieces.
+const COPIES_IN: &[&str] = &["_copy_from_iter", "_copy_from_iter_nocache", "_copy_from_iter_full"];
+const SENDS: &[&str] = &["tcp_sendmsg_locked"];
+/// Who counts what [`COPIES`] has copied of a connection's.
+const RECEIVES: &[&str] = &["tcp_recvmsg_locked"];
+/// No piece that is sent is longer (`SKB_FRAG_PAGE_ORDER`).
+const LONGEST_PIECE: u64 = 32 << 10;
+/// How many bytes are compared with what was sent.
+const COMPARED: usize = 64;
 /// How far below the stack the inner ones' frames reach.
 const BELOW: u64 = 1024;
 /// `IPPROTO_TCP`, and `TCP_ESTABLISHED` of `net/tcp_states.h`.
@@ -89,6 +98,10 @@ enum Phase {
     Within(u64, u64),
     /// The same; and what there is to be noted of the file has been noted.
     After(u64, u64),
+    /// The inner ones return with so many, or an error; what they had on the stack is between these addresses.
+    Returns(u64, u64, u64),
+    /// So do the outer ones.
+    Over(u64),
 }
 
 /// How many bytes the call had moved that a thread is in; nothing of a call that moves none, or where that does not matter, as it
@@ -126,6 +139,8 @@ fn moved_by(
     let (from, to, done) = match phase {
         Phase::Before => return Ok(0),
         Phase::After(from, to) => return progress(from, to).context(not_there),
+        Phase::Over(result) => return Ok(without_error(result)),
+        Phase::Returns(from, to, result) => (from, to, without_error(result)),
         Phase::Beginning(from, to) => (from, to, progress(from, to).unwrap_or(0)),
         Phase::Within(from, to) => (from, to, progress(from, to).context(not_there)?),
     };
@@ -133,9 +148,20 @@ fn moved_by(
         return Ok(0);
     }
     if file.kind()? != FileKind::Regular {
-        let copies = !mover.writes && frames.iter().any(|frame| is_in(kernel, frame, COPIES));
-        let again = if copies { given_unnoted(thread, file, &buffers, done)? } else { 0 };
-        return Ok(done - again);
+        if !is_connection(file)? {
+            return Ok(done);
+        }
+        let unnoted = if mover.writes {
+            match taking(kernel, &frames)? {
+                Some(taking) => taken_unnoted(thread, file, &buffers, done, taking)?,
+                None => 0,
+            }
+        } else if is_giving(kernel, &frames) {
+            given_unnoted(thread, file, &buffers, done)?
+        } else {
+            0
+        };
+        return Ok(done.saturating_sub(unnoted));
     }
     if !mover.writes || file.flags()? & libc::O_APPEND.cast_unsigned() == 0 {
         // The file's position moves when all is done: the same bytes once more, from or to the same place.
@@ -145,40 +171,110 @@ fn moved_by(
     appended(thread, file, done, place.context("its place in the file is not there")?)
 }
 
-/// How many of the `done` bytes that a program has been given its TCP connection does not know that it has given: they come
-/// again, and do not count.
-fn given_unnoted(thread: &Task<'_>, file: &OpenFile<'_>, buffers: &[UserBuffer], done: u64) -> Result<u64> {
-    let is_connection = |socket: &InetSocket| (socket.protocol, socket.state) == (TCP, ESTABLISHED);
-    if !file.inet_socket()?.as_ref().is_some_and(is_connection) {
-        return Ok(0);
+/// What a call returns that has moved so many bytes; nothing with an error.
+fn without_error(result: u64) -> u64 {
+    if result.cast_signed() < 0 { 0 } else { result }
+}
+
+/// Whether a frame of one of the functions that count what others copy was interrupted after one of those had returned to it.
+fn has_copied(kernel: &Kernel, frame: &Frame, counts: &[&str], copies: &[&str]) -> bool {
+    let called_last = || match kernel.called_last(frame) {
+        Some(Called::Function(start)) => is_one(kernel, start, copies),
+        _ => false,
+    };
+    frame.interrupted && is_in(kernel, frame, counts) && called_last()
+}
+
+/// Whether a call copies what was received, or has just done so and may not have counted it.
+fn is_giving(kernel: &Kernel, frames: &[Frame]) -> bool {
+    let is_so = |frame| is_in(kernel, frame, COPIES) || has_copied(kernel, frame, RECEIVES, COPIES);
+    frames.iter().any(is_so)
+}
+
+/// Whether a call takes bytes from a program to send them, and its connection may not count what was taken last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taking {
+    /// It is being copied, and the iterator tells of it or does not.
+    Perhaps,
+    /// It is copied, and nobody counts it.
+    Surely,
+    /// The packet counts it, or all do.
+    Counting,
+}
+
+fn taking(kernel: &Kernel, frames: &[Frame]) -> Result<Option<Taking>> {
+    let Some(sends) = frames.iter().position(|frame| is_in(kernel, frame, SENDS)) else { return Ok(None) };
+    if let Some(copies) = frames[..sends].iter().find(|frame| is_in(kernel, frame, COPIES_IN)) {
+        let is_done = kernel.returning(copies).is_some();
+        return Ok(Some(if is_done { Taking::Surely } else { Taking::Perhaps }));
     }
-    let mut ends: Vec<u64> = file.unread_parts()?.into_iter().map(u64::from).collect();
-    // All that was wanted of it, which may be less than a part.
-    ends.push(done);
-    ends.retain(|&end| end <= done);
-    let most = ends.iter().copied().max().unwrap_or(0);
+    let frame = &frames[sends];
+    let length = kernel.types().field("sk_buff", "len")?.offset;
+    let is_so = has_copied(kernel, frame, SENDS, COPIES_IN) && kernel.has_not_added(frame, length);
+    Ok(Some(if is_so { Taking::Surely } else { Taking::Counting }))
+}
+
+fn is_connection(file: &OpenFile<'_>) -> Result<bool> {
+    let is_so = |socket: &InetSocket| (socket.protocol, socket.state) == (TCP, ESTABLISHED);
+    Ok(file.inet_socket()?.as_ref().is_some_and(is_so))
+}
+
+/// The last of the first `done` bytes of a call's buffers, at most so many.
+fn last_bytes(thread: &Task<'_>, buffers: &[UserBuffer], done: u64, most: u64) -> Result<Vec<u8>> {
     let space = thread.address_space()?.context("it has no memory")?;
-    let (mut given, mut left) = (Vec::new(), done);
+    let (mut bytes, mut left) = (Vec::new(), done);
     for buffer in buffers {
         let length = buffer.length.min(left);
         let skipped = left.saturating_sub(most).min(length);
-        let mut bytes = vec![0; usize::try_from(length - skipped)?];
-        space.read(buffer.address.wrapping_add(skipped), &mut bytes)?;
-        given.extend(bytes);
+        let start = bytes.len();
+        bytes.resize(start + usize::try_from(length - skipped)?, 0);
+        space.read(buffer.address.wrapping_add(skipped), &mut bytes[start..])?;
         left -= length;
     }
-    Ok(repeated(&given, &file.tcp_connection()?.received, &ends))
+    Ok(bytes)
 }
 
-/// With which of these many bytes, the most if there are several, that end what was given, what is to come begins.
-fn repeated(given: &[u8], coming: &[u8], many: &[u64]) -> u64 {
-    let is_so = |&&count: &&u64| {
-        usize::try_from(count).is_ok_and(|count| {
-            let tail = given.len().checked_sub(count).map(|from| &given[from..]);
-            tail.is_some() && tail == coming.get(..count)
-        })
-    };
-    many.iter().filter(is_so).copied().max().unwrap_or(0)
+/// How many of the `done` bytes that a program has been given its TCP connection does not know that it has given: they come
+/// again, and do not count.
+fn given_unnoted(thread: &Task<'_>, file: &OpenFile<'_>, buffers: &[UserBuffer], done: u64) -> Result<u64> {
+    let given = last_bytes(thread, buffers, done, done)?;
+    let ends: Vec<usize> = file.unread_parts()?.into_iter().map(|end| end as usize).collect();
+    Ok(repeated(&given, &file.tcp_connection()?.received, &ends) as u64)
+}
+
+/// How many of the `done` bytes that were taken from a program its TCP connection does not count yet: they are not in its queue.
+fn taken_unnoted(
+    thread: &Task<'_>,
+    file: &OpenFile<'_>,
+    buffers: &[UserBuffer],
+    done: u64,
+    taking: Taking,
+) -> Result<u64> {
+    let tcp = file.tcp_connection()?;
+    if tcp.uncounted > 0 || taking == Taking::Counting {
+        return Ok(u64::from(tcp.uncounted));
+    }
+    let taken = last_bytes(thread, buffers, done, LONGEST_PIECE + COMPARED as u64)?;
+    let most = taken.len() - usize::from(taking == Taking::Surely);
+    let uncounted = (taken.len() - counted(&taken, &tcp.unacknowledged, most)) as u64;
+    ensure!(uncounted <= LONGEST_PIECE, "what was sent is not what it gave");
+    Ok(uncounted)
+}
+
+/// How many of the bytes that were taken are in a queue, if they are at most so many: its end is one of theirs. So many bytes are
+/// compared that no end is one by chance; pieces are longer than that.
+fn counted(taken: &[u8], queue: &[u8], most: usize) -> usize {
+    let Some(end) = queue.len().checked_sub(COMPARED).map(|from| &queue[from..]) else { return 0 };
+    let is_end = |&count: &usize| taken[..count].ends_with(end);
+    (COMPARED..=most).rev().find(is_end).unwrap_or(0)
+}
+
+/// With how many bytes that end what was given, the most if it may be several numbers, what is to come begins: as many as one of its
+/// parts ends with, or as were given in all, or as what a call wanted had left of a part, if they are so many that it is not by chance.
+fn repeated(given: &[u8], coming: &[u8], ends: &[usize]) -> usize {
+    let may_be = |count: &usize| *count == given.len() || *count >= COMPARED || ends.contains(count);
+    let is_so = |&count: &usize| given[given.len() - count..] == coming[..count];
+    (1..=given.len().min(coming.len())).rev().filter(may_be).find(is_so).unwrap_or(0)
 }
 
 /// How many of `done` bytes that an append has copied are in the file.
@@ -220,6 +316,13 @@ fn phase(kernel: &Kernel, frames: &[Frame]) -> Option<Phase> {
     if let Some(outermost) = frames.iter().rposition(|frame| is_in(frame, INNER)) {
         let at = frames.iter().position(|frame| is_in(frame, INNER)).unwrap_or(outermost);
         let (from, to) = (frames[at].start, frames[outermost].end);
+        match kernel.returning(&frames[at]) {
+            Some(Returning::With(result)) => {
+                return Some(Phase::Returns(from.saturating_sub(BELOW), to, result));
+            }
+            Some(Returning::Somehow) => return Some(Phase::Within(from.saturating_sub(BELOW), to)),
+            None => {}
+        }
         return Some(match kernel.called_last(&frames[at]) {
             Some(Called::Function(start)) if is_one(start, BEFORE) => Phase::Before,
             None => Phase::Beginning(from, to),
@@ -228,6 +331,13 @@ fn phase(kernel: &Kernel, frames: &[Frame]) -> Option<Phase> {
     }
     let at = frames.iter().position(|frame| is_in(frame, OUTER))?;
     let frame = &frames[at];
+    match kernel.returning(frame) {
+        Some(Returning::With(result)) => return Some(Phase::Over(result)),
+        Some(Returning::Somehow) => {
+            return Some(Phase::After(frame.start.saturating_sub(BELOW), frame.start));
+        }
+        None => {}
+    }
     let has_returned = |start| [INNER, OUTER, AFTER].iter().any(|names| is_one(start, names));
     // An interrupt leaves what it saves where that would be told.
     let is_covered = frame.interrupted && at > 0 && frames[at - 1].end.abs_diff(frame.start) < BELOW;
@@ -246,6 +356,9 @@ mod tests {
 
     #[test]
     fn what_was_given_and_is_still_to_come_does_not_count() {
+        let long: Vec<u8> = (0..=255).collect();
+        assert_eq!(repeated(&long, &long[100..], &[]), 156);
+        assert_eq!(repeated(&long, &long[200..], &[]), 0, "too few to tell");
         // Of a packet's three parts two were copied, and nothing is noted yet.
         assert_eq!(repeated(b"abcdef", b"abcdefghi", &[3, 6]), 6);
         // An earlier packet was noted, and one part of this one was copied.
@@ -255,6 +368,18 @@ mod tests {
         // What is to come is shorter than what was given, or nothing.
         assert_eq!(repeated(b"abcdef", b"abc", &[6]), 0);
         assert_eq!(repeated(b"", b"", &[3]), 0);
+    }
+
+    #[test]
+    fn what_was_taken_counts_as_far_as_the_queue_ends_with_it() {
+        let long: Vec<u8> = (0..=255).collect();
+        assert_eq!(counted(&long, &long, 256), 256);
+        assert_eq!(counted(&long, &long, 255), 0, "not all can be");
+        assert_eq!(counted(&long, &long[..200], 255), 200);
+        assert_eq!(counted(&long, &long[..COMPARED], 255), COMPARED);
+        assert_eq!(counted(&long, &long[..COMPARED - 1], 255), 0, "too few to compare");
+        assert_eq!(counted(&long, &[7; 100], 255), 0);
+        assert_eq!(counted(b"again\n", b"again\n", 5), 0);
     }
 
     #[test]
