@@ -269,12 +269,14 @@ fn counted(taken: &[u8], queue: &[u8], most: usize) -> usize {
     (COMPARED..=most).rev().find(is_end).unwrap_or(0)
 }
 
-/// With how many bytes that end what was given, the most if it may be several numbers, what is to come begins: as many as one of its
-/// parts ends with, or as were given in all, or as what a call wanted had left of a part, if they are so many that it is not by chance.
+/// With how many bytes that end what was given, the most if it may be several numbers, what is to come begins: as many as one of the first
+/// packet's parts ends with, or as were given in all, or as what a call wanted had left of a part, if they are so many that it is
+/// not by chance. They are all of that packet, as the ones before are noted.
 fn repeated(given: &[u8], coming: &[u8], ends: &[usize]) -> usize {
+    let most = ends.last().map_or(0, |&end| end.min(given.len()).min(coming.len()));
     let may_be = |count: &usize| *count == given.len() || *count >= COMPARED || ends.contains(count);
     let is_so = |&count: &usize| given[given.len() - count..] == coming[..count];
-    (1..=given.len().min(coming.len())).rev().filter(may_be).find(is_so).unwrap_or(0)
+    (1..=most).rev().filter(may_be).find(is_so).unwrap_or(0)
 }
 
 /// How many of `done` bytes that an append has copied are in the file.
@@ -357,8 +359,10 @@ mod tests {
     #[test]
     fn what_was_given_and_is_still_to_come_does_not_count() {
         let long: Vec<u8> = (0..=255).collect();
-        assert_eq!(repeated(&long, &long[100..], &[]), 156);
-        assert_eq!(repeated(&long, &long[200..], &[]), 0, "too few to tell");
+        assert_eq!(repeated(&long, &long[100..], &[1000]), 156);
+        assert_eq!(repeated(&long, &long[200..], &[1000]), 0, "too few to tell");
+        assert_eq!(repeated(&[0; 999], &[0; 999], &[300, 400]), 400, "there is no more in the packet");
+        assert_eq!(repeated(&[0; 999], &[], &[]), 0);
         // Of a packet's three parts two were copied, and nothing is noted yet.
         assert_eq!(repeated(b"abcdef", b"abcdefghi", &[3, 6]), 6);
         // An earlier packet was noted, and one part of this one was copied.
