@@ -464,7 +464,10 @@ impl Night for Rest<'_> {
         {
             return Some(Woken::PartnerGone);
         }
-        self.now = Moment::now();
+        // Who waits for a partner that it need not ask for, and without an end, needs no clock.
+        if self.until.is_some() || matches!(self.partner, Partner::Pidfd(_)) {
+            self.now = Moment::now();
+        }
         self.until.is_some_and(|until| self.now >= until).then_some(Woken::TimedOut)
     }
 

@@ -297,7 +297,9 @@ impl Link {
         let cpu = gate.show_cpu();
         self.line.ask(self.calls, request, if alone { cpu } else { ANYWHERE });
         gate.ring();
-        let until = Moment::now().after(PATIENCE);
+        // Most answers are there when the ring is over, and take no clock.
+        let mut until = None;
+        let mut end = || *until.get_or_insert_with(|| Moment::now().after(PATIENCE));
         loop {
             if let Some(outcome) = self.line.answered(self.calls, answer) {
                 return Ok(outcome);
@@ -306,9 +308,9 @@ impl Link {
             // On our CPU the twin, just woken, runs as soon as we yield, and at its end falls asleep, upon which we run: neither
             // do we need to be woken, nor to ask before a sleep whether it lives.
             let woken = if alone {
-                gate.wait(heard, Some(until), partner)
+                gate.wait_until(heard, || Some(end()), partner)
             } else {
-                gate.wait_asleep(heard, Some(until), partner)
+                gate.wait_asleep(heard, Some(end()), partner)
             };
             match woken {
                 Woken::Rung => heard = gate.heard(),
