@@ -30,6 +30,13 @@ static const unsigned char *element(const unsigned char **at, const unsigned cha
     return content;
 }
 
+void key_note_kind(struct key *key) {
+    if (!key->public)
+        return;
+    key->pss = EVP_PKEY_is_a(key->public, "RSA-PSS");
+    key->rsa = key->pss || EVP_PKEY_is_a(key->public, "RSA");
+}
+
 /* The path, the public key with its encoding; false where it is no reference. */
 static bool parse(struct key *key, const unsigned char *data, size_t length) {
     const unsigned char *at = data, *end = data + length, *content;
@@ -46,6 +53,7 @@ static bool parse(struct key *key, const unsigned char *data, size_t length) {
     key->encoded_length = end - at;
     key->encoded = OPENSSL_memdup(at, key->encoded_length);
     key->public = d2i_PUBKEY_ex(NULL, &at, end - at, key->provider->plain, NULL);
+    key_note_kind(key);
     return key->path && key->encoded && key->public && at == end;
 }
 

@@ -60,6 +60,8 @@ static void *duplicate(const void *data, int selection) {
     struct key *copy = keymgmt_new(key->provider);
     if (copy && EVP_PKEY_up_ref(key->public))
         copy->public = key->public;
+    if (copy)
+        key_note_kind(copy);
     return copy;
 }
 
@@ -75,6 +77,7 @@ static int do_import(struct key *key, const char *type, int selection, const OSS
     int done = context && EVP_PKEY_fromdata_init(context) > 0 &&
                EVP_PKEY_fromdata(context, &key->public, selection, (OSSL_PARAM *)params) > 0;
     EVP_PKEY_CTX_free(context);
+    key_note_kind(key);
     return done;
 }
 

@@ -71,6 +71,7 @@ void raise_error(const struct provider *provider, const char *file, int line, co
 struct key {
     struct provider *provider;
     EVP_PKEY *public;       /* of provider->plain */
+    bool rsa, pss;          /* its kind: an RSA key, and one for PSS only; asked for with each signature */
     char *path;             /* of the private key's file; NULL where there is only a public key */
     unsigned char *encoded; /* SubjectPublicKeyInfo */
     size_t encoded_length;
@@ -81,6 +82,8 @@ struct key {
 
 /* Reads the content of a reference; NULL with an error raised. */
 struct key *key_of_reference(struct provider *provider, const unsigned char *data, size_t length);
+/* Notes the kind of a key that has got its public part. */
+void key_note_kind(struct key *key);
 void key_up(struct key *key);
 void key_free(struct key *key);
 

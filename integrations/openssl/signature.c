@@ -85,10 +85,11 @@ static int init(void *context, void *key, const OSSL_PARAM params[]) {
     }
     if (!signing->key || !signing->key->public)
         return 0;
-    bool pss = EVP_PKEY_is_a(signing->key->public, "RSA-PSS");
-    signing->rsa = pss || EVP_PKEY_is_a(signing->key->public, "RSA");
+    signing->rsa = signing->key->rsa;
     if (key) {
-        signing->call.padding = pss ? RSA_PKCS1_PSS_PADDING : signing->rsa ? RSA_PKCS1_PADDING : 0;
+        signing->call.padding = signing->key->pss ? RSA_PKCS1_PSS_PADDING
+                                : signing->rsa    ? RSA_PKCS1_PADDING
+                                                  : 0;
         signing->call.salt = RSA_PSS_SALTLEN_AUTO;
     }
     return set_ctx_params(signing, params);
