@@ -74,6 +74,13 @@ struct Piece {
     length: u32,
 }
 
+impl Piece {
+    /// Where it ends in its page; nothing of what cannot be a part.
+    fn end(&self) -> Option<u32> {
+        self.offset.checked_add(self.length).filter(|_| self.length <= LONGEST_PART)
+    }
+}
+
 /// How long a packet's linear part is: by where it ends, as its length alone may be ahead of it.
 fn linear(packet: Object<'_>) -> Result<u32> {
     let (head, data) = (packet.u64("head")?, packet.u64("data")?);
@@ -100,21 +107,23 @@ fn places(packet: Object<'_>) -> Result<Vec<Piece>> {
     (0..(all.size / size.max(1)).min(MOST_PAGES)).map(place).collect()
 }
 
-/// The parts in pages. Where the first ones are being dropped the others move up one after the other: one that is there twice
-/// has moved, and is not counted again.
+/// The parts in pages.
 fn pieces(packet: Object<'_>) -> Result<Vec<Piece>> {
-    let count = shared(packet)?.u32("nr_frags")? as usize;
-    let mut pieces: Vec<Piece> = Vec::new();
-    for piece in places(packet)?.into_iter().take(count) {
-        if piece.length > LONGEST_PART {
-            return Err(packet.corrupt(format!("a part of {} bytes", piece.length)));
+    let mut pieces = places(packet)?;
+    pieces.truncate(shared(packet)?.u32("nr_frags")? as usize);
+    match pieces.iter().find(|piece| piece.end().is_none()) {
+        Some(Piece { offset, length, .. }) => {
+            Err(packet.corrupt(format!("a part of {length} bytes {offset} bytes into a page")))
         }
-        let end = |piece: &Piece| (piece.page, u64::from(piece.offset) + u64::from(piece.length));
-        if pieces.last().is_none_or(|last| end(last) != end(&piece)) {
-            pieces.push(piece);
-        }
+        None => Ok(pieces),
     }
-    Ok(pieces)
+}
+
+/// The same where the first ones may just be being dropped, while the others move up one after the other: one that is there twice has
+/// moved.
+fn moved_up(mut pieces: Vec<Piece>) -> Vec<Piece> {
+    pieces.dedup_by_key(|piece| (piece.page, piece.end()));
+    pieces
 }
 
 /// How long the parts of a packet are: the linear one, and its pages.
@@ -177,6 +186,15 @@ fn append_piece(packet: Object<'_>, piece: Piece, bytes: &mut Vec<u8>) -> Result
     kernel.memory().read(physical + u64::from(piece.offset), &mut bytes[start..])
 }
 
+/// What is left of a packet whose first bytes are being dropped (`__pskb_trim_head`), as far as all lies in pages.
+///
+/// # Errors
+///
+/// Those of reading; corrupt where there are bytes elsewhere than in pages.
+pub(crate) fn remaining(packet: Object<'_>) -> Result<Vec<u8>> {
+    in_pages(packet, Some(moved_up(pieces(packet)?)), || "it is being dropped".to_owned())
+}
+
 /// What a packet carried before its end was cut off, so many bytes behind its first `length`. They are to be a packet of their own, which
 /// hangs nowhere yet (`skb_split`). Their pages still stand where they stood, but for the one that is cut itself: that ends with
 /// the first `length` bytes from the moment on in which the other packet has the rest.
@@ -185,16 +203,8 @@ fn append_piece(packet: Object<'_>, piece: Piece, bytes: &mut Vec<u8>) -> Result
 ///
 /// Those of reading; corrupt where these bytes cannot be told, or there are bytes elsewhere than in pages.
 pub(crate) fn cut_off(packet: Object<'_>, length: u32, wanted: u32) -> Result<Vec<u8>> {
-    let lost = || packet.corrupt(format!("{wanted} bytes that were behind its first {length} are not there"));
-    if linear(packet)? > 0 {
-        return Err(lost());
-    }
-    let rest = behind(&places(packet)?, length, wanted).ok_or_else(lost)?;
-    let mut bytes = Vec::new();
-    for piece in rest {
-        append_piece(packet, piece, &mut bytes)?;
-    }
-    Ok(bytes)
+    let lost = || format!("{wanted} bytes that were behind its first {length} are not there");
+    in_pages(packet, behind(&places(packet)?, length, wanted), lost)
 }
 
 /// The first bytes in a packet's pages, of which it may count some already as another one's.
@@ -203,12 +213,17 @@ pub(crate) fn cut_off(packet: Object<'_>, length: u32, wanted: u32) -> Result<Ve
 ///
 /// As [`cut_off`].
 pub(crate) fn beginning(packet: Object<'_>, length: u32) -> Result<Vec<u8>> {
-    let lost = || packet.corrupt(format!("it should hold {length} bytes"));
-    let mut bytes = Vec::new();
+    in_pages(packet, up_to(&places(packet)?, length), || format!("it should hold {length} bytes"))
+}
+
+/// The bytes of these parts of a packet that has all in pages; corrupt, and why, where there are no such parts.
+fn in_pages(packet: Object<'_>, pieces: Option<Vec<Piece>>, why: impl Fn() -> String) -> Result<Vec<u8>> {
+    let lost = || packet.corrupt(why());
     if linear(packet)? > 0 {
         return Err(lost());
     }
-    for piece in up_to(&places(packet)?, length).ok_or_else(lost)? {
+    let mut bytes = Vec::new();
+    for piece in pieces.ok_or_else(lost)? {
         append_piece(packet, piece, &mut bytes)?;
     }
     Ok(bytes)
@@ -221,9 +236,7 @@ fn up_to(places: &[Piece], wanted: u32) -> Option<Vec<Piece>> {
         if left == 0 {
             break;
         }
-        if place.length == 0 || place.length > LONGEST_PART {
-            return None;
-        }
+        place.end().filter(|_| place.length > 0)?;
         let length = place.length.min(left);
         found.push(Piece { length, ..place });
         left -= length;
@@ -247,7 +260,7 @@ fn behind(places: &[Piece], length: u32, wanted: u32) -> Option<Vec<Piece>> {
     // It ends there: because it is cut, or by itself. In the first case the rest reaches to the page's end, or is all that there is.
     let ends = |parts: &Vec<Piece>| parts.last().is_none_or(|last| rest.contains(last));
     let by_itself = whole(None).filter(ends);
-    let room = |size: u32| size.checked_sub(own.offset + own.length).filter(|&room| room > 0);
+    let room = |size: u32| size.checked_sub(own.end()?).filter(|&room| room > 0);
     let cut = PAGES.into_iter().filter_map(room).find_map(|room| {
         if wanted <= room { Some(vec![from(wanted)]) } else { whole(Some(from(room))).filter(ends) }
     });
@@ -260,6 +273,18 @@ fn behind(places: &[Piece], length: u32, wanted: u32) -> Option<Vec<Piece>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_moved_up_counts_once_and_what_cannot_be_is_no_part() {
+        let piece = |page, offset, length| Piece { page, offset, length };
+        // The first one is gone, half of the second, too, and the third has not moved yet.
+        let parts = vec![piece(2, 100, 100), piece(2, 0, 200), piece(3, 0, 300)];
+        assert_eq!(moved_up(parts), [piece(2, 100, 100), piece(3, 0, 300)]);
+        let garbage = [piece(1, u32::MAX, 2), piece(1, 0, u32::MAX), piece(1, u32::MAX - 1, u32::MAX)];
+        assert!(garbage.iter().all(|piece| piece.end().is_none()));
+        assert!(garbage.iter().all(|&piece| behind(&[piece], 1, 1).is_none()));
+        assert_eq!(up_to(&[piece(1, 0, 0)], 1), None);
+    }
 
     #[test]
     fn what_is_cut_off_is_told_before_and_after_the_cut() {

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::file::OpenFile;
 use crate::list;
 use crate::object::Object;
-use crate::packet::{beginning, carried, cut_off, packets, parts};
+use crate::packet::{beginning, carried, cut_off, packets, parts, remaining};
 use crate::rbtree;
 
 /// No queue is longer than the largest window.
@@ -167,11 +167,14 @@ fn segment(packet: Object<'_>, start: u32) -> Result<Segment> {
     if told > LONGEST_QUEUE {
         return Err(packet.corrupt(format!("it tells of {told} bytes")));
     }
+    // Its first bytes are acknowledged, and being dropped.
     let is_trimmed = (1..told).contains(&start.wrapping_sub(first));
-    if bytes.len() < told as usize && !is_trimmed {
-        bytes = beginning(packet, told)?;
-    }
     let told = told as usize;
+    if is_trimmed && bytes.len() != told {
+        bytes = remaining(packet)?;
+    } else if bytes.len() < told {
+        bytes = beginning(packet, u32::try_from(told).unwrap_or(u32::MAX))?;
+    }
     let lost = u32::try_from(told.saturating_sub(bytes.len())).unwrap_or(0);
     Ok(Segment { sequence: first.wrapping_add(lost), told: told.min(bytes.len()), bytes })
 }

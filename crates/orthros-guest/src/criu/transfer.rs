@@ -3,7 +3,8 @@
 //!
 //! A thread is in a chain of calls. The outer ones look the descriptor up; an inner one makes the iterator and calls what
 //! moves the bytes, which moves it on. So before that there is nothing, from then on the iterator tells, and when the inner ones
-//! have returned it lies below the stack, as they left it: nothing has run there since.
+//! have returned it lies below the stack, as they left it: nothing has run there since. One that is about to return, its frame given up,
+//! has the number in the register for results.
 //!
 //! An append is different: bytes are in the file when the file has become longer, and whether the iterator is ahead of that
 //! is told by who has the file locked.
@@ -148,18 +149,11 @@ fn moved_by(
         return Ok(0);
     }
     if file.kind()? != FileKind::Regular {
-        if !is_connection(file)? {
-            return Ok(done);
-        }
-        let unnoted = if mover.writes {
-            match taking(kernel, &frames)? {
-                Some(taking) => taken_unnoted(thread, file, &buffers, done, taking)?,
-                None => 0,
-            }
-        } else if is_giving(kernel, &frames) {
-            given_unnoted(thread, file, &buffers, done)?
-        } else {
-            0
+        let unnoted = match (is_connection(file)?, mover.writes) {
+            (false, _) => 0,
+            (true, true) => taken_unnoted(thread, file, &buffers, done, taking(kernel, &frames)?)?,
+            (true, false) if is_giving(kernel, &frames) => given_unnoted(thread, file, &buffers, done)?,
+            (true, false) => 0,
         };
         return Ok(done.saturating_sub(unnoted));
     }
@@ -198,20 +192,21 @@ enum Taking {
     Perhaps,
     /// It is copied, and nobody counts it.
     Surely,
-    /// The packet counts it, or all do.
+    /// The packet counts it, or all do; or nothing is being taken.
     Counting,
 }
 
-fn taking(kernel: &Kernel, frames: &[Frame]) -> Result<Option<Taking>> {
-    let Some(sends) = frames.iter().position(|frame| is_in(kernel, frame, SENDS)) else { return Ok(None) };
+fn taking(kernel: &Kernel, frames: &[Frame]) -> Result<Taking> {
+    let sends = frames.iter().position(|frame| is_in(kernel, frame, SENDS));
+    let Some(sends) = sends else { return Ok(Taking::Counting) };
     if let Some(copies) = frames[..sends].iter().find(|frame| is_in(kernel, frame, COPIES_IN)) {
         let is_done = kernel.returning(copies).is_some();
-        return Ok(Some(if is_done { Taking::Surely } else { Taking::Perhaps }));
+        return Ok(if is_done { Taking::Surely } else { Taking::Perhaps });
     }
     let frame = &frames[sends];
     let length = kernel.types().field("sk_buff", "len")?.offset;
     let is_so = has_copied(kernel, frame, SENDS, COPIES_IN) && kernel.has_not_added(frame, length);
-    Ok(Some(if is_so { Taking::Surely } else { Taking::Counting }))
+    Ok(if is_so { Taking::Surely } else { Taking::Counting })
 }
 
 fn is_connection(file: &OpenFile<'_>) -> Result<bool> {
