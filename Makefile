@@ -57,7 +57,7 @@ bench-known:
 	fi
 
 bench-build: bootstrap
-	$(CARGO) build --release --locked -p orrery-bench -p orrery-capi -p orrery-cli -p orrery-warm -p orrery-orthros-guest
+	$(CARGO) build --release --locked -p orrery-bench -p orrery-capi -p orrery-signer -p orrery-cli -p orrery-warm -p orrery-orthros-guest
 
 promises: bench-build ## hold SPECIFICATION.md's numbers against fresh measurements
 	QUICK='$(QUICK)' $(TARGET)/release/promises $(if $(WRITE),--write)

@@ -24,10 +24,11 @@ const CLIENTS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The kinds of keys: a name, and what `openssl genpkey` makes them of.
-pub const KEYS: [(&str, &[&str]); 3] = [
+pub const KEYS: [(&str, &[&str]); 4] = [
     ("rsa4096", &["RSA", "-pkeyopt", "rsa_keygen_bits:4096"]),
     ("rsa2048", &["RSA", "-pkeyopt", "rsa_keygen_bits:2048"]),
     ("p256", &["EC", "-pkeyopt", "ec_paramgen_curve:P-256"]),
+    ("p384", &["EC", "-pkeyopt", "ec_paramgen_curve:P-384"]),
 ];
 
 /// Where an nginx signs.
@@ -37,9 +38,17 @@ pub enum Signs {
     Itself,
     /// In a vault.
     InVault,
+    /// In a vault that signs with the OpenSSL that nginx has, too: what the vault itself costs.
+    InVaultByOpenSsl,
     /// In a child of each worker, which has nothing to do but this (`bench/rivals/forked_signer.c`): the least that another
     /// process can cost.
     InChild,
+}
+
+impl Signs {
+    fn is_in_vault(self) -> bool {
+        matches!(self, Self::InVault | Self::InVaultByOpenSsl)
+    }
 }
 
 /// An nginx, which ends with this object.
@@ -64,7 +73,7 @@ impl Server {
         let mut blocks = String::new();
         for (name, algorithm) in KEYS {
             let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-            let (key, certificate) = server.make_key(name, algorithm, signs == Signs::InVault)?;
+            let (key, certificate) = server.make_key(name, algorithm, signs.is_in_vault())?;
             blocks += &format!(
                 "server {{ listen 127.0.0.1:{port} ssl; ssl_certificate {certificate}; ssl_certificate_key {key};\n\
                  location / {{ return 200 \"served\\n\"; }} }}\n"
@@ -108,10 +117,13 @@ impl Server {
         command.args(["-p", &at.to_string(), "-c", &self.path("nginx.conf"), "-e", &self.path("error.log")]);
         match signs {
             Signs::Itself => {}
-            Signs::InVault => {
+            Signs::InVault | Signs::InVaultByOpenSsl => {
                 let module = build_provider(self.folder.path())?;
                 let orrery = machine::program_folder()?.join("orrery");
-                let configuration = run(plain(orrery).args(["vault", "conf", "--module"]).arg(module))?;
+                let mut configuration = run(plain(orrery).args(["vault", "conf", "--module"]).arg(module))?;
+                if signs == Signs::InVaultByOpenSsl {
+                    configuration += "signer = openssl\n";
+                }
                 fs::write(self.path("openssl.cnf"), configuration)?;
                 command.env("OPENSSL_CONF", self.path("openssl.cnf"));
             }
@@ -276,7 +288,11 @@ fn program() -> Result<PathBuf> {
 /// The provider with its vault, built with the C library that lies beside this program.
 fn build_provider(folder: &Path) -> Result<PathBuf> {
     let library = machine::program_folder()?.join("liborrery.a");
-    ensure!(library.exists(), "there is no {} (cargo build --release -p orrery-capi)", library.display());
+    ensure!(
+        library.exists(),
+        "there is no {} (cargo build --release -p orrery-capi -p orrery-signer)",
+        library.display()
+    );
     let mut make = plain("make");
     make.arg("-C").arg(machine::source_root().join("integrations/openssl")).arg("LDFLAGS=-s");
     make.arg(format!("OUT={}", folder.display())).arg(format!("LIBORRERY={}", library.display()));

@@ -4,24 +4,44 @@
 #include "provider.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include <orrery/vault.h>
 
+/* Starts one, as the configuration says. */
+static struct orrery_vault *start(const struct provider *provider) {
+    char grace[64];
+    const char *arguments[4] = {"orrery-vault"};
+    size_t count = 1;
+    if (provider->grace) {
+        snprintf(grace, sizeof grace, "grace=%s", provider->grace);
+        arguments[count++] = grace;
+    }
+    if (provider->signer && !strcmp(provider->signer, "openssl")) {
+        arguments[count++] = "signer=openssl";
+    } else if (provider->signer) {
+        RAISE(provider, REASON_PARAMETER, "signer = %s: it may be openssl, or not be there",
+              provider->signer);
+        return NULL;
+    }
+    struct orrery_vault *vault = orrery_vault_start(provider->program, arguments);
+    if (!vault)
+        RAISE(provider, REASON_VAULT, "%s", orrery_vault_error());
+    return vault;
+}
+
 /* The vault; started if there is none, or if the one there is is `broken`. */
 static struct orrery_vault *vault_of(struct provider *provider, const struct orrery_vault *broken) {
     CRYPTO_THREAD_write_lock(provider->lock);
     struct orrery_vault *vault = provider->vault;
     if (vault == broken) {
-        const char *arguments[] = {"orrery-vault", provider->grace, NULL};
-        vault = orrery_vault_start(provider->program, arguments);
+        vault = start(provider);
         /* A broken one is left alone: other threads may be about to notice. */
         if (vault)
             provider->vault = vault;
-        else
-            RAISE(provider, REASON_VAULT, "%s", orrery_vault_error());
     }
     CRYPTO_THREAD_unlock(provider->lock);
     return vault;

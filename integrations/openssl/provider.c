@@ -7,6 +7,7 @@
  *     module = /usr/lib/orrery/orrery.so
  *     vault = /usr/lib/orrery/orrery-vault     # the default: beside the module
  *     grace = 60                               # seconds for which keys stay that were replaced
+ *     signer = openssl                         # make no signature with AWS-LC
  *     activate = 1
  */
 #include "provider.h"
@@ -111,6 +112,7 @@ static void teardown(void *context) {
     CRYPTO_THREAD_lock_free(provider->lock);
     OPENSSL_free(provider->program);
     OPENSSL_free(provider->grace);
+    OPENSSL_free(provider->signer);
     OPENSSL_free(provider);
 }
 
@@ -171,6 +173,7 @@ __attribute__((visibility("default"))) int OSSL_provider_init(const OSSL_CORE_HA
     if (!(provider->program = configured(core, get, "vault")))
         provider->program = beside();
     provider->grace = configured(core, get, "grace");
+    provider->signer = configured(core, get, "signer");
     provider->lock = CRYPTO_THREAD_lock_new();
     provider->plain = OSSL_LIB_CTX_new_from_dispatch(core, in);
     provider->plain_default = provider->plain ? OSSL_PROVIDER_load(provider->plain, "default") : NULL;

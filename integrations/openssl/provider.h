@@ -40,7 +40,8 @@ struct provider {
     OSSL_PROVIDER *plain_default;
     EVP_MD *digests[3]; /* those that TLS signs with: to look one up takes 0.3 us */
     char *program;      /* what to start as the vault */
-    char *grace; /* for how many seconds it keeps keys that nobody wants any more; NULL for its own choice */
+    char *grace;  /* for how many seconds it keeps keys that nobody wants any more; NULL for its own choice */
+    char *signer; /* "openssl" where that makes all signatures; NULL for the vault's own choice */
     CRYPTO_RWLOCK *lock;
     struct orrery_vault *vault; /* under the lock */
     /*

@@ -1,8 +1,12 @@
 /*
  * orrery-vault: the program in which private keys live. The provider starts it; nobody else does.
  *
- * It reads key files, and signs and decrypts with them through OpenSSL's default provider.
+ * It reads key files, and signs and decrypts with them: through AWS-LC where that has the kind of signature, else, or where it is
+ * told so, through OpenSSL's default provider.
+ *
+ *     orrery-vault [grace=SECONDS] [signer=openssl]
  */
+#include "signer.h"
 #include "wire.h"
 
 #include <errno.h>
@@ -24,9 +28,10 @@
 struct key {
     unsigned char fingerprint[FINGERPRINT];
     EVP_PKEY *pkey;
-    int hashes;      /* it signs messages, not digests */
-    unsigned wanted; /* how many times it was loaded and not given up since */
-    long long until; /* when it is dropped, in milliseconds; 0 while it is wanted */
+    struct signer *signer; /* NULL where OpenSSL signs */
+    int hashes;            /* it signs messages, not digests */
+    unsigned wanted;       /* how many times it was loaded and not given up since */
+    long long until;       /* when it is dropped, in milliseconds; 0 while it is wanted */
 };
 
 /* What was set up for an earlier call like this one: setting up costs as much as a small signature. */
@@ -42,7 +47,8 @@ struct keys {
     size_t count;
     struct prepared prepared[PREPARED];
     size_t next;
-    long long grace; /* for how long a key stays that nobody wants, in milliseconds */
+    long long grace;  /* for how long a key stays that nobody wants, in milliseconds */
+    int only_openssl; /* it makes all signatures */
 };
 
 static long long now(void) {
@@ -88,6 +94,17 @@ static EVP_PKEY *read_key(const char *path, char *why, size_t room) {
     return pkey;
 }
 
+/* AWS-LC's of the key, if it can have it. */
+static struct signer *signer_of(EVP_PKEY *pkey) {
+    PKCS8_PRIV_KEY_INFO *info = EVP_PKEY2PKCS8(pkey);
+    unsigned char *encoded = NULL;
+    int length = info ? i2d_PKCS8_PRIV_KEY_INFO(info, &encoded) : -1;
+    struct signer *signer = length > 0 ? orrery_signer_new(encoded, length) : NULL;
+    OPENSSL_clear_free(encoded, length > 0 ? length : 0);
+    PKCS8_PRIV_KEY_INFO_free(info);
+    return signer;
+}
+
 /* One who had a key loaded wants it no more. */
 static ssize_t give_up(struct keys *keys, const void *fingerprint) {
     struct key *key = find(keys, fingerprint);
@@ -102,6 +119,7 @@ static void drop(struct keys *keys, struct key *key) {
             EVP_PKEY_CTX_free(keys->prepared[i].context);
             keys->prepared[i].context = NULL;
         }
+    orrery_signer_free(key->signer);
     EVP_PKEY_free(key->pkey);
     *key = keys->all[--keys->count];
 }
@@ -160,6 +178,7 @@ static ssize_t load(void *context, const void *request, size_t length, void *ans
         } else {
             struct key *all = realloc(keys->all, (keys->count + 1) * sizeof *all);
             if (all) {
+                new.signer = keys->only_openssl ? NULL : signer_of(pkey);
                 all[keys->count++] = new;
                 keys->all = all;
                 pkey = NULL;
@@ -252,6 +271,16 @@ static ssize_t sign_message(const struct key *key, const void *data, size_t leng
     return good ? (ssize_t)room : -EBADMSG;
 }
 
+/* The signature's length, or 0 where OpenSSL has to make it. */
+static size_t sign_quickly(const struct key *key, const struct call_request *call, const void *data,
+                           size_t length, void *answer, size_t room) {
+    /* Another digest for the mask than for the data is OpenSSL's business. */
+    if (!key->signer || (*call->mask_digest && strcmp(call->mask_digest, call->digest)))
+        return 0;
+    return orrery_signer_sign(key->signer, call->digest, call->padding, call->salt, data, length, answer,
+                              room);
+}
+
 static ssize_t serve(void *context, const void *request, size_t length, void *answer, size_t room) {
     struct keys *keys = context;
     struct call_request call;
@@ -269,11 +298,15 @@ static ssize_t serve(void *context, const void *request, size_t length, void *an
     struct key *key = find(keys, call.key);
     if (!key)
         return -ENOKEY;
-    ERR_clear_error();
     if (call.operation == OPERATION_KNOWN)
         return 0;
     if (call.operation != OPERATION_SIGN && call.operation != OPERATION_DECRYPT)
         return -EINVAL;
+    size_t quickly =
+        call.operation == OPERATION_SIGN ? sign_quickly(key, &call, data, length, answer, room) : 0;
+    if (quickly)
+        return quickly;
+    ERR_clear_error();
     if (call.operation == OPERATION_SIGN && key->hashes)
         return sign_message(key, data, length, answer, room);
     int keep;
@@ -289,8 +322,12 @@ static ssize_t serve(void *context, const void *request, size_t length, void *an
 
 int main(int count, char **arguments) {
     static struct keys keys = {.grace = 60 * 1000};
-    if (count > 1)
-        keys.grace = atoll(arguments[1]) * 1000;
+    for (int i = 1; i < count; i++) {
+        if (!strncmp(arguments[i], "grace=", 6))
+            keys.grace = atoll(arguments[i] + 6) * 1000;
+        else if (!strcmp(arguments[i], "signer=openssl"))
+            keys.only_openssl = 1;
+    }
     /* Its own configuration could name our provider, and so start a vault of the vault. */
     OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_LOAD_CRYPTO_STRINGS, NULL);
     orrery_vault_main_tidy(load, serve, tidy, &keys);

@@ -6,8 +6,9 @@
 //! time*, of nginx and vault together: what a server gets out of a CPU that it has to itself. By the clock we measure too:
 //! there the waiting for one another would show that is no work.
 //!
-//! `floor` is the least that a signature in another process can cost: a child that each worker forks for it, unguarded, which
-//! waits for nothing else; beside nginx as it is, and beside the vault.
+//! A vault signs with AWS-LC, nginx with the distribution's OpenSSL. `openssl` is a vault that is told to sign with that, too: what
+//! remains is what the vault itself costs. `floor` is the least that this can be: a child that each worker forks for signatures, unguarded,
+//! which waits for nothing else, with OpenSSL; beside nginx as it is, and beside that vault.
 
 use std::process::ExitCode;
 
@@ -15,6 +16,8 @@ use anyhow::Result;
 use clap::Parser;
 use orrery_bench::tls::{KEYS, Server, Signs};
 use orrery_bench::{Bench, Case, Entry, Group, Options, Pin, Quantity, machine};
+
+const CPU: &str = "sessions per second of CPU";
 
 /// TLS sessions of nginx with a vault and without
 #[derive(Parser)]
@@ -31,22 +34,27 @@ fn main() -> Result<ExitCode> {
     };
     let mut bench = Bench::new("lwc-tls", arguments.options);
     let entry = |name: &str, signs| Entry::new(name, move || Server::start(signs, cpu)).memory(64 << 20);
-    let (vault, plain) =
-        (|| entry("nginx, keys in a vault", Signs::InVault), || entry("nginx", Signs::Itself));
-    let mut group = Group::new("lwc-tls", vault()).against(plain());
+    let plain = || entry("nginx", Signs::Itself);
+    let by_openssl = || entry("nginx, keys in a vault that signs with OpenSSL", Signs::InVaultByOpenSsl);
+    let mut group = Group::new("lwc-tls", entry("nginx, keys in a vault", Signs::InVault)).against(plain());
     for (key, _) in KEYS {
-        for (clock, name) in [("cpu", "sessions per second of CPU"), ("time", "sessions per second")] {
+        for (clock, name) in [("cpu", CPU), ("time", "sessions per second")] {
             let case = Case::new(format!("{key} {clock}")).quantity(format!("{key}/{name}"), Quantity::Rate);
             group = group.case(case.quick(clock == "cpu"));
         }
     }
     bench.group(group);
-    let mut floor =
-        Group::new("floor", entry("nginx, a child signs", Signs::InChild)).against(plain()).against(vault());
-    for (key, _) in KEYS {
-        let name = format!("floor/{key}/sessions per second of CPU");
-        floor = floor.case(Case::new(format!("{key} cpu")).quantity(name, Quantity::Rate));
+    let child = entry("nginx, a child signs", Signs::InChild);
+    let others = [
+        ("openssl", Group::new("openssl", by_openssl()).against(plain())),
+        ("floor", Group::new("floor", child).against(plain()).against(by_openssl())),
+    ];
+    for (title, mut group) in others {
+        for (key, _) in KEYS {
+            let name = format!("{title}/{key}/{CPU}");
+            group = group.case(Case::new(format!("{key} cpu")).quantity(name, Quantity::Rate));
+        }
+        bench.group(group);
     }
-    bench.group(floor);
     bench.run()
 }

@@ -19,6 +19,12 @@ use house::{Apache, House, KEYS, Kind, Nginx, await_that, kill, secrets_of};
 #[test]
 fn openssl_signs_and_decrypts_with_references() {
     let Some(house) = House::new() else { return };
+    signs_and_decrypts(&house);
+    house.configure("signer = openssl");
+    signs_and_decrypts(&house);
+}
+
+fn signs_and_decrypts(house: &House) {
     fs::write(house.path("data"), "some data").unwrap();
     let data = house.path("data");
     for kind in KEYS {
@@ -414,6 +420,21 @@ fn the_vault_ends_with_the_server() {
 }
 
 #[test]
+fn openssl_makes_all_signatures_where_it_is_told_to() {
+    let Some(house) = House::new_as_root() else { return };
+    house.configure("grace = 7");
+    house.configure("signer = openssl");
+    let Some(nginx) = Nginx::start(&house, &KEYS, true, "") else { return };
+    KEYS.iter().for_each(|kind| nginx.handshake(*kind).unwrap());
+    let vault = nginx.vault();
+    assert_eq!(vault.len(), 3);
+    for pid in vault {
+        let arguments = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+        assert_eq!(arguments, "orrery-vault\0grace=7\0signer=openssl\0");
+    }
+}
+
+#[test]
 fn what_is_wrong_is_said_at_the_start() {
     let Some(house) = House::new() else { return };
     let key = house.key(Kind::P256);
@@ -459,8 +480,11 @@ fn what_is_wrong_is_said_at_the_start() {
     let Some(said) = Nginx::test(&house, good, &wrapped) else { return };
     assert!(said.contains("test is successful"), "{said}");
 
-    // No vault to be had.
     let configuration = fs::read_to_string(house.configuration()).unwrap();
+    house.configure("signer = gnutls");
+    refuses("signer", &reference, good, &["a parameter is not supported", "signer = gnutls", "openssl"]);
+
+    // No vault to be had.
     fs::write(house.configuration(), configuration.replace("orrery-vault", "nowhere")).unwrap();
     refuses("no-vault", &reference, good, &["the vault does not work", "nowhere"]);
 }
