@@ -4,6 +4,7 @@ mod check;
 mod config;
 mod counter;
 mod demo;
+mod place;
 mod remote;
 mod soak;
 mod up;

@@ -379,6 +379,39 @@ fn who_interrupts_a_pair_finds_nothing_left() {
 }
 
 #[test]
+fn who_interrupts_a_demo_or_a_soak_finds_nothing_left() {
+    use rustix::process::{Pid, Signal, kill_process};
+    if let Some(why) = missing(&[("ip", "iproute2"), ("redis-server", "redis-server")]) {
+        orrery_testing::skipped!("{why}");
+        return;
+    }
+    let _one = ONE_PAIR.lock();
+    for story in ["demo", "soak"] {
+        let temporary = tempfile::tempdir().unwrap();
+        let mut command = orthros();
+        command.arg(story).env("TMPDIR", temporary.path());
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let there = std::path::PathBuf::from(format!("/run/netns/orrery-{}", child.id()));
+        let begin = Instant::now();
+        while !there.exists() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{story}: no network is made");
+            assert_eq!(child.try_wait().unwrap(), None, "{story}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // The machines start meanwhile.
+        std::thread::sleep(Duration::from_millis(500));
+        kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+        assert!(!child.wait().unwrap().success(), "{story}");
+        let left = || there.exists() || std::fs::read_dir(temporary.path()).unwrap().count() > 0;
+        let begin = Instant::now();
+        while left() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{story}: a network or files are left");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
 fn a_process_of_this_machine_is_checked() {
     let mut command = Command::new("sleep");
     command.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

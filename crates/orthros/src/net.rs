@@ -225,6 +225,13 @@ impl Network {
         self.own.as_ref().map(|(_, handle)| handle.as_fd())
     }
 
+    /// Takes away a network that was made under this name, for a program that ends without dropping it. Nothing where there is none.
+    pub fn remove(name: &str) {
+        if let Ok(ip) = require("ip", "iproute2") {
+            let _ = run(&ip, &["netns", "delete", name], None);
+        }
+    }
+
     /// Moves the calling thread into the network: what it connects to from then on, it reaches from the bridge.
     ///
     /// # Errors

@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros::{
-    DiskConfig, DiskSource, Fault, Manner, NetworkConfig, Pair, PairConfig, Service, cache,
-};
+use orrery_orthros::{DiskConfig, DiskSource, Fault, Manner, Pair, PairConfig, Service, cache};
 
 use super::counter::{Counter, PATIENCE};
+use super::place::Place;
 use super::{Common, Story};
 
 const DATA: &str = "/data";
@@ -28,8 +27,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let common = &arguments.common;
     let story = Story::new(common.json);
-    let temporary = tempfile::tempdir()?;
-    let folder = common.folder.clone().unwrap_or_else(|| temporary.path().to_owned());
+    let place = Place::new()?;
+    let folder = common.folder.clone().unwrap_or_else(|| place.folder().to_owned());
     let words =
         ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--dir", DATA, "--appendonly", "yes"];
     let config = PairConfig {
@@ -44,7 +43,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         memory_mib: common.memory,
         cpus: common.cpus,
         silence: Duration::from_secs_f64(common.silence),
-        network: Some(NetworkConfig::Own(format!("orrery-{}", std::process::id()))),
+        network: Some(place.network()),
         disk: Some(DiskConfig { source: DiskSource::New(64 << 20), mount: DATA.to_owned(), content: None }),
         append: String::new(),
     };

@@ -14,8 +14,8 @@ const SOCKET: &str = "commands";
 /// What `crash` is followed by where it is the backup that is to die.
 pub(super) const BACKUP: &str = "backup";
 
-/// How a program ends that was interrupted twice, as a shell would tell it.
-const INTERRUPTED: i32 = 128 + libc::SIGINT;
+/// How a program ends that an interruption ended at once, as a shell would tell it.
+pub(super) const INTERRUPTED: i32 = 128 + libc::SIGINT;
 
 /// A line that someone said, and who listens to the answer.
 pub(super) struct Line {

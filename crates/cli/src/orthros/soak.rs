@@ -20,12 +20,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros::{
-    Cause, DiskConfig, DiskSource, Error, Fault, Manner, NetworkConfig, Pair, PairConfig, Service, cache,
-};
+use orrery_orthros::{Cause, DiskConfig, DiskSource, Error, Fault, Manner, Pair, PairConfig, Service, cache};
 use serde::{Deserialize, Serialize};
 
 use super::counter::{Counter, PATIENCE};
+use super::place::Place;
 use super::{Common, Story};
 
 const CLIENTS: usize = 3;
@@ -110,6 +109,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let text =
         format!("seed {}; {} of {} crashes are recorded", arguments.seed, crashes.len(), arguments.crashes);
     story.tell("start", None, text)?;
+    let place = Place::new()?;
     let mut scene = None;
     for number in 1..=arguments.crashes {
         if crashes.iter().any(|crash| crash.number == number) {
@@ -120,7 +120,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let after = draw(arguments.seed, number, 1) % LOAD;
         let mut current = match scene.take() {
             Some(scene) => scene,
-            None => Scene::new(&arguments.common)?,
+            None => Scene::new(&arguments.common, &place)?,
         };
         let mut crash = Crash {
             seed: arguments.seed,
@@ -297,8 +297,8 @@ impl Drop for Client {
 }
 
 impl Scene {
-    fn new(common: &Common) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
+    fn new(common: &Common, place: &Place) -> Result<Self> {
+        let folder = tempfile::tempdir_in(place.folder())?;
         let words = ["busybox", "sh", "-c", SCRIPT].map(str::to_owned).to_vec();
         let service = Service {
             argv: words,
@@ -313,7 +313,7 @@ impl Scene {
             memory_mib: common.memory,
             cpus: common.cpus,
             silence: Duration::from_secs_f64(common.silence),
-            network: Some(NetworkConfig::Own(format!("orrery-{}", std::process::id()))),
+            network: Some(place.network()),
             disk: Some(DiskConfig {
                 source: DiskSource::New(256 << 20),
                 mount: "/data".to_owned(),
