@@ -10,7 +10,7 @@
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
-use aws_lc_rs::digest::{Algorithm, Digest, SHA256, SHA384, SHA512};
+use aws_lc_rs::digest::{Algorithm, Digest, MAX_OUTPUT_LEN, SHA256, SHA384, SHA512};
 use aws_lc_rs::signature::{
     ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING, ECDSA_P521_SHA512_ASN1_SIGNING,
     EcdsaKeyPair, Ed25519KeyPair, RSA_PKCS1_SHA256, RSA_PKCS1_SHA384, RSA_PKCS1_SHA512, RSA_PSS_SHA256,
@@ -30,7 +30,7 @@ const SALT_OF_DIGEST: c_int = -1;
 pub enum Signer {
     /// RSA of 2048 to 8192 bits.
     Rsa(RsaKeyPair),
-    /// ECDSA over P-256, P-384 or P-521, which signs digests of this kind only.
+    /// ECDSA over P-256, P-384 or P-521, and the digest that AWS-LC has with the curve.
     Ecdsa(EcdsaKeyPair, &'static Algorithm),
     /// Ed25519, which signs messages.
     Ed25519(Ed25519KeyPair),
@@ -81,10 +81,7 @@ impl Signer {
                 Some(signature.len())
             }
             Self::Ecdsa(pair, kind) => {
-                let digest = digest(request.digest, request.data)?;
-                if digest.algorithm() != *kind {
-                    return None;
-                }
+                let digest = fitted(digest(request.digest, request.data)?, kind)?;
                 put(pair.sign_digest(&digest).ok()?.as_ref(), signature)
             }
             Self::Ed25519(pair) if request.digest.is_empty() => {
@@ -107,6 +104,17 @@ fn digest(name: &str, bytes: &[u8]) -> Option<Digest> {
     let is_called = |one: &str| one.eq_ignore_ascii_case(name);
     let (.., kind) = KINDS.into_iter().find(|(one, other, _)| is_called(one) || is_called(other))?;
     Digest::import_less_safe(bytes, kind).ok()
+}
+
+/// The same number in a digest of another length. ECDSA takes a digest for a number, of which it uses as many leading bits as the curve's
+/// order has (FIPS 186-5, 6.4.1): a longer one loses its end, a shorter one gets zeros before it. TLS 1.2 signs with any digest over any curve.
+fn fitted(digest: Digest, kind: &'static Algorithm) -> Option<Digest> {
+    let (bytes, mut number) = (digest.as_ref(), [0; MAX_OUTPUT_LEN]);
+    let number = number.get_mut(..kind.output_len)?;
+    let length = bytes.len().min(number.len());
+    let start = number.len() - length;
+    number[start..].copy_from_slice(&bytes[..length]);
+    Digest::import_less_safe(number, kind).ok()
 }
 
 fn encoding(padding: c_int, salt: c_int, digest: &'static Algorithm) -> Option<&'static dyn RsaEncoding> {
@@ -285,30 +293,33 @@ mod tests {
     }
 
     #[test]
-    fn each_curve_signs_digests_of_its_own_kind() {
-        for (nid, own) in [(Nid::X9_62_PRIME256V1, 0), (Nid::SECP384R1, 1), (Nid::SECP521R1, 2)] {
+    fn each_curve_signs_digests_of_every_kind() {
+        for nid in [Nid::X9_62_PRIME256V1, Nid::SECP384R1, Nid::SECP521R1] {
             let key = curve(nid);
             let signer = signer(&key).unwrap();
-            for (at, (one, other, length, kind)) in digests().into_iter().enumerate() {
-                let data = vec![7; length];
+            for (one, other, length, kind) in digests() {
+                let data: Vec<u8> = (0..length).map(|at| u8::try_from(at * 3 + 1).unwrap()).collect();
                 for name in [one, other] {
-                    let signature = signed(&signer, name, 0, 0, &data);
-                    assert_eq!(signature.is_some(), at == own, "{nid:?} {name}");
-                    let good = |signature: Vec<u8>| is_good(&key, None, kind, &data, &signature);
-                    assert!(signature.is_none_or(good), "{nid:?} {name}");
+                    let signature = signed(&signer, name, 0, 0, &data).unwrap();
+                    assert!(is_good(&key, None, kind, &data, &signature), "{nid:?} {name}");
+                    // P-256 uses half of SHA-512.
+                    for at in [0, length / 2 - 1] {
+                        let mut changed = data.clone();
+                        changed[at] ^= 1;
+                        assert!(!is_good(&key, None, kind, &changed, &signature), "{nid:?} {name}");
+                    }
                 }
+                assert_eq!(signed(&signer, one, 0, 0, &data[1..]), None, "{nid:?} {one}");
+                assert_ne!(
+                    signed(&signer, one, 0, 0, &data),
+                    signed(&signer, one, 0, 0, &data),
+                    "secret numbers"
+                );
+                let request = Request { digest: one, padding: 0, salt: 0, data: &data };
+                assert_eq!(signer.sign(request, &mut [0; 8]), None, "no room");
             }
-            let (name, _, length, _) = digests()[own];
-            let data = vec![7; length];
-            assert_ne!(
-                signed(&signer, name, 0, 0, &data),
-                signed(&signer, name, 0, 0, &data),
-                "secret numbers"
-            );
-            assert_eq!(
-                signer.sign(Request { digest: name, padding: 0, salt: 0, data: &data }, &mut [0; 8]),
-                None
-            );
+            assert_eq!(signed(&signer, "SHA1", 0, 0, &[7; 20]), None);
+            assert_eq!(signed(&signer, "", 0, 0, &[7; 32]), None);
         }
     }
 
