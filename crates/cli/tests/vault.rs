@@ -423,6 +423,11 @@ fn the_vault_ends_with_the_server() {
 fn openssl_makes_all_signatures_where_it_is_told_to() {
     let Some(house) = House::new_as_root() else { return };
     house.configure("grace = 7");
+    let Some(nginx) = Nginx::start(&house, &KEYS, true, "") else { return };
+    nginx.handshake(Kind::P256).unwrap();
+    assert!(nginx.vault().into_iter().any(has_drawn_for_aws_lc), "AWS-LC signs");
+    drop(nginx);
+
     house.configure("signer = openssl");
     let Some(nginx) = Nginx::start(&house, &KEYS, true, "") else { return };
     KEYS.iter().for_each(|kind| nginx.handshake(*kind).unwrap());
@@ -431,7 +436,16 @@ fn openssl_makes_all_signatures_where_it_is_told_to() {
     for pid in vault {
         let arguments = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
         assert_eq!(arguments, "orrery-vault\0grace=7\0signer=openssl\0");
+        assert!(!has_drawn_for_aws_lc(pid));
     }
+}
+
+/// Whether AWS-LC has drawn random bytes in this process. From then on it has a page that the kernel wipes in copies, so as to know
+/// itself copied; OpenSSL asks for its number instead.
+fn has_drawn_for_aws_lc(pid: i32) -> bool {
+    let mappings = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let flags = mappings.lines().filter_map(|line| line.strip_prefix("VmFlags:"));
+    flags.into_iter().any(|flags| flags.split_whitespace().any(|flag| flag == "wf"))
 }
 
 #[test]

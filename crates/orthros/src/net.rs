@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use crate::arp;
 use crate::command::{require, run};
 use crate::error::{Error, Result, file};
-use crate::{arp, command};
 
 /// The bridge in a network of its own.
 const OWN_BRIDGE: &str = "br0";
@@ -247,7 +247,7 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         if let Some((name, _)) = &self.own {
-            let _ = command::run(&self.ip, &["netns", "delete", name], None);
+            Self::remove(name);
         }
     }
 }
