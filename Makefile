@@ -40,6 +40,7 @@ test: check ## formatting, lints, documentation without warnings, all tests
 check: bootstrap ## the part of `make test` that runs no test
 	$(CARGO) fmt --all --check
 	scripts/c-format
+	scripts/circles
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --locked
 

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use orrery_orthros::{
+use orrery_orthros_host::{
     Cause, DiskConfig, DiskSource, Error, Failover, Fault, Manner, Network, NetworkConfig, Pair, PairConfig,
     Service, cache,
 };

@@ -16,7 +16,7 @@ use orrery_bench::pairs::{Client, Rescue, Running, Wanted};
 use orrery_bench::record::{self, Record};
 use orrery_bench::stats::median;
 use orrery_bench::{Options, Skipped, machine};
-use orrery_orthros::Fault;
+use orrery_orthros_host::Fault;
 use serde::Serialize;
 
 /// Parts of a failover, as they follow each other.

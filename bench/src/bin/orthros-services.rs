@@ -12,7 +12,7 @@ use orrery_bench::pairs::{Client, Line, Running, Wanted, in_network};
 use orrery_bench::record::{self, Record};
 use orrery_bench::stats::{interquartile_range, median};
 use orrery_bench::{Options, Skipped, machine, significant};
-use orrery_orthros::{Fault, command};
+use orrery_orthros_host::{Fault, command};
 use orrery_testing::mariadb;
 
 const REDIS: [&str; 9] =

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use orrery_guard::{Guard, Log, Policy};
+use orrery_monitor::{Guard, Log, Policy};
 
 use crate::contender::{Contender, Sample};
 use crate::rival::{Direct, Remote};

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use orrery_orthros::Network;
+use orrery_orthros_host::Network;
 
 /// How long anything may take that takes seconds.
 const PATIENCE: Duration = Duration::from_secs(120);

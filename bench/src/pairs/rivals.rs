@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use orrery_orthros::{Fault, Initramfs, KernelFiles, cache, command};
+use orrery_orthros_host::{Fault, Initramfs, KernelFiles, cache, command};
 
 use super::{Client, Line, PATIENCE, Running, Wanted};
 use crate::contender::Skipped;

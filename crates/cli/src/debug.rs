@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
         _ => bail!("name a process (-p PID), or a program and its core dump"),
     };
-    let mut file = tempfile::Builder::new().prefix("orrery-executive-").suffix(".so").tempfile()?;
+    let mut file = tempfile::Builder::new().prefix("orrery-hijack-image-").suffix(".so").tempfile()?;
     file.write_all(symbols::symbols())?;
     command.args(["-iex", "handle SIGSYS nostop noprint pass"]);
     // Not asked for, as it is where commands come from a terminal.

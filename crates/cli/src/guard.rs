@@ -6,7 +6,7 @@ use std::process::exit;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use orrery_guard::{End, Error, Guard, Held, Log, Policy, hold_signals};
+use orrery_monitor::{End, Error, Guard, Held, Log, Policy, hold_signals};
 
 /// Run a program of which a policy says what files, programs and addresses it may use.
 ///

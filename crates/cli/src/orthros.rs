@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use orrery_orthros::{Failover, Status};
+use orrery_orthros_host::{Failover, Status};
 use serde::Serialize;
 
 /// Run a service in a pair of virtual machines, so that it survives its kernel's panic: processes, memory, files it has

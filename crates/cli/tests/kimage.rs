@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use orrery_orthros::{Initramfs, KernelFiles, Machine, MachineConfig, command};
+use orrery_orthros_host::{Initramfs, KernelFiles, Machine, MachineConfig, command};
 use serde_json::{Value, json};
 
 const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");

@@ -45,7 +45,7 @@ fn is_run(name: &str, cases: &BTreeSet<String>) -> bool {
         found
             .filter_map(|file| std::fs::read_to_string(file.path()).ok())
             .any(|text| text.contains(&format!("fn {name}(")))
-            || text("crates/guard/src/policy/text.rs").contains(&format!("fn {name}("))
+            || text("crates/monitor/src/policy/text.rs").contains(&format!("fn {name}("))
     };
     cases.contains(name) || (name.ends_with(".c") && program) || guard()
 }

@@ -1,15 +1,22 @@
-//! What the tests of several crates share: saying that a test was skipped, and cases that want a process of their own.
+//! Helpers that the tests of several crates share: reports of skipped tests, cases in processes of their own, programs of
+//! the workspace, compiled C sources, conditions to wait for, and files that other users can read.
 
+mod build;
 mod cases;
 pub mod mariadb;
 pub mod sources;
+mod user;
+mod wait;
 
 use std::fmt;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+pub use build::{Compiler, built, root, target_directory};
 pub use cases::{Case, TRACKERS, run};
+pub use user::PublicDirectory;
+pub use wait::{PATIENCE, eventually, until};
 
 /// Says that the running test, or a part of it, is skipped, and why; takes what `format!` takes.
 ///

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use orrery_orthros::{
+use orrery_orthros_host::{
     BridgeConfig, DiskConfig, DiskSource, Manner, NetworkConfig, Service, UnitService, read_unit,
 };
 use serde::Deserialize;

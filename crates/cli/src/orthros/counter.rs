@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use orrery_orthros::Network;
+use orrery_orthros_host::Network;
 
 const PORT: u16 = 6379;
 /// How long anything may take.

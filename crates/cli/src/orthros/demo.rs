@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros::{DiskConfig, DiskSource, Fault, Manner, Pair, PairConfig, Service, cache};
+use orrery_orthros_host::{DiskConfig, DiskSource, Fault, Manner, Pair, PairConfig, Service, cache};
 
 use super::counter::{Counter, PATIENCE};
 use super::place::Place;

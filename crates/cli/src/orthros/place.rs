@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use orrery_orthros::{Network, NetworkConfig};
+use orrery_orthros_host::{Network, NetworkConfig};
 use tempfile::TempDir;
 
 use super::remote::INTERRUPTED;

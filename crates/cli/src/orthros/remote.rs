@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use orrery_orthros::Fault;
+use orrery_orthros_host::Fault;
 use serde_json::Value;
 
 const SOCKET: &str = "commands";

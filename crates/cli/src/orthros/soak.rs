@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros::{Cause, DiskConfig, DiskSource, Error, Fault, Manner, Pair, PairConfig, Service, cache};
+use orrery_orthros_host::{
+    Cause, DiskConfig, DiskSource, Error, Fault, Manner, Pair, PairConfig, Service, cache,
+};
 use serde::{Deserialize, Serialize};
 
 use super::counter::{Counter, PATIENCE};

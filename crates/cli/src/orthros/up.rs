@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use orrery_orthros::{
+use orrery_orthros_host::{
     BridgeConfig, Cause, DiskConfig, DiskSource, Error, Fault, NetworkConfig, Pair, PairConfig, cache,
 };
 
@@ -291,7 +291,7 @@ fn crash(
     pair: &mut Pair,
     story: &Story,
     kind: Option<&str>,
-    way: fn(&mut Pair, Fault) -> orrery_orthros::Result<()>,
+    way: fn(&mut Pair, Fault) -> orrery_orthros_host::Result<()>,
 ) -> Result<bool> {
     let done = Fault::parse(kind.unwrap_or("panic"))
         .and_then(|fault| way(pair, fault).map_err(|error| error.to_string()));

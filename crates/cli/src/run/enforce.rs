@@ -15,9 +15,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use orrery_guard::{Destination, End, Executions, Guard, Log, Rules, Ruling, hold_signals, holds};
 use orrery_hijack::policy::{self, Effect, RuleView};
 use orrery_hijack::{Hijack, Options, Policy, calls};
+use orrery_monitor::{Destination, End, Executions, Guard, Log, Rules, Ruling, hold_signals, holds};
 
 use super::Arguments;
 use crate::trace::{self, Style, Teller};
@@ -129,7 +129,7 @@ fn supervised(arguments: &Arguments, translation: Translation) -> anyhow::Result
             }
         }
     };
-    let guard = Guard::new(orrery_guard::Policy::of_rules(held)).log(Log::Words);
+    let guard = Guard::new(orrery_monitor::Policy::of_rules(held)).log(Log::Words);
     let guarded = guard.start_by(program, execute)?;
     let telling = teller.map(Teller::start);
     let steward = hijack.steward();

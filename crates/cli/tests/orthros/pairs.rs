@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use orrery_orthros::{KernelFiles, command};
+use orrery_orthros_host::{KernelFiles, command};
 use serde_json::Value;
 
 pub const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");

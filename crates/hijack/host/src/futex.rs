@@ -1,0 +1,25 @@
+//! Sleeping on words of the board, through the C library.
+
+use std::sync::atomic::AtomicU32;
+
+use orrery_hijack_image::places::Sleeping;
+
+/// How long threads sleep if nobody wakes them.
+static NAP: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// futex(2), between processes.
+pub(crate) struct Futex;
+
+impl Sleeping for Futex {
+    fn sleep(&self, word: &AtomicU32, value: u32) {
+        // SAFETY: the word stays while this is called; the time is read only.
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const NAP) };
+    }
+
+    fn wake(&self, word: &AtomicU32, most: u32) -> u32 {
+        let most = i32::try_from(most).unwrap_or(i32::MAX);
+        // SAFETY: as above.
+        let woken = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, most) };
+        u32::try_from(woken).unwrap_or(0)
+    }
+}

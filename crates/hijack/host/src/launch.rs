@@ -1,0 +1,370 @@
+//! Starting a program with an executive under it.
+
+use std::env;
+use std::ffi::{CString, OsStr, OsString, c_char};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use orrery_hijack_image::board::{EXEC, EXEC_FAILED, Unfollowed, YES};
+use orrery_hijack_image::places::{self, Sleeping};
+
+use crate::archive::Mounted;
+use crate::code::Code;
+use crate::counts::Counts;
+use crate::error::{Error, Result};
+use crate::events::Events;
+use crate::futex::Futex;
+use crate::image::Image;
+use crate::inject::{Settings, Tables};
+use crate::policy::Policy;
+use crate::segment::Segment;
+use crate::{archive, program, steward};
+
+/// A site is rewritten when so many of its calls were dispatched: about as many as rewriting costs, which is 16 us.
+const THRESHOLD: u32 = 16;
+const PR_SET_PTRACER: i32 = 0x5961_6d61;
+
+/// How executives are to behave.
+#[derive(Debug, Clone)]
+pub struct Options {
+    counted: bool,
+    timed: bool,
+    patch: bool,
+    threshold: u32,
+    policy: Policy,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { counted: true, timed: false, patch: true, threshold: THRESHOLD, policy: Policy::default() }
+    }
+}
+
+impl Options {
+    /// Whether calls are counted: see [`Hijack::counts`].
+    #[must_use]
+    pub fn counted(mut self, counted: bool) -> Self {
+        self.counted = counted;
+        self
+    }
+
+    /// Whether calls and their errors are timed and counted, which costs some 50 ns a call.
+    #[must_use]
+    pub fn timed(mut self, timed: bool) -> Self {
+        self.timed = timed;
+        self
+    }
+
+    /// Whether hot sites are rewritten; else all calls are dispatched by the kernel.
+    #[must_use]
+    pub fn patch(mut self, patch: bool) -> Self {
+        self.patch = patch;
+        self
+    }
+
+    /// What is done with calls: see [`crate::policy`].
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// How many calls of one site are dispatched before it is rewritten.
+    #[must_use]
+    pub fn threshold(mut self, calls: u32) -> Self {
+        self.threshold = calls.max(1);
+        self
+    }
+}
+
+/// Executives, ready to be put under a program and all that it starts.
+#[derive(Debug)]
+pub struct Hijack {
+    segment: Arc<Segment>,
+    image: Arc<Image>,
+    code: Option<Arc<Code>>,
+    /// What programs see where the kernel has nothing: from when a steward attends.
+    mounted: OnceLock<Arc<[Mounted]>>,
+}
+
+impl Hijack {
+    /// Prepares: makes the shared memory, and a steward process that ends when no guest is left.
+    ///
+    /// The steward is a forked child: call this before the process has threads of its own.
+    ///
+    /// # Errors
+    /// [`Error::Facility`] and [`Error::Traced`] say what this process or kernel cannot do.
+    pub fn start(options: Options) -> Result<Self> {
+        let hijack = Self::prepare()?;
+        hijack.attend(options)?;
+        Ok(hijack)
+    }
+
+    /// Makes the shared memory only. Some process has to [attend](Self::attend) before programs are started.
+    ///
+    /// # Errors
+    /// As of [`Hijack::start`].
+    pub fn prepare() -> Result<Self> {
+        check_this_process()?;
+        let (segment, image) = (Arc::new(Segment::new()?), Arc::new(Image::embedded()?));
+        let shared = image.fixed().get(..image.shareable()).unwrap_or_default();
+        let code = Code::share(shared).map(Arc::new);
+        Ok(Self { segment, image, code, mounted: OnceLock::new() })
+    }
+
+    /// Starts the steward, as a child of this process which it leaves at once. What confines this process (a filter, a
+    /// Landlock domain) confines the steward, too: it can do no more to other processes than its guests can.
+    ///
+    /// # Errors
+    /// Where no process could be made.
+    pub fn attend(&self, options: Options) -> Result<()> {
+        let segment = &self.segment;
+        let Options { mut counted, timed, patch, threshold, policy } = options;
+        counted |= timed;
+        let mounted: Arc<[Mounted]> = archive::make_all(&policy.services().mounts)?.into();
+        let mounted = Arc::clone(self.mounted.get_or_init(|| mounted));
+        let (code, tables) = (self.code.clone(), Tables::default());
+        let settings = Settings { code, counted, timed, patch, threshold, policy, mounted, tables };
+        steward::start(segment, Arc::clone(&self.image), settings)
+    }
+
+    /// The process number of the steward, as the shared memory has it, where guests can write.
+    pub fn steward(&self) -> i32 {
+        i32::try_from(self.segment.board().steward.load(Relaxed)).unwrap_or(0)
+    }
+
+    /// Becomes the program: as `exec` does, with the same process, parent and terminal.
+    ///
+    /// Returns only where that failed.
+    pub fn execute(&self, name: &OsStr, arguments: &[OsString]) -> Error {
+        match program::find(name, &|path| self.seen(path, std::process::id())) {
+            Ok(found) => self.become_program(&found, name, arguments),
+            Err(error) => error,
+        }
+    }
+
+    /// Starts the program as a child of this process.
+    ///
+    /// # Errors
+    /// Where it cannot be executed. What the kernel refuses only when the child tries is told by the child on standard
+    /// error, and by its status 127.
+    pub fn spawn(&self, name: &OsStr, arguments: &[OsString]) -> Result<Guest> {
+        let found = program::find(name, &|path| self.seen(path, std::process::id()))?;
+        // SAFETY: the child does nothing but execute the program.
+        let pid = unsafe { libc::fork() };
+        match pid {
+            -1 => Err(Error::system("make a process for the program")),
+            0 => {
+                let error = self.become_program(&found, name, arguments);
+                eprintln!("orrery: {error}");
+                // SAFETY: ends the child; what its parent had to do at exit is not for the child to do.
+                unsafe { libc::_exit(127) }
+            }
+            pid => Ok(Guest { pid }),
+        }
+    }
+
+    /// What was counted so far, of all guests.
+    pub fn counts(&self) -> Counts {
+        Counts::of(self.segment.board())
+    }
+
+    /// Single calls, as rules of the policy ask for them. One reader at a time, from before the program starts.
+    pub fn events(&self) -> Events {
+        Events::new(Arc::clone(&self.segment))
+    }
+
+    /// How often each rule of the policy fitted a call, and how often it acted.
+    pub fn rule_hits(&self) -> Vec<(u64, u64)> {
+        let rules = &self.segment.board().rules;
+        rules.iter().map(|rule| (rule.hits.load(Relaxed), rule.acts.load(Relaxed))).collect()
+    }
+
+    /// Where the kernel has what a program sees at a path, by the descriptors of a process that holds the mounts.
+    fn seen(&self, path: &Path, holder: u32) -> PathBuf {
+        let whole = archive::joined(&env::current_dir().unwrap_or_default(), path);
+        let mounted = self.mounted.get().map(|mounted| &**mounted).unwrap_or_default();
+        let within = mounted.iter().find_map(|mounted| Some((mounted, mounted.rest(&whole)?)));
+        match within {
+            Some((mounted, rest)) => mounted.path(holder).join(rest),
+            None => path.to_owned(),
+        }
+    }
+
+    fn become_program(&self, found: &Path, name: &OsStr, arguments: &[OsString]) -> Error {
+        let refused = |source| Error::NotExecutable { program: found.to_owned(), source };
+        let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(|error| refused(error.into()));
+        let prepared = (|| {
+            let steward = self.await_steward();
+            let seen = |path: &Path| self.seen(path, steward);
+            // The kernel would look for the interpreter where there is none, and tell it a path that it does not know.
+            let script = program::script(&seen(found));
+            let script = script
+                .filter(|(interpreter, _)| [found, interpreter].iter().any(|path| seen(path) != **path));
+            let (path, first) = match &script {
+                Some((interpreter, argument)) => {
+                    let own = [Some(interpreter.as_os_str()), argument.as_deref(), Some(found.as_os_str())];
+                    (seen(interpreter), own.into_iter().flatten().collect())
+                }
+                None => (seen(found), vec![name]),
+            };
+            let all = first.into_iter().chain(arguments.iter().map(OsString::as_os_str));
+            let all: Result<Vec<CString>> = all.map(text).collect();
+            Ok((text(path.as_os_str())?, all?))
+        })();
+        let (path, all) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return error,
+        };
+        let mut pointers: Vec<*const c_char> = all.iter().map(|argument| argument.as_ptr()).collect();
+        pointers.push(ptr::null());
+        let mask = block_signals();
+        let answer = self.announce(mask);
+        let error = match answer {
+            Some(YES) => {
+                // SAFETY: the lists end with null; `environ` is this process's own.
+                unsafe {
+                    libc::execv(path.as_ptr(), pointers.as_ptr());
+                }
+                let source = io::Error::last_os_error();
+                withdraw();
+                refused(source)
+            }
+            Some(reason) => {
+                let index = usize::try_from(reason).unwrap_or(0).wrapping_sub(1);
+                let reason = Unfollowed::ALL.get(index).copied().unwrap_or(Unfollowed::Deserted);
+                Error::Unfollowed(reason.reason())
+            }
+            None => Error::Unfollowed(Unfollowed::Deserted.reason()),
+        };
+        set_mask(mask);
+        error
+    }
+
+    /// The steward's process number, when it has begun.
+    fn await_steward(&self) -> u32 {
+        let board = self.segment.board();
+        let mut waits = 0;
+        while board.steward.load(Acquire) == 0 && !places::is_gone(board, waits) {
+            Futex.sleep(&board.steward, 0);
+            waits += 1;
+        }
+        board.steward.load(Acquire)
+    }
+
+    /// Has the steward trace this thread, as an executive would.
+    fn announce(&self, mask: u64) -> Option<u32> {
+        // SAFETY: says who may trace this process, where only parents may; asks for a number.
+        let thread = unsafe {
+            libc::prctl(PR_SET_PTRACER, u64::from(self.await_steward()), 0, 0, 0);
+            u32::try_from(libc::syscall(libc::SYS_gettid)).unwrap_or(0)
+        };
+        let ignored = ignores_trap();
+        let nonce = u64::from(thread) << 32 ^ (&raw const mask).addr() as u64;
+        let answer = places::ask(self.segment.board(), EXEC, thread, &Futex, |request| {
+            request.mask.store(mask, Relaxed);
+            request.ignores_trap.store(u32::from(ignored), Relaxed);
+            request.nonce.store(nonce, Relaxed);
+            request.nonce_address.store((&raw const nonce).expose_provenance() as u64, Relaxed);
+        });
+        std::hint::black_box(&nonce);
+        answer
+    }
+}
+
+/// A program that was started.
+#[derive(Debug)]
+pub struct Guest {
+    pid: libc::pid_t,
+}
+
+impl Guest {
+    /// Its process number.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Waits for it to end: its wait status.
+    ///
+    /// # Errors
+    /// Where somebody else has waited for it.
+    pub fn wait(self) -> Result<std::process::ExitStatus> {
+        let mut status = 0;
+        loop {
+            // SAFETY: waits for a child of this process.
+            if unsafe { libc::waitpid(self.pid, &raw mut status, 0) } >= 0 {
+                return Ok(std::os::unix::process::ExitStatusExt::from_raw(status));
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(Error::System { operation: "wait for the program", source: error });
+            }
+        }
+    }
+}
+
+fn check_this_process() -> Result<()> {
+    const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
+    // SAFETY: turns off what is not on; a kernel without dispatch, or an executive under this process, refuses.
+    if unsafe { libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0) } != 0 {
+        return Err(Error::Facility {
+            facility: "syscall user dispatch",
+            source: io::Error::last_os_error(),
+            way_out: "it needs a kernel with CONFIG_GENERIC_ENTRY from 5.11 on, and a process that has no executive yet",
+        });
+    }
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    match tracer.and_then(|tracer| tracer.trim().parse().ok()).unwrap_or(0) {
+        0 => Ok(()),
+        tracer => Err(Error::Traced(tracer)),
+    }
+}
+
+const SIG_SETMASK: i32 = 2;
+const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
+
+/// Blocks all signals but SIGSYS; gives the mask before. By the kernel's own interface: the C library would leave out
+/// the signals that are its own.
+fn block_signals() -> u64 {
+    let (all, mut before) = (!SIGSYS_BIT, 0_u64);
+    // SAFETY: both are sets of eight bytes.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, SIG_SETMASK, &raw const all, &raw mut before, 8) };
+    before
+}
+
+/// Whether SIGTRAP is ignored here, and so will be in the program.
+fn ignores_trap() -> bool {
+    // SAFETY: asks only; the structure is integers.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGTRAP, ptr::null(), &raw mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+fn set_mask(mask: u64) {
+    // SAFETY: the set has eight bytes.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, SIG_SETMASK, &raw const mask, 0, 8) };
+}
+
+/// Tells the steward that the program could not be executed: it takes the signal away.
+fn withdraw() {
+    let mut info = [0_u32; 32];
+    info[0] = libc::SIGSYS.cast_unsigned();
+    info[2] = libc::SI_QUEUE.cast_unsigned();
+    let value = EXEC_FAILED.to_ne_bytes();
+    for (index, half) in value.chunks_exact(4).enumerate() {
+        info[6 + index] = half.try_into().map_or(0, u32::from_ne_bytes);
+    }
+    // SAFETY: a signal to this thread; the structure is as large as the kernel's.
+    unsafe {
+        let thread = libc::syscall(libc::SYS_gettid);
+        libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), thread, libc::SIGSYS, &raw const info);
+    }
+}

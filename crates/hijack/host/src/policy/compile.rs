@@ -1,0 +1,287 @@
+//! Checks what rules say against what is known of calls.
+
+use orrery_hijack_image::glob;
+use orrery_hijack_image::policy::{CALLERS, NO_ARGUMENT, RULES, Rule, Shape, action, kinds, log};
+use toml::Spanned;
+
+use super::text::{RuleText, Words, Wrong};
+use super::values::{self, Destination};
+use crate::calls::{self, Signature};
+
+/// A rule that was checked: texts are not in the table yet.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Compiled {
+    /// Without its texts.
+    pub(crate) rule: Rule,
+    /// Numbers of the calls that it is about.
+    pub(crate) calls: Vec<u32>,
+    /// Patterns for paths, with separators.
+    pub(crate) path: Vec<u8>,
+    /// Whether it is about `fstat`, however that is made.
+    pub(crate) descriptors: bool,
+    /// Patterns for paths of unix sockets.
+    pub(crate) address_path: Vec<u8>,
+    pub(crate) target: Vec<u8>,
+    /// Patterns for files of code.
+    pub(crate) callers: Vec<u8>,
+    /// Patterns for programs.
+    pub(crate) programs: Vec<u8>,
+}
+
+/// Calls that are an `fstat` if their path is empty.
+const BY_EMPTY_PATH: [&str; 2] = ["newfstatat", "statx"];
+/// Without these, a program could not go on, or not end.
+const NEVER_ANSWERED: [&str; 3] = ["rt_sigreturn", "exit", "exit_group"];
+const KINDS: [(&str, u32); 7] = [
+    ("file", kinds::FILE),
+    ("directory", kinds::DIRECTORY),
+    ("socket", kinds::SOCKET),
+    ("pipe", kinds::PIPE),
+    ("character", kinds::CHARACTER),
+    ("block", kinds::BLOCK),
+    ("other", kinds::OTHER),
+];
+
+fn wrong<T, R>(at: &Spanned<T>, message: impl Into<String>) -> Result<R, Wrong> {
+    Err(Wrong { at: at.span(), message: message.into() })
+}
+
+/// Compiles all rules.
+pub(crate) fn compile(rules: &[Spanned<RuleText>]) -> Result<Vec<Compiled>, Wrong> {
+    let mut all = Vec::new();
+    for (counter, rule) in (0..).zip(rules) {
+        let compiled = compile_rule(rule, counter)?;
+        if all.len() + compiled.len() > RULES {
+            return wrong(rule, format!("a policy has {RULES} rules at most"));
+        }
+        all.extend(compiled);
+    }
+    if let Some(rule) = rules.iter().filter(|rule| rule.get_ref().caller.is_some()).nth(CALLERS) {
+        return wrong(rule, format!("{CALLERS} rules at most name callers"));
+    }
+    Ok(all)
+}
+
+/// One rule: more than one where its address means IPv4 and IPv6.
+fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compiled>, Wrong> {
+    let text = spanned.get_ref();
+    let mut compiled = Compiled { rule: Rule { counter, ..Rule::default() }, ..Compiled::default() };
+    let named = selected(&text.call)?;
+    let mut signatures: Vec<&Signature> = named.iter().map(|(signature, _)| *signature).collect();
+    // What was named must fit; of what belongs to a group, that is taken which does.
+    let mut restrict = |condition: &str, fits: &dyn Fn(&Signature) -> bool| {
+        if let Some((signature, _)) = named.iter().find(|(signature, explicit)| *explicit && !fits(signature))
+        {
+            return wrong(&text.call, format!("{} {condition}", signature.name));
+        }
+        signatures.retain(|signature| fits(signature));
+        Ok(())
+    };
+    act(text, spanned, &mut compiled)?;
+    if compiled.rule.action == action::ANSWER {
+        restrict("cannot be answered: the program could not go on, or not end", &|signature| {
+            !NEVER_ANSWERED.contains(&signature.name)
+        })?;
+    }
+    if let Some(path) = &text.path {
+        compiled.path = patterns(path, |word| match word {
+            word if word.starts_with(['/', '*']) => Ok(word.to_owned()),
+            word if word.contains(":[") => Ok(word.to_owned()),
+            word => Err(format!(
+                "{word:?} is relative: paths are compared from the root, so write /... or **/{word}"
+            )),
+        })?;
+        restrict("takes neither a path nor a descriptor", &|signature| {
+            let shape = signature.shape();
+            shape.path[0] != NO_ARGUMENT || shape.descriptor != NO_ARGUMENT
+        })?;
+    }
+    if let Some(descriptor) = &text.descriptor {
+        for word in words(descriptor) {
+            let Some((_, kind)) = KINDS.iter().find(|(name, _)| *name == word) else {
+                let names = KINDS.map(|(name, _)| name).join(", ");
+                return wrong(descriptor, format!("{word:?} is no kind of descriptor: {names}"));
+            };
+            compiled.rule.kinds |= kind;
+        }
+        restrict("takes no descriptor", &|signature| signature.shape().descriptor != NO_ARGUMENT)?;
+    }
+    match compiled.rule.action {
+        action::REWRITE => {
+            restrict("takes no path", &|signature| signature.shape().path[0] != NO_ARGUMENT)?;
+        }
+        action::SHORT => restrict("transfers no bytes, or its number of bytes is not known", &|signature| {
+            let Shape { count, vector, .. } = signature.shape();
+            count != NO_ARGUMENT || vector != NO_ARGUMENT
+        })?,
+        action::REDIRECT => restrict("does not connect", &|signature| signature.name == "connect")?,
+        _ => {}
+    }
+    if text.address.is_some() {
+        restrict("takes no address", &|signature| signature.shape().address != NO_ARGUMENT)?;
+    }
+    if signatures.is_empty() {
+        return wrong(&text.call, "none of these calls fits what the rule says of them");
+    }
+    compiled.calls = signatures.iter().map(|signature| signature.number).collect();
+    // C libraries make `fstat` as a `newfstatat` with an empty path: that takes no path, whatever the group says of the call.
+    compiled.descriptors = signatures.iter().any(|signature| signature.name == "fstat")
+        || named.iter().any(|(signature, explicit)| *explicit && BY_EMPTY_PATH.contains(&signature.name));
+    for (files, place) in [(&text.caller, &mut compiled.callers), (&text.program, &mut compiled.programs)] {
+        if let Some(files) = files {
+            *place = patterns(files, |word| Ok(values::file_pattern(word)))?;
+        }
+    }
+    let destinations = match &text.address {
+        None => vec![Destination { address: compiled.rule.address, path: Vec::new() }],
+        Some(address) => {
+            let found = values::destinations(address.get_ref());
+            found.or_else(|message| wrong(address, message))?
+        }
+    };
+    let with = |destination: Destination| {
+        let mut compiled = compiled.clone();
+        compiled.rule.address = destination.address;
+        compiled.address_path = destination.path;
+        compiled
+    };
+    Ok(destinations.into_iter().map(with).collect())
+}
+
+/// The calls that a rule names, and whether it names them one by one.
+fn selected(call: &Spanned<Words>) -> Result<Vec<(&'static Signature, bool)>, Wrong> {
+    let mut found = Vec::new();
+    for (at, word) in &call.get_ref().0 {
+        let Some(signatures) = calls::group(word) else {
+            let at = at.clone().unwrap_or_else(|| call.span());
+            return Err(Wrong { at, message: calls::no_such_call(word) });
+        };
+        let explicit = calls::named(word).is_some();
+        found.extend(signatures.into_iter().map(|signature| (signature, explicit)));
+    }
+    if found.is_empty() {
+        return wrong(call, "the list of calls is empty");
+    }
+    Ok(found)
+}
+
+fn words(words: &Spanned<Words>) -> impl Iterator<Item = &str> {
+    words.get_ref().0.iter().map(|(_, word)| word.as_str())
+}
+
+fn patterns(list: &Spanned<Words>, each: impl Fn(&str) -> Result<String, String>) -> Result<Vec<u8>, Wrong> {
+    let mut patterns = Vec::new();
+    for (at, word) in &list.get_ref().0 {
+        let error = |message| Wrong { at: at.clone().unwrap_or_else(|| list.span()), message };
+        if word.is_empty() || word.contains('\0') {
+            return Err(error("a pattern has at least one byte, and no zero byte".to_owned()));
+        }
+        if !patterns.is_empty() {
+            patterns.push(glob::SEPARATOR);
+        }
+        patterns.extend(each(word).map_err(error)?.into_bytes());
+    }
+    if patterns.is_empty() {
+        return wrong(list, "the list is empty: leave it out if anything fits");
+    }
+    Ok(patterns)
+}
+
+/// What the rule does.
+fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> Result<(), Wrong> {
+    let rule = &mut compiled.rule;
+    let mut decided: Option<&str> = None;
+    let mut decide = |name: &'static str, at: std::ops::Range<usize>| match decided.replace(name) {
+        None => Ok(()),
+        Some(other) => {
+            Err(Wrong { at, message: format!("a rule does one thing: {other} or {name}, in two rules") })
+        }
+    };
+    if let Some(allow) = &text.allow {
+        decide("allow", allow.span())?;
+        if !allow.get_ref() {
+            return wrong(allow, "allow is true, or left out; to deny, write deny = \"EPERM\"");
+        }
+        rule.action = action::ALLOW;
+    }
+    if let Some(deny) = &text.deny {
+        decide("deny", deny.span())?;
+        let errno = values::errno(deny.get_ref()).or_else(|message| wrong(deny, message))?;
+        (rule.action, rule.value) = (action::ANSWER, -i64::from(errno));
+    }
+    if let Some(answer) = &text.answer {
+        decide("return", answer.span())?;
+        (rule.action, rule.value) = (action::ANSWER, *answer.get_ref());
+    }
+    if let Some(short) = &text.short {
+        decide("short", short.span())?;
+        (rule.action, rule.value) = (action::SHORT, i64::from(count(short)?));
+    }
+    if let Some(rewrite) = &text.rewrite {
+        decide("rewrite", rewrite.span())?;
+        rule.action = action::REWRITE;
+        let target = rewrite.get_ref();
+        if !target.starts_with('/') || target.contains('\0') {
+            return wrong(rewrite, "the new beginning of a path is itself a path from the root");
+        }
+        let [pattern] = text.path.iter().flat_map(words).collect::<Vec<_>>()[..] else {
+            return wrong(
+                rewrite,
+                "rewrite needs one path pattern, whose part before the first star it replaces",
+            );
+        };
+        let literal = glob::literal(pattern.as_bytes());
+        rule.prefix = u32::try_from(literal).unwrap_or(u32::MAX);
+        compiled.target = target.trim_end_matches('/').as_bytes().to_vec();
+    }
+    if let Some(redirect) = &text.redirect {
+        decide("redirect", redirect.span())?;
+        rule.action = action::REDIRECT;
+        let Some(address) = &text.address else {
+            return wrong(redirect, "redirect needs an address whose connections it redirects");
+        };
+        let (family, target) =
+            values::target(redirect.get_ref()).or_else(|message| wrong(redirect, message))?;
+        let unix = i32::from(family) == libc::AF_UNIX;
+        if unix != address.get_ref().starts_with("unix:") {
+            return wrong(redirect, "a socket has one family: unix addresses lead to unix addresses only");
+        }
+        compiled.target = target;
+    }
+    if let Some(delay) = &text.delay {
+        let duration = humantime::parse_duration(delay.get_ref());
+        let nanoseconds = duration.ok().and_then(|duration| u64::try_from(duration.as_nanos()).ok());
+        let Some(nanoseconds) = nanoseconds.filter(|delay| *delay > 0) else {
+            return wrong(
+                delay,
+                format!("{:?} is no duration: 5ms, 100us or 1s, for instance", delay.get_ref()),
+            );
+        };
+        rule.delay = nanoseconds;
+    }
+    rule.log = u32::from(text.log.as_ref().is_some_and(|told| *told.get_ref())) * log::CALLS;
+    if decided.is_none() && rule.delay == 0 && rule.log == 0 {
+        return wrong(
+            whole,
+            "the rule does nothing: allow, deny, return, rewrite, redirect, short, delay or log",
+        );
+    }
+    for (given, place, least) in [
+        (&text.every, &mut rule.every, 1),
+        (&text.after, &mut rule.after, 0),
+        (&text.times, &mut rule.times, 1),
+    ] {
+        if let Some(given) = given {
+            *place = count(given)?;
+            if *place < least {
+                return wrong(given, "this counts calls: from 1 on");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn count(given: &Spanned<i64>) -> Result<u32, Wrong> {
+    u32::try_from(*given.get_ref())
+        .or_else(|_| wrong(given, format!("this is a number from 0 to {}", u32::MAX)))
+}

@@ -1,0 +1,106 @@
+//! Services: which calls executives answer in the kernel's place. All are off unless a policy turns them on.
+
+use std::path::{Component, Path, PathBuf};
+
+use orrery_hijack_image::config::service;
+use serde::Deserialize;
+
+/// The services of a policy: its section `[services]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Services {
+    /// How sleeps end.
+    pub sleep: Option<Sleep>,
+    /// What is remembered instead of asked again.
+    pub remember: Vec<Remembered>,
+    /// File systems that programs see where the kernel has none: the policy's `[[mount]]`s.
+    #[serde(skip)]
+    pub mounts: Vec<Mount>,
+}
+
+/// An archive that programs see as a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    pub(crate) prefix: String,
+    pub(crate) archive: PathBuf,
+}
+
+impl Mount {
+    /// Has programs see the content of a tar file at a path, read-only.
+    ///
+    /// # Errors
+    /// What is wrong with the path.
+    pub fn new(prefix: &str, archive: impl Into<PathBuf>) -> Result<Self, String> {
+        let normal = |component| matches!(component, Component::RootDir | Component::Normal(_));
+        let path = Path::new(prefix);
+        if !path.is_absolute() || !path.components().all(normal) || prefix.contains('\0') {
+            return Err(format!("{prefix:?} is no path from the root without .. in it"));
+        }
+        let prefix: PathBuf = path.components().collect();
+        if prefix == Path::new("/") || prefix.starts_with("/proc") {
+            return Err(format!("{} stays the kernel's: mount below another directory", prefix.display()));
+        }
+        Ok(Self { prefix: prefix.display().to_string(), archive: archive.into() })
+    }
+
+    /// Where programs see it.
+    pub fn prefix(&self) -> &Path {
+        Path::new(&self.prefix)
+    }
+}
+
+/// How `nanosleep` and `clock_nanosleep` end on time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sleep {
+    /// By timers without slack, a short slice, and reading the clock for the last microseconds.
+    Precise,
+    /// The same, and threads that sleep get real-time priority, or the highest nice value, where that is permitted: for as
+    /// long as they are busy for a quarter of the time at most.
+    Realtime,
+}
+
+/// Answers that cannot change without the executive seeing it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Remembered {
+    /// `getpid`, and `gettid` in processes that never had a second thread.
+    Process,
+    /// `getuid`, `geteuid`, `getgid`, `getegid`.
+    User,
+}
+
+impl Services {
+    /// As executives know them.
+    pub(crate) fn bits(&self) -> u64 {
+        let sleep = match self.sleep {
+            None => 0,
+            Some(Sleep::Precise) => service::SLEEP,
+            Some(Sleep::Realtime) => service::SLEEP | service::REALTIME,
+        };
+        let bit = |remembered: &Remembered| match remembered {
+            Remembered::Process => service::PROCESS,
+            Remembered::User => service::USER,
+        };
+        let mounts = if self.mounts.is_empty() { 0 } else { service::MOUNT };
+        self.remember.iter().map(bit).fold(sleep | mounts, |bits, bit| bits | bit)
+    }
+
+    /// These, and those of `other`; where both say something, these hold.
+    #[must_use]
+    pub fn or(mut self, other: Self) -> Self {
+        self.sleep = self.sleep.or(other.sleep);
+        self.remember.extend(other.remember);
+        self.mounts.extend(other.mounts);
+        self
+    }
+
+    /// The first mount that lies within another one, and that one: neither would be seen from the other.
+    pub fn nested(&self) -> Option<(&Mount, &Mount)> {
+        let pairs = self.mounts.iter().enumerate().flat_map(|(index, mount)| {
+            let others = self.mounts.iter().enumerate().filter(move |(other, _)| *other != index);
+            others.map(move |(_, other)| (mount, other))
+        });
+        pairs.into_iter().find(|(mount, other)| mount.prefix().starts_with(other.prefix()))
+    }
+}

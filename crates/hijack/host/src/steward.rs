@@ -1,0 +1,277 @@
+//! The steward: a process beside the guests that does what an executive cannot do itself.
+//!
+//! It puts executives under programs that guests execute (it traces a thread from just before the `execve` until its new
+//! program has its executive, and never else), and says which sites are safe to rewrite (a decoder has no place in the
+//! path of a call). It belongs to no guest: it is nobody's child but init's, has a session of its own and no descriptor
+//! of the program's open. It ends when no guest is left, which it knows from the number of those attached to the board.
+
+mod attendance;
+mod collector;
+mod crew;
+
+use std::ffi::{c_int, c_uint};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::thread;
+use std::time::Duration;
+
+use orrery_hijack_image::board::{Board, CODE, EXEC, EXEC_FAILED, Request, SITE, Unfollowed, YES, code_hash};
+use orrery_hijack_image::places::{ANSWERED, ASKED, Sleeping, TAKEN, owner, state, tag};
+use orrery_hijack_image::plan::Plan;
+
+use crate::error::{Error, Result};
+use crate::futex::Futex;
+use crate::image::Image;
+use crate::inject::{Settings, inject};
+use crate::segment::Segment;
+use crate::tracee::{Stop, Tracee, read_memory};
+use crate::window;
+use attendance::attend;
+use collector::Collector;
+use crew::{Crew, Work};
+
+/// How often to look whether guests are left.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// Starts a steward for a board. Returns when it is ready to be asked: requests that come earlier wait.
+///
+/// # Errors
+/// Where no process could be made.
+pub(crate) fn start(segment: &Arc<Segment>, image: Arc<Image>, settings: Settings) -> Result<()> {
+    // SAFETY: the children run nothing of this process but what follows; see `Hijack::start` for threads.
+    unsafe {
+        let middle = libc::fork();
+        if middle < 0 {
+            return Err(Error::system("make a process for the steward"));
+        }
+        if middle == 0 {
+            // The steward is to be nobody's child: programs wait for theirs.
+            let steward = libc::fork();
+            if steward != 0 {
+                libc::_exit(c_int::from(steward < 0));
+            }
+            leave(&settings);
+            Steward { segment: Arc::clone(segment), image, settings }.serve();
+            libc::_exit(0);
+        }
+        let mut status = 0;
+        while libc::waitpid(middle, &raw mut status, 0) < 0 {
+            if std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
+                break;
+            }
+        }
+        if status != 0 {
+            return Err(Error::system("make a process for the steward"));
+        }
+    }
+    Ok(())
+}
+
+/// Leaves everything behind that the program could notice us by, but what its mounts lead to.
+fn leave(settings: &Settings) {
+    let mut kept: Vec<c_uint> =
+        settings.mounted.iter().filter_map(|mounted| mounted.root.as_raw_fd().try_into().ok()).collect();
+    kept.sort_unstable();
+    let mut first = 0;
+    // SAFETY: closes what this process inherited and does not use; the standard descriptors lead nowhere from here on.
+    unsafe {
+        for descriptor in kept {
+            if descriptor > first {
+                libc::syscall(libc::SYS_close_range, first, descriptor - 1, 0);
+            }
+            first = descriptor + 1;
+        }
+        libc::syscall(libc::SYS_close_range, first, c_uint::MAX, 0);
+        libc::setsid();
+        libc::prctl(libc::PR_SET_NAME, c"orrery-steward".as_ptr());
+        for _ in 0..3 {
+            libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+        }
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+        for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM, libc::SIGPIPE] {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+        let _root = libc::chdir(c"/".as_ptr());
+    }
+}
+
+struct Steward {
+    segment: Arc<Segment>,
+    image: Arc<Image>,
+    settings: Settings,
+}
+
+impl Steward {
+    fn serve(self) {
+        let board = self.segment.board();
+        board.privileged.store(u32::from(may_trace_the_privileged()), Relaxed);
+        attend(&board.attending);
+        // A steward that does only a part of its work has others wait for ever: who waits for one that is gone is told.
+        std::panic::set_hook(Box::new(|_| std::process::abort()));
+        board.steward.store(std::process::id(), Release);
+        Futex.wake(&board.steward, u32::MAX);
+        let crew = Crew::new(self);
+        let segment = Arc::clone(&crew.work().segment);
+        let board = segment.board();
+        thread::scope(|scope| {
+            if !crew.hire(scope) {
+                std::process::abort();
+            }
+            let mut collector = Collector::default();
+            loop {
+                thread::sleep(INTERVAL);
+                if segment.attached().is_none_or(|attached| attached <= 1) && crew.is_idle() {
+                    break;
+                }
+                collector.look(board);
+            }
+            crew.dismiss();
+            ring(board);
+        });
+    }
+
+    /// Waits for a thread to execute a program, and puts an executive under that. Whether nothing is traced by this thread
+    /// afterwards.
+    fn follow(&self, asked: &Asked, request: &Request) -> bool {
+        let mut tracee = match asked.trace() {
+            Ok(tracee) => tracee,
+            Err(reason) => {
+                answer(request, asked.thread, reason as u32 + 1);
+                return true;
+            }
+        };
+        answer(request, asked.thread, YES);
+        loop {
+            match tracee.wait() {
+                Stop::Gone => return true,
+                Stop::Exec => break,
+                Stop::Group => tracee.listen(),
+                Stop::Signal(libc::SIGSYS) if tracee.signal_value() == Some(EXEC_FAILED) => {
+                    return tracee.detach();
+                }
+                Stop::Signal(signal) => tracee.resume(signal),
+                Stop::Call | Stop::Other => tracee.resume(0),
+            }
+        }
+        let (free, result) =
+            inject(tracee, (asked.mask, asked.trappable), &self.image, &self.segment, &self.settings);
+        if let Err(reason) = result
+            && let Some(counter) = self.segment.board().unfollowed.get(reason as usize)
+        {
+            counter.fetch_add(1, Relaxed);
+        }
+        free
+    }
+}
+
+impl Work for Steward {
+    /// The index of a request, and whose it is.
+    type Piece = (usize, u32);
+
+    fn look(&self) -> Option<(usize, u32)> {
+        let board = self.segment.board();
+        let rung = board.doorbell.load(Acquire);
+        let take = |(index, request): (usize, &Request)| {
+            let now = request.state.load(Acquire);
+            let thread = owner(now);
+            let taken = tag(now) == ASKED
+                && request.state.compare_exchange(now, state(TAKEN, thread), AcqRel, Relaxed).is_ok();
+            taken.then_some((index, thread))
+        };
+        let found = board.requests.iter().enumerate().find_map(take);
+        if found.is_none() {
+            Futex.sleep(&board.doorbell, rung);
+        }
+        found
+    }
+
+    fn perform(&self, (index, thread): (usize, u32)) -> bool {
+        let board = self.segment.board();
+        let Some(request) = board.requests.get(index) else { return true };
+        match request.kind.load(Relaxed) {
+            EXEC => return self.follow(&Asked::read(thread, request), request),
+            SITE => answer(request, thread, if judge(board, request) { YES } else { 0 }),
+            _ => answer(request, thread, 0),
+        }
+        true
+    }
+}
+
+/// What a request for [`EXEC`] says.
+struct Asked {
+    thread: u32,
+    mask: u64,
+    trappable: bool,
+    nonce: u64,
+    nonce_address: u64,
+}
+
+impl Asked {
+    fn read(thread: u32, request: &Request) -> Self {
+        Self {
+            thread,
+            mask: request.mask.load(Relaxed),
+            trappable: request.ignores_trap.load(Relaxed) == 0,
+            nonce: request.nonce.load(Relaxed),
+            nonce_address: request.nonce_address.load(Relaxed),
+        }
+    }
+
+    fn trace(&self) -> Result<Tracee, Unfollowed> {
+        let (thread, mut found) = (i32::try_from(self.thread).unwrap_or(0), [0; 8]);
+        // In another namespace, the number would be somebody else's.
+        match read_memory(thread, self.nonce_address, &mut found) {
+            Ok(()) if u64::from_le_bytes(found) == self.nonce => {}
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => return Err(Unfollowed::Untraceable),
+            _ => return Err(Unfollowed::Namespace),
+        }
+        Tracee::seize(thread).map_err(|_| Unfollowed::Untraceable)
+    }
+}
+
+/// Whether tracing a program leaves it the privileges that it gains: where the tracer could have them anyway.
+fn may_trace_the_privileged() -> bool {
+    const CAP_SYS_PTRACE: u32 = 19;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective
+        .and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
+        .is_some_and(|set| set >> CAP_SYS_PTRACE & 1 != 0)
+}
+
+/// Plans how to rewrite a site, and remembers it.
+fn judge(board: &Board, request: &Request) -> bool {
+    let words: [u64; CODE / 8] = std::array::from_fn(|index| request.code[index].load(Relaxed));
+    let mut code = [0; CODE];
+    for (bytes, word) in code.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    let plan = Plan::encode(window::plan(&code).as_ref());
+    let hash = code_hash(&words);
+    let Some(place) = board.verdict_places(hash).find(|place| [0, hash].contains(&place.hash.load(Relaxed)))
+    else {
+        return false;
+    };
+    for (place, word) in place.plan.iter().zip(plan) {
+        place.store(word, Relaxed);
+    }
+    place.hash.store(hash, Release);
+    true
+}
+
+/// Answers who asked, if it still waits for that.
+fn answer(request: &Request, thread: u32, answer: u32) {
+    request.answer.store(answer, Relaxed);
+    let answered = state(ANSWERED, thread);
+    let _gone = request.state.compare_exchange(state(TAKEN, thread), answered, Release, Relaxed);
+    Futex.wake(&request.state, u32::MAX);
+}
+
+/// Wakes all threads that sleep until there is something to do.
+fn ring(board: &Board) {
+    board.doorbell.fetch_add(1, AcqRel);
+    Futex.wake(&board.doorbell, u32::MAX);
+}

@@ -1,0 +1,100 @@
+//! Places whose threads died between asking and taking the answer, and those in which a program has written nonsense.
+
+use std::sync::atomic::Ordering::Acquire;
+
+use orrery_hijack_image::board::Board;
+use orrery_hijack_image::places::{
+    ANSWERED, ASKED, CLAIMED, FREE, REQUESTS, RESERVED, TAKEN, give_back, owner, tag,
+};
+
+use crate::futex::Futex;
+
+/// So often is a place seen unchanged before it is taken from somebody who seems dead: the thread may be in another PID namespace,
+/// where it has another number, and about to go on. (If it goes on later, it asks again.)
+const LOOKS: u32 = 8;
+
+/// What was seen of each place last, and how often.
+pub(super) struct Collector([(u32, u32); REQUESTS]);
+
+impl Default for Collector {
+    fn default() -> Self {
+        Self([(0, 0); REQUESTS])
+    }
+}
+
+impl Collector {
+    /// Gives places back that nobody will, if they have been so for some looks.
+    pub(super) fn look(&mut self, board: &Board) {
+        for (place, (last, looks)) in board.requests.iter().zip(&mut self.0) {
+            let now = place.state.load(Acquire);
+            *looks = if now == *last { looks.saturating_add(1) } else { 1 };
+            *last = now;
+            let left = match tag(now) {
+                // Who was woken for it has died.
+                RESERVED => *looks > 1,
+                // Whoever answers such a one finds that it is not its own any more.
+                CLAIMED | TAKEN | ANSWERED => *looks > LOOKS && is_dead(owner(now)),
+                // The steward's threads go on with it.
+                ASKED => false,
+                _ => now != FREE && *looks > LOOKS,
+            };
+            if left {
+                give_back(board, place, now, &Futex);
+            }
+        }
+    }
+}
+
+fn is_dead(thread: u32) -> bool {
+    let thread = i32::try_from(thread).unwrap_or(0);
+    // SAFETY: signal 0 asks whether there is such a thread.
+    thread != 0 && unsafe { libc::kill(thread, 0) != 0 && *libc::__errno_location() == libc::ESRCH }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Release;
+
+    use orrery_hijack_image::places::state;
+
+    use super::*;
+    use crate::segment::Segment;
+
+    #[test]
+    fn places_of_the_dead_are_given_back_and_no_others() {
+        let own = std::process::id();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let dead = child.id();
+        let segment = Segment::new().unwrap();
+        let states = [
+            (state(CLAIMED, dead), FREE),
+            (state(ANSWERED, dead), FREE),
+            (RESERVED, FREE),
+            (state(TAKEN, dead), FREE),
+            // Nonsense.
+            (state(FREE, own), FREE),
+            (state(RESERVED, own), FREE),
+            (state(RESERVED + 1, own), FREE),
+            (state(RESERVED + 2, dead), FREE),
+            // The steward itself goes on with this.
+            (state(ASKED, dead), state(ASKED, dead)),
+            (state(TAKEN, own), state(TAKEN, own)),
+            (state(CLAIMED, own), state(CLAIMED, own)),
+            (state(ANSWERED, own), state(ANSWERED, own)),
+        ];
+        let places = &segment.board().requests;
+        for (place, (before, _)) in places.iter().zip(states) {
+            place.state.store(before, Release);
+        }
+        let mut collector = Collector::default();
+        collector.look(segment.board());
+        assert!(places.iter().zip(states).all(|(place, (before, _))| place.state.load(Acquire) == before));
+        for _ in 0..LOOKS {
+            collector.look(segment.board());
+        }
+        for (place, (before, after)) in places.iter().zip(states) {
+            assert_eq!(place.state.load(Acquire), after, "{before:#x}");
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! What is told of the memory that arguments point to: where executives look ([`Look`]), and what it means ([`Form`]).
+//!
+//! Most follows from an argument's type in the kernel: a `const struct` is read before the call, another one after it. What
+//! does not follow is written here.
+
+use orrery_hijack_image::board::CALLS;
+use orrery_hijack_image::look::{LOOKS, Look, RESULT, extent};
+
+use crate::calls::{self, Argument, Signature};
+use crate::structures;
+
+/// How much of a buffer is told, in bytes.
+const BUFFER: u16 = 48;
+/// How much of a path.
+pub(crate) const PATH: u16 = 160;
+/// How much of another string.
+const STRING: u16 = 64;
+/// How much of a command line.
+const STRINGS: u16 = 160;
+/// How much of a set of descriptors: 768 of them.
+const DESCRIPTORS: u16 = 96;
+/// How much of a list of structures.
+const LIST: u16 = 128;
+/// The longest address of a socket is that of `AF_UNIX`.
+const ADDRESS: u16 = 110;
+
+/// What a piece of memory means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// A string.
+    Text,
+    /// Bytes of a buffer; the number of the argument that says how many there are, where they are not the call's result.
+    Bytes { of: Option<usize> },
+    /// Strings, each with its zero.
+    Strings,
+    /// The address of a socket.
+    Address,
+    /// One structure of a name.
+    Structure(&'static str),
+    /// So many as there are.
+    Structures(&'static str),
+    /// Integers of so many bytes.
+    Integers(usize),
+    /// A set of signals.
+    Signals,
+    /// A set of descriptors.
+    Descriptors,
+    /// How a process ended.
+    Status,
+    /// What a signal says.
+    Signal,
+    /// The value of a socket's option: an integer most often.
+    Setting,
+}
+
+/// What is told of one argument's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// Where to look.
+    pub(crate) look: Look,
+    /// What it means.
+    pub(crate) form: Form,
+}
+
+/// What is told of the memory that argument `index` of a call points to, if any.
+pub(crate) fn told(call: &Signature, index: usize) -> Option<Told> {
+    let arguments = call.arguments.as_deref()?;
+    let argument = arguments.get(index)?;
+    if !argument.kind.ends_with('*') {
+        return None;
+    }
+    let own = u8::try_from(index).ok()?;
+    let look = |extent, by: usize, after: bool, size: usize, most: u16| Look {
+        argument: own,
+        extent,
+        by: u8::try_from(by).unwrap_or(0),
+        after: u8::from(after),
+        size: u16::try_from(size).unwrap_or(0),
+        most,
+    };
+    let before = |extent, by, size, most| look(extent, by, false, size, most);
+    let after = |extent, by, size, most| look(extent, by, true, size, most);
+    let (next, constant) = (index + 1, argument.kind.starts_with("const "));
+    let (look, form) = match (call.name, argument.name) {
+        ("read" | "pread64", "buf") | ("recvfrom", "ubuf") | ("getrandom", "ubuf") | ("getcwd", "buf") => {
+            (after(extent::RETURNED, 0, 1, BUFFER), Form::Bytes { of: None })
+        }
+        ("readlink" | "readlinkat", "buf") => (after(extent::RETURNED, 0, 1, PATH), Form::Bytes { of: None }),
+        ("getxattr" | "lgetxattr" | "fgetxattr", "value")
+        | ("listxattr" | "llistxattr" | "flistxattr", "list")
+        | ("mq_timedreceive", "u_msg_ptr") => {
+            (after(extent::RETURNED, 0, 1, BUFFER), Form::Bytes { of: None })
+        }
+        ("write" | "pwrite64", "buf")
+        | ("sendto", "buff")
+        | ("setxattr" | "lsetxattr" | "fsetxattr", "value")
+        | ("mq_timedsend", "u_msg_ptr") => {
+            (before(extent::COUNTED, next, 1, BUFFER), Form::Bytes { of: Some(next) })
+        }
+        ("readv" | "preadv" | "preadv2", "vec") => {
+            (after(extent::BUFFERS, next, 0, BUFFER), Form::Bytes { of: None })
+        }
+        // How much the buffers hold in all is not read: what was transferred tells.
+        ("writev" | "pwritev" | "pwritev2", "vec") => {
+            (before(extent::BUFFERS, next, 0, BUFFER), Form::Bytes { of: None })
+        }
+        ("sendmsg", "msg") => (before(extent::MESSAGE, 0, 0, BUFFER), Form::Bytes { of: None }),
+        ("recvmsg", "msg") => (after(extent::MESSAGE, 0, 0, BUFFER), Form::Bytes { of: None }),
+        ("connect" | "bind" | "sendto", "uservaddr" | "umyaddr" | "addr") => {
+            (before(extent::COUNTED, next, 1, ADDRESS), Form::Address)
+        }
+        (
+            "accept" | "accept4" | "getsockname" | "getpeername" | "recvfrom",
+            "upeer_sockaddr" | "usockaddr" | "addr",
+        ) => (after(extent::POINTED, next, 1, ADDRESS), Form::Address),
+        ("setsockopt", "optval") => (before(extent::COUNTED, next, 1, STRING), Form::Setting),
+        ("getsockopt", "optval") => (after(extent::POINTED, next, 1, STRING), Form::Setting),
+        (_, "upeer_addrlen" | "usockaddr_len" | "addr_len" | "optlen") => {
+            (after(extent::ONE, 0, 4, 4), Form::Integers(4))
+        }
+        ("pipe" | "pipe2", "fildes") | ("socketpair", "usockvec") => {
+            (after(extent::ONE, 0, 8, 8), Form::Integers(4))
+        }
+        ("sendfile" | "splice" | "copy_file_range", _) => (before(extent::ONE, 0, 8, 8), Form::Integers(8)),
+        ("timer_create", "created_timer_id") => (after(extent::ONE, 0, 4, 4), Form::Integers(4)),
+        ("getresuid" | "getresgid" | "getcpu", _) if !argument.kind.contains("struct") => {
+            (after(extent::ONE, 0, 4, 4), Form::Integers(4))
+        }
+        ("wait4", "stat_addr") => (after(extent::ONE, 0, 4, 4), Form::Status),
+        ("waitid", "infop") | ("rt_sigtimedwait", "uinfo") => (after(extent::ONE, 0, 32, 32), Form::Signal),
+        ("rt_sigqueueinfo" | "rt_tgsigqueueinfo" | "pidfd_send_signal", "uinfo" | "info") => {
+            (before(extent::ONE, 0, 32, 32), Form::Signal)
+        }
+        ("execve" | "execveat", "argv") => (before(extent::STRINGS, 0, 0, STRINGS), Form::Strings),
+        ("select" | "pselect6", "inp" | "outp" | "exp") => {
+            (before(extent::BITS, 0, 0, DESCRIPTORS), Form::Descriptors)
+        }
+        ("poll" | "ppoll", "ufds") => (after(extent::COUNTED, 1, 8, LIST), Form::Structures("pollfd")),
+        ("epoll_wait" | "epoll_pwait" | "epoll_pwait2", "events") => {
+            (after(extent::RETURNED, 0, 12, 120), Form::Structures("epoll_event"))
+        }
+        ("semop" | "semtimedop", "tsops") => {
+            (before(extent::COUNTED, next, 6, LIST), Form::Structures("sembuf"))
+        }
+        ("utimensat", "utimes") => (before(extent::ONE, 0, 32, 32), Form::Structures("__kernel_timespec")),
+        ("utimes" | "futimesat", "utimes") => {
+            (before(extent::ONE, 0, 32, 32), Form::Structures("__kernel_old_timeval"))
+        }
+        ("recvmmsg" | "sendmmsg", "mmsg") | ("process_vm_readv" | "process_vm_writev" | "vmsplice", _) => {
+            return None;
+        }
+        _ if argument.is_path() => (before(extent::STRING, 0, 1, PATH), Form::Text),
+        _ if is_string(argument) => (before(extent::STRING, 0, 1, STRING), Form::Text),
+        _ if argument.kind.trim_start_matches("const ") == "sigset_t *" => {
+            let given = constant || !["oset", "uset"].contains(&argument.name);
+            (look(extent::ONE, 0, !given, 8, 8), Form::Signals)
+        }
+        _ => {
+            let name = structure_of(argument.kind)?;
+            let size = structures::named(name)?.size;
+            // What is longer than an entry has room for is cut off.
+            let most = u16::try_from(size).unwrap_or(u16::MAX);
+            let given = constant || is_given(call.name, argument.name);
+            (look(extent::ONE, 0, !given, size, most), Form::Structure(name))
+        }
+    };
+    Some(Told { look, form })
+}
+
+/// The structure that an argument points to.
+fn structure_of(kind: &'static str) -> Option<&'static str> {
+    let kind = kind.strip_prefix("const ").unwrap_or(kind);
+    match kind.strip_suffix(" *")? {
+        "stack_t" => Some("sigaltstack"),
+        name => name.strip_prefix("struct "),
+    }
+}
+
+/// Strings that are no paths.
+fn is_string(argument: &Argument) -> bool {
+    const NAMES: [&str; 14] = [
+        "name",
+        "_type",
+        "_description",
+        "_callout_info",
+        "uname",
+        "u_name",
+        "_fs_name",
+        "_key",
+        "special",
+        "type",
+        "from_pathname",
+        "to_pathname",
+        "oldname",
+        "dev_name",
+    ];
+    matches!(argument.kind, "const char *" | "char *") && NAMES.contains(&argument.name)
+}
+
+/// Whether a call reads a structure that its type would let it write.
+fn is_given(call: &str, argument: &str) -> bool {
+    matches!(
+        (call, argument),
+        ("nanosleep", "rqtp")
+            | ("setitimer", "value")
+            | ("epoll_ctl", "event")
+            | (
+                "setrlimit"
+                    | "settimeofday"
+                    | "utime"
+                    | "openat2"
+                    | "clone3"
+                    | "mount_setattr"
+                    | "futex_waitv",
+                _
+            )
+            | ("sched_setparam" | "sched_setscheduler" | "sched_setattr" | "perf_event_open", _)
+            | (
+                "select" | "pselect6" | "ppoll" | "io_getevents" | "io_pgetevents" | "recvmmsg",
+                "tvp" | "tsp" | "timeout"
+            )
+            | ("timer_create", "timer_event_spec")
+            | ("mq_open", "u_attr")
+    )
+}
+
+/// How much is told of calls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Detail {
+    /// How many bytes of a buffer: [`Detail::MOST`] at most; `None`: some fifty.
+    pub buffers: Option<u16>,
+    /// Where descriptors lead.
+    pub descriptors: bool,
+}
+
+impl Detail {
+    /// The most bytes of a buffer that there is room for.
+    pub const MOST: u16 = 200;
+
+    /// Where to look of what is told.
+    fn look(self, told: Told) -> Look {
+        let adjustable = told.look.most == BUFFER && matches!(told.form, Form::Bytes { .. });
+        let buffers = self.buffers.filter(|_| adjustable).map(|buffers| buffers.min(Self::MOST));
+        Look { most: buffers.unwrap_or(told.look.most), ..told.look }
+    }
+}
+
+/// Whether a call returns a descriptor.
+fn opens(call: &str) -> bool {
+    const OTHERS: [&str; 15] = [
+        "creat",
+        "dup",
+        "dup2",
+        "dup3",
+        "socket",
+        "accept",
+        "accept4",
+        "memfd_create",
+        "timerfd_create",
+        "userfaultfd",
+        "perf_event_open",
+        "pidfd_open",
+        "pidfd_getfd",
+        "fsopen",
+        "fsmount",
+    ];
+    const FAMILIES: [&str; 6] =
+        ["open", "epoll_create", "eventfd", "signalfd", "inotify_init", "fanotify_init"];
+    OTHERS.contains(&call) || FAMILIES.iter().any(|family| call.starts_with(family))
+}
+
+/// Where descriptors of a call lead: those that it is given as they are before, the one that it returns.
+fn descriptors(call: &Signature) -> Vec<Look> {
+    let look = |argument: u8, after: bool| Look {
+        argument,
+        extent: extent::DESCRIPTOR,
+        by: 0,
+        after: u8::from(after),
+        size: 1,
+        most: PATH,
+    };
+    let arguments = (0..).zip(call.arguments.as_deref().unwrap_or_default());
+    let given = arguments.filter(|(_, argument)| argument.is_descriptor() || argument.is_directory());
+    let mut looks: Vec<_> = given.map(|(index, _)| look(index, false)).collect();
+    looks.extend(opens(call.name).then(|| look(RESULT, true)));
+    looks
+}
+
+/// Where executives look, for all calls by number; the last is for unknown ones.
+pub(crate) fn looks(detail: Detail) -> [[Look; LOOKS]; CALLS + 1] {
+    let mut looks = [[Look::NONE; LOOKS]; CALLS + 1];
+    for call in calls::all() {
+        let number = usize::try_from(call.number).unwrap_or(CALLS);
+        if let Some(places) = looks.get_mut(number).filter(|_| number < CALLS) {
+            let told = (0..call.arguments.as_ref().map_or(0, Vec::len)).filter_map(|index| told(call, index));
+            let descriptors = if detail.descriptors { descriptors(call) } else { Vec::new() };
+            for (place, look) in places.iter_mut().zip(told.map(|told| detail.look(told)).chain(descriptors))
+            {
+                *place = look;
+            }
+        }
+    }
+    looks
+}
+
+#[cfg(test)]
+mod tests {
+    use orrery_hijack_image::journal::DATA;
+
+    use super::*;
+
+    fn of(call: &str, argument: &str) -> Told {
+        let call = calls::named(call).unwrap();
+        let index = call.arguments.as_ref().unwrap().iter().position(|each| each.name == argument).unwrap();
+        told(call, index).unwrap()
+    }
+
+    #[test]
+    fn what_calls_are_given_is_read_before_and_what_they_give_after() {
+        for (call, argument) in [
+            ("rt_sigaction", "act"),
+            ("clock_nanosleep", "rqtp"),
+            ("nanosleep", "rqtp"),
+            ("rt_sigprocmask", "nset"),
+            ("write", "buf"),
+            ("connect", "uservaddr"),
+            ("epoll_ctl", "event"),
+            ("openat", "filename"),
+            ("clone3", "uargs"),
+            ("sigaltstack", "uss"),
+        ] {
+            assert_eq!(of(call, argument).look.after, 0, "{call} {argument}");
+        }
+        for (call, argument) in [
+            ("rt_sigaction", "oact"),
+            ("nanosleep", "rmtp"),
+            ("rt_sigprocmask", "oset"),
+            ("read", "buf"),
+            ("accept4", "upeer_sockaddr"),
+            ("newfstatat", "statbuf"),
+            ("pipe2", "fildes"),
+            ("wait4", "stat_addr"),
+            ("uname", "name"),
+        ] {
+            assert_eq!(of(call, argument).look.after, 1, "{call} {argument}");
+        }
+    }
+
+    #[test]
+    fn types_tell_what_there_is() {
+        assert_eq!(of("newfstatat", "statbuf").form, Form::Structure("stat"));
+        assert_eq!(of("prlimit64", "old_rlim").form, Form::Structure("rlimit64"));
+        assert_eq!(of("sigaltstack", "uoss").form, Form::Structure("sigaltstack"));
+        assert_eq!(of("uname", "name").form, Form::Structure("new_utsname"));
+        assert_eq!(of("memfd_create", "uname").form, Form::Text);
+        assert_eq!(of("futex", "utime").form, Form::Structure("__kernel_timespec"));
+        assert!(told(calls::named("mmap").unwrap(), 0).is_none());
+    }
+
+    #[test]
+    fn details_are_told_on_request() {
+        let number = |call| usize::try_from(calls::named(call).unwrap().number).unwrap();
+        let plain = looks(Detail::default());
+        let more = looks(Detail { buffers: Some(u16::MAX), descriptors: true });
+        let of = |looks: &[[Look; LOOKS]; CALLS + 1], call| {
+            let looks = looks[number(call)].into_iter().filter(|look| *look != Look::NONE);
+            looks.map(|look| (look.argument, look.extent, look.most)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&plain, "read"), [(1, extent::RETURNED, BUFFER)]);
+        assert_eq!(of(&more, "read"), [(1, extent::RETURNED, Detail::MOST), (0, extent::DESCRIPTOR, PATH)]);
+        let openat =
+            [(1, extent::STRING, PATH), (0, extent::DESCRIPTOR, PATH), (RESULT, extent::DESCRIPTOR, PATH)];
+        assert_eq!(of(&more, "openat"), openat);
+        assert_eq!(of(&plain, "openat"), openat[..1]);
+    }
+
+    #[test]
+    fn nothing_is_looked_at_that_finds_no_place() {
+        for call in calls::all() {
+            let arguments = call.arguments.as_ref().map_or(0, Vec::len);
+            let all: Vec<_> = (0..arguments).filter_map(|index| told(call, index)).collect();
+            assert!(all.len() + descriptors(call).len() <= LOOKS, "{}", call.name);
+            let most: usize = all.iter().map(|told| usize::from(told.look.most)).sum();
+            // The last of the system's names are cut off, and what a long path leaves no room for.
+            assert!(most <= DATA || ["uname", "statx"].contains(&call.name), "{}: {most}", call.name);
+            assert!(all.iter().all(|told| usize::from(told.look.argument) < arguments));
+        }
+    }
+}
