@@ -14,7 +14,7 @@ use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus};
 
 use super::sandbox::Walls;
-use super::{Ending, Interpreter, SLOWEST_CLIENT, WorkerError, io_error, stage};
+use super::{Ending, Interpreter, SLOWEST_CLIENT, WorkerError, io_error, surroundings};
 use crate::config::Limits;
 use crate::protocol::{self, Outcome, Request};
 use crate::status::StatusPage;
@@ -69,7 +69,7 @@ impl Fork {
         interpreter: &dyn Interpreter,
     ) -> Result<Outcome, WorkerError> {
         let deadline = self.limits.time.map(|limit| Instant::now() + limit);
-        let received = match stage::receive(connection, self.limits.time.unwrap_or(SLOWEST_CLIENT)) {
+        let received = match surroundings::receive(connection, self.limits.time.unwrap_or(SLOWEST_CLIENT)) {
             Ok(received) => received,
             Err(message) => return Ok(Outcome::Refused(message)),
         };
@@ -88,23 +88,24 @@ impl Fork {
                 let child =
                     Pid::from_raw(child).ok_or_else(|| io_error("fork")(io::Error::other("no child")))?;
                 let outcome = self.attend(child, connection, deadline);
-                crate::family::end_all_descendants();
+                crate::children::kill_descendants();
                 outcome
             }
         }
     }
 
     fn be_child(&self, request: &Request<'_>, descriptors: Vec<OwnedFd>, interpreter: &dyn Interpreter) -> ! {
-        let ending = self.prepare_child().and_then(|()| stage::enter(request, descriptors, self.walls)).map(
-            |script| {
+        let ending = self
+            .prepare_child()
+            .and_then(|()| surroundings::enter(request, descriptors, self.walls))
+            .map(|script| {
                 interpreter.after_fork();
                 interpreter.run(request, script)
-            },
-        );
+            });
         match ending.unwrap_or_else(Ending::Refused) {
             // SAFETY: ends the process without running exit handlers that belong to the parent.
             Ending::Exit(status) => unsafe { libc::_exit(status.into()) },
-            Ending::Signal(signal) => crate::ending::die_by(signal),
+            Ending::Signal(signal) => crate::die::die_by_signal(signal),
             Ending::Refused(message) => {
                 self.write_note(&message);
                 // SAFETY: as above.
@@ -123,7 +124,7 @@ impl Fork {
         }
         // The script has no business with the worker's own descriptors, the listening socket above all.
         // SAFETY: the child never uses them again: it leaves by `_exit` or a signal.
-        unsafe { crate::descriptors::close_from(crate::descriptors::first_own()) };
+        unsafe { crate::descriptors::close_from(crate::descriptors::first_reserved()) };
         Ok(())
     }
 

@@ -20,11 +20,11 @@ use orrery_lwc::Error;
 use orrery_lwc::rollback::{self, Children, KeptBuffer, Rollback};
 
 use super::attributes::{self, Attributes};
-use super::link::{self, Reason};
+use super::client_signals::{self, Reason};
 use super::sandbox::Walls;
-use super::{Ending, Interpreter, SLOWEST_CLIENT, WorkerError, accept, answer, io_error, stage};
+use super::{Ending, Interpreter, SLOWEST_CLIENT, WorkerError, accept, answer, io_error, surroundings};
+use crate::children;
 use crate::config::Limits;
-use crate::family;
 use crate::protocol::{self, Outcome, Request};
 use crate::status::StatusPage;
 
@@ -52,7 +52,7 @@ impl InPlace {
         rollback.set_time_limit(limits.time);
         rollback.set_memory_limit(limits.memory);
         rollback.exempt_descriptor(connection).map_err(failed)?;
-        link::prepare().map_err(io_error("sigaction"))?;
+        client_signals::prepare().map_err(io_error("sigaction"))?;
         Ok(Self {
             connection,
             rollback,
@@ -60,7 +60,7 @@ impl InPlace {
             walls,
             attributes: None,
             namespaces: attributes::open_namespaces().map_err(io_error("/proc/self/ns"))?,
-            streams: stage::own_streams().map_err(io_error("fcntl"))?,
+            streams: surroundings::save_streams().map_err(io_error("fcntl"))?,
         })
     }
 
@@ -100,10 +100,10 @@ impl InPlace {
                     return end(&reason);
                 }
             }
-            link::forget_arrivals();
+            client_signals::forget_arrivals();
             match accept(listener, number) {
                 Ok(Some(connection)) => {
-                    page.begin(link::inode(number));
+                    page.begin(client_signals::inode(number));
                     ControlFlow::Continue(connection)
                 }
                 Ok(None) => ControlFlow::Break(()),
@@ -116,11 +116,13 @@ impl InPlace {
                 // A child that the script forked has come to the script's end, too.
                 end_child(ending);
             }
-            link::close();
-            stage::leave(streams);
+            client_signals::close();
+            surroundings::leave(streams);
             let outcome = outcome_of(ending);
             page.note(&outcome);
-            if family::is_alone() && link::is_intact(number, page.connection()) {
+            if children::is_single_threaded_without_children()
+                && client_signals::is_intact(number, page.connection())
+            {
                 // What is left to undo concerns nobody but this worker.
                 answer(&connection, outcome, page.micros());
                 page.end();
@@ -148,7 +150,7 @@ fn conclude(outcome: Outcome, page: &StatusPage, number: RawFd) -> Result<(), St
     if !page.read().busy() {
         return Ok(());
     }
-    if link::is_intact(number, page.connection()) {
+    if client_signals::is_intact(number, page.connection()) {
         // SAFETY: it is the connection, which nobody owns any more: what did was rolled back.
         let connection = unsafe { OwnedFd::from_raw_fd(number) };
         answer(&connection, outcome, page.micros());
@@ -192,7 +194,7 @@ fn attend(
     patience: Duration,
     interpreter: &dyn Interpreter,
 ) -> Ending {
-    let received = match stage::receive(connection, patience) {
+    let received = match surroundings::receive(connection, patience) {
         Ok(received) => received,
         Err(message) => return Ending::Refused(message),
     };
@@ -201,11 +203,11 @@ fn attend(
         Err(error) => return Ending::Refused(error.to_string()),
     };
     page.name(request.id);
-    let script = match stage::enter(&request, received.descriptors, walls) {
+    let script = match surroundings::enter(&request, received.descriptors, walls) {
         Ok(script) => script,
         Err(message) => return Ending::Refused(message),
     };
-    if let Err(error) = link::open(connection) {
+    if let Err(error) = client_signals::open(connection) {
         return Ending::Refused(format!("listening on the connection: {error}"));
     }
     interpreter.run(&request, script)
@@ -216,7 +218,7 @@ fn end_child(ending: Ending) -> ! {
     match ending {
         // SAFETY: ends the process; nothing here wants to be cleaned up but what the interpreter has cleaned up.
         Ending::Exit(status) => unsafe { libc::_exit(status.into()) },
-        Ending::Signal(signal) => crate::ending::die_by(signal),
+        Ending::Signal(signal) => crate::die::die_by_signal(signal),
         // SAFETY: as above. Requests are refused before a script could fork.
         Ending::Refused(_) => unsafe { libc::_exit(1) },
     }

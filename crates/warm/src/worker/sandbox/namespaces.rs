@@ -106,7 +106,7 @@ fn be_outer(init: libc::pid_t, mut report: io::PipeReader) -> ! {
         {}
     }
     if libc::WIFSIGNALED(status) {
-        crate::ending::die_by(libc::WTERMSIG(status));
+        crate::die::die_by_signal(libc::WTERMSIG(status));
     }
     // SAFETY: ends the process; there is nothing to clean up.
     unsafe { libc::_exit(libc::WEXITSTATUS(status)) }
@@ -115,7 +115,7 @@ fn be_outer(init: libc::pid_t, mut report: io::PipeReader) -> ! {
 /// Reaps whatever dies, until it is the worker.
 fn be_init(worker: libc::pid_t, report: OwnedFd) -> ! {
     rename(c"orrery-init");
-    let report = rustix::io::fcntl_dupfd_cloexec(&report, crate::descriptors::first_own());
+    let report = rustix::io::fcntl_dupfd_cloexec(&report, crate::descriptors::first_reserved());
     if let Ok(report) = report {
         // SAFETY: init uses nothing but the report, which was moved out of the way. Without close_range(2) it keeps
         // what it has, which is no more than the worker has.

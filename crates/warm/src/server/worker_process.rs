@@ -21,7 +21,7 @@ pub const WORKER_PROGRAM: &str = "orrery-warm-python";
 
 /// A worker process.
 #[derive(Debug)]
-pub(super) struct Member {
+pub(super) struct WorkerProcess {
     child: Child,
     pidfd: OwnedFd,
     page: StatusPage,
@@ -29,12 +29,12 @@ pub(super) struct Member {
     /// The last `turns` seen on the page, and since when.
     seen: (u64, Instant),
     /// Why the master killed it.
-    sentence: Option<Outcome>,
+    kill_reason: Option<Outcome>,
 }
 
 /// How a worker ended.
 #[derive(Debug)]
-pub(super) struct Death {
+pub(super) struct WorkerExit {
     /// Its process id.
     pub(super) pid: u32,
     /// Its wait status.
@@ -46,10 +46,10 @@ pub(super) struct Death {
     /// Requests that it finished.
     pub(super) served: u64,
     /// The request that died with it, and how.
-    pub(super) victim: Option<(RequestId, Outcome)>,
+    pub(super) request: Option<(RequestId, Outcome)>,
 }
 
-impl Member {
+impl WorkerProcess {
     /// Starts a worker that accepts on `listener`.
     ///
     /// Must be called on the thread that lives as long as the server: the kernel kills the worker when the thread
@@ -71,7 +71,7 @@ impl Member {
         let pid = pid.ok_or_else(|| io::Error::other("a child without a process id"))?;
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
         let now = Instant::now();
-        Ok(Self { child, pidfd, page, started: now, seen: (0, now), sentence: None })
+        Ok(Self { child, pidfd, page, started: now, seen: (0, now), kill_reason: None })
     }
 
     /// Readable when the worker has ended.
@@ -84,7 +84,7 @@ impl Member {
         self.page.read().ready
     }
 
-    /// Whether `id` runs there now, or died there unburied.
+    /// Whether `id` runs there now, or died there unreaped.
     pub(super) fn runs(&self, id: RequestId) -> bool {
         self.page.read().current == Some(id)
     }
@@ -103,10 +103,10 @@ impl Member {
         if turns != self.seen.0 {
             self.seen = (turns, now);
         }
-        if turns.is_multiple_of(2) || self.sentence.is_some() || now - self.seen.1 < limit + patience {
+        if turns.is_multiple_of(2) || self.kill_reason.is_some() || now - self.seen.1 < limit + patience {
             return Ok(false);
         }
-        self.sentence = Some(Outcome::TimedOut { limit });
+        self.kill_reason = Some(Outcome::TimedOut { limit });
         self.kill()?;
         Ok(true)
     }
@@ -117,25 +117,25 @@ impl Member {
     }
 
     /// Reaps the worker if it has ended.
-    pub(super) fn bury(&mut self) -> io::Result<Option<Death>> {
+    pub(super) fn reap(&mut self) -> io::Result<Option<WorkerExit>> {
         let Some(status) = self.child.try_wait()? else {
             return Ok(None);
         };
         let page = self.page.read();
-        let noted = self.page.noted().or_else(|| self.sentence.clone());
+        let noted = self.page.noted().or_else(|| self.kill_reason.clone());
         let outcome = noted.unwrap_or_else(|| outcome_of(status));
-        Ok(Some(Death {
+        Ok(Some(WorkerExit {
             pid: self.child.id(),
             status,
             was_ready: page.ready,
             lived: self.started.elapsed(),
             served: page.served,
-            victim: page.current.map(|id| (id, outcome)),
+            request: page.current.map(|id| (id, outcome)),
         }))
     }
 }
 
-impl Drop for Member {
+impl Drop for WorkerProcess {
     fn drop(&mut self) {
         // A worker never outlives its server; one that has ended already makes both calls fail, which is as good.
         let _ = self.child.kill();
@@ -161,7 +161,7 @@ fn config_file(config: &WorkerConfig) -> io::Result<File> {
 /// Between fork and exec: let these descriptors through and no others that the server happens to have inherited,
 /// leave the terminal's session, die with the master.
 fn prepare_child(inherited: &[RawFd]) -> io::Result<()> {
-    crate::descriptors::keep_over_exec(inherited)?;
+    crate::descriptors::keep_only_over_exec(inherited)?;
     // SAFETY: plain system calls; the set is initialised before it is used.
     unsafe {
         // The master waits for its signals with them blocked; a worker takes them as they come.

@@ -1,6 +1,6 @@
 //! The children of this process, and how to be rid of all that a script left behind.
 //!
-//! A child that was orphaned by its parent's death comes to the nearest ancestor that declared itself *subreaper*
+//! A child that was orphaned by its parent's exit comes to the nearest ancestor that declared itself *subreaper*
 //! (`PR_SET_CHILD_SUBREAPER`): worker and master do. So whatever a script starts, double-forked daemons included, is
 //! found among the worker's children once its parent is dead.
 
@@ -59,7 +59,7 @@ pub fn adopt_orphans() -> io::Result<()> {
 ///
 /// [`clone(2)`]: https://man7.org/linux/man-pages/man2/clone.2.html
 #[must_use]
-pub fn is_alone() -> bool {
+pub fn is_single_threaded_without_children() -> bool {
     // A directory with one entry for each thread, besides `.` and `..`.
     let threads = rustix::fs::stat(c"/proc/self/task").map_or(0, |stat| stat.st_nlink);
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
@@ -67,7 +67,7 @@ pub fn is_alone() -> bool {
 }
 
 /// Kills and reaps every descendant of this process, as often as new ones come to light.
-pub fn end_all_descendants() {
+pub fn kill_descendants() {
     loop {
         let found = children();
         if found.is_empty() {
@@ -98,7 +98,7 @@ mod tests {
         let pid = parse(&child.id().to_string()).unwrap();
         assert!(children().contains(&pid));
         assert!(children_by_scan().contains(&pid));
-        assert!(!is_alone());
+        assert!(!is_single_threaded_without_children());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!children().contains(&pid));

@@ -1,4 +1,4 @@
-//! The master's loop: wait for whatever happens next (a worker's death, a question, a signal, a deadline), act on
+//! The master's loop: wait for whatever happens next (a worker's exit, a question, a signal, a deadline), act on
 //! it, wait again.
 
 use std::io;
@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::control::Desk;
-use super::member::{Death, Member, find_worker_program};
-use super::signals::{SignalFd, StopSignal};
+use super::control::ControlConnections;
+use super::signalfd::{SignalFd, StopSignal};
 use super::socket::{Claim, ClaimError};
+use super::worker_process::{WorkerExit, WorkerProcess, find_worker_program};
 use crate::config::ServerConfig;
 use crate::protocol::Health;
 
 /// How far beyond its limit a request may run before the master kills its worker: the worker's own means come first.
-const WATCHDOG_PATIENCE: Duration = Duration::from_millis(500);
+const KILL_DELAY: Duration = Duration::from_millis(500);
 /// How long a stopping server waits for scripts without a time limit.
-const STOP_PATIENCE: Duration = Duration::from_secs(5);
-/// First pause before a worker that died young is replaced; doubled every time, up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// First pause before a worker that died young is replaced; doubled every time, up to [`MAX_RESTART_DELAY`].
+const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
 
 /// Why a server could not start, or ended other than by request.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +45,7 @@ pub enum ServeError {
     },
     /// The first workers ended before they were ready.
     #[error("the worker ended before it was ready ({status}); what it said stands above")]
-    Stillborn {
+    EndedBeforeReady {
         /// Its wait status.
         status: std::process::ExitStatus,
     },
@@ -64,26 +64,26 @@ fn io_error<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> Se
 }
 
 /// A place for a worker.
-enum Seat {
-    Taken(Member),
+enum Slot {
+    Running(WorkerProcess),
     /// To be filled at this time.
-    Vacant(Instant),
+    StartAt(Instant),
 }
 
 struct Master<'a> {
     config: &'a ServerConfig,
     program: PathBuf,
     claim: Claim,
-    seats: Vec<Seat>,
-    desk: Desk,
+    slots: Vec<Slot>,
+    control: ControlConnections,
     signals: SignalFd,
     started: Instant,
-    announced: bool,
+    reported_ready: bool,
     /// Requests finished by workers that are gone.
     served_before: u64,
     restarts: u64,
     /// Workers that died young, one after another.
-    young_deaths: u32,
+    failed_starts: u32,
     /// Set when a stop was asked for: until then scripts may finish.
     stopping: Option<Instant>,
 }
@@ -107,14 +107,14 @@ pub fn serve(config: &ServerConfig) -> Result<(), ServeError> {
         config,
         program,
         claim,
-        seats: (0..config.workers).map(|_| Seat::Vacant(now)).collect(),
-        desk: Desk::new(),
+        slots: (0..config.workers).map(|_| Slot::StartAt(now)).collect(),
+        control: ControlConnections::new(),
         signals,
         started: now,
-        announced: false,
+        reported_ready: false,
         served_before: 0,
         restarts: 0,
-        young_deaths: 0,
+        failed_starts: 0,
         stopping: None,
     };
     master.run()
@@ -123,42 +123,43 @@ pub fn serve(config: &ServerConfig) -> Result<(), ServeError> {
 impl Master<'_> {
     fn run(&mut self) -> Result<(), ServeError> {
         loop {
-            self.fill_vacant_seats()?;
+            self.start_due_workers()?;
             self.sleep()?;
             match self.signals.take().map_err(io_error("reading a signal"))? {
                 Some(StopSignal::Stop) if self.stopping.is_some() => return Ok(()),
                 Some(StopSignal::Stop) => self.begin_to_stop(),
                 None => {}
             }
-            self.bury_the_dead()?;
+            self.reap_workers()?;
             self.watch()?;
-            self.attend_desk();
-            self.announce();
+            self.answer_questions();
+            self.report_ready();
             if let Some(deadline) = self.stopping
-                && (Instant::now() >= deadline || self.members().next().is_none())
+                && (Instant::now() >= deadline || self.workers().next().is_none())
             {
                 return Ok(());
             }
         }
     }
 
-    fn members(&self) -> impl Iterator<Item = &Member> {
-        self.seats.iter().filter_map(|seat| match seat {
-            Seat::Taken(member) => Some(member),
-            Seat::Vacant(_) => None,
+    fn workers(&self) -> impl Iterator<Item = &WorkerProcess> {
+        self.slots.iter().filter_map(|slot| match slot {
+            Slot::Running(worker) => Some(worker),
+            Slot::StartAt(_) => None,
         })
     }
 
-    fn fill_vacant_seats(&mut self) -> Result<(), ServeError> {
+    fn start_due_workers(&mut self) -> Result<(), ServeError> {
         if self.stopping.is_some() {
             return Ok(());
         }
         let now = Instant::now();
-        for seat in &mut self.seats {
-            if matches!(seat, Seat::Vacant(due) if *due <= now) {
-                let member = Member::start(&self.program, &self.config.worker, self.claim.requests.as_fd());
+        for slot in &mut self.slots {
+            if matches!(slot, Slot::StartAt(due) if *due <= now) {
+                let worker =
+                    WorkerProcess::start(&self.program, &self.config.worker, self.claim.requests.as_fd());
                 let spawn_error = |source| ServeError::Spawn { program: self.program.clone(), source };
-                *seat = Seat::Taken(member.map_err(spawn_error)?);
+                *slot = Slot::Running(worker.map_err(spawn_error)?);
             }
         }
         Ok(())
@@ -171,9 +172,9 @@ impl Master<'_> {
             fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
         }
         add(&mut fds, self.signals.as_fd());
-        self.members().for_each(|member| add(&mut fds, member.pidfd()));
-        self.desk.poll_fds().for_each(|fd| add(&mut fds, fd));
-        if self.desk.has_room() {
+        self.workers().for_each(|worker| add(&mut fds, worker.pidfd()));
+        self.control.poll_fds().for_each(|fd| add(&mut fds, fd));
+        if self.control.has_room() {
             add(&mut fds, self.claim.control.as_fd());
         }
         let timeout = self.next_deadline().map(|at| {
@@ -191,14 +192,14 @@ impl Master<'_> {
 
     fn next_deadline(&self) -> Option<Instant> {
         let now = Instant::now();
-        let vacancy = self.seats.iter().filter_map(|seat| match seat {
-            Seat::Vacant(due) if self.stopping.is_none() => Some(*due),
+        let starts = self.slots.iter().filter_map(|slot| match slot {
+            Slot::StartAt(due) if self.stopping.is_none() => Some(*due),
             _ => None,
         });
         // Until the workers are ready there is no event that tells when they are.
-        let announcement = (!self.announced).then(|| now + Duration::from_millis(10));
+        let readiness = (!self.reported_ready).then(|| now + Duration::from_millis(10));
         let watch = self.watch_period().map(|period| now + period);
-        vacancy.chain(announcement).chain(watch).chain(self.desk.deadline()).chain(self.stopping).min()
+        starts.chain(readiness).chain(watch).chain(self.control.deadline()).chain(self.stopping).min()
     }
 
     /// How often the master looks for overdue requests: often enough to be at most half as late again as the limit.
@@ -207,51 +208,51 @@ impl Master<'_> {
         Some((limit / 2).clamp(Duration::from_millis(50), Duration::from_secs(1)))
     }
 
-    fn bury_the_dead(&mut self) -> Result<(), ServeError> {
-        for index in 0..self.seats.len() {
-            let Seat::Taken(member) = &mut self.seats[index] else {
+    fn reap_workers(&mut self) -> Result<(), ServeError> {
+        for index in 0..self.slots.len() {
+            let Slot::Running(worker) = &mut self.slots[index] else {
                 continue;
             };
-            let Some(death) = member.bury().map_err(io_error("waiting for a worker"))? else {
+            let Some(exit) = worker.reap().map_err(io_error("waiting for a worker"))? else {
                 continue;
             };
-            let due = self.mourn(&death)?;
-            self.seats[index] = Seat::Vacant(due);
+            let due = self.handle_exit(&exit)?;
+            self.slots[index] = Slot::StartAt(due);
         }
-        reap_strays(&self.seats);
+        reap_orphans(&self.slots);
         Ok(())
     }
 
-    /// Draws the consequences of a death; says when the seat is to be filled again.
-    fn mourn(&mut self, death: &Death) -> Result<Instant, ServeError> {
-        self.served_before += death.served;
-        if let Some((id, outcome)) = &death.victim {
-            self.desk.record(*id, outcome.clone());
+    /// Draws the consequences of a exit; says when the slot is to be filled again.
+    fn handle_exit(&mut self, exit: &WorkerExit) -> Result<Instant, ServeError> {
+        self.served_before += exit.served;
+        if let Some((id, outcome)) = &exit.request {
+            self.control.record(*id, outcome.clone());
         }
         if self.stopping.is_some() {
             return Ok(Instant::now());
         }
-        if !death.was_ready && !self.announced {
-            return Err(ServeError::Stillborn { status: death.status });
+        if !exit.was_ready && !self.reported_ready {
+            return Err(ServeError::EndedBeforeReady { status: exit.status });
         }
         self.restarts += 1;
         // A worker that ends of its own accord has found the socket shut.
-        if death.status.success() && self.claim.renew()? {
-            eprintln!("orrery: warm: a script has shut the socket; it is up again");
+        if exit.status.success() && self.claim.renew()? {
+            tracing::warn!("a script shut down the request socket; it was opened again");
         }
-        eprintln!(
-            "orrery: warm: worker {} ended after {:.3} s and {} requests ({}); starting another",
-            death.pid,
-            death.lived.as_secs_f64(),
-            death.served,
-            death.status
+        tracing::warn!(
+            pid = exit.pid,
+            seconds = exit.lived.as_secs_f64(),
+            requests = exit.served,
+            "worker ended ({}); starting another",
+            exit.status
         );
-        if death.was_ready {
-            self.young_deaths = 0;
+        if exit.was_ready {
+            self.failed_starts = 0;
             return Ok(Instant::now());
         }
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.young_deaths.min(16)).min(LONGEST_PAUSE);
-        self.young_deaths += 1;
+        let pause = MIN_RESTART_DELAY.saturating_mul(1 << self.failed_starts.min(16)).min(MAX_RESTART_DELAY);
+        self.failed_starts += 1;
         Ok(Instant::now() + pause)
     }
 
@@ -259,25 +260,25 @@ impl Master<'_> {
         let Some(limit) = self.config.worker.limits.time else {
             return Ok(());
         };
-        for seat in &mut self.seats {
-            if let Seat::Taken(member) = seat {
-                member.kill_if_overdue(limit, WATCHDOG_PATIENCE).map_err(io_error("killing a worker"))?;
+        for slot in &mut self.slots {
+            if let Slot::Running(worker) = slot {
+                worker.kill_if_overdue(limit, KILL_DELAY).map_err(io_error("killing a worker"))?;
             }
         }
         Ok(())
     }
 
-    fn attend_desk(&mut self) {
-        let mut desk = std::mem::replace(&mut self.desk, Desk::new());
-        if desk.has_room() {
-            desk.admit(self.claim.control.as_fd());
+    fn answer_questions(&mut self) {
+        let mut control = std::mem::replace(&mut self.control, ControlConnections::new());
+        if control.has_room() {
+            control.admit(self.claim.control.as_fd());
         }
-        desk.work(|id| self.members().any(|member| member.runs(id)), || self.health());
-        self.desk = desk;
+        control.work(|id| self.workers().any(|worker| worker.runs(id)), || self.health());
+        self.control = control;
     }
 
     fn health(&self) -> Health {
-        let workers: Vec<_> = self.members().map(Member::health).collect();
+        let workers: Vec<_> = self.workers().map(WorkerProcess::health).collect();
         Health {
             uptime: self.started.elapsed().as_secs(),
             served: self.served_before + workers.iter().map(|worker| worker.served).sum::<u64>(),
@@ -286,15 +287,16 @@ impl Master<'_> {
         }
     }
 
-    fn announce(&mut self) {
-        if self.announced || self.members().filter(|member| member.is_ready()).count() < self.seats.len() {
+    fn report_ready(&mut self) {
+        if self.reported_ready || self.workers().filter(|worker| worker.is_ready()).count() < self.slots.len()
+        {
             return;
         }
-        self.announced = true;
-        let (count, plural) = (self.seats.len(), if self.seats.len() == 1 { "" } else { "s" });
-        eprintln!(
-            "orrery: warm: {count} worker{plural} ready in {:.2} s, serving on {}",
-            self.started.elapsed().as_secs_f64(),
+        self.reported_ready = true;
+        tracing::info!(
+            workers = self.slots.len(),
+            seconds = self.started.elapsed().as_secs_f64(),
+            "serving on {}",
             self.config.socket.display()
         );
     }
@@ -304,22 +306,21 @@ impl Master<'_> {
         // Workers take what is queued, then find the socket shut and leave. Nothing can go wrong here that a
         // later deadline would not mend.
         let _ = rustix::net::shutdown(&self.claim.requests, rustix::net::Shutdown::Both);
-        let patience =
-            self.config.worker.limits.time.map_or(STOP_PATIENCE, |limit| limit + 2 * WATCHDOG_PATIENCE);
+        let patience = self.config.worker.limits.time.map_or(STOP_TIMEOUT, |limit| limit + 2 * KILL_DELAY);
         self.stopping = Some(Instant::now() + patience);
     }
 }
 
 /// Kills and reaps what dead workers left behind: being subreaper, the master is now its parent.
-fn reap_strays(seats: &[Seat]) {
-    let own: Vec<i32> = seats
+fn reap_orphans(slots: &[Slot]) {
+    let own: Vec<i32> = slots
         .iter()
-        .filter_map(|seat| match seat {
-            Seat::Taken(member) => Some(member.health().pid),
-            Seat::Vacant(_) => None,
+        .filter_map(|slot| match slot {
+            Slot::Running(worker) => Some(worker.health().pid),
+            Slot::StartAt(_) => None,
         })
         .collect();
-    for pid in crate::family::children() {
+    for pid in crate::children::children() {
         if !own.contains(&pid.as_raw_nonzero().get()) {
             // Either fails only if the process is gone already.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use rustix::io::Errno;
 
 use super::{Client, Error, Job, Source};
-use crate::ending::die_by;
+use crate::die::die_by_signal;
 use crate::protocol::{self, Outcome};
 
 /// Signals that go on to the program unless they were ignored when the client started.
@@ -44,7 +44,7 @@ static CONNECTION: AtomicI32 = AtomicI32::new(-1);
 
 /// How a stand-in is to behave.
 #[derive(Debug)]
-pub struct StandIn<'a> {
+pub struct AsPython<'a> {
     /// Where the server is.
     pub client: Client,
     /// What to run.
@@ -54,26 +54,26 @@ pub struct StandIn<'a> {
 }
 
 /// Runs the job and ends this process as `python3` would have ended. Call it in a process of one thread.
-pub fn stand_in(stand_in: StandIn<'_>) -> ! {
-    let StandIn { client, job, fallback } = stand_in;
+pub fn run_as_python(options: AsPython<'_>) -> ! {
+    let AsPython { client, job, fallback } = options;
     // What this process ignores, the program ignores. Rust's runtime ignores SIGPIPE, but so does python3.
     let ignored = ignored_signals();
     let job = job.ignored_signals(ignored & !(1 << (libc::SIGPIPE - 1)));
     if let Err(errno) = job.open_script() {
-        complain_of_script(&job, errno);
+        exit_with_script_error(&job, errno);
     }
     forward_signals(ignored);
     // A signal must not come before the request that it is for.
     let answer = client.run_with(
         &job,
-        || hold_signals(true),
+        || block_signals(true),
         |running| {
             CONNECTION.store(running.connection().as_raw_fd(), Ordering::Relaxed);
-            hold_signals(false);
+            block_signals(false);
         },
     );
     CONNECTION.store(-1, Ordering::Relaxed);
-    hold_signals(false);
+    block_signals(false);
     if let Some(command) = fallback
         && matches!(
             answer,
@@ -81,13 +81,13 @@ pub fn stand_in(stand_in: StandIn<'_>) -> ! {
                 | Ok(protocol::Answer { outcome: Outcome::Refused(_), .. })
         )
     {
-        become_python(&command);
+        exec_python(&command);
     }
     match answer {
-        Ok(answer) => end_like(&answer.outcome),
+        Ok(answer) => exit_like(&answer.outcome),
         Err(error) => {
             let status = exit_status(&error);
-            say(&format!("{:#}", anyhow::Error::from(error)));
+            print_error(&format!("{:#}", anyhow::Error::from(error)));
             std::process::exit(status);
         }
     }
@@ -105,37 +105,41 @@ pub fn exit_status(error: &Error) -> i32 {
     }
 }
 
-fn end_like(outcome: &Outcome) -> ! {
+fn exit_like(outcome: &Outcome) -> ! {
     let status = match outcome {
         Outcome::Exited(status) => i32::from(*status),
-        Outcome::Signaled(signal) => die_by(*signal),
+        Outcome::Signaled(signal) => die_by_signal(*signal),
         Outcome::TimedOut { limit } => {
-            say(&format!("the program was ended: it ran longer than {limit:?}, the server's --timeout"));
+            print_error(&format!(
+                "the program was ended: it ran longer than {limit:?}, the server's --timeout"
+            ));
             124
         }
         Outcome::MemoryLimit { limit } => {
-            say(&format!("the program was ended: it needed more than {limit} bytes, the server's --memory"));
+            print_error(&format!(
+                "the program was ended: it needed more than {limit} bytes, the server's --memory"
+            ));
             123
         }
         Outcome::Cancelled => {
-            say("the program was ended, because its client seemed to have gone");
+            print_error("the program was ended, because its client seemed to have gone");
             70
         }
         Outcome::Refused(reason) => {
-            say(reason);
+            print_error(reason);
             76
         }
     };
     std::process::exit(status)
 }
 
-fn say(message: &str) {
+fn print_error(message: &str) {
     // A closed standard error leaves the exit status to speak.
     let _ = writeln!(io::stderr(), "orrery: {message}");
 }
 
 /// As `pymain_run_file_obj` of CPython words it.
-fn complain_of_script(job: &Job<'_>, errno: Errno) -> ! {
+fn exit_with_script_error(job: &Job<'_>, errno: Errno) -> ! {
     let (status, message) = match (job.source(), errno) {
         (_, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
         | (Source::Command(_) | Source::Module(_) | Source::Stdin { .. }, _) => {
@@ -198,7 +202,7 @@ fn text(errno: Errno) -> String {
     String::from_utf8_lossy(text).into_owned()
 }
 
-fn become_python(command: &[OsString]) -> ! {
+fn exec_python(command: &[OsString]) -> ! {
     for &signal in &FORWARDED {
         // SAFETY: a signal number and the default action.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
@@ -209,7 +213,7 @@ fn become_python(command: &[OsString]) -> ! {
     pointers.push(std::ptr::null());
     // SAFETY: an array of C strings ended by a null; `strings` outlives the call.
     unsafe { libc::execvp(pointers[0], pointers.as_ptr()) };
-    say(&format!(
+    print_error(&format!(
         "starting {}: {}",
         command.first().map_or("".into(), |word| word.to_string_lossy()),
         io::Error::last_os_error()
@@ -245,7 +249,7 @@ fn forward_signals(ignored: u64) {
 }
 
 /// Holds the signals that go on to the program back, or lets them come.
-fn hold_signals(hold: bool) {
+fn block_signals(hold: bool) {
     let mut set = MaybeUninit::uninit();
     // SAFETY: the set is initialised before it is used; plain calls on it.
     unsafe {
@@ -263,7 +267,7 @@ fn hold_signals(hold: bool) {
 extern "C" fn forward(signal: i32) {
     let connection = CONNECTION.load(Ordering::Relaxed);
     if connection == -1 && signal != libc::SIGTSTP && signal != libc::SIGCONT {
-        die_by(signal);
+        die_by_signal(signal);
     }
     // SAFETY: errno belongs to this thread; send and raise are async-signal-safe, the byte is a live local.
     unsafe {

@@ -37,7 +37,7 @@ pub(super) fn enter(
         } else {
             Some(descriptors.next().ok_or("the request announces more descriptors than it brings")?)
         };
-        put_stream(number, passed).map_err(|error| format!("descriptor {number} of the client: {error}"))?;
+        set_stream(number, passed).map_err(|error| format!("descriptor {number} of the client: {error}"))?;
     }
     let directory = descriptors.next().ok_or("the request brings no working directory")?;
     change_directory(request, &directory, walls)?;
@@ -57,7 +57,7 @@ fn change_directory(request: &Request<'_>, directory: &OwnedFd, walls: Walls) ->
 
 /// Makes `passed` descriptor `number`, inherited by programs that the script starts; closes it where the client's
 /// was closed.
-fn put_stream(number: u32, passed: Option<OwnedFd>) -> io::Result<()> {
+fn set_stream(number: u32, passed: Option<OwnedFd>) -> io::Result<()> {
     match (number, passed) {
         (0, Some(fd)) => rustix::stdio::dup2_stdin(fd)?,
         (1, Some(fd)) => rustix::stdio::dup2_stdout(fd)?,
@@ -72,8 +72,8 @@ fn put_stream(number: u32, passed: Option<OwnedFd>) -> io::Result<()> {
 }
 
 /// Copies of the descriptors 0 to 2 that the worker has between requests.
-pub(super) fn own_streams() -> io::Result<[OwnedFd; 3]> {
-    let copy = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, crate::descriptors::first_own());
+pub(super) fn save_streams() -> io::Result<[OwnedFd; 3]> {
+    let copy = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, crate::descriptors::first_reserved());
     let [stdin, stdout, stderr] = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
     Ok([copy(stdin)?, copy(stdout)?, copy(stderr)?])
 }

@@ -5,11 +5,11 @@
 //! [isolation](Isolation): fork or rollback.
 
 mod attributes;
+mod client_signals;
 mod fork;
-mod link;
 mod rollback;
 pub mod sandbox;
-mod stage;
+mod surroundings;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -91,14 +91,14 @@ pub fn serve(
     walls: Walls,
     interpreter: &dyn Interpreter,
 ) -> Result<(), WorkerError> {
-    crate::family::adopt_orphans().map_err(io_error("PR_SET_CHILD_SUBREAPER"))?;
+    crate::children::adopt_orphans().map_err(io_error("PR_SET_CHILD_SUBREAPER"))?;
     match config.isolation {
         Isolation::Fork => {
             let fork = fork::Fork::new(config.limits, walls)?;
             lock(config, walls, interpreter)?;
             page.set_ready();
             while let Some(connection) = accept(listener, connection_number())? {
-                page.begin(link::inode(connection.as_raw_fd()));
+                page.begin(client_signals::inode(connection.as_raw_fd()));
                 let outcome = fork.run(&connection, page, interpreter)?;
                 answer(&connection, outcome, page.micros());
                 page.end();
@@ -124,7 +124,7 @@ fn lock(config: &WorkerConfig, walls: Walls, interpreter: &dyn Interpreter) -> R
 
 /// The number that every connection gets, so that rollback can be told once to leave it alone.
 fn connection_number() -> RawFd {
-    descriptors::first_own() + 16
+    descriptors::first_reserved() + 16
 }
 
 /// Waits for a client, whose connection becomes descriptor `number`; `None` when the master has shut the socket.

@@ -5,15 +5,15 @@
 //! the kernel's listen queue is the queue, and its length the bound.
 
 mod control;
-mod master;
-mod member;
-mod signals;
+mod main_loop;
+mod signalfd;
 mod socket;
+mod worker_process;
 
-pub use master::{ServeError, serve};
-pub use member::{WORKER_PROGRAM, find_worker_program};
+pub use main_loop::{ServeError, serve};
 pub(crate) use socket::is_claimed;
 pub use socket::{Claim, ClaimError, control_path};
+pub use worker_process::{WORKER_PROGRAM, find_worker_program};
 
 /// Exit status of a worker that could not undo everything its last request did, and must be replaced.
 pub const EXIT_SPOILED: i32 = 3;

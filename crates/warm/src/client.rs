@@ -10,10 +10,10 @@
 //! # Ok::<(), orrery_warm::client::Error>(())
 //! ```
 //!
-//! [`stand_in`] is all that and a whole process besides: it behaves as `python3` would behave in its place.
+//! [`run_as_python`] is all that and a whole process besides: it behaves as `python3` would behave in its place.
 
+mod as_python;
 mod job;
-mod stand_in;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,8 +25,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::protocol::{self, Answer, Fate, Health, Question, Reply, RequestId};
 use crate::server::{control_path, is_claimed};
 
+pub use as_python::{AsPython, exit_status, run_as_python};
 pub use job::{Job, Source};
-pub use stand_in::{StandIn, exit_status, stand_in};
 
 /// Why a program could not be brought to its end by the server.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 /// Kills this process by `signal`, without a core file, as if its default action had been taken; exits with status
 /// `128 + signal`, as a shell would report it, where the signal does not kill.
-pub fn die_by(signal: i32) -> ! {
+pub fn die_by_signal(signal: i32) -> ! {
     // SAFETY: plain system calls; every pointer is to a live local that the call only reads or fills.
     unsafe {
         let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
