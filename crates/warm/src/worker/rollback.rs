@@ -21,8 +21,11 @@ use orrery_lwc::rollback::{self, Children, KeptBuffer, Rollback};
 
 use super::attributes::{self, Attributes};
 use super::client_signals::{self, Reason};
-use super::sandbox::Walls;
-use super::{Ending, Interpreter, SLOWEST_CLIENT, WorkerError, accept, answer, io_error, surroundings};
+use super::connection::{REQUEST_TIMEOUT, accept, answer};
+use super::error::{WorkerError, io_error};
+use super::interpreter::{Ending, Interpreter};
+use super::sandbox::Protections;
+use super::surroundings;
 use crate::children;
 use crate::config::Limits;
 use crate::protocol::{self, Outcome, Request};
@@ -35,7 +38,7 @@ pub(super) struct InPlace {
     /// The descriptor number of every connection.
     connection: RawFd,
     limits: Limits,
-    walls: Walls,
+    protections: Protections,
     /// What the process is between requests.
     attributes: Option<Attributes>,
     /// Where the namespaces are seen.
@@ -46,7 +49,11 @@ pub(super) struct InPlace {
 
 impl InPlace {
     /// Sets rollback up; `connection` is the descriptor number that it is to leave alone.
-    pub(super) fn new(limits: Limits, walls: Walls, connection: RawFd) -> Result<Self, WorkerError> {
+    pub(super) fn new(
+        limits: Limits,
+        protections: Protections,
+        connection: RawFd,
+    ) -> Result<Self, WorkerError> {
         let failed = |error: Error| WorkerError::Rollback(error);
         let mut rollback = Rollback::builder().children(Children::Kill).build().map_err(failed)?;
         rollback.set_time_limit(limits.time);
@@ -57,7 +64,7 @@ impl InPlace {
             connection,
             rollback,
             limits,
-            walls,
+            protections,
             attributes: None,
             namespaces: attributes::open_namespaces().map_err(io_error("/proc/self/ns"))?,
             streams: surroundings::save_streams().map_err(io_error("fcntl"))?,
@@ -81,9 +88,9 @@ impl InPlace {
     ) -> Result<(), WorkerError> {
         // What ends the worker, in memory that is not rolled back.
         let verdict = KeptBuffer::with_capacity(4096).map_err(WorkerError::Rollback)?;
-        let Self { rollback, limits, walls, attributes, namespaces, streams, connection } = self;
-        let (limits, walls, number) = (*limits, *walls, *connection);
-        let patience = limits.time.unwrap_or(SLOWEST_CLIENT);
+        let Self { rollback, limits, protections, attributes, namespaces, streams, connection } = self;
+        let (limits, protections, number) = (*limits, *protections, *connection);
+        let patience = limits.time.unwrap_or(REQUEST_TIMEOUT);
         let worker = rustix::process::getpid();
         let end = |reason: &str| {
             // A reason too long to keep is still a reason.
@@ -111,7 +118,7 @@ impl InPlace {
             }
         };
         let work = |connection: OwnedFd| {
-            let ending = attend(&connection, page, walls, patience, interpreter);
+            let ending = attend(&connection, page, protections, patience, interpreter);
             if rustix::process::getpid() != worker {
                 // A child that the script forked has come to the script's end, too.
                 end_child(ending);
@@ -190,7 +197,7 @@ fn told(limits: Limits, outcome: rollback::Outcome, page: &StatusPage) -> Outcom
 fn attend(
     connection: &OwnedFd,
     page: &StatusPage,
-    walls: Walls,
+    protections: Protections,
     patience: Duration,
     interpreter: &dyn Interpreter,
 ) -> Ending {
@@ -203,7 +210,7 @@ fn attend(
         Err(error) => return Ending::Refused(error.to_string()),
     };
     page.name(request.id);
-    let script = match surroundings::enter(&request, received.descriptors, walls) {
+    let script = match surroundings::enter(&request, received.descriptors, protections) {
         Ok(script) => script,
         Err(message) => return Ending::Refused(message),
     };

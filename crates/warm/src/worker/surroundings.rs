@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::fs::Mode;
 use rustix::net::sockopt::Timeout;
 
-use super::sandbox::Walls;
+use super::sandbox::Protections;
 use crate::protocol::{self, Received, Request};
 
 /// Receives a request, from a client that must not dawdle.
@@ -28,7 +28,7 @@ pub(super) fn receive(connection: &OwnedFd, patience: Duration) -> Result<Receiv
 pub(super) fn enter(
     request: &Request<'_>,
     descriptors: Vec<OwnedFd>,
-    walls: Walls,
+    protections: Protections,
 ) -> Result<Option<OwnedFd>, String> {
     let mut descriptors = descriptors.into_iter();
     for number in 0..3 {
@@ -40,14 +40,18 @@ pub(super) fn enter(
         set_stream(number, passed).map_err(|error| format!("descriptor {number} of the client: {error}"))?;
     }
     let directory = descriptors.next().ok_or("the request brings no working directory")?;
-    change_directory(request, &directory, walls)?;
+    change_directory(request, &directory, protections)?;
     rustix::process::umask(Mode::from_raw_mode(request.umask & 0o777));
     Ok(descriptors.next())
 }
 
 /// The client's directory lies in the client's mounts; a worker that has mounts of its own goes to the same path there.
-fn change_directory(request: &Request<'_>, directory: &OwnedFd, walls: Walls) -> Result<(), String> {
-    let changed = if walls.namespaces && !request.directory.is_empty() {
+fn change_directory(
+    request: &Request<'_>,
+    directory: &OwnedFd,
+    protections: Protections,
+) -> Result<(), String> {
+    let changed = if protections.namespaces && !request.directory.is_empty() {
         rustix::process::chdir(request.directory)
     } else {
         rustix::process::fchdir(directory)

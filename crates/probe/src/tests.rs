@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 use super::*;
+use rustix::io::Errno;
 
 static FACILITIES: LazyLock<Vec<Facility>> = LazyLock::new(all);
 

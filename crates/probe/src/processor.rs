@@ -4,11 +4,12 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use std::os::fd::AsRawFd;
 use syscalls::{Sysno, syscall};
 
-use super::child::{During, Note, Trouble, Verdict, expect};
-use super::tools::{PAGE, Pages};
-use super::{Family, Group, Probe, Row, System};
+use crate::child::{During, Note, Trouble, Verdict, expect};
+use crate::facility::{Group, System};
+use crate::row::{Family, Probe, Row};
+use crate::tools::{PAGE, Pages};
 
-pub(super) const FAMILY: Family = Family {
+pub(crate) const FAMILY: Family = Family {
     group: Group::Machine,
     rows: &[
         Row {
@@ -64,7 +65,7 @@ fn fsgsbase(_: &mut Note) -> Verdict {
     let (base, first_word): (u64, u64);
     // SAFETY: the kernel has enabled the instruction; the ABI keeps the base at offset 0 of the segment.
     unsafe {
-        core::arch::asm!("rdfsbase {}", "mov {}, fs:0", out(reg) base, out(reg) first_word, options(nostack, readonly));
+        std::arch::asm!("rdfsbase {}", "mov {}, fs:0", out(reg) base, out(reg) first_word, options(nostack, readonly));
     }
     expect(base == first_word, "rdfsbase does not give the thread pointer")
 }
@@ -90,7 +91,7 @@ fn user_shadow_stack(note: &mut Note) -> Verdict {
     let (enabled, disabled): (usize, usize);
     // SAFETY: between the two calls there is no call, return or signal that the new shadow stack could contradict.
     unsafe {
-        core::arch::asm!(
+        std::arch::asm!(
             "syscall",
             "mov {enabled}, rax",
             "mov eax, {number}",

@@ -1,9 +1,9 @@
 //! io_uring: one request that does nothing, submitted and completed.
 
-use core::mem::zeroed;
-use core::ptr;
-use core::sync::atomic::{AtomicU32, Ordering};
+use std::mem::zeroed;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use linux_raw_sys::io_uring::{
     IORING_ENTER_GETEVENTS, IORING_OFF_CQ_RING, IORING_OFF_SQ_RING, IORING_OFF_SQES, io_uring_params,
@@ -11,15 +11,15 @@ use linux_raw_sys::io_uring::{
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use syscalls::{Sysno, syscall};
 
-use super::child::{During, Note, Trouble, Verdict, expect};
-use super::tools::{PAGE, owned};
+use crate::child::{During, Note, Trouble, Verdict, expect};
+use crate::tools::{PAGE, owned};
 
 /// A part of the ring, mapped; it stays until the probe's child ends.
 fn part(ring: &OwnedFd, offset: u32) -> Result<*mut u32, Trouble> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh mapping at a place that the kernel chooses. A ring of one entry fits a page in each part.
     unsafe { mmap(ptr::null_mut(), PAGE, access, MapFlags::SHARED, ring, u64::from(offset)) }
-        .map(<*mut core::ffi::c_void>::cast)
+        .map(<*mut std::ffi::c_void>::cast)
         .during("mmap of an io_uring")
 }
 
@@ -30,7 +30,7 @@ fn word<'a>(part: *mut u32, offset: u32) -> &'a AtomicU32 {
     unsafe { AtomicU32::from_ptr(word) }
 }
 
-pub(super) fn no_operation(_: &mut Note) -> Verdict {
+pub(crate) fn no_operation(_: &mut Note) -> Verdict {
     /// Where an entry keeps the value that comes back with its completion, counted in words: io_uring(7).
     const SQE_USER_DATA: u32 = 32;
     const VALUE: u32 = 4242;

@@ -1,8 +1,8 @@
 //! Facilities that start, hold, watch and look into processes.
 
-use core::mem::zeroed;
-use core::ptr;
+use std::mem::zeroed;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ptr;
 
 use linux_raw_sys::general::{CLONE_PIDFD, clone_args};
 use linux_raw_sys::prctl::PR_TIMER_CREATE_RESTORE_IDS;
@@ -15,14 +15,15 @@ use rustix::process::{
 };
 use syscalls::{Sysno, syscall};
 
-use super::child::{During, Note, Verdict, exit, expect};
-use super::tools::{self, Pages, Partner, leading_number, number_after, read_file};
-use super::{Family, Group, Probe, Row, System};
+use crate::child::{During, Note, Verdict, exit, expect};
+use crate::facility::{Group, System};
+use crate::row::{Family, Probe, Row};
+use crate::tools::{self, Pages, Partner, leading_number, number_after, read_file};
 
 const DOMAINS: &[System] =
     &[System::LwcRollback, System::Orbit, System::LwcContexts, System::Hijack, System::Orthros];
 
-pub(super) const FAMILY: Family = Family {
+pub(crate) const FAMILY: Family = Family {
     group: Group::Processes,
     rows: &[
         Row {

@@ -1,7 +1,7 @@
 //! Namespaces: whether this process may have its own. Each probe leaves its namespace behind when its child ends.
 
-use core::ffi::CStr;
-use core::fmt::Write as _;
+use std::ffi::CStr;
+use std::fmt::Write as _;
 
 use rustix::fs::stat;
 use rustix::io::Errno;
@@ -9,12 +9,13 @@ use rustix::process::{Uid, geteuid, getpid, getuid};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use syscalls::{Sysno, syscall};
 
-use super::child::{During, Note, Verdict, expect};
-use super::text::Text;
-use super::tools::{Partner, read_file, write_file};
-use super::{Family, Group, Probe, Row, System};
+use crate::child::{During, Note, Verdict, expect};
+use crate::facility::{Group, System};
+use crate::row::{Family, Probe, Row};
+use crate::text::Text;
+use crate::tools::{Partner, read_file, write_file};
 
-pub(super) const FAMILY: Family = Family {
+pub(crate) const FAMILY: Family = Family {
     group: Group::Processes,
     rows: &[
         Row {
@@ -93,7 +94,7 @@ fn number_of(link: &CStr) -> Option<u64> {
 }
 
 /// Moves the calling child to a network of its own, where it may make interfaces that nobody else sees.
-pub(super) fn enter_own_network(note: &mut Note) -> Verdict {
+pub(crate) fn enter_own_network(note: &mut Note) -> Verdict {
     enter(UnshareFlags::NEWNET, c"/proc/self/ns/net", note)
 }
 

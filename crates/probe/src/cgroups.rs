@@ -1,9 +1,9 @@
 //! Control groups, both versions: which controllers there are, and whether we may make a group below our own, limit it
 //! and put a process into it. The group is removed again.
 
-use core::mem::zeroed;
 use std::fs;
 use std::io;
+use std::mem::zeroed;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,11 +13,12 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::process::{WaitOptions, waitpid};
 
-use crate::cgroups::own_group;
+use orrery_sys::cgroups::own_group;
 
-use super::child::{self, During, Note, exit, expect};
-use super::tools::{clone3, read_file};
-use super::{Family, Group, Probe, Row, State, System};
+use crate::child::{self, During, Note, exit, expect};
+use crate::facility::{Group, State, System};
+use crate::row::{Family, Probe, Row};
+use crate::tools::{clone3, read_file};
 
 const LIMITED: &[System] = &[System::Orbit, System::LwcContexts];
 const ENOUGH_MEMORY: &str = "67108864";
@@ -36,7 +37,7 @@ macro_rules! controller {
     };
 }
 
-pub(super) const FAMILY: Family = Family {
+pub(crate) const FAMILY: Family = Family {
     group: Group::Resources,
     rows: &[
         controller!(

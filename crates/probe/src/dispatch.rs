@@ -5,16 +5,16 @@
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
-    use core::ffi::{c_int, c_void};
-    use core::mem::zeroed;
-    use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
+    use std::ffi::{c_int, c_void};
+    use std::mem::zeroed;
+    use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
 
     use linux_raw_sys::prctl::{
         PR_SYS_DISPATCH_EXCLUSIVE_ON, PR_SYS_DISPATCH_INCLUSIVE_ON, PR_SYS_DISPATCH_OFF,
     };
     use syscalls::{Sysno, raw_syscall, syscall};
 
-    use super::super::child::{During, Note, Verdict, expect};
+    use crate::child::{During, Note, Verdict, expect};
 
     const PR_SET_SYSCALL_USER_DISPATCH: u32 = 59;
     const SYS_USER_DISPATCH: c_int = 2;
@@ -59,7 +59,7 @@ mod x86_64 {
             let mut action: libc::sigaction = zeroed();
             action.sa_sigaction = answer as extern "C" fn(_, _, _) as usize;
             action.sa_flags = libc::SA_SIGINFO;
-            libc::sigaction(libc::SIGSYS, &raw const action, core::ptr::null_mut())
+            libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut())
         };
         expect(result == 0, "sigaction")
     }
@@ -80,7 +80,7 @@ mod x86_64 {
         expect(result == ANSWER, "the handler's answer did not arrive")
     }
 
-    pub(in super::super) fn all_but_a_range(_: &mut Note) -> Verdict {
+    pub(crate) fn all_but_a_range(_: &mut Note) -> Verdict {
         install_handler()?;
         dispatch(PR_SYS_DISPATCH_EXCLUSIVE_ON, 0, 0).during("PR_SET_SYSCALL_USER_DISPATCH")?;
         SELECTOR.store(BLOCK, Ordering::SeqCst);
@@ -94,12 +94,12 @@ mod x86_64 {
     /// A system call at an address of its own: the number comes in the first argument's register.
     #[unsafe(naked)]
     extern "C" fn call_from_here(number: i64) -> i64 {
-        core::arch::naked_asm!("mov rax, rdi", "xor edi, edi", "syscall", "ret")
+        std::arch::naked_asm!("mov rax, rdi", "xor edi, edi", "syscall", "ret")
     }
     /// At least as long as the instructions above, and short enough to hold no other system call.
     const CALL_FROM_HERE_LEN: usize = 8;
 
-    pub(in super::super) fn only_a_range(_: &mut Note) -> Verdict {
+    pub(crate) fn only_a_range(_: &mut Note) -> Verdict {
         install_handler()?;
         let range = call_from_here as extern "C" fn(i64) -> i64 as usize;
         dispatch(PR_SYS_DISPATCH_INCLUSIVE_ON, range, CALL_FROM_HERE_LEN)
@@ -116,20 +116,20 @@ mod x86_64 {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86_64::{all_but_a_range, only_a_range};
+pub(crate) use x86_64::{all_but_a_range, only_a_range};
 
 #[cfg(not(target_arch = "x86_64"))]
 mod elsewhere {
-    use super::super::child::{Note, Trouble, Verdict};
+    use crate::child::{Note, Trouble, Verdict};
 
-    pub(in super::super) fn all_but_a_range(_: &mut Note) -> Verdict {
+    pub(crate) fn all_but_a_range(_: &mut Note) -> Verdict {
         Err(Trouble::missing("the executive is for x86-64"))
     }
 
-    pub(in super::super) fn only_a_range(_: &mut Note) -> Verdict {
+    pub(crate) fn only_a_range(_: &mut Note) -> Verdict {
         Err(Trouble::missing("the executive is for x86-64"))
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) use elsewhere::{all_but_a_range, only_a_range};
+pub(crate) use elsewhere::{all_but_a_range, only_a_range};

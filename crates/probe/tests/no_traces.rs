@@ -84,13 +84,13 @@ fn probe_groups_below(folder: &Path) -> usize {
 
 #[test]
 fn nothing_is_left_behind() {
-    let first = orrery_sys::probe::all();
+    let first = orrery_probe::all();
     let before = face();
-    let second = orrery_sys::probe::all();
+    let second = orrery_probe::all();
     assert_eq!(face(), before);
     assert_eq!(wait(WaitOptions::NOHANG).err(), Some(Errno::CHILD), "a child is left");
     assert_eq!(probe_groups_below(Path::new("/sys/fs/cgroup")), 0, "a control group is left");
-    let states = |all: &[orrery_sys::probe::Facility]| -> Vec<_> {
+    let states = |all: &[orrery_probe::Facility]| -> Vec<_> {
         all.iter().map(|facility| (facility.name, facility.state.word())).collect()
     };
     assert_eq!(states(&first), states(&second), "asking twice gives the same answer");

@@ -1,23 +1,23 @@
 //! Text of bounded length, made without an allocator.
 
-use core::fmt;
+use std::fmt;
 
 /// At most `ROOM` bytes; what does not fit is cut off, and the writer is told.
-pub(super) struct Text<const ROOM: usize> {
+pub(crate) struct Text<const ROOM: usize> {
     bytes: [u8; ROOM],
     len: usize,
 }
 
 impl<const ROOM: usize> Text<ROOM> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { bytes: [0; ROOM], len: 0 }
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 }

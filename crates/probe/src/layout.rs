@@ -1,9 +1,9 @@
 //! Facilities that tell which mappings there are, and that they changed.
 
-use core::ffi::c_void;
-use core::ptr;
-use core::sync::atomic::{AtomicU64, Ordering};
+use std::ffi::c_void;
 use std::os::fd::OwnedFd;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use linux_raw_sys::general::procmap_query;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -11,11 +11,12 @@ use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, munmap};
 use syscalls::{Sysno, syscall};
 
-use super::child::{During, Note, Trouble, Verdict, expect};
-use super::tools::{PAGE, Pages, owned, request};
-use super::{Family, Group, Probe, Row, System};
+use crate::child::{During, Note, Trouble, Verdict, expect};
+use crate::facility::{Group, System};
+use crate::row::{Family, Probe, Row};
+use crate::tools::{PAGE, Pages, owned, request};
 
-pub(super) const FAMILY: Family = Family {
+pub(crate) const FAMILY: Family = Family {
     group: Group::Memory,
     rows: &[
         Row {

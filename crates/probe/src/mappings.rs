@@ -1,8 +1,8 @@
 //! Facilities that make, seal, hide, merge and drop memory.
 
-use core::ffi::{CStr, c_void};
-use core::ptr;
+use std::ffi::{CStr, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr;
 
 use linux_raw_sys::prctl::{PR_GET_MEMORY_MERGE, PR_SET_MEMORY_MERGE};
 use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, ftruncate, memfd_create};
@@ -11,13 +11,14 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymou
 use rustix::process::getpid;
 use syscalls::{Sysno, syscall};
 
-use super::child::{During, Note, Trouble, Verdict, expect};
-use super::tools::{PAGE, Pages, number_after, owned, read_file};
-use super::{Family, Group, Probe, Row, System};
+use crate::child::{During, Note, Trouble, Verdict, expect};
+use crate::facility::{Group, System};
+use crate::row::{Family, Probe, Row};
+use crate::tools::{PAGE, Pages, number_after, owned, read_file};
 
 const HUGE_PAGE: usize = 2 << 20;
 
-pub(super) const FAMILY: Family = Family {
+pub(crate) const FAMILY: Family = Family {
     group: Group::Memory,
     rows: &[
         Row {

@@ -15,13 +15,14 @@ use rustix::mm::Advice;
 use rustix::pipe::{PipeFlags, pipe_with};
 use syscalls::{Sysno, syscall};
 
-use super::child::{During, Note, Trouble, Verdict, expect};
-use super::tools::{PAGE, Pages, owned, request, write_file};
-use super::{Family, Group, Probe, Row, System};
+use crate::child::{During, Note, Trouble, Verdict, expect};
+use crate::facility::{Group, System};
+use crate::row::{Family, Probe, Row};
+use crate::tools::{PAGE, Pages, owned, request, write_file};
 
 const TRACKED: &[System] = &[System::LwcRollback, System::Orbit];
 
-pub(super) const FAMILY: Family = Family {
+pub(crate) const FAMILY: Family = Family {
     group: Group::Memory,
     rows: &[
         Row {
@@ -157,7 +158,7 @@ fn open_pagemap() -> Result<OwnedFd, Trouble> {
 fn scan(
     pagemap: &OwnedFd,
     pages: &Pages,
-    range: core::ops::Range<usize>,
+    range: std::ops::Range<usize>,
     category: u32,
     flags: u32,
     runs: &mut [page_region],

@@ -1,6 +1,6 @@
 //! Devices, and programs that Orrery starts: what orthros stands on.
 
-use core::mem::zeroed;
+use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -13,14 +13,15 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use syscalls::{Sysno, syscall};
 
-use super::child::{During, Note, Verdict, expect};
-use super::namespaces::enter_own_network;
-use super::tools::owned;
-use super::{Family, Group, Probe, Row, State, System};
+use crate::child::{During, Note, Verdict, expect};
+use crate::facility::{Group, State, System};
+use crate::namespaces::enter_own_network;
+use crate::row::{Family, Probe, Row};
+use crate::tools::owned;
 
 const ORTHROS: &[System] = &[System::Orthros];
 
-pub(super) const FAMILY: Family = Family {
+pub(crate) const FAMILY: Family = Family {
     group: Group::Machine,
     rows: &[
         Row {

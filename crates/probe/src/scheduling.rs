@@ -1,18 +1,19 @@
 //! Facilities that decide where and when a thread runs, and that threads meet through.
 
-use core::ffi::CStr;
-use core::mem::zeroed;
-use core::ptr;
-use core::sync::atomic::{AtomicU32, Ordering};
+use std::ffi::CStr;
+use std::mem::zeroed;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::thread::{MembarrierCommand, gettid, membarrier, membarrier_query};
 use syscalls::{Sysno, syscall};
 
-use super::child::{self, During, Note, Verdict, expect};
-use super::{Family, Group, Probe, Row, State, System};
+use crate::child::{self, During, Note, Verdict, expect};
+use crate::facility::{Group, State, System};
+use crate::row::{Family, Probe, Row};
 
-pub(super) const FAMILY: Family = Family {
+pub(crate) const FAMILY: Family = Family {
     group: Group::Resources,
     rows: &[
         Row {
@@ -187,23 +188,23 @@ mod thread_pointer {
     use super::RseqArea;
 
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn get() -> *mut RseqArea {
+    pub(crate) fn get() -> *mut RseqArea {
         let pointer: usize;
         // SAFETY: the ABI keeps the thread pointer at offset 0 of its segment.
         unsafe {
-            core::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags))
+            std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags))
         };
-        core::ptr::with_exposed_provenance_mut(pointer)
+        std::ptr::with_exposed_provenance_mut(pointer)
     }
 
     #[cfg(target_arch = "aarch64")]
-    pub(super) fn get() -> *mut RseqArea {
+    pub(crate) fn get() -> *mut RseqArea {
         let pointer: usize;
         // SAFETY: the ABI keeps the thread pointer in this register.
         unsafe {
-            core::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nomem, nostack, preserves_flags))
+            std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nomem, nostack, preserves_flags))
         };
-        core::ptr::with_exposed_provenance_mut(pointer)
+        std::ptr::with_exposed_provenance_mut(pointer)
     }
 }
 

@@ -4,9 +4,9 @@
 //! inherits the filter, and lets the partner make the call that the filter is about ([`TRIAL`]): one that nothing else
 //! here makes.
 
-use core::mem::zeroed;
-use core::ptr;
+use std::mem::zeroed;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr;
 
 use linux_raw_sys::landlock::{LANDLOCK_ACCESS_FS_READ_FILE, LANDLOCK_CREATE_RULESET_VERSION};
 use linux_raw_sys::ptrace::{
@@ -20,13 +20,15 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use syscalls::{Sysno, syscall};
 
-use super::child::{During, Note, Trouble, Verdict, expect};
-use super::tools::{Partner, owned};
-use super::{Family, Group, Probe, Row, System, dispatch, uring};
+use crate::child::{During, Note, Trouble, Verdict, expect};
+use crate::facility::{Group, System};
+use crate::row::{Family, Probe, Row};
+use crate::tools::{Partner, owned};
+use crate::{dispatch, uring};
 
 const MONITORED: &[System] = &[System::LwcContexts, System::Hijack];
 
-pub(super) const FAMILY: Family = Family {
+pub(crate) const FAMILY: Family = Family {
     group: Group::SystemCalls,
     rows: &[
         Row {

@@ -1,10 +1,10 @@
 //! What several probes need: fresh pages, a forked partner, small files. All of it fit for a forked child
-//! (see [`super::child`]).
+//! (see the module `child`).
 
-use core::ffi::{CStr, c_void};
-use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicU8, Ordering};
+use std::ffi::{CStr, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use linux_raw_sys::general::clone_args;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -15,20 +15,20 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpi
 
 use syscalls::{Sysno, syscall};
 
-use super::child::{exit, fork};
+use crate::child::{exit, fork};
 
 /// The size of a page that the probes count with.
-pub(super) const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 /// Private anonymous pages of our own, readable and writable at first, gone when dropped.
-pub(super) struct Pages {
+pub(crate) struct Pages {
     start: NonNull<c_void>,
     len: usize,
 }
 
 impl Pages {
     /// Maps `count` fresh pages, none of them populated, that the kernel will not join into huge ones.
-    pub(super) fn small(count: usize) -> Result<Self, Errno> {
+    pub(crate) fn small(count: usize) -> Result<Self, Errno> {
         let pages = Self::with(count * PAGE, MapFlags::PRIVATE)?;
         match pages.advise(0, count, Advice::LinuxNoHugepage) {
             // A kernel without huge pages does not know the advice against them.
@@ -38,7 +38,7 @@ impl Pages {
     }
 
     /// Maps `len` fresh bytes with more flags than [`MapFlags::PRIVATE`].
-    pub(super) fn with(len: usize, flags: MapFlags) -> Result<Self, Errno> {
+    pub(crate) fn with(len: usize, flags: MapFlags) -> Result<Self, Errno> {
         // SAFETY: without MAP_FIXED the kernel chooses a free place, so no other memory is affected.
         let start =
             unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
@@ -46,12 +46,12 @@ impl Pages {
     }
 
     /// The address of a page.
-    pub(super) fn at(&self, page: usize) -> *mut c_void {
+    pub(crate) fn at(&self, page: usize) -> *mut c_void {
         self.start.as_ptr().wrapping_byte_add(page * PAGE)
     }
 
     /// The address of a page as a number.
-    pub(super) fn address(&self, page: usize) -> u64 {
+    pub(crate) fn address(&self, page: usize) -> u64 {
         self.at(page).expose_provenance() as u64
     }
 
@@ -63,23 +63,23 @@ impl Pages {
     }
 
     /// Writes to the first byte of a page.
-    pub(super) fn write(&self, page: usize, value: u8) {
+    pub(crate) fn write(&self, page: usize, value: u8) {
         self.first_byte(page).store(value, Ordering::SeqCst);
     }
 
     /// Reads the first byte of a page.
-    pub(super) fn read(&self, page: usize) -> u8 {
+    pub(crate) fn read(&self, page: usize) -> u8 {
         self.first_byte(page).load(Ordering::SeqCst)
     }
 
     /// madvise(2) of `count` pages from `page` on.
-    pub(super) fn advise(&self, page: usize, count: usize, advice: Advice) -> Result<(), Errno> {
+    pub(crate) fn advise(&self, page: usize, count: usize, advice: Advice) -> Result<(), Errno> {
         // SAFETY: the pages are ours, and none of the advices that probes give makes an access unsound.
         unsafe { madvise(self.at(page), count * PAGE, advice) }
     }
 
     /// mprotect(2) of one page.
-    pub(super) fn protect(&self, page: usize, access: MprotectFlags) -> Result<(), Errno> {
+    pub(crate) fn protect(&self, page: usize, access: MprotectFlags) -> Result<(), Errno> {
         // SAFETY: the page is ours; who takes its access away expects the fault.
         unsafe { mprotect(self.at(page), PAGE, access) }
     }
@@ -93,7 +93,7 @@ impl Drop for Pages {
 }
 
 /// A child of the probe's own child, to be looked at, traced or answered; killed and reaped when dropped.
-pub(super) struct Partner {
+pub(crate) struct Partner {
     pid: Pid,
     reaped: bool,
 }
@@ -103,7 +103,7 @@ impl Partner {
     ///
     /// # Safety
     /// `life` keeps to async-signal-safe code.
-    pub(super) unsafe fn start(life: impl FnOnce() -> i32) -> Result<Self, Errno> {
+    pub(crate) unsafe fn start(life: impl FnOnce() -> i32) -> Result<Self, Errno> {
         // SAFETY: the caller answers for `life`, and the child ends through `exit`.
         match unsafe { fork() }? {
             None => exit(life()),
@@ -112,7 +112,7 @@ impl Partner {
     }
 
     /// Forks one that sleeps until it is killed.
-    pub(super) fn asleep() -> Result<Self, Errno> {
+    pub(crate) fn asleep() -> Result<Self, Errno> {
         // SAFETY: pause(2) is async-signal-safe.
         unsafe {
             Self::start(|| {
@@ -124,12 +124,12 @@ impl Partner {
     }
 
     /// Its process id.
-    pub(super) fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
     /// Waits for its end and returns its exit status, if it ended by itself.
-    pub(super) fn exit_status(&mut self) -> Result<Option<i32>, Errno> {
+    pub(crate) fn exit_status(&mut self) -> Result<Option<i32>, Errno> {
         let ended = rustix::io::retry_on_intr(|| waitpid(Some(self.pid), WaitOptions::empty()))?;
         self.reaped = true;
         Ok(ended.map(|(_, status)| status).and_then(WaitStatus::exit_status))
@@ -149,7 +149,7 @@ impl Drop for Partner {
 ///
 /// # Safety
 /// Nobody else owns it.
-pub(super) unsafe fn owned(result: Result<usize, syscalls::Errno>) -> Result<OwnedFd, Errno> {
+pub(crate) unsafe fn owned(result: Result<usize, syscalls::Errno>) -> Result<OwnedFd, Errno> {
     let fd = result.map_err(|e| Errno::from_raw_os_error(e.into_raw()))?;
     let fd = i32::try_from(fd).map_err(|_| Errno::BADF)?;
     // SAFETY: the caller's promise.
@@ -160,7 +160,7 @@ pub(super) unsafe fn owned(result: Result<usize, syscalls::Errno>) -> Result<Own
 ///
 /// # Safety
 /// As for [`fork`]; `args` ask for nothing that is shared with the child.
-pub(super) unsafe fn clone3(args: &mut clone_args) -> Result<Option<Pid>, Errno> {
+pub(crate) unsafe fn clone3(args: &mut clone_args) -> Result<Option<Pid>, Errno> {
     args.exit_signal = u64::from(libc::SIGCHLD.unsigned_abs());
     // SAFETY: the caller's promise; the kernel reads as much as is stated.
     let pid = unsafe { syscall!(Sysno::clone3, ptr::from_mut(args), size_of::<clone_args>()) };
@@ -172,7 +172,7 @@ pub(super) unsafe fn clone3(args: &mut clone_args) -> Result<Option<Pid>, Errno>
 ///
 /// # Safety
 /// `request` must read and write a `T` and nothing beyond, and its effect must be sound for the memory it names.
-pub(super) unsafe fn request<T>(
+pub(crate) unsafe fn request<T>(
     fd: &OwnedFd,
     request: Opcode,
     argument: &mut T,
@@ -182,7 +182,7 @@ pub(super) unsafe fn request<T>(
 }
 
 /// Reads the start of a small file into `buffer`.
-pub(super) fn read_file<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8], Errno> {
+pub(crate) fn read_file<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8], Errno> {
     let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -197,13 +197,13 @@ pub(super) fn read_file<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8
 }
 
 /// Writes `text` to an existing file in one go.
-pub(super) fn write_file(path: &CStr, text: &[u8]) -> Result<(), Errno> {
+pub(crate) fn write_file(path: &CStr, text: &[u8]) -> Result<(), Errno> {
     let file = openat(CWD, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::io::write(&file, text).map(drop)
 }
 
 /// The number that follows `label` in `text`.
-pub(super) fn number_after(text: &[u8], label: &[u8]) -> Option<u64> {
+pub(crate) fn number_after(text: &[u8], label: &[u8]) -> Option<u64> {
     let mut rest = text;
     while !rest.starts_with(label) {
         rest = rest.get(1..)?;
@@ -212,9 +212,9 @@ pub(super) fn number_after(text: &[u8], label: &[u8]) -> Option<u64> {
 }
 
 /// The number at the start of `text`.
-pub(super) fn leading_number(text: &[u8]) -> Option<u64> {
+pub(crate) fn leading_number(text: &[u8]) -> Option<u64> {
     let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
-    core::str::from_utf8(text.get(..end)?).ok()?.parse().ok()
+    std::str::from_utf8(text.get(..end)?).ok()?.parse().ok()
 }
 
 #[cfg(test)]

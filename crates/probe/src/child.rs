@@ -9,7 +9,7 @@
 //! nothing. No message means that the child died; how, its wait status tells. The child leads a process group of its
 //! own, so that what a probe forked in turn is killed along with it, whatever happens.
 
-use core::fmt::{self, Write as _};
+use std::fmt::{self, Write as _};
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -20,31 +20,31 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{self, Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus};
 use syscalls::{Sysno, syscall};
 
-use super::State;
-use super::text::Text;
+use crate::facility::State;
+use crate::text::Text;
 
 /// How long a killed child may take to be gone before it is left to whoever reaps it.
 const DEATH: Duration = Duration::from_millis(100);
 
 /// What a probe found: it works, or the step at which it did not.
-pub(super) type Verdict = Result<(), Trouble>;
+pub(crate) type Verdict = Result<(), Trouble>;
 
 /// The step at which a probe gave up, and the error that tells missing from denied; without one it is missing.
 #[derive(Clone, Copy)]
-pub(super) struct Trouble {
+pub(crate) struct Trouble {
     step: &'static str,
     errno: Option<Errno>,
 }
 
 impl Trouble {
     /// The facility is not there, or does not do what it should.
-    pub(super) fn missing(step: &'static str) -> Self {
+    pub(crate) fn missing(step: &'static str) -> Self {
         Self { step, errno: None }
     }
 }
 
 /// Names the step in which an error came up.
-pub(super) trait During<T> {
+pub(crate) trait During<T> {
     /// `step` in the words of the manual page.
     fn during(self, step: &'static str) -> Result<T, Trouble>;
 }
@@ -62,12 +62,12 @@ impl<T> During<T> for Result<T, syscalls::Errno> {
 }
 
 /// Fails with [`Trouble::missing`] unless what was expected came true.
-pub(super) fn expect(came_true: bool, otherwise: &'static str) -> Verdict {
+pub(crate) fn expect(came_true: bool, otherwise: &'static str) -> Verdict {
     if came_true { Ok(()) } else { Err(Trouble::missing(otherwise)) }
 }
 
 /// What a probe wants to tell beside "it works"; text that does not fit is cut off.
-pub(super) struct Note(Text<{ Note::ROOM }>);
+pub(crate) struct Note(Text<{ Note::ROOM }>);
 
 impl Note {
     const ROOM: usize = 240;
@@ -77,7 +77,7 @@ impl Note {
     }
 
     /// Appends text, after a semicolon if there is some already.
-    pub(super) fn say(&mut self, text: fmt::Arguments<'_>) {
+    pub(crate) fn say(&mut self, text: fmt::Arguments<'_>) {
         // A full buffer is the only error, and it is documented.
         let _ = if self.0.is_empty() { Ok(()) } else { self.0.write_str("; ") };
         let _ = self.0.write_fmt(text);
@@ -91,7 +91,7 @@ const REFUSED: u8 = 1;
 const MISSING: u8 = 2;
 
 /// Runs `probe` in a forked child and returns what it found, or how the child died, or that `limit` passed.
-pub(super) fn run(limit: Duration, probe: impl FnOnce(&mut Note) -> Verdict) -> State {
+pub(crate) fn run(limit: Duration, probe: impl FnOnce(&mut Note) -> Verdict) -> State {
     let deadline = Instant::now() + limit;
     let (reader, writer) = match pipe_with(PipeFlags::CLOEXEC) {
         Ok(ends) => ends,
@@ -125,7 +125,7 @@ pub(super) fn run(limit: Duration, probe: impl FnOnce(&mut Note) -> Verdict) -> 
 ///
 /// # Safety
 /// In the child, only async-signal-safe code may run, and it must end through [`exit`].
-pub(super) unsafe fn fork() -> Result<Option<Pid>, Errno> {
+pub(crate) unsafe fn fork() -> Result<Option<Pid>, Errno> {
     // SAFETY: clone with no flag but the exit signal is fork(2); the child gets a copy of everything, this stack too.
     let pid = unsafe { syscall!(Sysno::clone, libc::SIGCHLD, 0, 0, 0, 0) };
     let pid = pid.map_err(|e| Errno::from_raw_os_error(e.into_raw()))?;
@@ -133,7 +133,7 @@ pub(super) unsafe fn fork() -> Result<Option<Pid>, Errno> {
 }
 
 /// Ends the calling process at once.
-pub(super) fn exit(status: i32) -> ! {
+pub(crate) fn exit(status: i32) -> ! {
     // SAFETY: _exit(2) is always sound; it runs nothing.
     unsafe { libc::_exit(status) }
 }
@@ -187,9 +187,9 @@ fn settle() {
     }
     // SAFETY: an all-zero set is valid; sigemptyset and sigprocmask are async-signal-safe and write only to it.
     unsafe {
-        let mut none: libc::sigset_t = core::mem::zeroed();
+        let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut none);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, core::ptr::null_mut());
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
     }
     // A limit of one byte, unlike one of zero, also keeps the kernel from piping the core to a program: core(5).
     let _ = process::setrlimit(Resource::Core, Rlimit { current: Some(1), maximum: Some(1) });
