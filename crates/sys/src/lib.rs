@@ -12,9 +12,11 @@
 //! | a process' memory or descriptors as they were | [`memory_copy`], [`fd_table_copy`], [`kcmp`] |
 //! | threads, children, descriptors, sizes | [`process`], [`timers`], [`signals`] |
 //! | descriptors over sockets, and out of the way of the program's own | [`scm`], [`descriptors`] |
+//! | whether this is a forked child | [`generation`] |
 //! | the control group of this process | [`cgroups`] |
 
 mod error;
+mod generation;
 mod paused_child;
 mod proc_self;
 mod range;
@@ -34,4 +36,5 @@ pub mod timers;
 pub mod uffd;
 
 pub use error::{Error, Result};
+pub use generation::generation;
 pub use range::{PAGE, PageRange};
