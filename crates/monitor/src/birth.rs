@@ -67,7 +67,7 @@ pub(crate) fn bear(
         drop((from_child, to_child));
         let mut to_parent = Some(to_parent);
         let failed = become_guarded(&limits, wall.rules.as_ref(), parent)
-            .and_then(|()| Ok(rustix::thread::set_no_new_privs(true)?))
+            .and_then(|()| rustix::thread::set_no_new_privs(true))
             .and_then(|()| seccomp::install(&program, Scope::ThreadWithListener)?.ok_or(Errno::BADF))
             .and_then(|listener| {
                 tell(to_parent.as_ref(), listener.as_raw_fd());
