@@ -1,8 +1,8 @@
-//! A child that does nothing: it sleeps until it is killed, and ends when we do.
+//! A child process that only pauses until it is killed, or until its parent ends.
 //!
-//! Its worth lies in what it has: a copy of our file table ([`crate::keeper`]) or of our memory ([`crate::holder`]). It
-//! runs on registers and system calls alone, so it may share our memory and needs none of its own; it sends no signal
-//! when it ends and is invisible to a plain `wait`.
+//! It is made for what it has: a copy of the parent's descriptor table ([`crate::fd_table_copy`]) or of its memory
+//! ([`crate::memory_copy`]). It runs on registers and system calls alone, so it may share the parent's memory and needs no
+//! stack. It sends no signal when it ends, and a plain `wait` does not see it.
 
 use core::arch::global_asm;
 
@@ -12,10 +12,10 @@ use crate::{Error, Result};
 
 #[cfg(target_arch = "x86_64")]
 global_asm!(
-    // isize orrery_sys_spawn_sleeper(usize clone_flags, usize parent, usize close_files)
-    ".globl orrery_sys_spawn_sleeper",
-    ".hidden orrery_sys_spawn_sleeper",
-    "orrery_sys_spawn_sleeper:",
+    // isize orrery_sys_spawn_paused_child(usize clone_flags, usize parent, usize close_files)
+    ".globl orrery_sys_spawn_paused_child",
+    ".hidden orrery_sys_spawn_paused_child",
+    "orrery_sys_spawn_paused_child:",
     "    mov r9, rsi", // the parent's process id
     "    push rbx",
     "    mov rbx, rdx",
@@ -55,46 +55,46 @@ global_asm!(
     "    mov eax, 231", // exit_group
     "    syscall",
     "    ud2",
-    "5:  .asciz \"orrery-sleeper\"",
+    "5:  .asciz \"orrery-paused\"",
 );
 
 #[cfg(not(target_arch = "x86_64"))]
-compile_error!("orrery-sys: sleeper.rs has no assembly for this architecture yet; x86_64 is supported");
+compile_error!("orrery-sys: paused_child.rs has no assembly for this architecture yet; x86_64 is supported");
 
 unsafe extern "C" {
-    fn orrery_sys_spawn_sleeper(clone_flags: usize, parent: usize, close_files: usize) -> isize;
+    fn orrery_sys_spawn_paused_child(clone_flags: usize, parent: usize, close_files: usize) -> isize;
 }
 
-/// What a sleeper has of ours.
+/// What the child has a copy of; it shares the rest with its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Having {
-    /// A copy of the file table; memory is shared, which makes no page table.
-    Files,
-    /// A copy-on-write copy of memory, and no files.
+pub(crate) enum Copied {
+    /// The descriptor table. Memory is shared, so no page table is copied.
+    FdTable,
+    /// Memory, copy-on-write. The child closes all its descriptors.
     Memory,
 }
 
-/// A sleeping child; it is killed and reaped when the handle goes.
+/// A paused child; dropping the handle kills and reaps it.
 #[derive(Debug)]
-pub(crate) struct Sleeper {
+pub(crate) struct PausedChild {
     pid: Pid,
 }
 
-impl Sleeper {
-    /// Makes one. Signals must be blocked: it inherits the mask and has to stay deaf.
+impl PausedChild {
+    /// Spawns the child. Signals must be blocked, because it inherits the mask and may not run a handler.
     ///
     /// # Errors
-    /// `EAGAIN` where no more processes may be made, `ENOMEM`.
-    pub(crate) fn spawn(having: Having) -> Result<Self> {
+    /// `EAGAIN` if no more processes may be created, `ENOMEM`.
+    pub(crate) fn spawn(copied: Copied) -> Result<Self> {
         const CLONE_VM: usize = 0x100;
         const CLONE_UNTRACED: usize = 0x0080_0000;
         let parent = usize::try_from(rustix::process::getpid().as_raw_pid()).unwrap_or(0);
-        let (flags, close) = match having {
-            Having::Files => (CLONE_VM | CLONE_UNTRACED, 0),
-            Having::Memory => (CLONE_UNTRACED, 1),
+        let (flags, close) = match copied {
+            Copied::FdTable => (CLONE_VM | CLONE_UNTRACED, 0),
+            Copied::Memory => (CLONE_UNTRACED, 1),
         };
         // SAFETY: the child touches no memory, so whether it shares ours or copies it has no effect on us.
-        let result = unsafe { orrery_sys_spawn_sleeper(flags, parent, close) };
+        let result = unsafe { orrery_sys_spawn_paused_child(flags, parent, close) };
         let raw = i32::try_from(result).unwrap_or(0);
         match Pid::from_raw(raw.max(0)) {
             Some(pid) => Ok(Self { pid }),
@@ -102,15 +102,14 @@ impl Sleeper {
         }
     }
 
-    /// Its process id.
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 }
 
-impl Drop for Sleeper {
+impl Drop for PausedChild {
     fn drop(&mut self) {
-        // It is our unreaped child, so the number cannot have been given to anybody else. Where it is dead already (or
+        // It is our unreaped child, so the PID cannot have been reused. If it is dead already (or
         // the program reaped it with __WALL), there is nothing left to do.
         let _ = rustix::process::kill_process(self.pid, Signal::KILL);
         let clone_children = WaitOptions::from_bits_retain(libc::__WALL.cast_unsigned());

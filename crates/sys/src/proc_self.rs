@@ -1,8 +1,8 @@
-//! The calling process' own files under `/proc/self`.
+//! Opens files under `/proc/self`, even in a process that is not dumpable.
 //!
-//! In a process that is closed to debuggers (`PR_SET_DUMPABLE` in prctl(2)) they belong to root, and an ordinary user may
-//! not open what says most: `pagemap`, `maps`, `fd`. Once open they stay usable. So the process is opened to debuggers
-//! for the moment that it takes.
+//! In a process that is not dumpable (`PR_SET_DUMPABLE` in prctl(2)) these files belong to root, and an ordinary user may
+//! not open `pagemap`, `maps` or `fd`. Once open they stay usable. So the process is made dumpable for the moment of the
+//! open.
 
 use std::os::fd::OwnedFd;
 
