@@ -2,7 +2,7 @@
 //!
 //! Nothing in an image's first pages depends on where it lies. Copied into each program they would be the dearest part of
 //! executing one: thirty pages to allocate, fill, hand on to each child of a fork, and free. So they are a System V segment that
-//! programs attach: like the board (see `orrery_hijack_image::board`) it takes one system call, no descriptor and no path. It may be
+//! programs attach: like the board (see `orrery_hijack_image::shared_page`) it takes one system call, no descriptor and no path. It may be
 //! attached by everybody, and written to by nobody: who may change that (its owner, by `shmctl`) could as well trace the guests.
 
 use std::env;

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use orrery_hijack_image::board::{BUCKETS, Board, CALLS, Calls, FIRST_BUCKET, Unfollowed};
+use orrery_hijack_image::nr::CALLS;
+use orrery_hijack_image::shared_page::{BUCKETS, Board, Calls, FIRST_BUCKET, Unfollowed};
 use syscalls::Sysno;
 
 /// Everything that was counted, at one instant.

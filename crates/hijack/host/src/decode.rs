@@ -6,7 +6,7 @@
 
 use std::fmt::Write as _;
 
-use orrery_hijack_image::look::RESULT;
+use orrery_hijack_image::capture::RESULT;
 use syscalls::Errno;
 
 use crate::calls::{self, Argument, Signature};

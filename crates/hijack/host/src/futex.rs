@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU32;
 
-use orrery_hijack_image::places::Sleeping;
+use orrery_hijack_image::request_slots::Sleeping;
 
 /// How long threads sleep if nobody wakes them.
 static NAP: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };

@@ -20,8 +20,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use libc::c_long;
-use orrery_hijack_image::board::Unfollowed;
 use orrery_hijack_image::config::{ACTION_FLAGS, Action, Config, RANGES, Range, service};
+use orrery_hijack_image::shared_page::Unfollowed;
 
 use crate::archive::Mounted;
 use crate::code::{self, Code};

@@ -10,8 +10,9 @@ use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use orrery_hijack_image::board::{EXEC, EXEC_FAILED, Unfollowed, YES};
-use orrery_hijack_image::places::{self, Sleeping};
+use orrery_hijack_image::request_slots::{self, Sleeping};
+use orrery_hijack_image::request_slots::{EXEC, EXEC_FAILED, YES};
+use orrery_hijack_image::shared_page::Unfollowed;
 
 use crate::archive::Mounted;
 use crate::code::Code;
@@ -250,7 +251,7 @@ impl Hijack {
     fn await_steward(&self) -> u32 {
         let board = self.segment.board();
         let mut waits = 0;
-        while board.steward.load(Acquire) == 0 && !places::is_gone(board, waits) {
+        while board.steward.load(Acquire) == 0 && !request_slots::is_gone(&board.requests, waits) {
             Futex.sleep(&board.steward, 0);
             waits += 1;
         }
@@ -266,7 +267,7 @@ impl Hijack {
         };
         let ignored = ignores_trap();
         let nonce = u64::from(thread) << 32 ^ (&raw const mask).addr() as u64;
-        let answer = places::ask(self.segment.board(), EXEC, thread, &Futex, |request| {
+        let answer = request_slots::ask(&self.segment.board().requests, EXEC, thread, &Futex, |request| {
             request.mask.store(mask, Relaxed);
             request.ignores_trap.store(u32::from(ignored), Relaxed);
             request.nonce.store(nonce, Relaxed);

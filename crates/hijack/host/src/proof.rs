@@ -7,7 +7,7 @@
 //! one.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
-use orrery_hijack_image::board::CODE;
+use orrery_hijack_image::request_slots::CODE;
 
 const LONGEST: usize = 15;
 

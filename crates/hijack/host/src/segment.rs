@@ -1,11 +1,11 @@
-//! The board's memory: a System V segment. See `orrery_hijack_image::board` for why.
+//! The board's memory: a System V segment. See `orrery_hijack_image::shared_page` for why.
 
 use std::ffi::c_int;
 use std::mem::{size_of, zeroed};
 use std::ptr::{self, NonNull};
 use std::sync::Mutex;
 
-use orrery_hijack_image::board::Board;
+use orrery_hijack_image::shared_page::Board;
 
 use crate::error::{Error, Result};
 

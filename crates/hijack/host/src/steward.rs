@@ -16,9 +16,10 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::thread;
 use std::time::Duration;
 
-use orrery_hijack_image::board::{Board, CODE, EXEC, EXEC_FAILED, Request, SITE, Unfollowed, YES, code_hash};
-use orrery_hijack_image::places::{ANSWERED, ASKED, Sleeping, TAKEN, owner, state, tag};
-use orrery_hijack_image::plan::Plan;
+use orrery_hijack_image::request_slots::{ANSWERED, ASKED, Sleeping, TAKEN, owner, state, tag};
+use orrery_hijack_image::request_slots::{CODE, EXEC, EXEC_FAILED, Request, SITE, YES};
+use orrery_hijack_image::rewrite_plan::Plan;
+use orrery_hijack_image::shared_page::{Board, Unfollowed, code_hash};
 
 use crate::error::{Error, Result};
 use crate::futex::Futex;
@@ -108,7 +109,7 @@ impl Steward {
     fn serve(self) {
         let board = self.segment.board();
         board.privileged.store(u32::from(may_trace_the_privileged()), Relaxed);
-        attend(&board.attending);
+        attend(&board.requests.helper_alive);
         // A steward that does only a part of its work has others wait for ever: who waits for one that is gone is told.
         std::panic::set_hook(Box::new(|_| std::process::abort()));
         board.steward.store(std::process::id(), Release);
@@ -173,7 +174,7 @@ impl Work for Steward {
 
     fn look(&self) -> Option<(usize, u32)> {
         let board = self.segment.board();
-        let rung = board.doorbell.load(Acquire);
+        let rung = board.requests.doorbell.load(Acquire);
         let take = |(index, request): (usize, &Request)| {
             let now = request.state.load(Acquire);
             let thread = owner(now);
@@ -181,16 +182,16 @@ impl Work for Steward {
                 && request.state.compare_exchange(now, state(TAKEN, thread), AcqRel, Relaxed).is_ok();
             taken.then_some((index, thread))
         };
-        let found = board.requests.iter().enumerate().find_map(take);
+        let found = board.requests.slots.iter().enumerate().find_map(take);
         if found.is_none() {
-            Futex.sleep(&board.doorbell, rung);
+            Futex.sleep(&board.requests.doorbell, rung);
         }
         found
     }
 
     fn perform(&self, (index, thread): (usize, u32)) -> bool {
         let board = self.segment.board();
-        let Some(request) = board.requests.get(index) else { return true };
+        let Some(request) = board.requests.slots.get(index) else { return true };
         match request.kind.load(Relaxed) {
             EXEC => return self.follow(&Asked::read(thread, request), request),
             SITE => answer(request, thread, if judge(board, request) { YES } else { 0 }),
@@ -272,6 +273,6 @@ fn answer(request: &Request, thread: u32, answer: u32) {
 
 /// Wakes all threads that sleep until there is something to do.
 fn ring(board: &Board) {
-    board.doorbell.fetch_add(1, AcqRel);
-    Futex.wake(&board.doorbell, u32::MAX);
+    board.requests.doorbell.fetch_add(1, AcqRel);
+    Futex.wake(&board.requests.doorbell, u32::MAX);
 }

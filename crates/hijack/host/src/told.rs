@@ -1,10 +1,10 @@
-//! What is told of the memory that arguments point to: where executives look ([`Look`]), and what it means ([`Form`]).
+//! What is told of the memory that arguments point to: where executives look ([`ArgCapture`]), and what it means ([`Form`]).
 //!
 //! Most follows from an argument's type in the kernel: a `const struct` is read before the call, another one after it. What
 //! does not follow is written here.
 
-use orrery_hijack_image::board::CALLS;
-use orrery_hijack_image::look::{LOOKS, Look, RESULT, extent};
+use orrery_hijack_image::capture::{ArgCapture, CAPTURES, RESULT, extent};
+use orrery_hijack_image::nr::CALLS;
 
 use crate::calls::{self, Argument, Signature};
 use crate::structures;
@@ -57,7 +57,7 @@ pub(crate) enum Form {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Told {
     /// Where to look.
-    pub(crate) look: Look,
+    pub(crate) look: ArgCapture,
     /// What it means.
     pub(crate) form: Form,
 }
@@ -70,7 +70,7 @@ pub(crate) fn told(call: &Signature, index: usize) -> Option<Told> {
         return None;
     }
     let own = u8::try_from(index).ok()?;
-    let look = |extent, by: usize, after: bool, size: usize, most: u16| Look {
+    let look = |extent, by: usize, after: bool, size: usize, most: u16| ArgCapture {
         argument: own,
         extent,
         by: u8::try_from(by).unwrap_or(0),
@@ -238,10 +238,10 @@ impl Detail {
     pub const MOST: u16 = 200;
 
     /// Where to look of what is told.
-    fn look(self, told: Told) -> Look {
+    fn look(self, told: Told) -> ArgCapture {
         let adjustable = told.look.most == BUFFER && matches!(told.form, Form::Bytes { .. });
         let buffers = self.buffers.filter(|_| adjustable).map(|buffers| buffers.min(Self::MOST));
-        Look { most: buffers.unwrap_or(told.look.most), ..told.look }
+        ArgCapture { most: buffers.unwrap_or(told.look.most), ..told.look }
     }
 }
 
@@ -270,8 +270,8 @@ fn opens(call: &str) -> bool {
 }
 
 /// Where descriptors of a call lead: those that it is given as they are before, the one that it returns.
-fn descriptors(call: &Signature) -> Vec<Look> {
-    let look = |argument: u8, after: bool| Look {
+fn descriptors(call: &Signature) -> Vec<ArgCapture> {
+    let look = |argument: u8, after: bool| ArgCapture {
         argument,
         extent: extent::DESCRIPTOR,
         by: 0,
@@ -287,8 +287,8 @@ fn descriptors(call: &Signature) -> Vec<Look> {
 }
 
 /// Where executives look, for all calls by number; the last is for unknown ones.
-pub(crate) fn looks(detail: Detail) -> [[Look; LOOKS]; CALLS + 1] {
-    let mut looks = [[Look::NONE; LOOKS]; CALLS + 1];
+pub(crate) fn looks(detail: Detail) -> [[ArgCapture; CAPTURES]; CALLS + 1] {
+    let mut looks = [[ArgCapture::NONE; CAPTURES]; CALLS + 1];
     for call in calls::all() {
         let number = usize::try_from(call.number).unwrap_or(CALLS);
         if let Some(places) = looks.get_mut(number).filter(|_| number < CALLS) {
@@ -362,8 +362,8 @@ mod tests {
         let number = |call| usize::try_from(calls::named(call).unwrap().number).unwrap();
         let plain = looks(Detail::default());
         let more = looks(Detail { buffers: Some(u16::MAX), descriptors: true });
-        let of = |looks: &[[Look; LOOKS]; CALLS + 1], call| {
-            let looks = looks[number(call)].into_iter().filter(|look| *look != Look::NONE);
+        let of = |looks: &[[ArgCapture; CAPTURES]; CALLS + 1], call| {
+            let looks = looks[number(call)].into_iter().filter(|look| *look != ArgCapture::NONE);
             looks.map(|look| (look.argument, look.extent, look.most)).collect::<Vec<_>>()
         };
         assert_eq!(of(&plain, "read"), [(1, extent::RETURNED, BUFFER)]);
@@ -379,7 +379,7 @@ mod tests {
         for call in calls::all() {
             let arguments = call.arguments.as_ref().map_or(0, Vec::len);
             let all: Vec<_> = (0..arguments).filter_map(|index| told(call, index)).collect();
-            assert!(all.len() + descriptors(call).len() <= LOOKS, "{}", call.name);
+            assert!(all.len() + descriptors(call).len() <= CAPTURES, "{}", call.name);
             let most: usize = all.iter().map(|told| usize::from(told.look.most)).sum();
             // The last of the system's names are cut off, and what a long path leaves no room for.
             assert!(most <= DATA || ["uname", "statx"].contains(&call.name), "{}: {most}", call.name);

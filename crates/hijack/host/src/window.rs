@@ -1,4 +1,4 @@
-//! Which instructions before a `syscall` make room for a jump: see [`orrery_hijack_image::plan`].
+//! Which instructions before a `syscall` make room for a jump: see [`orrery_hijack_image::rewrite_plan`].
 //!
 //! Preferred is the nearest instruction of five bytes or more: the jump takes its place alone, and nothing can be within
 //! it. That is `mov $number,%eax` right before most calls of a C library, the `cmpb` before glibc's `read`, the load of
@@ -9,8 +9,8 @@ use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess,
     OpKind, Register,
 };
-use orrery_hijack_image::board::CODE;
-use orrery_hijack_image::plan::{JUMP, Move, Plan, RELOCATED, STEPS, SYSCALL, Step};
+use orrery_hijack_image::request_slots::CODE;
+use orrery_hijack_image::rewrite_plan::{JUMP, Move, Plan, RELOCATED, STEPS, SYSCALL, Step};
 
 use crate::proof::Readings;
 

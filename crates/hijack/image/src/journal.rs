@@ -139,7 +139,7 @@ impl Entry {
 }
 
 const _: () = assert!(size_of::<Entry>() == 504 && size_of::<Slot>() == 512);
-const _: () = assert!(crate::look::LOOKS <= PIECES && DATA <= PIECE_LENGTH as usize);
+const _: () = assert!(crate::capture::CAPTURES <= PIECES && DATA <= PIECE_LENGTH as usize);
 
 #[cfg(test)]
 mod tests {

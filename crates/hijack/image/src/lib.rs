@@ -46,15 +46,15 @@
 compile_error!("the executive speaks the system calls of Linux on x86-64 only");
 
 pub mod automaton;
-pub mod board;
+pub mod capture;
 pub mod config;
 pub mod glob;
 pub mod journal;
-pub mod look;
-pub mod numbers;
-pub mod places;
-pub mod plan;
+pub mod nr;
 pub mod policy;
+pub mod request_slots;
+pub mod rewrite_plan;
+pub mod shared_page;
 
 #[cfg_attr(not(feature = "image"), expect(dead_code, reason = "only the image uses these"))]
 #[expect(
@@ -62,39 +62,4 @@ pub mod policy;
     clippy::cast_sign_loss,
     reason = "words and addresses have 64 bits here, and numbers are cut as the kernel cuts them"
 )]
-mod running {
-    pub(crate) mod actions;
-    pub(crate) mod auxiliary;
-    pub(crate) mod boot;
-    pub(crate) mod callers;
-    pub(crate) mod clock;
-    pub(crate) mod conditions;
-    pub(crate) mod count;
-    pub(crate) mod decide;
-    pub(crate) mod exec;
-    pub(crate) mod frame;
-    #[cfg(feature = "image")]
-    pub(crate) mod freestanding;
-    pub(crate) mod gates;
-    pub(crate) mod handlers;
-    pub(crate) mod journal;
-    pub(crate) mod kernel;
-    pub(crate) mod landings;
-    pub(crate) mod masks;
-    pub(crate) mod originals;
-    pub(crate) mod own;
-    pub(crate) mod patch;
-    pub(crate) mod paths;
-    pub(crate) mod permits;
-    pub(crate) mod policy;
-    pub(crate) mod ranges;
-    pub(crate) mod readable;
-    pub(crate) mod requests;
-    pub(crate) mod serve;
-    pub(crate) mod services;
-    pub(crate) mod sites;
-    pub(crate) mod slots;
-    pub(crate) mod stubs;
-    pub(crate) mod threads;
-    pub(crate) mod user;
-}
+mod executive;

@@ -3,8 +3,10 @@
 //! Integers and offsets only: it is written by the steward, into a process whose addresses are others. All offsets count
 //! from the table's start.
 
-use crate::board::CALLS;
-use crate::look::{LOOKS, Look};
+use crate::capture::{ArgCapture, CAPTURES};
+
+pub use crate::capture::NO_ARGUMENT;
+use crate::nr::CALLS;
 
 /// How many rules a policy can have.
 pub const RULES: usize = 256;
@@ -12,8 +14,6 @@ pub const RULES: usize = 256;
 pub const CALLERS: usize = 64;
 /// Says that a table is one.
 pub const MAGIC: u64 = 0x7972_7272_6f70_6f6c;
-/// No argument of the call is this.
-pub const NO_ARGUMENT: u8 = u8::MAX;
 
 /// Some bytes of the table.
 #[repr(C)]
@@ -89,8 +89,8 @@ pub struct Table {
     pub calls: [Span; CALLS + 1],
     /// What is known of the calls.
     pub shapes: [Shape; CALLS + 1],
-    /// What is told of the memory that they name.
-    pub looks: [[Look; LOOKS]; CALLS + 1],
+    /// What is captured of the memory that their arguments point to.
+    pub captures: [[ArgCapture; CAPTURES]; CALLS + 1],
 }
 
 /// A file system that is seen at a path where the kernel has none.

@@ -47,7 +47,7 @@ pub(super) fn attend(word: &AtomicU32) {
 mod tests {
     use std::sync::atomic::Ordering::Acquire;
 
-    use orrery_hijack_image::places::DEAD;
+    use orrery_hijack_image::request_slots::DEAD;
 
     use super::*;
 

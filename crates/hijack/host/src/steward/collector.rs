@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering::Acquire;
 
-use orrery_hijack_image::board::Board;
-use orrery_hijack_image::places::{
+use orrery_hijack_image::request_slots::{
     ANSWERED, ASKED, CLAIMED, FREE, REQUESTS, RESERVED, TAKEN, give_back, owner, tag,
 };
+use orrery_hijack_image::shared_page::Board;
 
 use crate::futex::Futex;
 
@@ -25,7 +25,7 @@ impl Default for Collector {
 impl Collector {
     /// Gives places back that nobody will, if they have been so for some looks.
     pub(super) fn look(&mut self, board: &Board) {
-        for (place, (last, looks)) in board.requests.iter().zip(&mut self.0) {
+        for (place, (last, looks)) in board.requests.slots.iter().zip(&mut self.0) {
             let now = place.state.load(Acquire);
             *looks = if now == *last { looks.saturating_add(1) } else { 1 };
             *last = now;
@@ -39,7 +39,7 @@ impl Collector {
                 _ => now != FREE && *looks > LOOKS,
             };
             if left {
-                give_back(board, place, now, &Futex);
+                give_back(&board.requests, place, now, &Futex);
             }
         }
     }
@@ -55,7 +55,7 @@ fn is_dead(thread: u32) -> bool {
 mod tests {
     use std::sync::atomic::Ordering::Release;
 
-    use orrery_hijack_image::places::state;
+    use orrery_hijack_image::request_slots::state;
 
     use super::*;
     use crate::segment::Segment;
@@ -84,16 +84,16 @@ mod tests {
             (state(ANSWERED, own), state(ANSWERED, own)),
         ];
         let places = &segment.board().requests;
-        for (place, (before, _)) in places.iter().zip(states) {
+        for (place, (before, _)) in places.slots.iter().zip(states) {
             place.state.store(before, Release);
         }
         let mut collector = Collector::default();
         collector.look(segment.board());
-        assert!(places.iter().zip(states).all(|(place, (before, _))| place.state.load(Acquire) == before));
+        assert!(places.slots.iter().zip(states).all(|(place, (before, _))| place.state.load(Acquire) == before));
         for _ in 0..LOOKS {
             collector.look(segment.board());
         }
-        for (place, (before, after)) in places.iter().zip(states) {
+        for (place, (before, after)) in places.slots.iter().zip(states) {
             assert_eq!(place.state.load(Acquire), after, "{before:#x}");
         }
     }
