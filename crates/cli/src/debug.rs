@@ -10,13 +10,13 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use orrery_hijack::symbols;
 
-/// Debug a guest, or what is left of one: starts gdb, which then finds the program's frames through the executive
+/// Debug a tracee, or what is left of one: starts gdb, which then finds the program's frames through the executive
 ///
 /// gdb is told where the executive lies and what its frames look like, and to pass SIGSYS on, by which the kernel dispatches calls.
 /// All else is gdb's own.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The guest's process number
+    /// The tracee's process number
     #[arg(short, long, value_name = "PID", required_unless_present = "core", conflicts_with = "core")]
     pid: Option<u32>,
 
@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     #[arg(requires = "core")]
     program: Option<PathBuf>,
 
-    /// A guest's core dump
+    /// A tracee's core dump
     core: Option<PathBuf>,
 
     /// The debugger
@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             let found = symbols::in_core(core).with_context(|| format!("read {}", core.display()))?;
             found.with_context(|| {
                 format!(
-                    "{} is not of a guest with an executive of this version: debug it with gdb alone",
+                    "{} is not of a tracee with an executive of this version: debug it with gdb alone",
                     core.display()
                 )
             })?

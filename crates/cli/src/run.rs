@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.enforce {
         if let Some(mount) = services.mounts.first() {
             anyhow::bail!(
-                "--enforce cannot hold rules about what is mounted at {}: no path leads there but through the steward. Unpack the \
+                "--enforce cannot hold rules about what is mounted at {}: no path leads there but through the supervisor. Unpack the \
                  archive, and have a rule rewrite the path to that directory",
                 mount.prefix().display()
             );

@@ -170,9 +170,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let hijack = Hijack::start(options.policy(policy))?;
         crate::pipes::restore();
         let clock = Clock::start();
-        let guest = hijack.spawn(program, rest)?;
-        forward::to(guest.pid());
-        let status = guest.wait()?;
+        let child = hijack.spawn(program, rest)?;
+        forward::to(child.pid());
+        let status = child.wait()?;
         let mut counts = hijack.counts();
         counts.calls.retain(|call| {
             arguments.call.is_empty() || call.number.is_some_and(|number| selected.contains(&number))
@@ -226,11 +226,11 @@ pub(crate) fn follow(
     style: Style,
 ) -> anyhow::Result<ExitStatus> {
     let teller = Teller::prepare(hijack, output, style);
-    let guest = hijack.spawn(program, rest)?;
-    forward::to(guest.pid());
+    let child = hijack.spawn(program, rest)?;
+    forward::to(child.pid());
     let telling = teller.start();
-    let pid = guest.pid();
-    let status = guest.wait();
+    let pid = child.pid();
+    let status = child.wait();
     let mut writer = telling.finish()?;
     if let Ok(status) = &status {
         writer.end(pid, *status).context("write how the program ended")?;

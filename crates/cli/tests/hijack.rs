@@ -70,13 +70,13 @@ fn installed(program: &str) -> bool {
 }
 
 fn compile(directory: &Path, name: &str, flags: &[&str]) -> PathBuf {
-    let guest = directory.join(name);
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/guest.c");
+    let tracee = directory.join(name);
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/tracee.c");
     let mut compiler = Command::new("cc");
     compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", "-pthread"]).args(flags);
-    let status = compiler.arg(source).arg("-o").arg(&guest).status().unwrap();
+    let status = compiler.arg(source).arg("-o").arg(&tracee).status().unwrap();
     assert!(status.success(), "{flags:?}");
-    guest
+    tracee
 }
 
 const CASES: [&str; 15] = [
@@ -103,11 +103,11 @@ fn behaviours_are_the_same() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let guest = compile(directory.path(), "guest", &[]);
+    let tracee = compile(directory.path(), "tracee", &[]);
     for case in CASES {
         // Telling each call needs more stack than is left there beside an unbuffered printf; and a million take long.
         let ways = if ["alternate-small", "storm"].contains(&case) { &WAYS[..] } else { &ALL_WAYS[..] };
-        assert_same_in(ways, &[guest.to_str().unwrap(), case]);
+        assert_same_in(ways, &[tracee.to_str().unwrap(), case]);
     }
 }
 
@@ -118,9 +118,9 @@ fn behaviours_of_static_programs_are_the_same() {
     }
     let directory = tempfile::tempdir().unwrap();
     for (name, flag) in [("static", "-static"), ("static-pie", "-static-pie")] {
-        let guest = compile(directory.path(), name, &[flag]);
+        let tracee = compile(directory.path(), name, &[flag]);
         for case in ["restart", "masks", "children", "spawn", "storm", "null"] {
-            assert_same(&[guest.to_str().unwrap(), case]);
+            assert_same(&[tracee.to_str().unwrap(), case]);
         }
     }
 }
@@ -141,7 +141,7 @@ fn ordinary_programs_are_the_same() {
     assert_same(&["ls", "/nonexistent"]);
     assert_same(&["sh", "-c", "kill -TERM $$"]);
     assert_same(&["sh", "-c", "exit 77"]);
-    // What is ignored stays so, SIGTRAP too, by which the steward stops programs that it meets.
+    // What is ignored stays so, SIGTRAP too, by which the supervisor stops programs that it meets.
     let ignored = "trap '' TRAP USR1; grep SigIgn /proc/self/status; sh -c 'grep SigIgn /proc/self/status; kill -TRAP $$; echo here'";
     assert_same(&["sh", "-c", ignored]);
     let first =
@@ -288,7 +288,7 @@ fn no_call_is_missed() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let guest = compile(directory.path(), "guest", &[]);
+    let tracee = compile(directory.path(), "tracee", &[]);
     let fixed = compile(directory.path(), "static", &["-static"]);
     let python = "import subprocess, os; subprocess.run(['/bin/true']); subprocess.run('exit 3', shell=True)
 for i in range(500): os.getppid(); os.close(os.open('/dev/null', 0))";
@@ -297,9 +297,9 @@ for i in range(500): os.getppid(); os.close(os.open('/dev/null', 0))";
         &["ls", "-l", "/usr"],
         &["bash", "-c", "/bin/true; x=$(echo hi); (exit 2); for i in {1..200}; do echo $i >/dev/null; done"],
         &["sh", "-c", "ls / | sleep 0.3; cat /etc/passwd | (sleep 0.3; wc -l)"],
-        &[guest.to_str().unwrap(), "children"],
-        &[guest.to_str().unwrap(), "alternate-roomy"],
-        &[guest.to_str().unwrap(), "thread-exec"],
+        &[tracee.to_str().unwrap(), "children"],
+        &[tracee.to_str().unwrap(), "alternate-roomy"],
+        &[tracee.to_str().unwrap(), "thread-exec"],
         &[fixed.to_str().unwrap(), "masks"],
         &["/usr/bin/python3", "-S", "-c", python],
     ];
@@ -334,11 +334,11 @@ fn hot_sites_are_rewritten_and_still_counted() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let guest = compile(directory.path(), "guest", &[]);
-    let report = trace(&[guest.to_str().unwrap(), "storm"]);
+    let tracee = compile(directory.path(), "tracee", &[]);
+    let report = trace(&[tracee.to_str().unwrap(), "storm"]);
     let call = report["calls"].as_array().unwrap().iter().find(|call| call["call"] == "getppid").unwrap();
     let patched = call["patched"].as_u64().unwrap();
-    // Those of whoever asked the steward, at least: others go on by dispatch until it has answered.
+    // Those of whoever asked the supervisor, at least: others go on by dispatch until it has answered.
     assert!(patched > 5_000, "{call}");
     assert!(counts(&report)["getppid"] >= 5 * 8 * 5_000, "{call}");
     let timed: u64 =
@@ -352,8 +352,8 @@ fn the_executive_defends_itself() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let guest = compile(directory.path(), "guest", &[]);
-    let output = with(&["run"], &[guest.to_str().unwrap(), "refused"]).output().unwrap();
+    let tracee = compile(directory.path(), "tracee", &[]);
+    let output = with(&["run"], &[tracee.to_str().unwrap(), "refused"]).output().unwrap();
     let said = text(&output.stdout);
     let segments = said.strip_prefix("dispatch -1 Invalid argument\n").unwrap();
     let refused = "unmap -1 Invalid argument\nmap over 0 Invalid argument\n";
@@ -363,7 +363,7 @@ fn the_executive_defends_itself() {
 }
 
 #[test]
-fn what_cannot_be_a_guest_is_refused_with_the_reason() {
+fn what_cannot_be_a_tracee_is_refused_with_the_reason() {
     if facility::is_missing() {
         return;
     }
@@ -395,7 +395,7 @@ fn what_cannot_be_a_guest_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_guest_or_traced_process_cannot_start_another_executive() {
+fn a_tracee_or_traced_process_cannot_start_another_executive() {
     if facility::is_missing() {
         return;
     }
@@ -439,12 +439,12 @@ fn privileges_are_not_gained() {
     assert_eq!(seen(&plain), ("65534\n".to_owned(), String::new(), Some(0), None));
     let refused = nobody(&["run"], &[privileged.to_str().unwrap(), "-u"]);
     assert!(text(&refused.stderr).contains("gains privileges"), "{}", text(&refused.stderr));
-    // Started by a guest, it gets its privileges, no executive, and is told of.
+    // Started by a tracee, it gets its privileges, no executive, and is told of.
     let script = format!("{} -u; id -u", privileged.display());
     let left_alone = nobody(&["trace", "-c"], &["sh", "-c", &script]);
     assert_eq!(text(&left_alone.stdout), "0\n65534\n", "{}", text(&left_alone.stderr));
     assert!(text(&left_alone.stderr).contains("not followed: 1 "), "{}", text(&left_alone.stderr));
-    // A guest that root gives up its user is followed.
+    // A tracee that root gives up its user is followed.
     if installed("setpriv") {
         let report = trace(&["setpriv", "--reuid", "65534", "--clear-groups", "id", "-u"]);
         assert_eq!((report["programs"].as_u64(), &report["unfollowed"]), (Some(2), &serde_json::json!([])));

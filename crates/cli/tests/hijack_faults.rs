@@ -20,12 +20,12 @@ fn faults(directory: &Path, options: &[&str], words: &[&str]) -> Output {
 /// Call, error and verdict of each run of the careless program.
 fn verdicts(options: &[&str]) -> BTreeSet<(String, String, String)> {
     let directory = tempfile::tempdir().unwrap();
-    let guest = directory.path().join("careless");
+    let tracee = directory.path().join("careless");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/careless.c");
     let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-o"];
-    assert!(Command::new("cc").args(flags).arg(&guest).arg(source).status().unwrap().success());
+    assert!(Command::new("cc").args(flags).arg(&tracee).arg(source).status().unwrap().success());
     let options = [&["--json"], options].concat();
-    let output = faults(directory.path(), &options, &[guest.to_str().unwrap()]);
+    let output = faults(directory.path(), &options, &[tracee.to_str().unwrap()]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
     assert_eq!(report["undisturbed"], "exits with 0");

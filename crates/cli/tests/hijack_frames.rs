@@ -1,4 +1,4 @@
-//! Signal handlers of a guest see the program, and not the executive that they interrupt: threads are cancelled in calls,
+//! Signal handlers of a tracee see the program, and not the executive that they interrupt: threads are cancelled in calls,
 //! exceptions leave handlers, backtraces find the program's frames.
 
 #![cfg(target_arch = "x86_64")]
@@ -17,7 +17,7 @@ const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack");
 const FLAGS: [&str; 5] = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread"];
 
 /// Asked about each call, it fits none: so all that the executive does in a call is interrupted.
-const ASKED: &str = "[[rule]]\ncall = '*'\nprogram = 'guest*'\ncaller = '/nowhere'\ndelay = '1s'\n";
+const ASKED: &str = "[[rule]]\ncall = '*'\nprogram = 'tracee*'\ncaller = '/nowhere'\ndelay = '1s'\n";
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -37,11 +37,11 @@ fn compile(directory: &Path, compiler: &str, source: &str, flags: &[&str]) -> Op
     if !orrery_testing::is_there(compiler) {
         return None;
     }
-    let guest = directory.join("guest");
+    let tracee = directory.join("tracee");
     let mut command = Command::new(compiler);
-    command.args(FLAGS).args(flags).arg(Path::new(SOURCES).join(source)).arg("-o").arg(&guest);
+    command.args(FLAGS).args(flags).arg(Path::new(SOURCES).join(source)).arg("-o").arg(&tracee);
     assert!(command.status().unwrap().success(), "{command:?}");
-    Some(guest)
+    Some(tracee)
 }
 
 /// Ways to have an executive that is asked nothing.
@@ -66,9 +66,9 @@ fn assert_same_in(ways: &[&[&str]], compiler: &str, source: &str, flags: &[&str]
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let Some(guest) = compile(directory.path(), compiler, source, flags) else { return };
+    let Some(tracee) = compile(directory.path(), compiler, source, flags) else { return };
     for case in cases {
-        let words = [guest.to_str().unwrap(), case];
+        let words = [tracee.to_str().unwrap(), case];
         let expected = seen(&bounded(&words));
         assert_eq!(expected.2, Some(0), "{case}: {expected:?}");
         // A thread that is cancelled while it tells of a call leaves one that could not be told, which is said.

@@ -1,6 +1,6 @@
 //! Random calls in many threads, while signals arrive: nothing missed, nothing changed.
 //!
-//! The guest counts what it calls. For the calls that nothing else in its process makes, the executive must have counted
+//! The tracee counts what it calls. For the calls that nothing else in its process makes, the executive must have counted
 //! exactly as many.
 
 #![cfg(target_arch = "x86_64")]
@@ -20,7 +20,7 @@ const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
 const EXACT: [u64; 6] = [8, 98, 100, 102, 110, 111];
 
 fn compile(directory: &Path, flags: &[&str]) -> String {
-    let guest = directory.join(format!("guest{}", flags.concat()));
+    let tracee = directory.join(format!("tracee{}", flags.concat()));
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/fuzz.c");
     let mut compiler = Command::new("cc");
     compiler
@@ -28,12 +28,12 @@ fn compile(directory: &Path, flags: &[&str]) -> String {
         .args(flags)
         .arg(source)
         .arg("-o")
-        .arg(&guest);
+        .arg(&tracee);
     assert!(compiler.status().unwrap().success(), "{flags:?}");
-    guest.to_str().unwrap().to_owned()
+    tracee.to_str().unwrap().to_owned()
 }
 
-/// What the guest says that it called.
+/// What the tracee says that it called.
 fn told(output: &str) -> BTreeMap<u64, u64> {
     let numbers = output.lines().map(|line| {
         let (number, count) = line.split_once(' ').unwrap();
@@ -42,7 +42,7 @@ fn told(output: &str) -> BTreeMap<u64, u64> {
     numbers.collect()
 }
 
-fn run(guest: &str, seed: u64, rounds: &str, options: &[&str]) {
+fn run(tracee: &str, seed: u64, rounds: &str, options: &[&str]) {
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("report");
     let seed_text = seed.to_string();
@@ -51,7 +51,7 @@ fn run(guest: &str, seed: u64, rounds: &str, options: &[&str]) {
         .args(["trace", "-c", "--json", "--output"])
         .arg(&report)
         .args(options)
-        .args(["--", guest, &seed_text, rounds]);
+        .args(["--", tracee, &seed_text, rounds]);
     let output = command.stdin(Stdio::null()).output().unwrap();
     let (said, complaints) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -103,11 +103,11 @@ fn no_call_of_a_random_program_is_changed_by_a_policy_that_fits_none() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let guest = compile(directory.path(), &[]);
+    let tracee = compile(directory.path(), &[]);
     let policy = directory.path().join("policy.toml");
-    fs::write(&policy, "[[rule]]\ncall = '*'\nprogram = 'guest'\ncaller = '/nowhere'\ndelay = '1s'\n")
+    fs::write(&policy, "[[rule]]\ncall = '*'\nprogram = 'tracee'\ncaller = '/nowhere'\ndelay = '1s'\n")
         .unwrap();
     for seed in seeds() {
-        run(&guest, seed, "1500", &["--policy", policy.to_str().unwrap()]);
+        run(&tracee, seed, "1500", &["--policy", policy.to_str().unwrap()]);
     }
 }

@@ -79,7 +79,7 @@ fn programs_may_forbid_the_time_stamp_counter() {
     assert_same(&ALL_WAYS, &["no-counter"]);
 }
 
-/// Whoever waits for a guest is told that it left a core dump. Who waits for `orrery trace` is told of the signal alone: it ends as the
+/// Whoever waits for a tracee is told that it left a core dump. Who waits for `orrery trace` is told of the signal alone: it ends as the
 /// program ended, but leaves no second dump.
 #[test]
 fn whoever_waits_is_told_of_core_dumps() {
@@ -136,9 +136,9 @@ fn time_is_read_without_a_call() {
     assert!(read < 1000, "{read} of 100000 were calls");
 }
 
-/// A program for another architecture that a guest executes runs as it does without, and is told of.
+/// A program for another architecture that a tracee executes runs as it does without, and is told of.
 #[test]
-fn a_guest_executes_a_program_of_another_architecture() {
+fn a_tracee_executes_a_program_of_another_architecture() {
     if facility::is_missing() {
         return;
     }
@@ -165,9 +165,9 @@ fn no_debugger() -> bool {
     facility::is_missing() || !orrery_testing::is_there("gdb")
 }
 
-/// A debugger is a guest as others are; what it debugs has no executive, and is told of.
+/// A debugger is a tracee as others are; what it debugs has no executive, and is told of.
 #[test]
-fn a_guest_may_debug() {
+fn a_tracee_may_debug() {
     if no_debugger() {
         return;
     }
@@ -186,37 +186,37 @@ fn a_guest_may_debug() {
     assert!(report.contains("traced"), "{report}");
 }
 
-/// The debugger finds the program's frames in a guest that runs, and stops it at a breakpoint.
+/// The debugger finds the program's frames in a tracee that runs, and stops it at a breakpoint.
 #[test]
-fn guests_can_be_debugged() {
+fn tracees_can_be_debugged() {
     if no_debugger() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
     let program = hostile(directory.path());
-    let mut guest = Command::new(ORRERY);
-    guest.args(["run", "--"]).arg(&program).arg("spins").stdout(Stdio::piped());
-    let mut guest = guest.spawn().unwrap();
+    let mut tracee = Command::new(ORRERY);
+    tracee.args(["run", "--"]).arg(&program).arg("spins").stdout(Stdio::piped());
+    let mut tracee = tracee.spawn().unwrap();
     let mut line = String::new();
-    BufReader::new(guest.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(tracee.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "spins\n");
     let mut debugger = Command::new("timeout");
-    debugger.args(["--signal=KILL", "250", "gdb", "-nx", "-batch", "-p", &guest.id().to_string()]);
+    debugger.args(["--signal=KILL", "250", "gdb", "-nx", "-batch", "-p", &tracee.id().to_string()]);
     for command in
         ["handle SIGSYS nostop noprint pass", "break turn", "continue", "bt", "print turns > 0", "kill"]
     {
         debugger.args(["-ex", command]);
     }
     let output = debugger.stdin(Stdio::null()).output().unwrap();
-    let _gone = guest.kill();
-    guest.wait().unwrap();
+    let _gone = tracee.kill();
+    tracee.wait().unwrap();
     let said = text(&output.stdout);
     for part in ["Breakpoint 1, turn", "in spin", "in main", "= 1"] {
         assert!(said.contains(part), "{part}: {output:?}");
     }
 }
 
-/// A thread that sleeps in a call from a rewritten place stands in a gate: the program's frames are found from there, in the guest
+/// A thread that sleeps in a call from a rewritten place stands in a gate: the program's frames are found from there, in the tracee
 /// itself and in what is left of it.
 #[test]
 fn frames_are_found_from_within_a_call() {
@@ -225,7 +225,7 @@ fn frames_are_found_from_within_a_call() {
     }
     let directory = tempfile::tempdir().unwrap();
     let program = hostile(directory.path());
-    let guest = Standing::start(directory.path(), &program, &["run"], "blocks");
+    let tracee = Standing::start(directory.path(), &program, &["run"], "blocks");
     let debugged = |words: &[&str]| {
         let words = [&["gdb", "-nx", "-batch", "-ex", "bt"], words].concat();
         let said = text(&with(&[], directory.path(), &words).stdout);
@@ -233,13 +233,13 @@ fn frames_are_found_from_within_a_call() {
             assert!(said.contains(part), "{words:?}: {said}");
         }
     };
-    debugged(&["-p", &guest.process.id().to_string()]);
-    if let Some(core) = guest.dump(directory.path()) {
+    debugged(&["-p", &tracee.process.id().to_string()]);
+    if let Some(core) = tracee.dump(directory.path()) {
         debugged(&[program.to_str().unwrap(), core.to_str().unwrap()]);
     }
 }
 
-/// A guest that stands in its calls.
+/// A tracee that stands in its calls.
 struct Standing {
     process: std::process::Child,
     _output: BufReader<std::process::ChildStdout>,
@@ -249,9 +249,9 @@ impl Standing {
     /// Starts a case, and waits until its first thread sleeps.
     fn start(directory: &Path, program: &Path, way: &[&str], case: &str) -> Self {
         let script = "ulimit -c unlimited; exec \"$@\"";
-        let mut guest = Command::new("sh");
-        guest.args(["-c", script, "sh", ORRERY]).args(way).arg("--").arg(program).arg(case);
-        let mut process = guest.current_dir(directory).stdout(Stdio::piped()).spawn().unwrap();
+        let mut tracee = Command::new("sh");
+        tracee.args(["-c", script, "sh", ORRERY]).args(way).arg("--").arg(program).arg(case);
+        let mut process = tracee.current_dir(directory).stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(process.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
@@ -316,9 +316,9 @@ fn the_debugger_is_told_of_the_executive() {
         (&["run", "--sleep", "precise"], "blocks-threads"),
     ];
     for (way, case) in cases {
-        let guest = Standing::start(directory.path(), &program, way, case);
-        debugged(&["-p", &guest.process.id().to_string()], case);
-        if let Some(core) = guest.dump(directory.path()) {
+        let tracee = Standing::start(directory.path(), &program, way, case);
+        debugged(&["-p", &tracee.process.id().to_string()], case);
+        if let Some(core) = tracee.dump(directory.path()) {
             debugged(&[name, core.to_str().unwrap()], case);
             fs::remove_file(core).unwrap();
         }
@@ -342,9 +342,9 @@ fn the_debugger_is_told_of_no_executive_where_there_is_none() {
     }
 }
 
-/// What is left of a guest that crashed says where.
+/// What is left of a tracee that crashed says where.
 #[test]
-fn core_dumps_of_guests_can_be_read() {
+fn core_dumps_of_tracees_can_be_read() {
     if no_debugger() {
         return;
     }

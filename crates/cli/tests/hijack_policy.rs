@@ -466,14 +466,14 @@ fn asking_the_policy_changes_no_register() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let source = directory.path().join("guest.c");
+    let source = directory.path().join("tracee.c");
     fs::write(&source, include_str!("hijack/registers.c")).unwrap();
-    let guest = directory.path().join("guest");
+    let tracee = directory.path().join("tracee");
     let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-o"];
-    let compiled = Command::new("cc").args(flags).arg(&guest).arg(&source).status().unwrap();
+    let compiled = Command::new("cc").args(flags).arg(&tracee).arg(&source).status().unwrap();
     assert!(compiled.success());
     let policy = "[[rule]]\ncall = '*'\npath = '/nowhere'\ndeny = 'EIO'\n[[rule]]\ncall = 'getppid'\nevery = 1000000\nreturn = 1";
-    let output = in_directory(directory.path(), policy, &[guest.to_str().unwrap()], &[]);
+    let output = in_directory(directory.path(), policy, &[tracee.to_str().unwrap()], &[]);
     assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("1000 calls, 0 wrong\n", Some(0)));
 }
 

@@ -1,4 +1,4 @@
-//! Profilers and stack dumps find in a guest what they find without an executive.
+//! Profilers and stack dumps find in a tracee what they find without an executive.
 
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
@@ -129,11 +129,11 @@ fn profiles_of_go_programs_are_the_same() {
 /// The frames of a Java program's threads, by thread.
 fn frames(executive: bool, directory: &Path) -> BTreeMap<String, Vec<String>> {
     let class = directory.to_str().unwrap();
-    let guest = Running::start(executive, &["java", "-XX:-UsePerfData", "-cp", class, "Blocked"]);
+    let tracee = Running::start(executive, &["java", "-XX:-UsePerfData", "-cp", class, "Blocked"]);
     let mut found = BTreeMap::new();
     // The main thread goes from its line of output to its input.
     for _ in 0..100 {
-        let said = text(&run(false, directory, &["jstack", &guest.number()]).stdout);
+        let said = text(&run(false, directory, &["jstack", &tracee.number()]).stdout);
         for thread in ["main", "waiter"] {
             let Some((_, behind)) = said.split_once(&format!("\"{thread}\" ")) else { continue };
             let own = behind.split("\n\n").next().unwrap_or_default();
@@ -182,10 +182,10 @@ impl Sampled {
 
     fn of(executive: bool, directory: &Path) -> Option<Self> {
         let program = directory.join("hostile");
-        let guest = Running::start(executive, &[program.to_str().unwrap(), "spins"]);
+        let tracee = Running::start(executive, &[program.to_str().unwrap(), "spins"]);
         let mut all = Self { stacks: 0, leading: 0 };
         for _ in 0..Self::LOOKS {
-            let one = Self::look(&guest, directory)?;
+            let one = Self::look(&tracee, directory)?;
             all = Self { stacks: all.stacks + one.stacks, leading: all.leading + one.leading };
             if all.stacks >= Self::ENOUGH {
                 return Some(all);
@@ -194,10 +194,10 @@ impl Sampled {
         panic!("perf saw {} stacks only", all.stacks);
     }
 
-    fn look(guest: &Running, directory: &Path) -> Option<Self> {
+    fn look(tracee: &Running, directory: &Path) -> Option<Self> {
         let mut record = Command::new("timeout");
         record.args(["--signal=KILL", "250", "perf", "record", "-q", "-e", "cpu-clock", "-F", "499"]);
-        record.args(["-g", "-o", "data", "-p", &guest.number(), "--", "sleep", "1"]).current_dir(directory);
+        record.args(["-g", "-o", "data", "-p", &tracee.number(), "--", "sleep", "1"]).current_dir(directory);
         let recorded = record.output().unwrap();
         if !recorded.status.success() {
             orrery_testing::skipped!("perf cannot look here: {}", text(&recorded.stderr).trim());

@@ -20,7 +20,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Compiles one of the C programs beside this file, or a guest of other tests.
+/// Compiles one of the C programs beside this file, or a tracee of other tests.
 fn compile(directory: &Path, source: &str) -> PathBuf {
     let program = directory.join(Path::new(source).file_stem().unwrap());
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
@@ -120,7 +120,7 @@ fn performed(options: &[&str]) -> Option<usize> {
     program.arg("run").args(options).args(["--", PYTHON, "-c", script]);
     let mut program = program.stdin(Stdio::piped()).spawn().unwrap();
     let pid = program.id().to_string();
-    // Not before the executive is there: the steward has to trace the process for that.
+    // Not before the executive is there: the supervisor has to trace the process for that.
     while !fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|call| call.starts_with("0 0x0 ")) {
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -220,18 +220,18 @@ fn behaviours_are_the_same_with_all_services() {
         return;
     }
     let archive = Archive::new();
-    let guest = compile(archive.directory.path(), "hijack/guest.c");
-    let guest = guest.to_str().unwrap();
+    let tracee = compile(archive.directory.path(), "hijack/tracee.c");
+    let tracee = tracee.to_str().unwrap();
     let cases =
         ["longjump", "masks", "storm", "children", "spawn", "thread-exec", "processor", "forks", "cancel"];
     for case in cases {
-        let mut native = Command::new(guest);
+        let mut native = Command::new(tracee);
         let native =
             native.arg(case).current_dir(archive.directory.path()).stdin(Stdio::null()).output().unwrap();
         assert!(native.status.success(), "{case}");
         for patching in [&[][..], &["--no-patch"]] {
             let options = [&["--remember", "process,user", "--sleep", "realtime"], patching].concat();
-            let output = archive.command(&options, &[guest, case]).output().unwrap();
+            let output = archive.command(&options, &[tracee, case]).output().unwrap();
             assert_eq!(seen(&output), seen(&native), "{options:?} {case}");
         }
     }
@@ -406,7 +406,7 @@ fn nobody_writes_to_an_archive() {
     let mut whole = Command::new("diff");
     let output =
         whole.args(["-r", "--no-dereference", "real", "mounted"]).current_dir(archive.directory.path());
-    assert!(!output.output().unwrap().status.success(), "it is seen by guests only");
+    assert!(!output.output().unwrap().status.success(), "it is seen by tracees only");
 }
 
 #[test]

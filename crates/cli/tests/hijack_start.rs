@@ -1,4 +1,4 @@
-//! `orrery run`: how programs that guests execute come to their executives, and what becomes of them where that fails.
+//! `orrery run`: how programs that tracees execute come to their executives, and what becomes of them where that fails.
 
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
@@ -44,7 +44,7 @@ fn shared_code(maps: &str) -> Vec<&str> {
 }
 
 #[test]
-fn guests_share_the_executives_code_or_have_copies() {
+fn tracees_share_the_executives_code_or_have_copies() {
     if facility::is_missing() {
         return;
     }
@@ -72,33 +72,33 @@ fn many_programs_start_at_once() {
     }
 }
 
-/// The steward of a guest: it has the same board.
-fn steward_of(guest: u32) -> i32 {
+/// The supervisor of a tracee: it has the same board.
+fn supervisor_of(tracee: u32) -> i32 {
     let segments = |pid: &str| -> HashSet<String> {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         let lines = maps.lines().filter(|line| line.contains(" rw-s ") && line.contains("/SYSV"));
         lines.map(|line| line.split_ascii_whitespace().nth(4).unwrap().to_owned()).collect()
     };
-    let own = segments(&guest.to_string());
-    assert!(!own.is_empty(), "the guest has a board");
+    let own = segments(&tracee.to_string());
+    assert!(!own.is_empty(), "the tracee has a board");
     let processes =
         fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
-    let mut stewards = processes.filter(|pid| {
+    let mut supervisors = processes.filter(|pid| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        name == "orrery-steward\n" && !segments(pid).is_disjoint(&own)
+        name == "orrery-supervisor\n" && !segments(pid).is_disjoint(&own)
     });
-    stewards.next().unwrap().parse().unwrap()
+    supervisors.next().unwrap().parse().unwrap()
 }
 
-/// Many more than the steward has places for.
+/// Many more than the supervisor has places for.
 const MANY: u64 = 300;
 
-/// A shell that starts many programs at once, while its steward has been stopped: all of them wait.
+/// A shell that starts many programs at once, while its supervisor has been stopped: all of them wait.
 struct Crowd {
     tracer: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    steward: i32,
+    supervisor: i32,
     report: tempfile::TempDir,
 }
 
@@ -118,11 +118,11 @@ impl Crowd {
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
         let shell: u32 = line.trim().parse().unwrap();
-        let steward = steward_of(shell);
-        let mut crowd = Self { tracer, input, output, steward, report };
-        signal(steward, libc::SIGSTOP);
+        let supervisor = supervisor_of(shell);
+        let mut crowd = Self { tracer, input, output, supervisor, report };
+        signal(supervisor, libc::SIGSTOP);
         // Threads that were not stopped yet would serve some.
-        await_that("its steward has stopped", || is_stopped(steward));
+        await_that("its supervisor has stopped", || is_stopped(supervisor));
         crowd.input.write_all(b"go\n").unwrap();
         await_that("all programs wait", || waiting_children(shell) >= MANY);
         crowd
@@ -142,7 +142,7 @@ impl Drop for Crowd {
     fn drop(&mut self) {
         if thread::panicking() {
             // Who still waits goes on then.
-            signal(self.steward, libc::SIGKILL);
+            signal(self.supervisor, libc::SIGKILL);
             let _gone = self.tracer.kill();
             let _status = self.tracer.wait();
         }
@@ -188,12 +188,12 @@ fn waiting_children(of: u32) -> u64 {
 }
 
 #[test]
-fn more_programs_than_the_steward_has_places_for_wait_for_it() {
+fn more_programs_than_the_supervisor_has_places_for_wait_for_it() {
     if facility::is_missing() {
         return;
     }
     let crowd = Crowd::gather();
-    signal(crowd.steward, libc::SIGCONT);
+    signal(crowd.supervisor, libc::SIGCONT);
     let (said, report) = crowd.end();
     assert_eq!(said, "x\n".repeat(300));
     assert_eq!(
@@ -203,21 +203,21 @@ fn more_programs_than_the_steward_has_places_for_wait_for_it() {
 }
 
 #[test]
-fn who_waits_for_a_steward_that_dies_goes_on_and_is_told_of() {
+fn who_waits_for_a_supervisor_that_dies_goes_on_and_is_told_of() {
     if facility::is_missing() {
         return;
     }
     let crowd = Crowd::gather();
-    signal(crowd.steward, libc::SIGKILL);
+    signal(crowd.supervisor, libc::SIGKILL);
     let (said, report) = crowd.end();
     assert_eq!(said, "x\n".repeat(300));
-    let reason = serde_json::json!([{ "programs": MANY, "reason": "the steward process is gone" }]);
+    let reason = serde_json::json!([{ "programs": MANY, "reason": "the supervisor process is gone" }]);
     assert_eq!((report["programs"].as_u64(), &report["unfollowed"]), (Some(1), &reason));
 }
 
 /// Whatever it was at: what was being executed has an executive, or none, or is dead. All else goes on.
 #[test]
-fn programs_go_on_without_steward() {
+fn programs_go_on_without_supervisor() {
     const PROGRAMS: usize = 150;
     const KILLS: u32 = 12;
     if facility::is_missing() {
@@ -232,21 +232,21 @@ fn programs_go_on_without_steward() {
         .map(|round| {
             let script = script.clone();
             thread::spawn(move || {
-                let mut guest = under(&["run"], &script, &[]).stdout(Stdio::piped()).spawn().unwrap();
-                let mut said = BufReader::new(guest.stdout.take().unwrap());
+                let mut tracee = under(&["run"], &script, &[]).stdout(Stdio::piped()).spawn().unwrap();
+                let mut said = BufReader::new(tracee.stdout.take().unwrap());
                 let mut line = String::new();
                 said.read_line(&mut line).unwrap();
                 assert_eq!(line, "ready\n");
-                let steward = steward_of(guest.id());
+                let supervisor = supervisor_of(tracee.id());
                 let until = Instant::now() + Duration::from_micros(700) * round;
                 while Instant::now() < until {
                     std::hint::spin_loop();
                 }
                 // SAFETY: sends a signal.
-                assert_eq!(unsafe { libc::kill(steward, libc::SIGKILL) }, 0);
+                assert_eq!(unsafe { libc::kill(supervisor, libc::SIGKILL) }, 0);
                 let mut rest = String::new();
                 said.read_to_string(&mut rest).unwrap();
-                (guest.wait().unwrap(), rest)
+                (tracee.wait().unwrap(), rest)
             })
         })
         .collect();

@@ -1,6 +1,6 @@
 //! Signals at each single instruction on the way of a call: what luck finds seldom, one by one.
 //!
-//! A guest (`hijack/steps.c`) makes calls at places of each kind. A tracer steps through each of them: the place, its stub, gates, the
+//! A tracee (`hijack/steps.c`) makes calls at places of each kind. A tracer steps through each of them: the place, its stub, gates, the
 //! executive's assembly and functions, the handler of a dispatch, the rewriting of a place. At every instruction it has a
 //! signal arrive, whose handler looks at the registers that it is shown, and then returns, leaves by `siglongjmp`, or has the call return
 //! something else. Afterwards the program must have what it had: registers, flags, wide registers, control words, red zone, stack; and
@@ -37,7 +37,7 @@ struct Steps {
 }
 
 impl Steps {
-    /// Compiles the guest.
+    /// Compiles the tracee.
     fn new() -> Option<Self> {
         if facility::is_missing() {
             return None;
@@ -49,7 +49,7 @@ impl Steps {
         let steps = Self { directory: tempfile::tempdir().unwrap() };
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/steps.c");
         let mut compiler = Command::new("cc");
-        compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", source, "-o"]).arg(steps.guest());
+        compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", source, "-o"]).arg(steps.tracee());
         assert!(compiler.status().unwrap().success());
         fs::write(steps.path("asked"), ASKED).unwrap();
         fs::write(steps.path("paths"), PATHS).unwrap();
@@ -60,11 +60,11 @@ impl Steps {
         self.directory.path().join(name)
     }
 
-    fn guest(&self) -> PathBuf {
+    fn tracee(&self) -> PathBuf {
         self.path("steps")
     }
 
-    /// The guest, natively or by a way to have an executive, with its handlers on this stack.
+    /// The tracee, natively or by a way to have an executive, with its handlers on this stack.
     fn start(&self, way: &[&str], stack: &str) -> Stepper {
         let mut words: Vec<PathBuf> = Vec::new();
         if let Some((first, rest)) = way.split_first() {
@@ -74,7 +74,7 @@ impl Steps {
             );
             words.push("--".into());
         }
-        words.extend([self.guest(), stack.into()]);
+        words.extend([self.tracee(), stack.into()]);
         let mut command = Command::new("timeout");
         let longest = if is_whole() { "3000" } else { "300" };
         command.args(["--foreground", "--signal=KILL", longest]).args(words);
@@ -212,7 +212,7 @@ fn nesting(stepper: &mut Stepper, name: &str, found: &mut Found) {
 
 /// Handlers leave for good, or change what the call returns: the call is made anew for each instruction.
 fn leaving(what: What, stepper: &mut Stepper, name: &str, found: &mut Found) {
-    /// How many places that were not rewritten the guest has for all of this.
+    /// How many places that were not rewritten the tracee has for all of this.
     const FRESH: usize = 40;
     stepper.set(Word::Busy, 0);
     stepper.set(Word::Again, 1);

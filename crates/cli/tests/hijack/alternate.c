@@ -1,4 +1,4 @@
-// Signals on alternate stacks that are no larger than they have to be, with a page below that nothing may touch: guest CASE.
+// Signals on alternate stacks that are no larger than they have to be, with a page below that nothing may touch: tracee CASE.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>

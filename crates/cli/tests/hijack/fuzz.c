@@ -1,4 +1,4 @@
-// Random calls in several threads while signals arrive: guest SEED ROUNDS. Counts what it calls, and says at the end how
+// Random calls in several threads while signals arrive: tracee SEED ROUNDS. Counts what it calls, and says at the end how
 // often it called what; says at once what did not return what it has to. Calls are made at places of many kinds: by the C
 // library, by syscall(3), and by instructions of its own, with and without a jump to the call instruction itself.
 #define _GNU_SOURCE

@@ -6,7 +6,7 @@
 //! when it armed dispatch, which was a call, too. A call from anywhere else was missed, whatever thread or process it was
 //! made by, and whenever.
 //!
-//! The few calls that the steward has a new program make before its first instruction, and those of `orrery` itself, are
+//! The few calls that the supervisor has a new program make before its first instruction, and those of `orrery` itself, are
 //! told from the others by what the kernel says of `fork` and `execve`, in the order of time.
 
 use std::collections::{BTreeMap, HashMap};
@@ -25,7 +25,7 @@ use super::tracefs;
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const ON: u64 = 1;
 const SYS_MSEAL: i64 = 462;
-/// What a steward has a new program do.
+/// What a supervisor has a new program do.
 const PREPARING: [i64; 8] = [
     libc::SYS_mmap,
     libc::SYS_munmap,
@@ -36,7 +36,7 @@ const PREPARING: [i64; 8] = [
     libc::SYS_prctl,
     SYS_MSEAL,
 ];
-/// How a try to put an executive there ends: with a signal to itself, for the steward.
+/// How a try to put an executive there ends: with a signal to itself, for the supervisor.
 const ENDING: [i64; 3] = [libc::SYS_getpid, libc::SYS_gettid, libc::SYS_rt_tgsigqueueinfo];
 /// So many calls that were missed are told.
 const TOLD: usize = 10;
@@ -195,7 +195,7 @@ enum State {
     /// the program is another user's, to whom the board is lent for the second.
     New(String, Vec<(i64, u64)>),
     /// A program, and where its executive is.
-    Guest(String, Range<u64>),
+    Tracee(String, Range<u64>),
 }
 
 fn judge(mut events: Vec<Event>) -> Seen {
@@ -216,7 +216,7 @@ fn judge(mut events: Vec<Event>) -> Seen {
                 threads.insert(event.thread, state);
                 None
             }
-            (What::Call { number, from, .. }, Some(State::Guest(_, code))) if code.contains(&from) => {
+            (What::Call { number, from, .. }, Some(State::Tracee(_, code))) if code.contains(&from) => {
                 *seen.performed.entry(number).or_default() += 1;
                 None
             }
@@ -232,7 +232,7 @@ fn judge(mut events: Vec<Event>) -> Seen {
                         event.thread
                     )
                 });
-                threads.insert(event.thread, State::Guest(name, code));
+                threads.insert(event.thread, State::Tracee(name, code));
                 missed
             }
             // Who is killed then makes no further call.
@@ -246,7 +246,7 @@ fn judge(mut events: Vec<Event>) -> Seen {
             (What::Call { .. }, Some(State::Own)) => None,
             (What::Call { number, from, .. }, state) => {
                 let whose = match state {
-                    Some(State::Guest(name, _)) => name,
+                    Some(State::Tracee(name, _)) => name,
                     Some(State::New(name, _)) => format!("{name}, which had no executive"),
                     _ => "a thread that nobody made".to_owned(),
                 };

@@ -23,7 +23,7 @@ const TRAP_FLAG: u64 = 1 << 8;
 /// Breakpoints are not to be passed over.
 const RESUME_FLAG: u64 = 1 << 16;
 
-/// Words of the guest's `state`.
+/// Words of the tracee's `state`.
 #[derive(Clone, Copy)]
 pub(crate) enum Word {
     What,
@@ -55,14 +55,14 @@ impl From<Registers> for Point {
     }
 }
 
-/// Why the guest stands still.
+/// Why the tracee stands still.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// Behind an instruction.
     Step,
     /// At a breakpoint.
     Breakpoint,
-    /// The guest's own mark: one where a call begins, two where it has ended.
+    /// The tracee's own mark: one where a call begins, two where it has ended.
     Mark(u64),
     /// It is to get a signal.
     Signal(i32),
@@ -70,10 +70,10 @@ pub(crate) enum Stop {
 }
 
 pub(crate) struct Stepper {
-    guest: Child,
+    tracee: Child,
     pid: libc::pid_t,
     output: BufReader<ChildStdout>,
-    /// Where the guest's `state` is.
+    /// Where the tracee's `state` is.
     state: u64,
     /// First bytes of instructions.
     opcodes: HashMap<u64, u8>,
@@ -102,18 +102,18 @@ fn stay_on_one_processor() {
 }
 
 impl Stepper {
-    /// Starts the guest by this command, and traces it from where it says its number.
+    /// Starts the tracee by this command, and traces it from where it says its number.
     pub(crate) fn start(command: &mut Command) -> Self {
         stay_on_one_processor();
-        let mut guest = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut output = BufReader::new(guest.stdout.take().unwrap());
+        let mut tracee = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(tracee.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
         let pid = line.trim().parse().unwrap_or_else(|_| panic!("{command:?} said {line:?}"));
         let options = u64::try_from(libc::PTRACE_O_EXITKILL).unwrap();
         assert_eq!(ptrace(libc::PTRACE_SEIZE, pid, 0, options), 0, "{}", std::io::Error::last_os_error());
-        guest.stdin.take().unwrap().write_all(b"x").unwrap();
-        Self { guest, pid, output, state: 0, opcodes: HashMap::new(), ended: None, runs: true }
+        tracee.stdin.take().unwrap().write_all(b"x").unwrap();
+        Self { tracee, pid, output, state: 0, opcodes: HashMap::new(), ended: None, runs: true }
     }
 
     pub(crate) fn registers(&self) -> Registers {
@@ -148,7 +148,7 @@ impl Stepper {
         self.poke(self.state + 8 * word as u64, value);
     }
 
-    /// The guest's text at an address.
+    /// The tracee's text at an address.
     pub(crate) fn text(&self, mut at: u64) -> String {
         let mut bytes = Vec::new();
         loop {
@@ -162,7 +162,7 @@ impl Stepper {
         }
     }
 
-    /// What the guest said of the last thing that was wrong.
+    /// What the tracee said of the last thing that was wrong.
     pub(crate) fn complaint(&self) -> String {
         self.text(self.state + 8 * 8)
     }
@@ -196,13 +196,13 @@ impl Stepper {
         }
     }
 
-    /// Runs the guest on, having it get a signal first (zero: none).
+    /// Runs the tracee on, having it get a signal first (zero: none).
     pub(crate) fn run(&mut self, signal: i32) -> Stop {
         ptrace(libc::PTRACE_CONT, self.pid, 0, signal.try_into().unwrap());
         self.wait()
     }
 
-    /// Runs the guest to its next mark, with the signals that it gets.
+    /// Runs the tracee to its next mark, with the signals that it gets.
     pub(crate) fn run_to_mark(&mut self) -> Stop {
         self.run_to_mark_with(0)
     }
@@ -252,13 +252,13 @@ impl Stepper {
         self.opcode(rip) == POPF
     }
 
-    /// Has breakpoints hold where the guest stands once more: not if a breakpoint has led here, or steps of a string's copy.
+    /// Has breakpoints hold where the tracee stands once more: not if a breakpoint has led here, or steps of a string's copy.
     pub(crate) fn come_back(&self) {
         let flags = self.registers().eflags;
         self.set_register(offset_of!(Registers, eflags), flags & !RESUME_FLAG);
     }
 
-    /// Has the guest stop when it comes to this instruction.
+    /// Has the tracee stop when it comes to this instruction.
     fn stop_at(&self, rip: Option<u64>) {
         let control = offset_of!(libc::user, u_debugreg) + 7 * 8;
         if let Some(rip) = rip {
@@ -267,7 +267,7 @@ impl Stepper {
         self.set_register(control, u64::from(rip.is_some()));
     }
 
-    /// Runs to a point, which the guest comes to for the `nth` time (from zero): whether it does.
+    /// Runs to a point, which the tracee comes to for the `nth` time (from zero): whether it does.
     pub(crate) fn run_to_point(&mut self, point: Point, mut nth: usize) -> bool {
         self.stop_at(Some(point.rip));
         let mut stop = self.run(0);
@@ -285,7 +285,7 @@ impl Stepper {
         }
     }
 
-    /// Has a signal arrive where the guest stands, and lets its handler run: whether the guest then goes on from there.
+    /// Has a signal arrive where the tracee stands, and lets its handler run: whether the tracee then goes on from there.
     pub(crate) fn interrupt(&mut self, signal: i32) -> Result<(), Stop> {
         let registers = self.registers();
         let here = Point::from(registers);
@@ -330,13 +330,13 @@ impl Stepper {
         blocked >> (signal - 1) & 1 != 0
     }
 
-    /// What the guest said, and how it ended: its status, or that of the signal.
+    /// What the tracee said, and how it ended: its status, or that of the signal.
     pub(crate) fn finish(mut self) -> (String, i32) {
         let mut said = String::new();
         self.output.read_to_string(&mut said).unwrap();
         let status = match self.ended {
-            Some(status) if u32::try_from(self.pid) == Ok(self.guest.id()) => status,
-            _ => self.guest.wait().unwrap().into_raw(),
+            Some(status) if u32::try_from(self.pid) == Ok(self.tracee.id()) => status,
+            _ => self.tracee.wait().unwrap().into_raw(),
         };
         (said, status)
     }

@@ -336,7 +336,7 @@ static const struct kind KINDS[] = {
     {"cmpb", CMPB, SYS_read, reads, is_read, HOT},
     {"any number", ANY, SYS_read, reads, is_read, HOT},
     {"any number, treated", ANY, SYS_rt_sigprocmask, masks, is_masked, HOT},
-    {"landing", LANDING, SYS_read, reads, is_read, HOT},
+    {"jump pad", LANDING, SYS_read, reads, is_read, HOT},
     {"branch", BRANCH, SYS_read, reads, is_read, HOT},
     {"dispatched", STAYS, SYS_read, reads, is_read, HOT},
     {"open", 6, SYS_open, opens_nothing, is_nothing, HOT},

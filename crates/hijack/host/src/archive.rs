@@ -10,7 +10,7 @@
 //!  takes the descriptor  <-------  sends it, ends
 //! ```
 //!
-//! The mount lives as long as somebody has that descriptor: the steward. Nobody can unmount it, write to it, or see it in a
+//! The mount lives as long as somebody has that descriptor: the supervisor. Nobody can unmount it, write to it, or see it in a
 //! table of mounts; nothing is left behind. Archives are unpacked by a process whose root directory is the mount itself, so
 //! whatever names and links they contain, nothing else is written to. `fsmount(2)`, `user_namespaces(7)`.
 

@@ -1,7 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// What can go wrong before a program has become a guest.
+/// What can go wrong before a program has become a tracee.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,7 +15,7 @@ pub enum Error {
         /// What to do about it.
         way_out: &'static str,
     },
-    /// Somebody traces this process: the steward could not.
+    /// Somebody traces this process: the supervisor could not.
     #[error(
         "process {0} traces this one, so no executive can be put under a program: trace the program with `orrery trace` instead, or stop tracing"
     )]
@@ -45,7 +45,7 @@ pub enum Error {
     /// The program has a set-user-ID or set-group-ID bit, or file capabilities.
     #[error("{program} gains privileges when executed, which a program with an executive must not: start it without, or as root", program = .0.display())]
     Privileged(PathBuf),
-    /// The steward did not take the program on.
+    /// The supervisor did not take the program on.
     #[error("no executive can be put under the program: {0}")]
     Unfollowed(&'static str),
     /// The image in this program is not what it should be.

@@ -1,8 +1,8 @@
-//! Sleeping on words of the board, through the C library.
+//! FutexOps on words of the page, through the C library.
 
 use std::sync::atomic::AtomicU32;
 
-use orrery_hijack_image::request_slots::Sleeping;
+use orrery_hijack_image::request_slots::FutexOps;
 
 /// How long threads sleep if nobody wakes them.
 static NAP: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
@@ -10,8 +10,8 @@ static NAP: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
 /// futex(2), between processes.
 pub(crate) struct Futex;
 
-impl Sleeping for Futex {
-    fn sleep(&self, word: &AtomicU32, value: u32) {
+impl FutexOps for Futex {
+    fn wait(&self, word: &AtomicU32, value: u32) {
         // SAFETY: the word stays while this is called; the time is read only.
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const NAP) };
     }

@@ -3,7 +3,7 @@
 //! The program's thread stands at the end of its `execve`, before its first instruction. It is made to perform two system
 //! calls, with the `syscall` instruction that the kernel's vDSO contains: map room for the image, attach its code there (see
 //! [`crate::code`]; where that is copied, make it executable). The image's data, its settings and the policy's table are written at once. Then the thread runs the image's own beginning,
-//! which attaches the board, takes SIGSYS and arms dispatch, and tells by a signal when it is done. It has the registers back then
+//! which attaches the page, takes SIGSYS and arms dispatch, and tells by a signal when it is done. It has the registers back then
 //! that the kernel gave it.
 //!
 //! Each stop costs two changes between processes, and each look into `/proc` some microseconds, for every program that is
@@ -24,18 +24,18 @@ use orrery_hijack_image::config::{ACTION_FLAGS, Action, Config, RANGES, Range, s
 use orrery_hijack_image::shared_page::Unfollowed;
 
 use crate::archive::Mounted;
-use crate::code::{self, Code};
 use crate::image::{Image, PAGE};
 use crate::maps::Maps;
 use crate::policy::Policy;
-use crate::segment::Segment;
+use crate::shared_code::{self, SharedCode};
+use crate::shared_segment::SharedSegment;
 use crate::tracee::{Stop, Tracee, read_memory, write_memory};
 
 /// How the executive is to behave.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// The image's code, where guests may share it.
-    pub(crate) code: Option<Arc<Code>>,
+    /// The image's code, where tracees may share it.
+    pub(crate) code: Option<Arc<SharedCode>>,
     pub(crate) counted: bool,
     pub(crate) timed: bool,
     pub(crate) patch: bool,
@@ -186,7 +186,7 @@ pub(crate) fn inject(
     mut tracee: Tracee,
     (mask, trappable): (u64, bool),
     image: &Image,
-    segment: &Segment,
+    segment: &SharedSegment,
     settings: &Settings,
 ) -> (bool, Result<(), Unfollowed>) {
     let result = prepare(&mut tracee, trappable, image, segment, settings);
@@ -209,7 +209,7 @@ fn prepare(
     tracee: &mut Tracee,
     trappable: bool,
     image: &Image,
-    segment: &Segment,
+    segment: &SharedSegment,
     settings: &Settings,
 ) -> Result<[bool; LATE.len()], Unfollowed> {
     let failed = |_: io::Error| Unfollowed::Failed;
@@ -297,7 +297,7 @@ fn arrange(
     puppet: &mut Puppet<'_>,
     maps: &Maps,
     image: &Image,
-    segment: &Segment,
+    segment: &SharedSegment,
     settings: &Settings,
 ) -> io::Result<()> {
     let load = Load::new(puppet.tracee.pid(), image, settings)?;
@@ -316,7 +316,7 @@ fn furnish(
     base: u64,
     maps: &Maps,
     load: &Load<'_>,
-    segment: &Segment,
+    segment: &SharedSegment,
     settings: &Settings,
 ) -> io::Result<()> {
     let image = load.image;
@@ -337,7 +337,7 @@ fn furnish(
     let code_length = image.code.end - image.code.start;
     let action = offset_of!(Config, action);
     for (offset, value) in [
-        (offset_of!(Config, board_length), size_of_val(segment.board()) as u64),
+        (offset_of!(Config, shared_page_length), size_of_val(segment.page()) as u64),
         (offset_of!(Config, image), base),
         (offset_of!(Config, image_length), load.length()),
         (offset_of!(Config, policy), if load.table.is_empty() { 0 } else { base + image.length }),
@@ -352,9 +352,9 @@ fn furnish(
     }
     for (offset, flag) in [
         (offset_of!(Config, counted), settings.counted),
-        (offset_of!(Config, own_counters), may_read_fs()),
+        (offset_of!(Config, thread_counters_enabled), may_read_fs()),
         (offset_of!(Config, timed), settings.timed),
-        (offset_of!(Config, unpatched), !settings.patch),
+        (offset_of!(Config, rewriting_disabled), !settings.patch),
     ] {
         put(offset, &[u8::from(flag)]);
     }
@@ -376,7 +376,8 @@ fn furnish(
         write_memory(pid, base + image.length, [&load.table])?;
     }
     if let Some(shared) = &settings.code {
-        let (id, flags) = (u64::try_from(shared.id()).unwrap_or(0), u64::try_from(code::ATTACH).unwrap_or(0));
+        let (id, flags) =
+            (u64::try_from(shared.id()).unwrap_or(0), u64::try_from(shared_code::ATTACH).unwrap_or(0));
         puppet.call(libc::SYS_shmat, [id, base, flags, 0, 0, 0])?;
     } else {
         let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
@@ -390,7 +391,7 @@ fn furnish(
         Err(error) if error.raw_os_error() == Some(libc::EACCES) => segment.lend(user_of(pid)?, boot)?,
         result => result?,
     }
-    segment.board().followed.fetch_add(1, Relaxed);
+    segment.page().followed.fetch_add(1, Relaxed);
     Ok(())
 }
 

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use crate::names::{Names, signals};
+use crate::constants::{Names, signals};
 
 static STRUCTURES: &str = include_str!("../calls/structures");
 

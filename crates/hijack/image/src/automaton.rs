@@ -1,6 +1,6 @@
 //! One look at a path for all the patterns of a policy: an automaton that reads the path as the program wrote it.
 //!
-//! The steward compiles the patterns of all rules to the states of one automaton; each state says, by a bit for each list of
+//! The supervisor compiles the patterns of all rules to the states of one automaton; each state says, by a bit for each list of
 //! patterns, which of them a path that ends there fits. A [`Walk`] leads a path through it, byte by byte, in the place where
 //! the program keeps it: nothing is copied. Names that only say "here" (`.`, an empty one) are left out on the way; at `..` a
 //! walk gives up, since it cannot take back what it has read.

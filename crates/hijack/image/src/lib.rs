@@ -1,9 +1,9 @@
 //! The executive: what sits under a program and receives its system calls.
 //!
-//! This crate is compiled twice. As an ordinary library it gives [`board`] (the memory that executives and their steward
-//! share) and [`config`] (what the steward writes into an image before it runs) to `orrery-hijack`. With the feature
+//! This crate is compiled twice. As an ordinary library it gives [`shared_page`] (the memory that executives and their supervisor
+//! share) and [`config`] (what the supervisor writes into an image before it runs) to `orrery-hijack`. With the feature
 //! `image` that crate's build script makes a freestanding, position-independent image of it, which is written into every
-//! program that is to be a guest: no C library, no allocation, no thread-local storage.
+//! program that is to be a tracee: no C library, no allocation, no thread-local storage.
 //!
 //! # The path of a call
 //!
@@ -21,7 +21,7 @@
 //!
 //!  jmp stub  ------>  stub (near the site):
 //!                       mov $39,%eax; counts
-//!                       jmp gate n  ----->  gate n:  syscall  ----------------->  getpid
+//!                       jmp trampoline n  ----->  trampoline n:  syscall  ----------------->  getpid
 //!  behind the syscall  <------------------  jmp *target[n]    <----------------
 //! ```
 //!
@@ -36,7 +36,7 @@
 //! - Nothing in the path of a call allocates or locks. Mapping and unmapping *code*, and rewriting it, exclude one
 //!   another (`ranges`); these hold a flag with all signals blocked.
 //! - Dispatch is a property of a thread and not inherited: `threads` arms every new thread and process before it runs
-//!   an instruction of the program, `exec` has the steward put an executive under a new program.
+//!   an instruction of the program, `exec` has the supervisor put an executive under a new program.
 //!
 //! A handler that answers calls itself plugs in at `services`.
 

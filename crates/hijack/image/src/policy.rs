@@ -1,6 +1,6 @@
 //! The table that a policy is compiled to. An executive reads it, in memory that nobody can write to.
 //!
-//! Integers and offsets only: it is written by the steward, into a process whose addresses are others. All offsets count
+//! Integers and offsets only: it is written by the supervisor, into a process whose addresses are others. All offsets count
 //! from the table's start.
 
 use crate::capture::{ArgCapture, CAPTURES};
@@ -109,7 +109,7 @@ pub struct Mount {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rule {
-    /// Where on the board its hits are counted.
+    /// Where on the shared page its hits are counted.
     pub counter: u32,
     /// Acts on each n-th hit only; zero is one.
     pub every: u32,

@@ -1,16 +1,16 @@
-//! The places for requests on the board: how a thread comes to one, asks, waits, and gives it back.
+//! The places for requests on the page: how a thread comes to one, asks, waits, and gives it back.
 //!
 //! There are [`REQUESTS`] places, and as many threads as there are may ask at once. Who finds none waits in a line, which is the
-//! kernel's: it wakes who has slept on [`Board::line`] longest. A place that somebody gives back while others wait is *reserved*: only
+//! kernel's: it wakes who has slept on [`SharedPage::line`] longest. A place that somebody gives back while others wait is *reserved*: only
 //! those who wait may take it, so nobody who comes later gets in before them.
 //!
 //! ```text
-//!   FREE ---> CLAIMED ---> ASKED ---> TAKEN ---> ANSWERED ---> RESERVED ---> FREE, if nobody waits
-//!              asker        asker      steward     steward       asker  `--> CLAIMED, by who was woken
+//!   FREE ---> CLAIMED ---> PENDING ---> IN_SERVICE ---> ANSWERED ---> RESERVED ---> FREE, if nobody waits
+//!              asker        asker      supervisor     supervisor       asker  `--> CLAIMED, by who was woken
 //! ```
 //!
 //! A state carries the number of the thread whose place it is. Threads may be killed at any point, and numbers are not the same in all
-//! PID namespaces: the steward may take somebody for dead who is not. So whoever goes on with a place does that only if it still is
+//! PID namespaces: the supervisor may take somebody for dead who is not. So whoever goes on with a place does that only if it still is
 //! its own, and begins anew if not.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
@@ -23,22 +23,22 @@ pub const REQUESTS: usize = 64;
 pub const FREE: u32 = 0;
 /// Somebody fills it in.
 pub const CLAIMED: u32 = 1;
-/// The steward is to read it.
-pub const ASKED: u32 = 2;
-/// The steward has answered.
+/// The supervisor is to read it.
+pub const PENDING: u32 = 2;
+/// The supervisor has answered.
 pub const ANSWERED: u32 = 3;
-/// The steward has read it, and will answer.
-pub const TAKEN: u32 = 4;
+/// The supervisor has read it, and will answer.
+pub const IN_SERVICE: u32 = 4;
 /// Free, but for those who wait. Nobody's.
 pub const RESERVED: u32 = 5;
 
 /// The slots, and what threads sleep on.
 #[repr(C)]
 pub struct Requests {
-    /// Counts requests; the helper sleeps on it.
+    /// Counts requests; the supervisor sleeps on it.
     pub doorbell: AtomicU32,
     /// Whether there is a helper: zero before it begins, its PID while it lives, and then what the kernel leaves there: [`DEAD`].
-    pub helper_alive: AtomicU32,
+    pub supervisor_alive: AtomicU32,
     /// Changes when a slot becomes free; threads that wait for one sleep on it.
     pub line: AtomicU32,
     /// How many threads wait for one, at most.
@@ -74,10 +74,10 @@ pub const EXEC: u32 = 1;
 /// "How can the site of this system call be rewritten?" The answer is among the verdicts.
 pub const SITE: u32 = 2;
 
-/// The answer to [`SITE`] that there is a verdict, and to [`EXEC`] that the steward is watching.
+/// The answer to [`SITE`] that there is a verdict, and to [`EXEC`] that the supervisor is watching.
 pub const YES: u32 = u32::MAX;
 
-/// Which value a thread sends to itself with SIGSYS so that a steward that waits for its exec knows that that failed.
+/// Which value a thread sends to itself with SIGSYS so that a supervisor that waits for its exec knows that that failed.
 pub const EXEC_FAILED: u64 = 0x6f72_7265_7279_6578;
 
 /// How many bytes of code a question about a site carries: see [`Request::code`].
@@ -86,12 +86,12 @@ pub const CODE: usize = 96;
 const TAG_BITS: u32 = 3;
 const TAG: u32 = (1 << TAG_BITS) - 1;
 
-/// What the kernel leaves in [`Board::helper_alive`] when the steward dies: `FUTEX_OWNER_DIED`.
+/// What the kernel leaves in [`SharedPage::supervisor_alive`] when the supervisor dies: `FUTEX_OWNER_DIED`.
 pub const DEAD: u32 = 0x4000_0000;
-/// So often is waited for a steward that has not begun yet, and for places of which none becomes free: a program may have written
+/// So often is waited for a supervisor that has not begun yet, and for places of which none becomes free: a program may have written
 /// nonsense there.
 const LIMIT: u32 = 60;
-/// So often is waited for an answer that can be done without: the steward may be stopped, or have much to do.
+/// So often is waited for an answer that can be done without: the supervisor may be stopped, or have much to do.
 const PATIENCE: u32 = 3;
 
 /// A state of a place that is a thread's. Numbers of threads have 22 bits (`PID_MAX_LIMIT`).
@@ -110,39 +110,39 @@ pub const fn owner(state: u32) -> u32 {
 }
 
 /// How threads sleep on words of the requests.
-pub trait Sleeping {
+pub trait FutexOps {
     /// Sleeps while the word has this value, until somebody wakes it; for a second at most.
-    fn sleep(&self, word: &AtomicU32, value: u32);
+    fn wait(&self, word: &AtomicU32, value: u32);
 
     /// Wakes so many who sleep on it, those first who sleep longest; gives how many these were.
     fn wake(&self, word: &AtomicU32, most: u32) -> u32;
 }
 
-/// Has the steward do something for this thread, and waits for its answer: `None` where there is no steward any more. Only who is to
-/// [`EXEC`] waits for a place, as long as there are some that become free, and for an answer as long as there is a steward; others
+/// Has the supervisor do something for this thread, and waits for its answer: `None` where there is no supervisor any more. Only who is to
+/// [`EXEC`] waits for a place, as long as there are some that become free, and for an answer as long as there is a supervisor; others
 /// give up, and can ask again.
 ///
 /// `fill` writes the request down, maybe more than once.
-pub fn ask(
+pub fn submit(
     requests: &Requests,
     kind: u32,
     thread: u32,
-    sleeping: &impl Sleeping,
+    futex: &impl FutexOps,
     fill: impl Fn(&Request),
 ) -> Option<u32> {
     loop {
-        if is_gone(requests, 0) {
+        if supervisor_is_gone(requests, 0) {
             return None;
         }
-        let place = take(requests, kind, thread, sleeping)?;
+        let place = acquire(requests, kind, thread, futex)?;
         place.kind.store(kind, Relaxed);
         fill(place);
-        if !change(place, state(CLAIMED, thread), state(ASKED, thread)) {
+        if !change(place, state(CLAIMED, thread), state(PENDING, thread)) {
             continue;
         }
         requests.doorbell.fetch_add(1, AcqRel);
-        sleeping.wake(&requests.doorbell, 1);
-        match answer(requests, place, kind, thread, sleeping) {
+        futex.wake(&requests.doorbell, 1);
+        match wait_for_answer(requests, place, kind, thread, futex) {
             Outcome::Answer(answer) => return Some(answer),
             Outcome::Lost => {}
             Outcome::None => return None,
@@ -169,7 +169,7 @@ fn claim(requests: &Requests, from: u32, thread: u32) -> Option<&Request> {
 }
 
 /// Takes a place for a thread, which waits for one if it is to execute a program.
-fn take<'a>(requests: &'a Requests, kind: u32, thread: u32, sleeping: &impl Sleeping) -> Option<&'a Request> {
+fn acquire<'a>(requests: &'a Requests, kind: u32, thread: u32, futex: &impl FutexOps) -> Option<&'a Request> {
     let at_once = claim(requests, FREE, thread);
     if at_once.is_some() || kind != EXEC {
         return at_once;
@@ -180,17 +180,23 @@ fn take<'a>(requests: &'a Requests, kind: u32, thread: u32, sleeping: &impl Slee
     let taken = loop {
         let line = requests.line.load(SeqCst);
         let found = claim(requests, RESERVED, thread).or_else(|| claim(requests, FREE, thread));
-        if found.is_some() || is_gone(requests, waits) || waits >= LIMIT {
+        if found.is_some() || supervisor_is_gone(requests, waits) || waits >= LIMIT {
             break found;
         }
-        sleeping.sleep(&requests.line, line);
+        futex.wait(&requests.line, line);
         waits = if requests.line.load(SeqCst) == line { waits + 1 } else { 0 };
     };
     requests.waiting.fetch_sub(1, SeqCst);
     taken
 }
 
-fn answer(requests: &Requests, place: &Request, kind: u32, thread: u32, sleeping: &impl Sleeping) -> Outcome {
+fn wait_for_answer(
+    requests: &Requests,
+    place: &Request,
+    kind: u32,
+    thread: u32,
+    futex: &impl FutexOps,
+) -> Outcome {
     let mut waits = 0;
     loop {
         let now = place.state.load(Acquire);
@@ -199,37 +205,37 @@ fn answer(requests: &Requests, place: &Request, kind: u32, thread: u32, sleeping
         }
         if tag(now) == ANSWERED {
             let answer = place.answer.load(Relaxed);
-            let own = give_back(requests, place, now, sleeping);
+            let own = release(requests, place, now, futex);
             return if own { Outcome::Answer(answer) } else { Outcome::Lost };
         }
-        // What the steward has taken it answers.
-        let enough = kind != EXEC && tag(now) == ASKED && waits >= PATIENCE;
-        if (enough || is_gone(requests, waits)) && give_back(requests, place, now, sleeping) {
+        // What the supervisor has taken it answers.
+        let enough = kind != EXEC && tag(now) == PENDING && waits >= PATIENCE;
+        if (enough || supervisor_is_gone(requests, waits)) && release(requests, place, now, futex) {
             return Outcome::None;
         }
-        sleeping.sleep(&place.state, now);
+        futex.wait(&place.state, now);
         waits += 1;
     }
 }
 
 /// Makes a place free, first of all for who has waited longest. Whether it was in this state.
-pub fn give_back(requests: &Requests, place: &Request, now: u32, sleeping: &impl Sleeping) -> bool {
+pub fn release(requests: &Requests, place: &Request, now: u32, futex: &impl FutexOps) -> bool {
     if !change(place, now, RESERVED) {
         return false;
     }
     requests.line.fetch_add(1, SeqCst);
     // Who begins to wait only now finds the line changed, and so the place.
-    let woken = if requests.waiting.load(SeqCst) == 0 { 0 } else { sleeping.wake(&requests.line, 1) };
+    let woken = if requests.waiting.load(SeqCst) == 0 { 0 } else { futex.wake(&requests.line, 1) };
     if woken == 0 {
         change(place, RESERVED, FREE);
     }
     true
 }
 
-/// Whether there is no steward any more, or, after so many waits, never was.
-pub fn is_gone(requests: &Requests, waits: u32) -> bool {
-    let helper_alive = requests.helper_alive.load(Acquire);
-    helper_alive & DEAD != 0 || helper_alive == 0 && waits >= LIMIT
+/// Whether there is no supervisor any more, or, after so many waits, never was.
+pub fn supervisor_is_gone(requests: &Requests, waits: u32) -> bool {
+    let supervisor_alive = requests.supervisor_alive.load(Acquire);
+    supervisor_alive & DEAD != 0 || supervisor_alive == 0 && waits >= LIMIT
 }
 
 #[cfg(test)]
@@ -245,19 +251,19 @@ mod tests {
     use crate::executive::abi::syscall::{address, call};
     use crate::nr;
 
-    /// A board of one's own: too large for a stack.
+    /// A shared page of one's own: too large for a stack.
     struct Fresh(*mut Requests);
 
-    // SAFETY: the board consists of atomics.
+    // SAFETY: the shared page consists of atomics.
     unsafe impl Sync for Fresh {}
 
     impl Fresh {
         fn new() -> Self {
-            // SAFETY: the board has a size; all-zero bytes are one.
+            // SAFETY: the shared page has a size; all-zero bytes are one.
             let place = unsafe { alloc_zeroed(Layout::new::<Requests>()) };
             assert!(!place.is_null());
             let fresh = Self(place.cast());
-            fresh.helper_alive.store(1, Relaxed);
+            fresh.supervisor_alive.store(1, Relaxed);
             fresh
         }
     }
@@ -280,8 +286,8 @@ mod tests {
 
     struct Futex;
 
-    impl Sleeping for Futex {
-        fn sleep(&self, word: &AtomicU32, value: u32) {
+    impl FutexOps for Futex {
+        fn wait(&self, word: &AtomicU32, value: u32) {
             let second = [1_u64, 0];
             // SAFETY: the word and the time are there.
             unsafe { call(nr::futex, [address(word), 0, value.into(), address(&second), 0, 0]) };
@@ -301,17 +307,17 @@ mod tests {
             let mut idle = true;
             for place in &requests.slots {
                 let now = place.state.load(Acquire);
-                if tag(now) == ASKED && change(place, now, state(TAKEN, owner(now))) {
+                if tag(now) == PENDING && change(place, now, state(IN_SERVICE, owner(now))) {
                     assert_eq!(place.mask.load(Relaxed), u64::from(owner(now)));
                     place.answer.store(owner(now), Relaxed);
-                    change(place, state(TAKEN, owner(now)), state(ANSWERED, owner(now)));
+                    change(place, state(IN_SERVICE, owner(now)), state(ANSWERED, owner(now)));
                     Futex.wake(&place.state, 1);
                     idle = false;
                 }
                 meddle(requests, place);
             }
             if idle {
-                Futex.sleep(&requests.doorbell, rung);
+                Futex.wait(&requests.doorbell, rung);
             }
         }
     }
@@ -324,7 +330,7 @@ mod tests {
         let requests = &requests;
         let asks = |thread: u32| {
             let asked =
-                |_| ask(requests, EXEC, thread, &Futex, |place| place.mask.store(thread.into(), Relaxed));
+                |_| submit(requests, EXEC, thread, &Futex, |place| place.mask.store(thread.into(), Relaxed));
             (0..QUESTIONS).map(asked).filter(|answer| *answer == Some(thread)).count()
         };
         thread::scope(|scope| {
@@ -347,14 +353,14 @@ mod tests {
         all_ask(|_, _| {});
     }
 
-    /// As those are of whom the steward believes that they are dead.
+    /// As those are of whom the supervisor believes that they are dead.
     #[test]
     fn whose_answer_is_taken_away_asks_again() {
         let mut taken = 0;
         all_ask(|requests, place| {
             let now = place.state.load(Acquire);
             if tag(now) == ANSWERED && taken < 50 {
-                taken += u32::from(give_back(requests, place, now, &Futex));
+                taken += u32::from(release(requests, place, now, &Futex));
                 Futex.wake(&place.state, 1);
             }
         });
@@ -365,35 +371,35 @@ mod tests {
     fn a_reserved_place_is_for_those_who_wait() {
         let requests = Fresh::new();
         for place in &requests.slots {
-            place.state.store(state(TAKEN, 7), Relaxed);
+            place.state.store(state(IN_SERVICE, 7), Relaxed);
         }
         requests.slots[3].state.store(RESERVED, Relaxed);
-        assert!(take(&requests, SITE, 9, &Futex).is_none());
-        let taken = take(&requests, EXEC, 9, &Futex).unwrap();
+        assert!(acquire(&requests, SITE, 9, &Futex).is_none());
+        let taken = acquire(&requests, EXEC, 9, &Futex).unwrap();
         assert!(core::ptr::eq(taken, &raw const requests.slots[3]));
         assert_eq!(taken.state.load(Relaxed), state(CLAIMED, 9));
-        assert!(give_back(&requests, taken, state(CLAIMED, 9), &Futex));
+        assert!(release(&requests, taken, state(CLAIMED, 9), &Futex));
         assert_eq!(taken.state.load(Relaxed), FREE, "nobody waits any more");
-        assert!(!give_back(&requests, taken, state(CLAIMED, 9), &Futex));
+        assert!(!release(&requests, taken, state(CLAIMED, 9), &Futex));
     }
 
     #[test]
-    fn nobody_waits_for_a_steward_that_is_gone() {
+    fn nobody_waits_for_a_supervisor_that_is_gone() {
         let requests = Fresh::new();
         thread::scope(|scope| {
             let full = u32::try_from(REQUESTS).unwrap();
             let askers: Vec<_> = (1..=2 * full)
                 .map(|thread| {
                     let requests = &requests;
-                    scope.spawn(move || ask(requests, EXEC, thread, &Futex, |_| {}))
+                    scope.spawn(move || submit(requests, EXEC, thread, &Futex, |_| {}))
                 })
                 .collect();
             while requests.waiting.load(Relaxed) < full {
                 thread::yield_now();
             }
-            requests.helper_alive.store(DEAD, Release);
+            requests.supervisor_alive.store(DEAD, Release);
             assert!(askers.into_iter().all(|asker| asker.join().unwrap().is_none()));
         });
-        assert_eq!(ask(&requests, EXEC, 1, &Futex, |_| {}), None);
+        assert_eq!(submit(&requests, EXEC, 1, &Futex, |_| {}), None);
     }
 }

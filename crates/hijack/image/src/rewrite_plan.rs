@@ -15,23 +15,23 @@
 //!
 //! Threads may stand anywhere in the window, and branches may lead into it. From the fifth byte on they find the code as
 //! it was, run down to the `syscall`, and are dispatched. Where an instruction began within the first five bytes
-//! (a *landing*), the jump's own bytes are made to be a `syscall`, too: its distance is chosen so, by where the stub
+//! (a *jump pad*), the jump's own bytes are made to be a `syscall`, too: its distance is chosen so, by where the stub
 //! lies. Whoever arrives there is dispatched, and the handler sends it on to the same instruction in the stub. So no
 //! question about branches has to be answered to rewrite a site, and no thread has to be stopped.
 //!
-//! A landing's `syscall` overwrites rcx and r11, which the site's own does as well: an instruction behind a landing must
+//! A jump pad's `syscall` overwrites rcx and r11, which the site's own does as well: an instruction behind a jump pad must
 //! not read them, nor branch away.
 
 /// How many instructions a window may have, the `syscall` left out.
-pub const STEPS: usize = 12;
+pub const INSTRUCTIONS: usize = 12;
 /// Words of an encoded plan.
 pub const WORDS: usize = 4;
 /// What a jump takes.
 pub const JUMP: usize = 5;
 /// What a `syscall` takes.
 pub const SYSCALL: usize = 2;
-/// How many landings there can be: one in two bytes, from the second on.
-pub const LANDINGS: usize = 2;
+/// How many jump pads there can be: one in two bytes, from the second on.
+pub const JUMP_PADS: usize = 2;
 /// The most that relocated instructions can take.
 pub const RELOCATED: usize = 96;
 
@@ -48,14 +48,14 @@ pub enum Move {
 
 /// One instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Step {
+pub struct MovedInstruction {
     /// Its bytes.
     pub length: u8,
     /// What it takes to move it.
     pub kind: Move,
 }
 
-impl Step {
+impl MovedInstruction {
     /// How many bytes it takes once it has moved.
     pub fn moved(&self) -> usize {
         match self.kind {
@@ -67,33 +67,33 @@ impl Step {
 
 /// How to rewrite a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
+pub struct RewritePlan {
     /// The call's number, where the window sets it.
     pub number: Option<u16>,
-    steps: [Step; STEPS],
+    steps: [MovedInstruction; INSTRUCTIONS],
     count: usize,
 }
 
-const NONE: Step = Step { length: 0, kind: Move::Plain };
+const NONE: MovedInstruction = MovedInstruction { length: 0, kind: Move::Plain };
 const NO_NUMBER: u16 = u16::MAX;
 const MAGIC: u8 = 0xa5;
 const BRANCH: u8 = 0xff;
 
-impl Plan {
+impl RewritePlan {
     /// A plan of these steps, the first at the window's start. `None` where a plan cannot be like that: too many steps, too
-    /// few bytes for the jump, or landings that do not fit.
-    pub fn new(number: Option<u16>, steps: &[Step]) -> Option<Self> {
-        let mut plan = Self { number, steps: [NONE; STEPS], count: steps.len() };
+    /// few bytes for the jump, or jump pads that do not fit.
+    pub fn new(number: Option<u16>, steps: &[MovedInstruction]) -> Option<Self> {
+        let mut plan = Self { number, steps: [NONE; INSTRUCTIONS], count: steps.len() };
         plan.steps.get_mut(..steps.len())?.copy_from_slice(steps);
-        let fitting = plan.landings().into_iter().flatten().all(|at| !plan.starts(at + 1));
+        let fitting = plan.jump_pads().into_iter().flatten().all(|at| !plan.starts(at + 1));
         (plan.length() >= JUMP
-            && plan.landings().into_iter().flatten().all(|at| at + 1 < plan.length())
+            && plan.jump_pads().into_iter().flatten().all(|at| at + 1 < plan.length())
             && fitting)
             .then_some(plan)
     }
 
     /// The steps, first to last.
-    pub fn steps(&self) -> &[Step] {
+    pub fn steps(&self) -> &[MovedInstruction] {
         self.steps.get(..self.count).unwrap_or(&[])
     }
 
@@ -113,19 +113,19 @@ impl Plan {
     }
 
     /// Where instructions begin within the jump.
-    pub fn landings(&self) -> [Option<usize>; LANDINGS] {
+    pub fn jump_pads(&self) -> [Option<usize>; JUMP_PADS] {
         let mut found = (1..JUMP).filter(|at| self.starts(*at));
         // Adjacent ones are no plan: see `new`.
         [found.next(), found.next()]
     }
 
-    /// What takes the place of the window's first bytes, and how many that are. `None` where the landings ask for another
+    /// What takes the place of the window's first bytes, and how many that are. `None` where the jump pads ask for another
     /// distance.
     pub fn jump(&self, distance: i32) -> Option<([u8; JUMP + 1], usize)> {
         let [a, b, c, d] = distance.to_le_bytes();
         let mut bytes = [0xe9, a, b, c, d, 0];
         let mut length = JUMP;
-        for at in self.landings().into_iter().flatten() {
+        for at in self.jump_pads().into_iter().flatten() {
             for (offset, byte) in [0x0f, 0x05].into_iter().enumerate() {
                 if at + offset < JUMP {
                     if bytes[at + offset] != byte {
@@ -140,10 +140,10 @@ impl Plan {
         Some((bytes, length))
     }
 
-    /// Which bits of the jump's distance the landings want, and how.
-    pub fn wanted(&self) -> (u32, u32) {
+    /// Which bits of the jump's distance the jump pads want, and how.
+    pub fn distance_constraint(&self) -> (u32, u32) {
         let (mut mask, mut value) = (0, 0);
-        for at in self.landings().into_iter().flatten() {
+        for at in self.jump_pads().into_iter().flatten() {
             for (offset, byte) in [0x0f_u32, 0x05].into_iter().enumerate() {
                 if at + offset < JUMP {
                     let shift = 8 * (at + offset - 1);
@@ -156,16 +156,16 @@ impl Plan {
     }
 
     /// Writes the moved instructions, as they must be at `to`, into `out`; `code` is the window's bytes, `from` its address.
-    /// Gives their length, and where each landing's instruction is. `None` where one cannot reach what it refers to.
+    /// Gives their length, and where each jump pad's instruction is. `None` where one cannot reach what it refers to.
     pub fn relocate(&self, code: &[u8], from: u64, to: u64, out: &mut [u8]) -> Option<Relocated> {
-        let mut relocated = Relocated { length: 0, landings: [None; LANDINGS] };
-        let landings = self.landings();
+        let mut relocated = Relocated { length: 0, jump_pads: [None; JUMP_PADS] };
+        let jump_pads = self.jump_pads();
         let mut position = 0;
         for step in self.steps() {
             let length = usize::from(step.length);
             let bytes = code.get(position..position + length)?;
-            for (place, landing) in relocated.landings.iter_mut().zip(landings) {
-                if landing == Some(position) {
+            for (place, jump_pad) in relocated.jump_pads.iter_mut().zip(jump_pads) {
+                if jump_pad == Some(position) {
                     *place = Some(relocated.length);
                 }
             }
@@ -209,14 +209,14 @@ impl Plan {
             return None;
         }
         let number = u16::from_le_bytes([bytes[2], bytes[3]]);
-        let mut steps = [NONE; STEPS];
+        let mut steps = [NONE; INSTRUCTIONS];
         for (step, pair) in steps.iter_mut().zip(bytes[4..].chunks_exact(2)) {
             let kind = match pair[1] {
                 0 => Move::Plain,
                 BRANCH => Move::Branch,
                 at => Move::Relative(at),
             };
-            *step = Step { length: pair[0], kind };
+            *step = MovedInstruction { length: pair[0], kind };
         }
         Self::new((number != NO_NUMBER).then_some(number), steps.get(..usize::from(bytes[1]))?)
     }
@@ -227,12 +227,12 @@ impl Plan {
 pub struct Relocated {
     /// Bytes in all.
     pub length: usize,
-    /// For each of [`Plan::landings`]: where its instruction is.
-    pub landings: [Option<usize>; LANDINGS],
+    /// For each of [`RewritePlan::jump pads`]: where its instruction is.
+    pub jump_pads: [Option<usize>; JUMP_PADS],
 }
 
 /// Moves an instruction from `old` to `new`.
-fn move_one(step: Step, bytes: &[u8], old: u64, new: u64, out: &mut [u8]) -> Option<usize> {
+fn move_one(step: MovedInstruction, bytes: &[u8], old: u64, new: u64, out: &mut [u8]) -> Option<usize> {
     let length = bytes.len();
     let distance = |target: u64, end: u64| i32::try_from(target.wrapping_sub(end).cast_signed()).ok();
     match step.kind {
@@ -265,68 +265,74 @@ fn move_one(step: Step, bytes: &[u8], old: u64, new: u64, out: &mut [u8]) -> Opt
 mod tests {
     use super::*;
 
-    fn plain(length: u8) -> Step {
-        Step { length, kind: Move::Plain }
+    fn plain(length: u8) -> MovedInstruction {
+        MovedInstruction { length, kind: Move::Plain }
     }
 
     #[test]
     fn plans_survive_encoding() {
-        let steps =
-            [Step { length: 7, kind: Move::Relative(2) }, Step { length: 2, kind: Move::Branch }, plain(2)];
+        let steps = [
+            MovedInstruction { length: 7, kind: Move::Relative(2) },
+            MovedInstruction { length: 2, kind: Move::Branch },
+            plain(2),
+        ];
         for plan in [
-            Plan::new(Some(0), &steps).unwrap(),
-            Plan::new(None, &[plain(3); 2]).unwrap(),
-            Plan::new(Some(511), &[plain(15); STEPS]).unwrap(),
+            RewritePlan::new(Some(0), &steps).unwrap(),
+            RewritePlan::new(None, &[plain(3); 2]).unwrap(),
+            RewritePlan::new(Some(511), &[plain(15); INSTRUCTIONS]).unwrap(),
         ] {
-            assert_eq!(Plan::decode(&Plan::encode(Some(&plan))), Some(plan));
+            assert_eq!(RewritePlan::decode(&RewritePlan::encode(Some(&plan))), Some(plan));
         }
-        assert_eq!(Plan::decode(&Plan::encode(None)), None);
+        assert_eq!(RewritePlan::decode(&RewritePlan::encode(None)), None);
     }
 
     #[test]
-    fn landings_are_instructions_within_the_jump() {
-        let landings = |lengths: &[u8]| {
+    fn jump_pads_are_instructions_within_the_jump() {
+        let jump_pads = |lengths: &[u8]| {
             let steps: Vec<_> = lengths.iter().copied().map(plain).collect();
-            Plan::new(None, &steps).map(|plan| plan.landings())
+            RewritePlan::new(None, &steps).map(|plan| plan.jump_pads())
         };
-        assert_eq!(landings(&[5]), Some([None, None]));
-        assert_eq!(landings(&[7, 2]), Some([None, None]));
-        assert_eq!(landings(&[3, 3]), Some([Some(3), None]));
-        assert_eq!(landings(&[2, 2, 2]), Some([Some(2), Some(4)]));
-        assert_eq!(landings(&[4, 2]), Some([Some(4), None]));
-        // No room for the jump; for a landing's second byte; for two landings side by side.
-        assert_eq!(landings(&[2, 2]), None);
-        assert_eq!(landings(&[4, 1]), None);
-        assert_eq!(landings(&[4, 1, 3]), None);
-        assert_eq!(landings(&[2, 1, 3]), None);
-        assert_eq!(landings(&[1, 4]), Some([Some(1), None]));
+        assert_eq!(jump_pads(&[5]), Some([None, None]));
+        assert_eq!(jump_pads(&[7, 2]), Some([None, None]));
+        assert_eq!(jump_pads(&[3, 3]), Some([Some(3), None]));
+        assert_eq!(jump_pads(&[2, 2, 2]), Some([Some(2), Some(4)]));
+        assert_eq!(jump_pads(&[4, 2]), Some([Some(4), None]));
+        // No room for the jump; for a jump pad's second byte; for two jump pads side by side.
+        assert_eq!(jump_pads(&[2, 2]), None);
+        assert_eq!(jump_pads(&[4, 1]), None);
+        assert_eq!(jump_pads(&[4, 1, 3]), None);
+        assert_eq!(jump_pads(&[2, 1, 3]), None);
+        assert_eq!(jump_pads(&[1, 4]), Some([Some(1), None]));
     }
 
     #[test]
     fn the_jump_holds_a_syscall_at_each_landing() {
         let plan = |lengths: &[u8]| {
             let steps: Vec<_> = lengths.iter().copied().map(plain).collect();
-            Plan::new(None, &steps).unwrap()
+            RewritePlan::new(None, &steps).unwrap()
         };
         assert_eq!(plan(&[5]).jump(-2), Some(([0xe9, 0xfe, 0xff, 0xff, 0xff, 0], 5)));
         assert_eq!(plan(&[3, 3]).jump(0x050f_1234), Some(([0xe9, 0x34, 0x12, 0x0f, 0x05, 0], 5)));
         assert_eq!(plan(&[3, 3]).jump(0x050e_1234), None);
         assert_eq!(plan(&[4, 2]).jump(0x0f11_2233), Some(([0xe9, 0x33, 0x22, 0x11, 0x0f, 0x05], 6)));
-        assert_eq!(plan(&[3, 3]).wanted(), (0xffff_0000, 0x050f_0000));
-        assert_eq!(plan(&[4, 2]).wanted(), (0xff00_0000, 0x0f00_0000));
-        assert_eq!(plan(&[2, 2, 2]).wanted(), (0xffff_ff00, 0x0f05_0f00));
+        assert_eq!(plan(&[3, 3]).distance_constraint(), (0xffff_0000, 0x050f_0000));
+        assert_eq!(plan(&[4, 2]).distance_constraint(), (0xff00_0000, 0x0f00_0000));
+        assert_eq!(plan(&[2, 2, 2]).distance_constraint(), (0xffff_ff00, 0x0f05_0f00));
     }
 
     #[test]
     fn instructions_refer_to_the_same_from_their_new_place() {
         // cmpb $0,0x1000(%rip); je +0x10; xor %eax,%eax
         let code = [0x80, 0x3d, 0, 0x10, 0, 0, 0, 0x74, 0x10, 0x31, 0xc0];
-        let steps =
-            [Step { length: 7, kind: Move::Relative(2) }, Step { length: 2, kind: Move::Branch }, plain(2)];
-        let plan = Plan::new(Some(0), &steps).unwrap();
+        let steps = [
+            MovedInstruction { length: 7, kind: Move::Relative(2) },
+            MovedInstruction { length: 2, kind: Move::Branch },
+            plain(2),
+        ];
+        let plan = RewritePlan::new(Some(0), &steps).unwrap();
         let mut out = [0; RELOCATED];
         let moved = plan.relocate(&code, 0x40_0000, 0x30_0000, &mut out).unwrap();
-        assert_eq!(moved, Relocated { length: 15, landings: [None; 2] });
+        assert_eq!(moved, Relocated { length: 15, jump_pads: [None; 2] });
         // 0x401007 from 0x300007, 0x400019 from 0x30000d.
         assert_eq!(out[..7], [0x80, 0x3d, 0, 0x10, 0x10, 0, 0]);
         assert_eq!(out[7..15], [0x0f, 0x84, 0x0c, 0, 0x10, 0, 0x31, 0xc0]);

@@ -1,8 +1,8 @@
-//! The board: memory shared by the executives of all guests, and by the steward that serves them.
+//! The page: memory shared by the executives of all tracees, and by the supervisor that serves them.
 //!
 //! A System V segment, because a freshly executed program can attach that with one system call, without a descriptor
-//! and without `/proc`; and because the kernel counts who is attached, which tells the steward when nobody is left.
-//! All-zero bytes are a valid, fresh board.
+//! and without `/proc`; and because the kernel counts who is attached, which tells the supervisor when nobody is left.
+//! All-zero bytes are a valid, fresh page.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -20,12 +20,12 @@ pub const FIRST_BUCKET: u32 = 6;
 /// How many verdicts about code are remembered.
 pub const VERDICTS: usize = 4096;
 
-/// The board's layout.
+/// The shared page's layout.
 #[repr(C)]
-pub struct Board {
-    /// The steward's process number.
-    pub steward: AtomicU32,
-    /// Not zero where the steward may trace set-user-ID programs without their losing their privilege.
+pub struct SharedPage {
+    /// The supervisor's process number.
+    pub supervisor: AtomicU32,
+    /// Not zero where the supervisor may trace set-user-ID programs without their losing their privilege.
     pub privileged: AtomicU32,
     /// Programs that got an executive.
     pub followed: AtomicU64,
@@ -37,9 +37,9 @@ pub struct Board {
     pub patched_sites: AtomicU64,
     /// Sites that reached the threshold but cannot be shown to be safe to rewrite.
     pub refused_sites: AtomicU64,
-    /// What executives ask of the steward.
+    /// What executives ask of the supervisor.
     pub requests: Requests,
-    /// What the steward said about code, by hash: zero is free, the lowest bit says yes.
+    /// What the supervisor said about code, by hash: zero is free, the lowest bit says yes.
     pub verdicts: [Verdict; VERDICTS],
     /// What rules of a policy met.
     pub rules: [RuleCount; RULES],
@@ -59,7 +59,7 @@ pub const BLOCKS: usize = 64;
 pub struct Block {
     /// [`FRESH_BLOCK`], [`USED_BLOCK`] or [`CLAIMED_BLOCK`].
     pub state: AtomicU32,
-    /// As of the board.
+    /// As of the page.
     pub calls: [Calls; CALLS + 1],
 }
 
@@ -103,7 +103,7 @@ pub struct Calls {
     pub buckets: [AtomicU64; BUCKETS],
 }
 
-impl Board {
+impl SharedPage {
     /// All counters that somebody has counted with: to be added up, row by row.
     pub fn counters(&self) -> impl Iterator<Item = &[Calls; CALLS + 1]> {
         let used = |block: &&Block| block.state.load(Relaxed) != FRESH_BLOCK;
@@ -147,15 +147,15 @@ impl Calls {
 pub enum Unfollowed {
     /// It gains privileges when executed, which being traced would deny it.
     Privileged,
-    /// The steward may not trace the process: somebody else does, or it belongs to another user.
+    /// The supervisor may not trace the process: somebody else does, or it belongs to another user.
     Untraceable,
-    /// It is in another process number namespace, where the steward cannot find it.
+    /// It is in another process number namespace, where the supervisor cannot find it.
     Namespace,
     /// It is no x86-64 program.
     Foreign,
     /// Putting an executive under it failed: a limit on its address space, for instance.
     Failed,
-    /// The steward is gone.
+    /// The supervisor is gone.
     Deserted,
 }
 
@@ -174,7 +174,7 @@ impl Unfollowed {
             Self::Namespace => "it runs in another PID namespace",
             Self::Foreign => "it is no x86-64 program",
             Self::Failed => "its address space or limits leave no room for the executive",
-            Self::Deserted => "the steward process is gone",
+            Self::Deserted => "the supervisor process is gone",
         }
     }
 }

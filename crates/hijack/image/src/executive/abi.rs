@@ -1,11 +1,11 @@
 //! The interface to the kernel and to the program: system calls, signal frames, memory, and the assembly's functions.
 
-pub(crate) mod exec_helper;
 #[cfg(feature = "image")]
 pub(crate) mod freestanding;
 pub(crate) mod readable;
 pub(crate) mod signal_frame;
 pub(crate) mod state;
+pub(crate) mod supervisor;
 pub(crate) mod syscall;
 pub(crate) mod thread_counters;
 pub(crate) mod trampoline;

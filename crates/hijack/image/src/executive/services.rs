@@ -14,7 +14,7 @@
 //!   nothing, uses little stack and no registers but general ones and xmm.
 //! - A signal handler of the program may interrupt it anywhere, call it again, and leave with `siglongjmp`: state is kept in
 //!   atomics that are right after each single step.
-//! - Other threads are in it at the same time, and a child of `fork` has a copy of its state: see [`forked`] and the
+//! - Other threads are in it at the same time, and a child of `fork` has a copy of its state: see [`in_forked_child`] and the
 //!   others here, which are called where threads and processes begin.
 //! - What it does not understand it has the kernel perform: errors are the kernel's to find.
 //! - It reads and writes the program's memory by `user_memory`, which reports faults.
@@ -118,35 +118,35 @@ pub(crate) fn remembered(number: u64) -> Option<&'static AtomicU64> {
 }
 
 /// The thread is about to make a thread or a process, or to execute a program.
-pub(crate) fn about_to_hand_on() {
-    scheduling::about_to_hand_on();
+pub(crate) fn before_clone_or_exec() {
+    scheduling::before_clone_or_exec();
 }
 
 /// This is the child of a `fork`, before it returns to the program: nobody else uses this memory.
-pub(crate) fn forked(flags: u64) {
+pub(crate) fn in_forked_child(flags: u64) {
     if enabled() != 0 {
-        scheduling::forked();
-        identity::forked(flags);
+        scheduling::in_forked_child();
+        identity::in_forked_child(flags);
     }
 }
 
 /// A thread or process is about to begin that uses this memory at the same time.
-pub(crate) fn about_to_share(flags: u64) {
+pub(crate) fn before_sharing_memory(flags: u64) {
     if enabled() != 0 {
-        identity::about_to_share(flags);
+        identity::before_sharing_memory(flags);
     }
 }
 
 /// A process is about to begin that uses this memory while this thread waits.
-pub(crate) fn about_to_vfork() {
+pub(crate) fn before_vfork() {
     if enabled() != 0 {
-        identity::about_to_vfork();
+        identity::before_vfork();
     }
 }
 
 /// That process does not use it any more, or was not made.
-pub(crate) fn vforked() {
+pub(crate) fn after_vfork() {
     if enabled() != 0 {
-        identity::vforked();
+        identity::after_vfork();
     }
 }

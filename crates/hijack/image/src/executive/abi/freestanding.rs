@@ -1,4 +1,4 @@
-//! What a program without C library must bring along, and what the steward looks for in the image.
+//! What a program without C library must bring along, and what the supervisor looks for in the image.
 
 use core::arch::asm;
 use core::panic::PanicInfo;
@@ -7,7 +7,7 @@ use crate::executive::abi::syscall::call;
 use crate::executive::abi::trampoline::{orrery_boot, orrery_restorer, orrery_sigsys};
 use crate::nr;
 
-/// The functions that the kernel is told of, and the one that the steward has run first.
+/// The functions that the kernel is told of, and the one that the supervisor has run first.
 #[repr(C)]
 pub(crate) struct Entries {
     handler: unsafe extern "C" fn(),
@@ -15,7 +15,7 @@ pub(crate) struct Entries {
     boot: unsafe extern "C" fn(u64, u64, u64) -> !,
 }
 
-/// Read by the steward.
+/// Read by the supervisor.
 #[unsafe(no_mangle)]
 pub(crate) static ORRERY_ENTRIES: Entries =
     Entries { handler: orrery_sigsys, restorer: orrery_restorer, boot: orrery_boot };

@@ -5,7 +5,7 @@
 //!
 //! A page that could be read stays readable until the process unmaps it, moves it, or changes its protection, and all calls
 //! that do so pass through the executive. So under a policy that asks about paths a few pages are remembered, and
-//! [`forget`] says that they are not to be relied on any more. What that cannot see: a file that is cut short by somebody else
+//! [`invalidate`] says that they are not to be relied on any more. What that cannot see: a file that is cut short by somebody else
 //! beneath a path that lies in a mapping of it, and a thread that unmaps a path which another thread's call is about to read.
 //! There, the program gets a signal rather than EFAULT.
 
@@ -32,7 +32,7 @@ const EPOCH_BITS: u32 = 28;
 const TAKEN: u64 = 1 << 63;
 
 /// Pages that could be read, each with the epoch in which that was.
-static KNOWN: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+static READABLE_PAGES: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 /// Ends whenever a page may have become unreadable.
 static EPOCH: AtomicU64 = AtomicU64::new(0);
 /// Whether the kernel answers as it should: [`UNKNOWN`], [`YES`] or [`NO`].
@@ -44,21 +44,21 @@ const NO: u8 = 2;
 static KEYS: AtomicU8 = AtomicU8::new(0);
 
 /// Memory may have become unreadable, or is about to.
-pub(crate) fn forget() {
+pub(crate) fn invalidate() {
     let epoch = EPOCH.fetch_add(1, Release).wrapping_add(1);
     if epoch.trailing_zeros() >= EPOCH_BITS {
         // What is remembered from the last time that these bits were the same is too old.
-        KNOWN.iter().for_each(|place| place.store(0, Relaxed));
+        READABLE_PAGES.iter().for_each(|place| place.store(0, Relaxed));
     }
 }
 
 /// The program uses protection keys: nothing is remembered any more.
-pub(crate) fn distrust() {
+pub(crate) fn disable_cache() {
     KEYS.store(1, Relaxed);
-    forget();
+    invalidate();
 }
 
-fn ask(at: u64) -> i64 {
+fn probe_kernel(at: u64) -> i64 {
     // SAFETY: the order is none, so no mask is changed.
     unsafe { call(nr::rt_sigprocmask, [NO_ORDER, at & !7, 0, SET_BYTES, 0, 0]) }
 }
@@ -67,17 +67,17 @@ fn ask(at: u64) -> i64 {
 ///
 /// # Errors
 /// `-EFAULT` where it cannot; `-ENOSYS` where that is not to be found out so.
-fn look(at: u64) -> Result<(), i64> {
+fn probe(at: u64) -> Result<(), i64> {
     if ORRERY_CONFIG.filtered.load(Relaxed) != 0 {
         return Err(-ENOSYS);
     }
     if ANSWERS.load(Relaxed) == UNKNOWN {
-        ANSWERS.store(if ask(NOWHERE) == -EFAULT { YES } else { NO }, Relaxed);
+        ANSWERS.store(if probe_kernel(NOWHERE) == -EFAULT { YES } else { NO }, Relaxed);
     }
     if ANSWERS.load(Relaxed) == NO {
         return Err(-ENOSYS);
     }
-    match ask(at) {
+    match probe_kernel(at) {
         error if error == -EINVAL => Ok(()),
         error if error == -EFAULT => Err(-EFAULT),
         _ => Err(-ENOSYS),
@@ -87,12 +87,12 @@ fn look(at: u64) -> Result<(), i64> {
 /// Whether all of these bytes can be read just now.
 ///
 /// # Errors
-/// As of [`piece`].
-pub(crate) fn all(start: u64, length: u64) -> Result<(), i64> {
+/// As of [`bytes_at`].
+pub(crate) fn is_readable(start: u64, length: u64) -> Result<(), i64> {
     let Some(last) = length.checked_sub(1) else { return Ok(()) };
     let last = start.checked_add(last).ok_or(-EFAULT)?;
     for page in start / PAGE..=last / PAGE {
-        look(page * PAGE)?;
+        probe(page * PAGE)?;
     }
     Ok(())
 }
@@ -101,12 +101,12 @@ pub(crate) fn all(start: u64, length: u64) -> Result<(), i64> {
 ///
 /// # Errors
 /// `-EFAULT` where they cannot be read; `-ENOSYS` where that is not to be found out here.
-pub(crate) fn piece(at: u64, most: usize, stack: u64) -> Result<&'static [u8], i64> {
+pub(crate) fn bytes_at(at: u64, most: usize, stack: u64) -> Result<&'static [u8], i64> {
     let here = 0_u8;
     // On the same stack, the page below the pointer is there.
     let beside = stack.wrapping_sub(address(&here)) < NEAR && at >= stack && at / PAGE == (stack - 1) / PAGE;
     if !beside {
-        remembered(at)?;
+        probe_cached(at)?;
     }
     let length = most.min((PAGE - at % PAGE) as usize);
     let start = core::ptr::with_exposed_provenance::<u8>(at as usize);
@@ -115,16 +115,16 @@ pub(crate) fn piece(at: u64, most: usize, stack: u64) -> Result<&'static [u8], i
     Ok(unsafe { core::slice::from_raw_parts(start, length) })
 }
 
-fn remembered(at: u64) -> Result<(), i64> {
+fn probe_cached(at: u64) -> Result<(), i64> {
     let page = at / PAGE;
     let epoch = EPOCH.load(Acquire);
     let mark = TAKEN | page << EPOCH_BITS | epoch & ((1 << EPOCH_BITS) - 1);
     let usable = at < HIGHEST && KEYS.load(Relaxed) == 0;
-    let place = KNOWN.get(page as usize % PLACES).filter(|_| usable);
+    let place = READABLE_PAGES.get(page as usize % PLACES).filter(|_| usable);
     if place.is_some_and(|place| place.load(Relaxed) == mark) {
         return Ok(());
     }
-    look(at)?;
+    probe(at)?;
     if let Some(place) = place {
         // Worth nothing if the epoch has ended meanwhile.
         place.store(mark, Relaxed);
@@ -147,25 +147,25 @@ mod tests {
     #[test]
     fn what_can_be_read_is_told_from_what_cannot() {
         let at = mapped();
-        assert_eq!(all(at + 1, PAGE - 1), Ok(()));
-        assert_eq!(piece(at + 4090, 100, 0).unwrap(), [0; 6]);
+        assert_eq!(is_readable(at + 1, PAGE - 1), Ok(()));
+        assert_eq!(bytes_at(at + 4090, 100, 0).unwrap(), [0; 6]);
         // SAFETY: the page is this test's.
         unsafe { call(nr::mprotect, [at, PAGE, 0, 0, 0, 0]) };
-        assert_eq!(all(at, 1), Err(-EFAULT));
-        assert_eq!(all(NOWHERE, 1), Err(-EFAULT));
-        assert_eq!(all(u64::MAX, 2), Err(-EFAULT));
-        assert_eq!(all(0, 0), Ok(()));
+        assert_eq!(is_readable(at, 1), Err(-EFAULT));
+        assert_eq!(is_readable(NOWHERE, 1), Err(-EFAULT));
+        assert_eq!(is_readable(u64::MAX, 2), Err(-EFAULT));
+        assert_eq!(is_readable(0, 0), Ok(()));
     }
 
     #[test]
     fn what_was_readable_is_asked_about_again_after_a_change() {
         let at = mapped();
-        assert!(piece(at, 1, 0).is_ok());
+        assert!(bytes_at(at, 1, 0).is_ok());
         // Not unmapped: another test's thread might get the place.
         // SAFETY: as above; nobody reads there.
         unsafe { call(nr::mprotect, [at, PAGE, 0, 0, 0, 0]) };
-        forget();
-        assert_eq!(piece(at, 1, 0), Err(-EFAULT));
+        invalidate();
+        assert_eq!(bytes_at(at, 1, 0), Err(-EFAULT));
     }
 
     #[test]
@@ -173,6 +173,6 @@ mod tests {
         let word = [7_u8; 16];
         let stack = address(&word);
         // Whatever the page, it is this thread's.
-        assert_eq!(piece(stack, 1, stack), Ok(&[7_u8][..]));
+        assert_eq!(bytes_at(stack, 1, stack), Ok(&[7_u8][..]));
     }
 }

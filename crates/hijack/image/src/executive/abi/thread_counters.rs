@@ -1,7 +1,7 @@
 //! Counters that a thread has for itself: it adds to them without locking the bus, which costs more than all the rest of a
 //! rewritten call.
 //!
-//! A thread is known by its `fs` base, which its C library (or Go's runtime) keeps for it alone. The board has a number of
+//! A thread is known by its `fs` base, which its C library (or Go's runtime) keeps for it alone. The shared page has a number of
 //! [`Block`]s; a table here, found by a hash of `fs`, says which block a thread has. A stub, or `orrery_timed`, looks there,
 //! and adds with one instruction, so that a signal falls before or after it. Who finds nothing adds to the counters that
 //! all share, with a lock. A reader takes the sum. So no call is lost:
@@ -17,7 +17,7 @@ use core::sync::atomic::{
     AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
-use crate::executive::abi::state::{ORRERY_CONFIG, board, counted};
+use crate::executive::abi::state::{ORRERY_CONFIG, counted, shared_page};
 use crate::executive::abi::syscall::address;
 use crate::nr::CALLS;
 use crate::shared_page::{Block, CLAIMED_BLOCK, Calls, FRESH_BLOCK, USED_BLOCK};
@@ -27,7 +27,7 @@ const OWNERS: usize = 256;
 /// What belongs to no `fs`: the sum with it must be zero, and this one's counterpart is no address.
 const NOBODY: u64 = 1;
 
-/// Who owns which block. The layout is known to `gates` and `patch`.
+/// Who owns which block. The layout is known to `trampolines` and `patch`.
 #[repr(C, align(16))]
 pub(crate) struct Owner {
     /// The negative of `fs`.
@@ -46,14 +46,14 @@ static FORBIDDEN: AtomicU32 = AtomicU32::new(0);
 static THREADED: AtomicU32 = AtomicU32::new(0);
 
 /// Whether the processor and the kernel let programs read `fs`, and calls are counted.
-pub(crate) fn possible() -> bool {
-    counted() && ORRERY_CONFIG.own_counters.load(Relaxed) != 0
+pub(crate) fn available() -> bool {
+    counted() && ORRERY_CONFIG.thread_counters_enabled.load(Relaxed) != 0
 }
 
-/// This thread's `fs`. Only where [`possible`].
+/// This thread's `fs`. Only where [`available`].
 fn current() -> u64 {
     let base: u64;
-    // SAFETY: `rdfsbase %rcx`, which the steward has found to be allowed.
+    // SAFETY: `rdfsbase %rcx`, which the supervisor has found to be allowed.
     unsafe {
         asm!(".byte 0xf3, 0x48, 0x0f, 0xae, 0xc1", out("rcx") base, options(nomem, nostack, preserves_flags));
     }
@@ -62,7 +62,7 @@ fn current() -> u64 {
 
 fn owner(base: u64) -> Option<&'static Owner> {
     let mut hash = 0_u64;
-    // SAFETY: `crc32 %rcx,%rax`, which the steward has found to be there.
+    // SAFETY: `crc32 %rcx,%rax`, which the supervisor has found to be there.
     unsafe {
         asm!(
             ".byte 0xf2, 0x48, 0x0f, 0x38, 0xf1, 0xc1",
@@ -76,13 +76,13 @@ fn owner(base: u64) -> Option<&'static Owner> {
 /// This thread's own counters, if it has some. Only to be used before the thread does anything else: the child of a fork
 /// has none of these.
 fn rows() -> Option<&'static [Calls; CALLS + 1]> {
-    let base = if possible() { current() } else { return None };
+    let base = if available() { current() } else { return None };
     let owner = owner(base)?;
     if owner.complement.load(Acquire) != base.wrapping_neg() {
         return None;
     }
     let rows = owner.rows.load(Relaxed) as usize;
-    // SAFETY: rows of a block of the board, which stays attached.
+    // SAFETY: rows of a block of the page, which stays attached.
     Some(unsafe { &*core::ptr::with_exposed_provenance(rows) })
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn count(number: u64, counts: impl Fn(&Calls, &dyn Fn(&AtomicU64, u64
                 asm!("add qword ptr [{0}], {1}", in(reg) counter.as_ptr(), in(reg) more, options(nostack))
             }
         }),
-        None => counts(board().row(number), &|counter, more| {
+        None => counts(shared_page().row(number), &|counter, more| {
             counter.fetch_add(more, Relaxed);
         }),
     }
@@ -104,7 +104,7 @@ pub(crate) fn count(number: u64, counts: impl Fn(&Calls, &dyn Fn(&AtomicU64, u64
 
 /// Claims a block for this thread, if it has none.
 pub(crate) fn claim() {
-    if possible() {
+    if available() {
         claim_for(current());
     }
 }
@@ -118,7 +118,7 @@ fn claim_for(base: u64) {
         let state = block.state.load(Relaxed);
         state != CLAIMED_BLOCK && block.state.compare_exchange(state, CLAIMED_BLOCK, AcqRel, Relaxed).is_ok()
     };
-    let Some(block) = board().blocks.iter().find(free) else { return };
+    let Some(block) = shared_page().blocks.iter().find(free) else { return };
     // Whoever is first here has the place; the other one's block is for somebody else.
     if owner.rows.compare_exchange(0, address(&block.calls), AcqRel, Relaxed).is_ok() {
         owner.complement.store(base.wrapping_neg(), Release);
@@ -128,8 +128,8 @@ fn claim_for(base: u64) {
 }
 
 /// A thread is about to be made that shares memory and runs beside its parent; with this `fs`, or with its parent's.
-pub(crate) fn thread(base: Option<u64>) {
-    if !possible() {
+pub(crate) fn before_thread(base: Option<u64>) {
+    if !available() {
         return;
     }
     THREADED.store(1, Relaxed);
@@ -149,8 +149,8 @@ fn forget() {
 }
 
 /// In a forked child: its parent's blocks are not its own.
-pub(crate) fn start_anew() {
-    if possible() {
+pub(crate) fn reset_in_child() {
+    if available() {
         forget();
         for owner in &TABLE {
             owner.rows.store(0, Relaxed);
@@ -162,14 +162,14 @@ pub(crate) fn start_anew() {
 
 /// The process is about to end, or to execute a program.
 pub(crate) fn release() {
-    if !possible() || THREADED.load(Relaxed) != 0 {
+    if !available() || THREADED.load(Relaxed) != 0 {
         return;
     }
     forget();
     for owner in &TABLE {
         let rows = owner.rows.swap(0, AcqRel);
         let of = |block: &&Block| rows != 0 && address(&block.calls) == rows;
-        if let Some(block) = board().blocks.iter().find(of) {
+        if let Some(block) = shared_page().blocks.iter().find(of) {
             block.state.store(USED_BLOCK, Release);
         }
     }

@@ -10,10 +10,10 @@ use crate::executive::abi::unwind_step::Step;
 use crate::executive::abi::vfork_slots::Slot;
 
 /// How many sites can be rewritten in one process.
-pub(crate) const GATES: usize = 4096;
+pub(crate) const TRAMPOLINES: usize = 4096;
 
-/// Where each gate returns to.
-pub(crate) static TARGETS: [AtomicU64; GATES] = [const { AtomicU64::new(0) }; GATES];
+/// Where each trampoline returns to.
+pub(crate) static RETURN_ADDRESSES: [AtomicU64; TRAMPOLINES] = [const { AtomicU64::new(0) }; TRAMPOLINES];
 
 unsafe extern "C" {
     /// Runs `process::boot::boot`, and sends SIGSYS to itself, with what that returned in rbx.
@@ -40,14 +40,14 @@ unsafe extern "C" {
     pub(crate) fn orrery_set_alternate_stack(new: u64) -> i64;
     /// A call with `int $0x80`.
     pub(crate) fn orrery_compat(registers: *const Registers) -> u64;
-    /// The gates: eight bytes each, `syscall` and a jump through [`TARGETS`].
-    pub(crate) fn orrery_gates();
+    /// The trampolines: eight bytes each, `syscall` and a jump through [`RETURN_ADDRESSES`].
+    pub(crate) fn orrery_trampolines();
     /// Performs the call in eax, counts it, and returns to rcx.
     pub(crate) fn orrery_counted();
     /// Performs the call in eax, times it, and returns to rcx.
     pub(crate) fn orrery_timed();
     /// Has the policy asked about the call in eax, and returns to rcx.
-    pub(crate) fn orrery_judged();
+    pub(crate) fn orrery_stub_call();
     /// Performs a call of the program's, with these six arguments, and notes directly behind it that it was made.
     pub(crate) fn orrery_perform(number: u64, arguments: *const [u64; 6], progress: *mut Progress) -> i64;
     /// What the kernel is given for handlers of the program: eight bytes each, see `signals::handlers`.
@@ -57,13 +57,13 @@ unsafe extern "C" {
     /// What is where in all of this, by the instruction.
     pub(crate) static orrery_steps: Step;
     pub(crate) static orrery_steps_end: Step;
-    /// The same, but has the call performed by the gate in r11 if nothing is to be said about it: see `policy::path_filter`.
-    pub(crate) fn orrery_asked();
+    /// The same, but has the call performed by the trampoline in r11 if nothing is to be said about it: see `policy::path_filter`.
+    pub(crate) fn orrery_stub_filter();
 }
 
-/// What `orrery_judged` and `orrery_asked` push: on the program's stack, below its red zone.
+/// What `orrery_stub_call` and `orrery_stub_filter` push: on the program's stack, below its red zone.
 #[repr(C)]
-pub(crate) struct Patched {
+pub(crate) struct StubFrame {
     pub(crate) progress: Progress,
     /// r15, r14, r13, r12 and rbx.
     pub(crate) preserved: [u64; 5],
@@ -75,7 +75,7 @@ pub(crate) struct Patched {
     pub(crate) flags: u64,
 }
 
-impl Patched {
+impl StubFrame {
     /// Puts the call's arguments into the registers that they were in.
     pub(crate) fn arguments_to(&self, registers: &mut Registers) {
         let r = registers;
@@ -83,8 +83,8 @@ impl Patched {
     }
 }
 
-/// What is in place of a return address above the rbp that `orrery_judged` and `orrery_asked` keep: nobody returns there.
-pub(crate) const KEPT: u32 = 0x6f72_7265;
+/// What is in place of a return address above the rbp that `orrery_stub_call` and `orrery_stub_filter` keep: nobody returns there.
+pub(crate) const STUB_FRAME_MARK: u32 = 0x6f72_7265;
 
 /// What a function may use below its stack pointer.
 pub(crate) const RED_ZONE: u64 = 128;

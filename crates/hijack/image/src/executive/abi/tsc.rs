@@ -20,7 +20,7 @@ const PR_TSC_SIGSEGV: u64 = 2;
 /// What the counter shows; zero where it may not be read.
 #[inline(always)]
 pub(crate) fn ticks() -> u64 {
-    if ORRERY_CONFIG.blind.load(Relaxed) != 0 {
+    if ORRERY_CONFIG.tsc_disabled.load(Relaxed) != 0 {
         return 0;
     }
     // SAFETY: reads a counter.
@@ -47,25 +47,25 @@ fn forbids(number: u64, arguments: [u64; 6]) -> bool {
 }
 
 /// Has `perform` make a `prctl` or `seccomp` of the program's, and reads the counter no more if that forbids it.
-pub(crate) fn restrict(number: u64, arguments: [u64; 6], perform: impl FnOnce() -> i64) -> i64 {
+pub(crate) fn perform_restriction(number: u64, arguments: [u64; 6], perform: impl FnOnce() -> i64) -> i64 {
     if !forbids(number, arguments) {
         return perform();
     }
-    let before = ORRERY_CONFIG.blind.swap(1, Relaxed);
+    let before = ORRERY_CONFIG.tsc_disabled.swap(1, Relaxed);
     let result = perform();
     if failed(result) {
-        ORRERY_CONFIG.blind.store(before, Relaxed);
+        ORRERY_CONFIG.tsc_disabled.store(before, Relaxed);
     }
     result
 }
 
 /// The program may have been executed by one that had forbidden it.
-pub(crate) fn look() {
+pub(crate) fn detect() {
     let mut state = 0_u32;
     // SAFETY: the kernel writes an `int`; where it does not know the question, nothing is forbidden.
     unsafe { call(nr::prctl, [PR_GET_TSC, address_mut(&mut state), 0, 0, 0, 0]) };
     if u64::from(state) == PR_TSC_SIGSEGV {
-        ORRERY_CONFIG.blind.store(1, Relaxed);
+        ORRERY_CONFIG.tsc_disabled.store(1, Relaxed);
     }
 }
 
@@ -89,10 +89,10 @@ mod tests {
     fn time_goes_on_until_it_is_forbidden() {
         let start = ticks();
         assert!(since(start).is_some());
-        assert_eq!(restrict(nr::prctl, [PR_SET_TSC, PR_TSC_SIGSEGV, 0, 0, 0, 0], || -1), -1);
+        assert_eq!(perform_restriction(nr::prctl, [PR_SET_TSC, PR_TSC_SIGSEGV, 0, 0, 0, 0], || -1), -1);
         assert!(since(start).is_some());
-        assert_eq!(restrict(nr::prctl, [PR_SET_TSC, PR_TSC_SIGSEGV, 0, 0, 0, 0], || 0), 0);
+        assert_eq!(perform_restriction(nr::prctl, [PR_SET_TSC, PR_TSC_SIGSEGV, 0, 0, 0, 0], || 0), 0);
         assert_eq!((ticks(), since(start)), (0, None));
-        ORRERY_CONFIG.blind.store(0, Relaxed);
+        ORRERY_CONFIG.tsc_disabled.store(0, Relaxed);
     }
 }

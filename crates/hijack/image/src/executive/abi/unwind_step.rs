@@ -2,10 +2,10 @@
 //!
 //! The assembler writes one entry wherever that changes: see `dispatch/assembly/unwind_steps.s`.
 
-/// From which instruction on the program's registers are where, in the assembly of `gates`. Distances are in words.
+/// From which instruction on the program's registers are where, in the assembly of `trampolines`. Distances are in words.
 #[repr(C)]
 pub(crate) struct Step {
-    /// The instruction's distance from the gates, in bytes.
+    /// The instruction's distance from the trampolines, in bytes.
     pub(crate) offset: u32,
     /// How much the program's stack pointer is above `rsp`; or one of [`kind`].
     pub(crate) stack: u8,
@@ -26,10 +26,10 @@ pub(crate) mod kind {
     pub(crate) const FIRST: u8 = 241;
     /// There is no call.
     pub(crate) const NOTHING: u8 = 255;
-    /// What `orrery_judged` has pushed, by its rbp.
-    pub(crate) const JUDGED: u8 = 254;
+    /// What `orrery_stub_call` has pushed, by its rbp.
+    pub(crate) const STUB_CALL: u8 = 254;
     /// The same, and xmm registers are kept below.
-    pub(crate) const KEPT: u8 = 241;
+    pub(crate) const STUB_CALL_XMM: u8 = 241;
     /// In `orrery_perform`, before the call.
     pub(crate) const PERFORMS: u8 = 253;
     /// Behind it.
@@ -60,10 +60,10 @@ pub(crate) mod kind {
 pub(crate) mod number {
     pub(crate) const RAX: u8 = 0;
     pub(crate) const R11: u8 = 1;
-    /// Made: its result is in rax, and rdi to r9 are as pushed by `orrery_judged`.
-    pub(crate) const POPS: u8 = 2;
-    /// Not made yet: it and rdi to r9 are as pushed by `orrery_asked`.
-    pub(crate) const POPPED: u8 = 5;
+    /// Made: its result is in rax, and rdi to r9 are as pushed by `orrery_stub_call`.
+    pub(crate) const RESTORING_DONE: u8 = 2;
+    /// Not made yet: it and rdi to r9 are as pushed by `orrery_stub_filter`.
+    pub(crate) const RESTORING_UNMADE: u8 = 5;
     /// Made: its result is in rax.
     pub(crate) const DONE: u8 = 3;
     /// Made: its result is 22 words below the program's stack pointer.

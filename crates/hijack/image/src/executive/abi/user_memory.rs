@@ -47,7 +47,7 @@ unsafe fn transfer(number: u64, ours: *const u8, theirs: u64, length: usize) -> 
 /// Fills `to` from the program's memory.
 fn fetch(to: &mut [MaybeUninit<u8>], theirs: u64) -> Result<(), i64> {
     let (ours, length) = (to.as_mut_ptr().cast::<u8>(), to.len());
-    match readable::all(theirs, length as u64) {
+    match readable::is_readable(theirs, length as u64) {
         Err(error) if error == -ENOSYS => {
             // SAFETY: the slice is ours to write to.
             if let Some(result) = unsafe { transfer(nr::process_vm_readv, ours, theirs, length) } {

@@ -10,13 +10,13 @@ use crate::config::Config;
 use crate::executive::abi::signal_frame::{Context, Progress, Registers};
 use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::thread_counters;
-use crate::executive::abi::trampoline::{GATES, KEPT, TARGETS};
+use crate::executive::abi::trampoline::{RETURN_ADDRESSES, STUB_FRAME_MARK, TRAMPOLINES};
 use crate::executive::abi::unwind_step::{kind, number};
 use crate::executive::memory::stub_pages;
 use crate::executive::process::{boot, clone};
 use crate::executive::signals::handlers;
 use crate::nr::CALLS;
-use crate::shared_page::{BUCKETS, Board, Calls, FIRST_BUCKET};
+use crate::shared_page::{BUCKETS, Calls, FIRST_BUCKET, SharedPage};
 
 global_asm!(
     include_str!("assembly/unwind_steps.s"),
@@ -29,16 +29,16 @@ global_asm!(
     include_str!("assembly/stub_calls.s"),
     include_str!("assembly/handler_thunks.s"),
     include_str!("assembly/end.s"),
-    gates = const GATES,
-    targets = sym TARGETS,
+    trampolines = const TRAMPOLINES,
+    return_addresses = sym RETURN_ADDRESSES,
     config = sym ORRERY_CONFIG,
     code = const core::mem::offset_of!(Config, code),
     code_length = const core::mem::offset_of!(Config, code_length),
     action = const core::mem::offset_of!(Config, action),
-    unarmed = const core::mem::offset_of!(Board, unarmed),
-    calls = const core::mem::offset_of!(Board, calls),
-    blind = const core::mem::offset_of!(Config, blind),
-    own_counters = const core::mem::offset_of!(Config, own_counters),
+    unarmed = const core::mem::offset_of!(SharedPage, unarmed),
+    calls = const core::mem::offset_of!(SharedPage, calls),
+    tsc_disabled = const core::mem::offset_of!(Config, tsc_disabled),
+    thread_counters_enabled = const core::mem::offset_of!(Config, thread_counters_enabled),
     owners = sym thread_counters::TABLE,
     other = const CALLS,
     first_bucket = const FIRST_BUCKET,
@@ -46,8 +46,8 @@ global_asm!(
     vfork_child = sym clone::vfork_child,
     vfork_parent = sym clone::vfork_parent,
     on_sigsys = sym sigsys::on_sigsys,
-    patched = sym stub_calls::patched,
-    mark = const KEPT,
+    stub_call = sym stub_calls::stub_call,
+    mark = const STUB_FRAME_MARK,
     thunks = const handlers::THUNKS,
     handlers = sym handlers::HANDLERS,
     interrupted = const 8 + core::mem::offset_of!(Context, registers) + core::mem::offset_of!(Registers, rip),
@@ -60,8 +60,8 @@ global_asm!(
     kinds = const kind::FIRST,
     saved = const core::mem::offset_of!(Context, registers),
     nothing = const kind::NOTHING,
-    judged = const kind::JUDGED,
-    kept = const kind::KEPT,
+    in_stub_call = const kind::STUB_CALL,
+    in_stub_call_xmm = const kind::STUB_CALL_XMM,
     performs = const kind::PERFORMS,
     performed = const kind::PERFORMED,
     begins = const kind::BEGINS,
@@ -78,11 +78,11 @@ global_asm!(
     compatible = const kind::COMPATIBLE,
     end = const kind::END,
     r11 = const number::R11,
-    pops = const number::POPS,
-    popped = const number::POPPED,
+    restoring_done = const number::RESTORING_DONE,
+    restoring_unmade = const number::RESTORING_UNMADE,
     done = const number::DONE,
     done_pushed = const number::DONE_PUSHED,
-    asked = sym stub_calls::asked,
+    stub_filter = sym stub_calls::stub_filter,
     boot = sym boot::boot,
 );
 

@@ -18,7 +18,7 @@ use core::mem::MaybeUninit;
 use super::kernel_calls::{Origin, perform};
 use crate::executive::policy::conditions::{Call, Facts};
 use crate::executive::policy::journal_writer;
-use crate::executive::policy::paths::Room;
+use crate::executive::policy::paths::PathBuffer;
 use crate::executive::policy::rules::{Changes, Outcome, judge};
 use crate::executive::policy::table::policy;
 use crate::executive::services::call::{Next, ServiceCall, Stage};
@@ -26,7 +26,7 @@ use crate::executive::services::{self, Service};
 use crate::nr;
 use crate::policy::Rule;
 
-/// Room for the paths of a call that names two.
+/// PathBuffer for the paths of a call that names two.
 const PATHS: usize = 8 << 10;
 
 /// Performs a call, or does with it what the policy says. `site` is the address behind the call instruction.
@@ -46,13 +46,13 @@ pub(crate) fn run(number: u64, arguments: [u64; 6], site: u64, mut origin: Origi
 #[inline(never)]
 fn judged_with_paths(call: &Call, origin: &mut Origin<'_>) -> i64 {
     let mut room = MaybeUninit::<[u8; PATHS]>::uninit();
-    // SAFETY: `Room` hands out only bytes that were written before.
+    // SAFETY: `PathBuffer` hands out only bytes that were written before.
     judged(call, unsafe { &mut *room.as_mut_ptr() }, origin)
 }
 
 #[inline(never)]
 fn judged(call: &Call, room: &mut [u8], origin: &mut Origin<'_>) -> i64 {
-    let mut facts = Facts::new(call, Room::new(room));
+    let mut facts = Facts::new(call, PathBuffer::new(room));
     let mut changes = Changes::new(call.arguments);
     let verdict = judge(call, &mut facts, &mut changes);
     let result = match verdict.logged {
@@ -93,7 +93,7 @@ fn serve(number: u64, arguments: [u64; 6], origin: &mut Origin<'_>) -> i64 {
     match services::of(number) {
         None => perform(number, arguments, origin),
         Some(service) if !service.names_paths => {
-            follow(service, ServiceCall::new(number, arguments, Room::new(&mut []), &mut []), origin)
+            follow(service, ServiceCall::new(number, arguments, PathBuffer::new(&mut []), &mut []), origin)
         }
         Some(service) if number == nr::execve => serve_execve(service, arguments, origin),
         Some(service) => serve_paths(service, number, arguments, origin),
@@ -103,8 +103,8 @@ fn serve(number: u64, arguments: [u64; 6], origin: &mut Origin<'_>) -> i64 {
 #[inline(never)]
 fn serve_paths(service: &Service, number: u64, arguments: [u64; 6], origin: &mut Origin<'_>) -> i64 {
     let mut room = MaybeUninit::<[u8; PATHS]>::uninit();
-    // SAFETY: `Room` hands out only bytes that were written before.
-    let room = Room::new(unsafe { &mut *room.as_mut_ptr() });
+    // SAFETY: `PathBuffer` hands out only bytes that were written before.
+    let room = PathBuffer::new(unsafe { &mut *room.as_mut_ptr() });
     follow(service, ServiceCall::new(number, arguments, room, &mut []), origin)
 }
 
@@ -112,8 +112,8 @@ fn serve_paths(service: &Service, number: u64, arguments: [u64; 6], origin: &mut
 fn serve_execve(service: &Service, arguments: [u64; 6], origin: &mut Origin<'_>) -> i64 {
     let mut room = MaybeUninit::<[u8; PATHS]>::uninit();
     let mut list = [0; services::SCRIPT_ARGUMENTS];
-    // SAFETY: `Room` hands out only bytes that were written before.
-    let room = Room::new(unsafe { &mut *room.as_mut_ptr() });
+    // SAFETY: `PathBuffer` hands out only bytes that were written before.
+    let room = PathBuffer::new(unsafe { &mut *room.as_mut_ptr() });
     follow(service, ServiceCall::new(nr::execve, arguments, room, &mut list), origin)
 }
 

@@ -54,7 +54,7 @@ fn perform_with_frame(context: &mut Context, number: u64, arguments: [u64; 6]) -
         nr::rt_sigreturn => sigmask::rt_sigreturn(context),
         nr::rt_sigprocmask => sigmask::rt_sigprocmask(context),
         nr::sigaltstack => sigmask::sigaltstack(context),
-        nr::fork | nr::vfork | nr::clone | nr::clone3 => clone::give_birth(context, number),
+        nr::fork | nr::vfork | nr::clone | nr::clone3 => clone::clone_process(context, number),
         nr::execve | nr::execveat => exec::execute(context, number, arguments),
         nr::exit_group => {
             thread_counters::release();
@@ -91,12 +91,12 @@ fn perform_anywhere(number: u64, arguments: [u64; 6], stack: u64, progress: *mut
         | nr::shmat
         | nr::shmdt
         | nr::brk => mm::change(number, arguments, stack),
-        nr::ptrace if arguments[0] == PTRACE_TRACEME => clone::let_trace(arguments),
+        nr::ptrace if arguments[0] == PTRACE_TRACEME => clone::traceme(arguments),
         // There is one dispatch for a thread, and it is taken.
         nr::prctl if arguments[0] == PR_SET_SYSCALL_USER_DISPATCH => -EINVAL,
         nr::prctl | nr::seccomp => {
             // SAFETY: what the program asked for.
-            let result = tsc::restrict(number, arguments, || unsafe { call(number, arguments) });
+            let result = tsc::perform_restriction(number, arguments, || unsafe { call(number, arguments) });
             if !failed(result) && (number == nr::seccomp || arguments[0] == PR_SET_SECCOMP) {
                 ORRERY_CONFIG.filtered.store(1, Relaxed);
             }

@@ -10,7 +10,7 @@ use super::kernel_calls::Origin;
 use crate::executive::abi::signal_frame::{
     AUDIT_ARCH_I386, AlternateStack, Context, Info, SYS_USER_DISPATCH,
 };
-use crate::executive::abi::state::{board, counted, timed};
+use crate::executive::abi::state::{counted, shared_page, timed};
 use crate::executive::abi::syscall::ENOSYS;
 use crate::executive::abi::trampoline::{orrery_compat, orrery_resume};
 use crate::executive::abi::{thread_counters, tsc};
@@ -85,7 +85,7 @@ fn dispatched(context: &mut Context, compatible: bool) -> bool {
     }
     context.registers.rax = result.cast_unsigned();
     if !is_cramped(context) {
-        sites::note(from, made);
+        sites::record(from, made);
     }
     !nr::needs_frame(number) && number != nr::rt_sigprocmask
 }
@@ -111,7 +111,7 @@ const REFUSED_COMPATIBLE: [u32; 29] = [
 /// A call made with `int $0x80`: passed on, where it needs no treatment.
 #[inline(never)]
 fn perform_compatible(context: &mut Context) -> u64 {
-    board().row(u64::MAX).dispatched.fetch_add(1, Relaxed);
+    shared_page().row(u64::MAX).dispatched.fetch_add(1, Relaxed);
     // Rules are about calls by their numbers on x86-64.
     if policy().is_some_and(Policy::decides) || REFUSED_COMPATIBLE.contains(&(context.registers.rax as u32)) {
         return (-ENOSYS).cast_unsigned();

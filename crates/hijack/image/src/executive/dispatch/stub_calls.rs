@@ -4,9 +4,9 @@ use super::chain;
 use super::kernel_calls::Origin;
 use crate::executive::abi::state::{counted, timed};
 use crate::executive::abi::syscall::address;
-use crate::executive::abi::trampoline::{Patched, RED_ZONE};
+use crate::executive::abi::trampoline::{RED_ZONE, StubFrame};
 use crate::executive::abi::{thread_counters, tsc};
-use crate::executive::policy::path_filter::none_holds;
+use crate::executive::policy::path_filter::no_rule_applies;
 use crate::executive::policy::table::policy;
 use crate::executive::process::mm;
 use crate::executive::services;
@@ -14,13 +14,13 @@ use crate::nr;
 use crate::rewrite_plan::SYSCALL;
 
 /// A call from a rewritten site that is more than passed on: the policy has something to say about it, or the executive.
-pub(crate) extern "C" fn patched(call: &mut Patched) -> i64 {
+pub(crate) extern "C" fn stub_call(call: &mut StubFrame) -> i64 {
     if counted() {
         thread_counters::count(call.number, |row, add| add(&row.patched, 1));
     }
     let start = if timed() { tsc::ticks() } else { 0 };
     let [r9, r8, r10, rdx, rsi, rdi] = call.arguments;
-    let stack = address(call) + size_of::<Patched>() as u64 + RED_ZONE;
+    let stack = address(call) + size_of::<StubFrame>() as u64 + RED_ZONE;
     let number = call.number;
     let progress = &raw mut call.progress;
     let arguments = [rdi, rsi, rdx, r10, r8, r9];
@@ -32,9 +32,9 @@ pub(crate) extern "C" fn patched(call: &mut Patched) -> i64 {
     result
 }
 
-/// Where a site goes on whose call may be one that rules are about: its gate, its own `syscall` (which is dispatched), or
+/// Where a site goes on whose call may be one that rules are about: its trampoline, its own `syscall` (which is dispatched), or
 /// zero for the slow way.
-pub(crate) extern "C" fn asked(patched: &mut Patched, gate: u64) -> u64 {
+pub(crate) extern "C" fn stub_filter(patched: &mut StubFrame, trampoline: u64) -> u64 {
     // The kernel reads an `int`.
     let number = patched.number & 0xffff_ffff;
     patched.number = number;
@@ -45,13 +45,14 @@ pub(crate) extern "C" fn asked(patched: &mut Patched, gate: u64) -> u64 {
         return 0;
     }
     let [r9, r8, r10, rdx, rsi, rdi] = patched.arguments;
-    let stack = address(patched) + size_of::<Patched>() as u64 + RED_ZONE;
+    let stack = address(patched) + size_of::<StubFrame>() as u64 + RED_ZONE;
     let concerned = policy().filter(|policy| policy.concerns(number));
-    if concerned.is_some_and(|policy| !none_holds(policy, number, &[rdi, rsi, rdx, r10, r8, r9], stack)) {
+    if concerned.is_some_and(|policy| !no_rule_applies(policy, number, &[rdi, rsi, rdx, r10, r8, r9], stack))
+    {
         return 0;
     }
     if counted() {
         thread_counters::count(number, |row, add| add(&row.patched, 1));
     }
-    gate
+    trampoline
 }

@@ -57,7 +57,7 @@ fn listed() -> &'static [Range] {
     let all = &ORRERY_CONFIG.ranges;
     let mut count = LISTED.load(Acquire);
     if count == 0 {
-        // What the steward has entered, before the first instruction.
+        // What the supervisor has entered, before the first instruction.
         let used = all.iter().rposition(|range| range.end.load(Relaxed) != 0);
         count = used.map_or(1, |last| last + 1);
         LISTED.fetch_max(count, Release);

@@ -5,21 +5,21 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::executive::abi::trampoline::GATES;
+use crate::executive::abi::trampoline::TRAMPOLINES;
 use crate::executive::memory::code_page::{PAGE, with_bytes};
 
 /// The eighth byte is the number of those before it that count.
 const MOST: usize = 7;
 
-struct Original {
+struct SavedCode {
     /// Where the jump is; zero where it is no more.
     window: AtomicU64,
     bytes: AtomicU64,
 }
 
-/// Changed under the lock of `ranges` only, as is [`USED`]. A jump takes a gate, so there are no more than gates.
-static ALL: [Original; GATES] =
-    [const { Original { window: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; GATES];
+/// Changed under the lock of `ranges` only, as is [`USED`]. A jump takes a trampoline, so there are no more than trampolines.
+static ALL: [SavedCode; TRAMPOLINES] =
+    [const { SavedCode { window: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; TRAMPOLINES];
 static USED: AtomicU32 = AtomicU32::new(0);
 
 /// Remembers the bytes that a jump is to replace; those of an earlier one at the place are of other code. Whether there
@@ -42,15 +42,15 @@ pub(crate) fn remember(window: u64, code: &[u8]) -> bool {
     true
 }
 
-fn within(start: u64, end: u64) -> impl Iterator<Item = (&'static Original, u64)> {
+fn within(start: u64, end: u64) -> impl Iterator<Item = (&'static SavedCode, u64)> {
     let used = ALL.get(..USED.load(Relaxed) as usize).unwrap_or_default();
-    let windows = used.iter().map(|original| (original, original.window.load(Relaxed)));
+    let windows = used.iter().map(|saved| (saved, saved.window.load(Relaxed)));
     windows.filter(move |(_, window)| *window != 0 && (start..end).contains(window))
 }
 
 /// The code in `[start, end)` is another one from now on.
 pub(crate) fn forget(start: u64, end: u64) {
-    within(start, end).for_each(|(original, _)| original.window.store(0, Relaxed));
+    within(start, end).for_each(|(saved, _)| saved.window.store(0, Relaxed));
 }
 
 /// Puts back what stood in `[start, end)`. Whether there was memory for that.
@@ -58,13 +58,13 @@ pub(crate) fn forget(start: u64, end: u64) {
 /// # Safety
 /// The lock of `ranges` is held, and what was rewritten there is still mapped, readable and executable.
 pub(crate) unsafe fn restore(start: u64, end: u64) -> bool {
-    within(start, end).all(|(original, window)| {
-        let bytes = original.bytes.load(Relaxed).to_le_bytes();
+    within(start, end).all(|(saved, window)| {
+        let bytes = saved.bytes.load(Relaxed).to_le_bytes();
         let code = bytes.get(..usize::from(bytes[MOST])).unwrap_or_default();
         // SAFETY: by the caller; a jump lies in one page.
         let restored = unsafe { with_bytes(window & !(PAGE - 1), window, code) };
         if restored {
-            original.window.store(0, Relaxed);
+            saved.window.store(0, Relaxed);
         }
         restored
     })

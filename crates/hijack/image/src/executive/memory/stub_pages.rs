@@ -1,6 +1,6 @@
 //! Memory for stubs: pages within a jump's reach of the sites.
 //!
-//! Where a jump's bytes have to be a landing (see [`crate::rewrite_plan`]), its distance, and so the stub's address, is given
+//! Where a jump's bytes have to be a jump pad (see [`crate::rewrite_plan`]), its distance, and so the stub's address, is given
 //! in part.
 
 use core::sync::atomic::{
@@ -8,12 +8,12 @@ use core::sync::atomic::{
 };
 
 use crate::executive::abi::syscall::{call, failed};
-use crate::executive::abi::trampoline::GATES;
+use crate::executive::abi::trampoline::TRAMPOLINES;
 use crate::nr;
-use crate::rewrite_plan::{JUMP, Plan, RELOCATED, STEPS, SYSCALL};
+use crate::rewrite_plan::{INSTRUCTIONS, JUMP, RELOCATED, RewritePlan, SYSCALL};
 
 const PAGE: u64 = 4096;
-/// Room is given in units of this: 64 of them are a page, and a word has a bit for each.
+/// PathBuffer is given in units of this: 64 of them are a page, and a word has a bit for each.
 const UNIT: u64 = 64;
 /// The largest stub: what was moved, and what has the call performed.
 pub(crate) const STUB: usize = RELOCATED + 128;
@@ -50,27 +50,33 @@ pub(crate) struct Stub {
     number_and_one: AtomicU32,
     /// For each instruction that was moved here: how far behind it the stub's ones begin, and how far before the end of the
     /// site it was.
-    moved: [[AtomicU8; 2]; STEPS],
+    moved: [[AtomicU8; 2]; INSTRUCTIONS],
 }
 
-/// What is in the stub of each gate. All zero, as is whatever else is large here: what is not would have to be written into
+/// What is in the stub of each trampoline. All zero, as is whatever else is large here: what is not would have to be written into
 /// each program.
-static STUBS: [Stub; GATES] = [const {
+static STUBS: [Stub; TRAMPOLINES] = [const {
     Stub {
         start: AtomicU64::new(0),
         length: AtomicU8::new(0),
         number_and_one: AtomicU32::new(0),
-        moved: [const { [AtomicU8::new(0), AtomicU8::new(0)] }; STEPS],
+        moved: [const { [AtomicU8::new(0), AtomicU8::new(0)] }; INSTRUCTIONS],
     }
-}; GATES];
+}; TRAMPOLINES];
 
 /// Addresses below and above all stubs.
 pub(crate) static LOWEST_STUB: AtomicU64 = AtomicU64::new(u64::MAX);
 pub(crate) static HIGHEST_STUB: AtomicU64 = AtomicU64::new(0);
 
-/// Notes what is in the stub of a gate, before anybody can go there.
-pub(crate) fn note(gate: usize, start: u64, length: usize, plan: &Plan, number: Option<u16>) {
-    let Some(stub) = STUBS.get(gate) else { return };
+/// Notes what is in the stub of a trampoline, before anybody can go there.
+pub(crate) fn describe(
+    trampoline: usize,
+    start: u64,
+    length: usize,
+    plan: &RewritePlan,
+    number: Option<u16>,
+) {
+    let Some(stub) = STUBS.get(trampoline) else { return };
     stub.length.store(length as u8, Relaxed);
     stub.number_and_one.store(number.map_or(0, |number| u32::from(number) + 1), Relaxed);
     let (mut here, mut back) = (0, plan.length() + SYSCALL);
@@ -85,16 +91,16 @@ pub(crate) fn note(gate: usize, start: u64, length: usize, plan: &Plan, number: 
     HIGHEST_STUB.fetch_max(start + length as u64, Relaxed);
 }
 
-/// The stub that an address lies in: its gate, and how far the address is behind its start.
+/// The stub that an address lies in: its trampoline, and how far the address is behind its start.
 pub(crate) fn at(address: u64) -> Option<(usize, u64, &'static Stub)> {
     if address < LOWEST_STUB.load(Relaxed) || address >= HIGHEST_STUB.load(Relaxed) {
         return None;
     }
     // Those that could not be put in place are zero.
-    STUBS.iter().enumerate().find_map(|(gate, stub)| {
+    STUBS.iter().enumerate().find_map(|(trampoline, stub)| {
         let start = stub.start.load(Acquire);
         let at = address.wrapping_sub(start);
-        (start != 0 && at < u64::from(stub.length.load(Relaxed))).then_some((gate, at, stub))
+        (start != 0 && at < u64::from(stub.length.load(Relaxed))).then_some((trampoline, at, stub))
     })
 }
 

@@ -15,7 +15,7 @@ const WORDS: usize = 96;
 pub(crate) type Callers = [u64; CALLERS];
 
 /// Finds them.
-pub(crate) fn of(site: u64, stack: u64) -> Callers {
+pub(crate) fn capture(site: u64, stack: u64) -> Callers {
     let mut found = [0; CALLERS];
     let mut places = found.iter_mut();
     if let Some(place) = places.next() {

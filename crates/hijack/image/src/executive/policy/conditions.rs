@@ -3,7 +3,7 @@
 use crate::executive::abi::syscall::{ENAMETOOLONG, address_mut, call, failed};
 use crate::executive::abi::user_memory;
 use crate::executive::policy::call_stack::Callers;
-use crate::executive::policy::paths::Room;
+use crate::executive::policy::paths::PathBuffer;
 use crate::executive::policy::table::Policy;
 use crate::executive::policy::{call_stack, paths};
 use crate::policy::{Address, NO_ARGUMENT, Rule, Shape, kinds};
@@ -37,14 +37,14 @@ pub(crate) struct Facts<'a> {
     site: u64,
     stack: u64,
     /// Where paths are kept.
-    pub(crate) room: Room<'a>,
+    pub(crate) room: PathBuffer<'a>,
     paths: Option<Result<[&'a [u8]; 2], i64>>,
     kind: Option<u32>,
     callers: Option<Callers>,
 }
 
 impl<'a> Facts<'a> {
-    pub(crate) fn new(call: &Call, room: Room<'a>) -> Self {
+    pub(crate) fn new(call: &Call, room: PathBuffer<'a>) -> Self {
         let Call { policy, number, arguments, site, stack } = *call;
         let shape = policy.shape(number);
         Self { policy, shape, number, arguments, site, stack, room, paths: None, kind: None, callers: None }
@@ -54,7 +54,7 @@ impl<'a> Facts<'a> {
     ///
     /// # Errors
     /// What the call is to return because a path is too long to be judged.
-    pub(crate) fn meet(&mut self, rule: &Rule) -> Result<Option<[bool; 2]>, i64> {
+    pub(crate) fn matches(&mut self, rule: &Rule) -> Result<Option<[bool; 2]>, i64> {
         if rule.kinds != 0 && self.kind() & rule.kinds == 0 {
             return Ok(None);
         }
@@ -104,7 +104,7 @@ impl<'a> Facts<'a> {
         if shape.path[0] == NO_ARGUMENT
             && let Some(descriptor) = self.argument(shape.descriptor)
         {
-            let path = self.room.take(|room| paths::of_descriptor(descriptor as i32, room));
+            let path = self.room.take(|room| paths::of_fd(descriptor as i32, room));
             found[0] = known(path)?;
         }
         Ok(found)
@@ -140,7 +140,7 @@ impl<'a> Facts<'a> {
 
     /// Who calls.
     pub(crate) fn callers(&mut self) -> &Callers {
-        self.callers.get_or_insert_with(|| call_stack::of(self.site, self.stack))
+        self.callers.get_or_insert_with(|| call_stack::capture(self.site, self.stack))
     }
 
     fn goes_to(&self, wanted: &Address) -> bool {

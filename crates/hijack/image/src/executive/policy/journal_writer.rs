@@ -6,7 +6,7 @@ use super::conditions::{Call, Facts};
 use super::table::{Policy, policy};
 use super::{call_stack, paths};
 use crate::capture::{ArgCapture, RESULT, extent};
-use crate::executive::abi::state::board;
+use crate::executive::abi::state::shared_page;
 use crate::executive::abi::syscall::{address, call};
 use crate::executive::abi::tsc::{since, ticks};
 use crate::executive::abi::user_memory;
@@ -114,7 +114,7 @@ fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
     let read = match capture.extent {
         extent::STRING => user_memory::read_string(from, room),
         extent::STRINGS => read_strings(from, room),
-        extent::DESCRIPTOR => paths::of_descriptor(from as i32, room),
+        extent::DESCRIPTOR => paths::of_fd(from as i32, room),
         extent::BUFFERS => read_buffers(from, by, room),
         // `msg_iov` and `msg_iovlen` are the third and the fourth word of a `struct msghdr`.
         // SAFETY: integers.
@@ -170,7 +170,7 @@ fn read_buffers(list: u64, count: u64, room: &mut [u8]) -> Result<usize, i64> {
 
 /// Writes an entry.
 pub(crate) fn write(entry: &Entry) {
-    let journal = &board().journal;
+    let journal = &shared_page().journal;
     let mut pauses = 0;
     let (ticket, slot) = loop {
         let ticket = journal.next.load(Acquire);

@@ -2,7 +2,7 @@
 //!
 //! Of the calls that take paths, few have one that a rule is about. So a rewritten site of such a call asks here first. The path
 //! is led through the policy's automaton where the program has it: no copy, no signal frame, and no system call but where
-//! its memory was not read before (see [`super::readable`]). If no rule can hold, the site goes on to its gate, with the
+//! its memory was not read before (see [`super::readable`]). If no rule can hold, the site goes on to its trampoline, with the
 //! registers that it had. Whatever is not plain (a path upwards, a directory given by a descriptor, a rule without path,
 //! a path that fits) is decided by [`super::decide`], rule by rule.
 
@@ -22,7 +22,7 @@ const LONGEST: usize = 1024;
 const LONGEST_DIRECTORY: usize = 512;
 
 /// Whether sites of this call are to ask here.
-pub(crate) fn knows(policy: Policy, number: u64) -> bool {
+pub(crate) fn supports(policy: Policy, number: u64) -> bool {
     policy.automaton().is_some()
         && policy.shape(number).path[0] != NO_ARGUMENT
         && policy.rules(number).all(|rule| rule.fits != 0)
@@ -37,12 +37,12 @@ pub(crate) fn is_fstat(number: u64, arguments: &[u64; 6], stack: u64) -> bool {
     };
     let path = arguments[1];
     // From Linux 6.11 on, no path is an empty one.
-    flags & AT_EMPTY_PATH != 0 && (path == 0 || readable::piece(path, 1, stack) == Ok(&[0]))
+    flags & AT_EMPTY_PATH != 0 && (path == 0 || readable::bytes_at(path, 1, stack) == Ok(&[0]))
 }
 
 /// Whether no rule about this call can hold.
 #[inline(never)]
-pub(crate) fn none_holds(policy: Policy, number: u64, arguments: &[u64; 6], stack: u64) -> bool {
+pub(crate) fn no_rule_applies(policy: Policy, number: u64, arguments: &[u64; 6], stack: u64) -> bool {
     let Some(automaton) = policy.automaton() else { return false };
     let (mut lists, mut all, mut descriptors) = (0, true, false);
     for rule in policy.rules(number) {
@@ -67,7 +67,7 @@ pub(crate) fn none_holds(policy: Policy, number: u64, arguments: &[u64; 6], stac
 fn fits(automaton: Automaton<'_>, directory: Option<u64>, path: u64, stack: u64) -> Option<u64> {
     let (mut at, mut left, mut begun) = (path, LONGEST, None);
     while left > 0 {
-        let mut bytes = match readable::piece(at, left, stack) {
+        let mut bytes = match readable::bytes_at(at, left, stack) {
             Ok(bytes) => bytes,
             // The kernel will say so.
             Err(error) => return (error == -EFAULT).then_some(0),

@@ -9,12 +9,12 @@ use crate::nr;
 
 const AT_FDCWD: i32 = -100;
 
-/// Room for paths, which hands out what it has left.
-pub(crate) struct Room<'a> {
+/// PathBuffer for paths, which hands out what it has left.
+pub(crate) struct PathBuffer<'a> {
     free: &'a mut [u8],
 }
 
-impl<'a> Room<'a> {
+impl<'a> PathBuffer<'a> {
     pub(crate) fn new(free: &'a mut [u8]) -> Self {
         Self { free }
     }
@@ -56,7 +56,7 @@ fn of_directory(directory: Option<u64>, to: &mut [u8]) -> Result<usize, i64> {
             // With its zero.
             if failed(length) { Err(length) } else { Ok((length as usize).saturating_sub(1)) }
         }
-        Some(descriptor) => of_descriptor(descriptor, to),
+        Some(descriptor) => of_fd(descriptor, to),
     }
 }
 
@@ -64,7 +64,7 @@ fn of_directory(directory: Option<u64>, to: &mut [u8]) -> Result<usize, i64> {
 ///
 /// # Errors
 /// What `readlink` says; `-ENAMETOOLONG`.
-pub(crate) fn of_descriptor(descriptor: i32, to: &mut [u8]) -> Result<usize, i64> {
+pub(crate) fn of_fd(descriptor: i32, to: &mut [u8]) -> Result<usize, i64> {
     let mut name = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
     let mut digits = [0_u8; 10];
     let mut value = descriptor.max(0).cast_unsigned();
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn room_is_handed_out_once() {
         let mut bytes = [0; 8];
-        let mut room = Room::new(&mut bytes);
+        let mut room = PathBuffer::new(&mut bytes);
         let first = room
             .take(|to| {
                 to[..3].copy_from_slice(b"abc");

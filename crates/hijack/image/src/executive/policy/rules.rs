@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::conditions::{Call, Facts};
 use super::path_filter;
 use super::table::Policy;
-use crate::executive::abi::state::board;
+use crate::executive::abi::state::shared_page;
 use crate::executive::abi::syscall::{EINTR, ENAMETOOLONG, address, address_mut, call};
 use crate::executive::abi::user_memory;
 use crate::nr;
@@ -54,7 +54,7 @@ pub(crate) fn judge(call: &Call, facts: &mut Facts<'_>, changes: &mut Changes) -
         if by_descriptor && rule.descriptors == 0 {
             continue;
         }
-        let fitting = match facts.meet(rule) {
+        let fitting = match facts.matches(rule) {
             Ok(Some(fitting)) => fitting,
             Ok(None) => continue,
             Err(error) => return Verdict { outcome: Outcome::Answer(error), logged },
@@ -92,7 +92,7 @@ pub(crate) fn judge(call: &Call, facts: &mut Facts<'_>, changes: &mut Changes) -
 
 /// Counts a hit, and says whether it is one to act on.
 fn is_due(rule: &Rule) -> bool {
-    let Some(count) = board().rules.get(rule.counter as usize) else { return false };
+    let Some(count) = shared_page().rules.get(rule.counter as usize) else { return false };
     let hit = count.hits.fetch_add(1, Relaxed);
     let Some(hit) = hit.checked_sub(u64::from(rule.after)) else { return false };
     if rule.every > 1 && !(hit + 1).is_multiple_of(u64::from(rule.every)) {

@@ -1,4 +1,4 @@
-//! The policy's table, as the steward has put it into this process.
+//! The policy's table, as the supervisor has put it into this process.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -23,7 +23,7 @@ pub(crate) struct Policy {
 
 impl Policy {
     fn table(self) -> &'static Table {
-        // SAFETY: the steward has written a table there, in memory that the program cannot unmap (`ranges`).
+        // SAFETY: the supervisor has written a table there, in memory that the program cannot unmap (`ranges`).
         unsafe { &*self.table }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A dispatched call is a signal: the handler of another one that makes calls, or returns by `rt_sigreturn`, needs room for a
 //! second frame, and for the executive's functions. Programs that make alternate stacks no larger than what the kernel
-//! says (`AT_MINSIGSTKSZ`, and `sysconf(_SC_MINSIGSTKSZ)` and `_SC_SIGSTKSZ` that the C library makes of it) are told so: else
+//! says (`AT_MINSIGSTKSZ`, and `sysconf(_SC_MINSIGSTKSZ)` and `_SC_SIGSTKSZ` that the C library makes of it) are raised so: else
 //! these stacks overflow into whatever lies below. See getauxval(3) and sysconf(3).
 
 use crate::executive::abi::trampoline;
@@ -14,16 +14,16 @@ const AT_MINSIGSTKSZ: u64 = 51;
 const AT_NULL: u64 = 0;
 /// What the executive's functions use for a call, at most: `hijack_frames` has a stack with a guard page for that.
 const FUNCTIONS: u64 = 2 << 10;
-/// Under a policy: paths, and what is told of a call.
+/// Under a policy: paths, and what is raised of a call.
 const JUDGED: u64 = 14 << 10;
 /// Frames begin on such multiples, behind a red zone.
 const ALIGNED: u64 = 64;
 
-/// Raises what a program is told of the size of stacks for signals. Where the kernel tells nothing, nothing is told.
+/// Raises what a program is raised of the size of stacks for signals. Where the kernel tells nothing, nothing is raised.
 ///
 /// # Safety
 /// `stack` is the stack pointer that the kernel has given to the program, which does not run yet.
-pub(crate) unsafe fn tell(stack: u64, has_policy: bool) {
+pub(crate) unsafe fn raise_min_stack_size(stack: u64, has_policy: bool) {
     // SAFETY: from there on lie the number of arguments, these, a zero, the environment, a zero, and the vector.
     unsafe {
         let stack = core::ptr::with_exposed_provenance_mut::<u64>(stack as usize);
@@ -59,9 +59,9 @@ mod tests {
         for has_policy in [false, true] {
             let mut words = WORDS;
             // SAFETY: laid out like the stack of a program that starts.
-            unsafe { tell((&raw mut words).expose_provenance() as u64, has_policy) };
-            let told = words[10];
-            assert!(told >= 2 * 3376 + handlers::ROOM as u64 + FUNCTIONS, "{told}");
+            unsafe { raise_min_stack_size((&raw mut words).expose_provenance() as u64, has_policy) };
+            let raised = words[10];
+            assert!(raised >= 2 * 3376 + handlers::ROOM as u64 + FUNCTIONS, "{raised}");
             words[10] = WORDS[10];
             assert_eq!(words, WORDS);
         }

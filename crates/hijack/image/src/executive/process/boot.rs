@@ -1,6 +1,6 @@
-//! The executive's first act: what a process must do itself to become a guest.
+//! The executive's first act: what a process must do itself to become a tracee.
 //!
-//! The steward has written the image, and has the thread begin here, before the program's first instruction; it learns the
+//! The supervisor has written the image, and has the thread begin here, before the program's first instruction; it learns the
 //! outcome at the signal with which this ends (see `orrery_boot`), and gives the thread its registers back. One stop for all of
 //! these calls: made one by one from outside, each of them would cost two.
 
@@ -19,18 +19,18 @@ const SHORTEST_SLACK: u64 = 1;
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const ON: u64 = 1;
 
-/// Attaches the board, protects the image, takes SIGSYS, and arms dispatch: zero, or the error of what failed, which is undone then.
+/// Attaches the page, protects the image, takes SIGSYS, and arms dispatch: zero, or the error of what failed, which is undone then.
 /// `precise` says whether timers are to be; `stack` is the stack pointer that the program has.
 pub(crate) extern "C" fn boot(segment: u64, precise: u64, stack: u64) -> i64 {
     let config = &ORRERY_CONFIG;
     // SAFETY: memory that nobody uses yet; the calls change nothing of the program's.
     unsafe {
-        let board = call(nr::shmat, [segment, 0, 0, 0, 0, 0]);
-        if failed(board) {
-            return board;
+        let page = call(nr::shmat, [segment, 0, 0, 0, 0, 0]);
+        if failed(page) {
+            return page;
         }
-        config.board.store(board.cast_unsigned(), Release);
-        tsc::look();
+        config.shared_page.store(page.cast_unsigned(), Release);
+        tsc::detect();
         let (image, length) = (config.image.load(Relaxed), config.image_length.load(Relaxed));
         let (code, code_length) = (config.code.load(Relaxed), config.code_length.load(Relaxed));
         let table = config.policy.load(Relaxed);
@@ -54,12 +54,12 @@ pub(crate) extern "C" fn boot(segment: u64, precise: u64, stack: u64) -> i64 {
             result = call(nr::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, code_length, 0, 0]);
         }
         if failed(result) {
-            call(nr::shmdt, [board.cast_unsigned(), 0, 0, 0, 0, 0]);
+            call(nr::shmdt, [page.cast_unsigned(), 0, 0, 0, 0, 0]);
         }
         if failed(result) {
             return result;
         }
-        auxv::tell(stack, table != 0);
+        auxv::raise_min_stack_size(stack, table != 0);
         0
     }
 }

@@ -12,7 +12,7 @@ use crate::executive::policy::journal_writer;
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::executive::abi::signal_frame::Context;
-use crate::executive::abi::state::{ORRERY_CONFIG, board};
+use crate::executive::abi::state::{ORRERY_CONFIG, shared_page};
 use crate::executive::abi::syscall::{EAGAIN, EINVAL, address, block_signals, call, failed};
 use crate::executive::abi::trampoline::{
     orrery_clone, orrery_sigreturn_at, orrery_sigreturn_releasing, orrery_vfork,
@@ -44,27 +44,27 @@ pub(crate) fn arm() {
     // SAFETY: calls from outside of the image arrive at the handler from now on.
     let result = unsafe { call(nr::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, length, 0, 0]) };
     if result != 0 {
-        board().unarmed.fetch_add(1, Relaxed);
+        shared_page().unarmed.fetch_add(1, Relaxed);
     }
 }
 
 /// `PTRACE_TRACEME`. Each dispatched call would be a signal now that stops this thread for a tracer who may be waiting for
 /// the very call (a debugger that made it by `vfork`). So it goes on without dispatch, and is told of as not followed.
 #[inline(never)]
-pub(crate) fn let_trace(arguments: [u64; 6]) -> i64 {
+pub(crate) fn traceme(arguments: [u64; 6]) -> i64 {
     // SAFETY: what the program asked for; then calls go to the kernel, but for those from rewritten sites.
     unsafe {
         let result = call(nr::ptrace, arguments);
         if !failed(result) {
             call(nr::prctl, [PR_SET_SYSCALL_USER_DISPATCH, OFF, 0, 0, 0, 0]);
-            board().unfollowed[Unfollowed::Untraceable as usize].fetch_add(1, Relaxed);
+            shared_page().unfollowed[Unfollowed::Untraceable as usize].fetch_add(1, Relaxed);
         }
         result
     }
 }
 
 /// What is to be born.
-struct Birth {
+struct CloneRequest {
     flags: u64,
     /// The upper end of the child's stack; zero: its parent's.
     stack: u64,
@@ -73,7 +73,7 @@ struct Birth {
     clone3: Option<[u64; CLONE_ARGUMENTS]>,
 }
 
-impl Birth {
+impl CloneRequest {
     fn read(number: u64, arguments: [u64; 6]) -> Result<Self, i64> {
         Ok(match number {
             nr::fork => Self { flags: 0, stack: 0, thread_pointer: None, clone3: None },
@@ -101,19 +101,19 @@ impl Birth {
 
 /// Serves all four. Does not return where the thread goes on by another way.
 #[inline(never)]
-pub(crate) fn give_birth(context: &mut Context, number: u64) -> i64 {
+pub(crate) fn clone_process(context: &mut Context, number: u64) -> i64 {
     let arguments = context.arguments();
-    let birth = match Birth::read(number, arguments) {
-        Ok(birth) => birth,
+    let request = match CloneRequest::read(number, arguments) {
+        Ok(request) => request,
         Err(error) => return error,
     };
-    services::about_to_hand_on();
-    if birth.flags & CLONE_VM == 0 {
-        fork(context, number, arguments, &birth)
-    } else if birth.flags & CLONE_VFORK != 0 {
-        vfork(context, number, arguments, &birth)
-    } else if birth.stack != 0 {
-        with_stack(context, &birth)
+    services::before_clone_or_exec();
+    if request.flags & CLONE_VM == 0 {
+        fork(context, number, arguments, &request)
+    } else if request.flags & CLONE_VFORK != 0 {
+        vfork(context, number, arguments, &request)
+    } else if request.stack != 0 {
+        with_stack(context, &request)
     } else {
         // Two threads at once on one stack.
         -EINVAL
@@ -123,13 +123,13 @@ pub(crate) fn give_birth(context: &mut Context, number: u64) -> i64 {
 /// Takes the child's stack out of the arguments: it has to find its way out of here before it goes there.
 fn without_stack(
     arguments: &mut [u64; 6],
-    birth: &Birth,
+    request: &CloneRequest,
     place: &mut [u64; CLONE_ARGUMENTS],
 ) -> Result<(), i64> {
-    if birth.stack == 0 {
+    if request.stack == 0 {
         return Ok(());
     }
-    if let Some(given) = birth.clone3 {
+    if let Some(given) = request.clone3 {
         if arguments[1] > (CLONE_ARGUMENTS * 8) as u64 {
             return Err(-EINVAL);
         }
@@ -142,9 +142,9 @@ fn without_stack(
     Ok(())
 }
 
-fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], birth: &Birth) -> i64 {
+fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &CloneRequest) -> i64 {
     let mut words = [0; CLONE_ARGUMENTS];
-    if let Err(error) = without_stack(&mut arguments, birth, &mut words) {
+    if let Err(error) = without_stack(&mut arguments, request, &mut words) {
         return error;
     }
     block_signals();
@@ -153,48 +153,48 @@ fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], birth: &Bir
     core::hint::black_box(&words);
     if result == 0 {
         code_ranges::unlock_in_child();
-        services::forked(birth.flags);
-        thread_counters::start_anew();
+        services::in_forked_child(request.flags);
+        thread_counters::reset_in_child();
         sigaction::install();
         arm();
-        if birth.stack != 0 {
-            context.registers.rsp = birth.stack;
+        if request.stack != 0 {
+            context.registers.rsp = request.stack;
         }
     }
     // The mask is put back on return from the signal.
     result
 }
 
-fn with_stack(context: &Context, birth: &Birth) -> i64 {
+fn with_stack(context: &Context, request: &CloneRequest) -> i64 {
     let top = [context.mask, context.registers.rip];
     // SAFETY: below the upper end of a stack that the program provides for the child.
-    if let Err(error) = unsafe { user_memory::write(birth.stack.wrapping_sub(16), top) } {
+    if let Err(error) = unsafe { user_memory::write(request.stack.wrapping_sub(16), top) } {
         return error;
     }
     let extended = context.extended();
-    services::about_to_share(birth.flags);
-    thread_counters::thread(birth.thread_pointer);
+    services::before_sharing_memory(request.flags);
+    thread_counters::before_thread(request.thread_pointer);
     block_signals();
     // SAFETY: the registers are those of the call; the child's stack holds what is needed.
     unsafe { orrery_clone(&raw const context.registers, extended.address, extended.features) }
 }
 
-fn vfork(context: &mut Context, number: u64, mut arguments: [u64; 6], birth: &Birth) -> i64 {
+fn vfork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &CloneRequest) -> i64 {
     let Some(slot) = vfork_slots::take(context) else {
         return -EAGAIN;
     };
     let call = vfork_slots::call(slot);
     // SAFETY: the slot is ours until the parent has returned.
     unsafe {
-        if let Err(error) = without_stack(&mut arguments, birth, &mut (*call).clone3) {
+        if let Err(error) = without_stack(&mut arguments, request, &mut (*call).clone3) {
             vfork_slots::release(slot);
             return error;
         }
         let [a, b, c, d, e, f] = arguments;
         (*call).call = [number, a, b, c, d, e, f];
-        (*call).stack = birth.stack;
+        (*call).stack = request.stack;
         (*call).own = context.registers.rsp;
-        services::about_to_vfork();
+        services::before_vfork();
         block_signals();
         orrery_vfork(slot, &raw const (*call).call, vfork_slots::stack(slot))
     }
@@ -218,7 +218,7 @@ pub(crate) extern "C" fn vfork_child(slot: *mut Slot) -> ! {
 
 /// Its parent, when the child has executed a program or ended.
 pub(crate) extern "C" fn vfork_parent(slot: *mut Slot, result: u64) -> ! {
-    services::vforked();
+    services::after_vfork();
     // SAFETY: the child is gone, so the stack below the program's pointer is free again.
     unsafe {
         let context = vfork_slots::context(slot);

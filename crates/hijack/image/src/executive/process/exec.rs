@@ -1,14 +1,14 @@
 //! `execve` and `execveat`.
 //!
-//! Executing a program takes the executive away, and disarms dispatch. So the steward is asked to trace the thread
+//! Executing a program takes the executive away, and disarms dispatch. So the supervisor is asked to trace the thread
 //! first: it meets the new program before its first instruction and puts an executive there. The call itself is made by
-//! the process, with everything that it implies; where it fails, the steward lets go of the thread again.
+//! the process, with everything that it implies; where it fails, the supervisor lets go of the thread again.
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::executive::abi::exec_helper::ask;
 use crate::executive::abi::signal_frame::Context;
-use crate::executive::abi::state::board;
+use crate::executive::abi::state::shared_page;
+use crate::executive::abi::supervisor::request;
 use crate::executive::abi::syscall::{
     SET_BYTES, SIGSYS, address, address_mut, block_signals, call, failed, set_mask,
 };
@@ -50,23 +50,23 @@ pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i6
         // What cannot be found cannot be executed, for the same reason.
         return found;
     }
-    services::about_to_hand_on();
+    services::before_clone_or_exec();
     let unfollowed = if gains_privileges(status[MODE_AT], number, path) {
         Some(Unfollowed::Privileged)
     } else {
         let mask = block_signals();
-        let answer = announce(context.mask);
+        let answer = request_tracing(context.mask);
         if answer == Some(YES) {
             // SAFETY: what the program asked for.
             let result = unsafe { call(number, arguments) };
-            withdraw();
+            cancel_tracing();
             set_mask(mask);
             return result;
         }
         set_mask(mask);
         Some(answer.and_then(reason).unwrap_or(Unfollowed::Deserted))
     };
-    let counter = unfollowed.and_then(|reason| board().unfollowed.get(reason as usize));
+    let counter = unfollowed.and_then(|reason| shared_page().unfollowed.get(reason as usize));
     if let Some(counter) = counter {
         counter.fetch_add(1, Relaxed);
     }
@@ -84,7 +84,7 @@ fn reason(answer: u32) -> Option<Unfollowed> {
 
 /// Whether executing this by a traced process would deny it privileges.
 fn gains_privileges(mode: u32, number: u64, path: u64) -> bool {
-    if board().privileged.load(Relaxed) != 0 {
+    if shared_page().privileged.load(Relaxed) != 0 {
         return false;
     }
     if mode & SET_USER_ID != 0 || mode & SET_GROUP_ID == SET_GROUP_ID {
@@ -104,16 +104,16 @@ fn ignores_trap() -> bool {
     action[0] == SIG_IGN
 }
 
-/// Has the steward trace this thread.
-fn announce(mask: u64) -> Option<u32> {
+/// Has the supervisor trace this thread.
+fn request_tracing(mask: u64) -> Option<u32> {
     let nonce = ticks() ^ address(&mask).rotate_left(32);
-    // SAFETY: allows the steward to trace where only parents may; elsewhere an unknown option.
+    // SAFETY: allows the supervisor to trace where only parents may; elsewhere an unknown option.
     unsafe {
-        let steward = u64::from(board().steward.load(Relaxed));
-        call(nr::prctl, [PR_SET_PTRACER, steward, 0, 0, 0, 0]);
+        let supervisor = u64::from(shared_page().supervisor.load(Relaxed));
+        call(nr::prctl, [PR_SET_PTRACER, supervisor, 0, 0, 0, 0]);
     }
     let ignored = ignores_trap();
-    let answer = ask(EXEC, |request| {
+    let answer = request(EXEC, |request| {
         request.mask.store(mask, Relaxed);
         request.ignores_trap.store(u32::from(ignored), Relaxed);
         request.nonce.store(nonce, Relaxed);
@@ -123,14 +123,14 @@ fn announce(mask: u64) -> Option<u32> {
     answer
 }
 
-/// Tells the steward that it waits in vain: it sees the signal before we would.
-fn withdraw() {
+/// Tells the supervisor that it waits in vain: it sees the signal before we would.
+fn cancel_tracing() {
     let mut info = [0_u32; 32];
     info[0] = SIGSYS as u32;
     info[2] = SI_QUEUE;
     info[6] = (EXEC_FAILED & 0xffff_ffff) as u32;
     info[7] = (EXEC_FAILED >> 32) as u32;
-    // SAFETY: a signal to this thread, which the steward takes away; without steward, the handler knows it.
+    // SAFETY: a signal to this thread, which the supervisor takes away; without supervisor, the handler knows it.
     unsafe {
         let process = call(nr::getpid, [0; 6]).cast_unsigned();
         let thread = call(nr::gettid, [0; 6]).cast_unsigned();

@@ -49,7 +49,7 @@ fn marks_of(descriptor: u64) -> u64 {
 #[inline(never)]
 fn marks_by_name(policy: Policy, descriptor: u64) -> u64 {
     let mut room = [0; LONGEST_NAME];
-    let Ok(length) = paths::of_descriptor(descriptor as i32, &mut room) else { return 0 };
+    let Ok(length) = paths::of_fd(descriptor as i32, &mut room) else { return 0 };
     let name = room.get(..length).unwrap_or(&[]);
     let fits = |text: &Text| glob::any_matches(policy.bytes(*text), name);
     (0..).zip(policy.callers()).filter(|(_, text)| fits(text)).fold(0, |marks, (bit, _)| marks | 1 << bit)
@@ -60,7 +60,7 @@ fn is_ours(start: u64, end: u64) -> bool {
     let config = &ORRERY_CONFIG;
     let within = |first: u64, length: u64| first < end && start < first + length;
     within(config.image.load(Relaxed), config.image_length.load(Relaxed))
-        || within(config.board.load(Relaxed), config.board_length.load(Relaxed))
+        || within(config.shared_page.load(Relaxed), config.shared_page_length.load(Relaxed))
         || stub_pages::overlap(start, end)
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn treats(number: u64) -> bool {
 /// Calls that map, unmap or change mappings.
 #[inline(never)]
 pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
-    if number == nr::shmdt && arguments[0] == ORRERY_CONFIG.board.load(Relaxed) {
+    if number == nr::shmdt && arguments[0] == ORRERY_CONFIG.shared_page.load(Relaxed) {
         return -EINVAL;
     }
     if number == nr::shmat && arguments[2] & SHM_REMAP != 0 {
@@ -109,9 +109,9 @@ pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
     // Memory that is only added stays what it was.
     let changes = number == nr::brk || number == nr::shmdt || spans[0].0 < spans[0].1;
     if number == nr::pkey_mprotect && ![KEY_ZERO, NO_KEY].contains(&(arguments[3] & NO_KEY)) {
-        readable::distrust();
+        readable::disable_cache();
     } else if changes {
-        readable::forget();
+        readable::invalidate();
     }
     let own = address(&spans);
     if number == nr::munmap && [own, stack].iter().all(|sp| (spans[0].0..spans[0].1).contains(sp)) {
@@ -141,7 +141,7 @@ pub(crate) fn change(number: u64, arguments: [u64; 6], stack: u64) -> i64 {
     };
     if changes {
         // Who asked meanwhile has asked too early.
-        readable::forget();
+        readable::invalidate();
     }
     if number == nr::mmap && !failed(result) && is_code(arguments) {
         let start = result.cast_unsigned();

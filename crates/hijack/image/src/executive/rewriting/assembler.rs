@@ -2,10 +2,10 @@
 
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use crate::executive::abi::state::{board, counted, timed};
+use crate::executive::abi::state::{counted, shared_page, timed};
 use crate::executive::abi::syscall::address;
 use crate::executive::abi::thread_counters;
-use crate::executive::abi::trampoline::{orrery_asked, orrery_counted, orrery_judged, orrery_timed};
+use crate::executive::abi::trampoline::{orrery_counted, orrery_stub_call, orrery_stub_filter, orrery_timed};
 use crate::executive::memory::stub_pages::STUB;
 use crate::executive::policy::table::policy;
 use crate::executive::process::mm;
@@ -57,19 +57,19 @@ impl Assembler {
         self.push(&value.to_le_bytes());
     }
 
-    /// Goes through a gate, having counted.
-    pub(super) fn gate(&mut self, number: u16, gate: u64) {
+    /// Goes through a trampoline, having counted.
+    pub(super) fn trampoline(&mut self, number: u16, trampoline: u64) {
         if counted() {
             self.count(number);
         }
-        self.push(&[0x48, 0xb9]).word(gate); // movabs $gate,%rcx
+        self.push(&[0x48, 0xb9]).word(trampoline); // movabs $trampoline,%rcx
         self.push(&[0xff, 0xe1]); // jmp *%rcx
     }
 
     fn count(&mut self, number: u16) {
-        let row = board().row(u64::from(number));
-        if thread_counters::possible() {
-            let offset = address(&row.patched) - address(&board().calls);
+        let row = shared_page().row(u64::from(number));
+        if thread_counters::available() {
+            let offset = address(&row.patched) - address(&shared_page().calls);
             self.push(&[0xf3, 0x48, 0x0f, 0xae, 0xc1]); // rdfsbase %rcx
             self.push(&[0x41, 0xbb]).half(0); // mov $0,%r11d
             self.push(&[0xf2, 0x4c, 0x0f, 0x38, 0xf1, 0xd9]); // crc32 %rcx,%r11
@@ -102,18 +102,18 @@ impl Assembler {
         self.push(&[0xf0, 0x48, 0xff, 0x01]); // lock incq (%rcx)
     }
 
-    /// Has a call by the gate if no rule can hold about it.
-    pub(super) fn asked(&mut self, number: u16, back: u64, gate: u64) {
+    /// Has a call by the trampoline if no rule can hold about it.
+    pub(super) fn filtered(&mut self, number: u16, back: u64, trampoline: u64) {
         self.push(&[0xb8]).half(u32::from(number)); // mov $number,%eax
-        self.ask(back, gate);
+        self.ask(back, trampoline);
     }
 
     /// The same, of the call whose number is in eax: 34 bytes.
-    fn ask(&mut self, back: u64, gate: u64) {
+    fn ask(&mut self, back: u64, trampoline: u64) {
         self.push(&[0x48, 0xb9]).word(back); // movabs $back,%rcx
-        self.push(&[0x49, 0xbb]).word(gate); // movabs $gate,%r11
+        self.push(&[0x49, 0xbb]).word(trampoline); // movabs $trampoline,%r11
         self.push(&[0xff, 0x25]).half(0); // jmp *0(%rip): what follows
-        self.word((orrery_asked as *const ()).addr() as u64);
+        self.word((orrery_stub_filter as *const ()).addr() as u64);
     }
 
     /// Has the call performed by a function that takes its number in eax and where it returns to in rcx.
@@ -130,7 +130,7 @@ impl Assembler {
 
     /// Returns the answer in the word at `answer`, if the word's highest byte says that there is one; else has the call performed
     /// as by [`Self::function`].
-    pub(super) fn answer(&mut self, number: u16, back: u64, answer: u64) {
+    pub(super) fn cached_answer(&mut self, number: u16, back: u64, answer: u64) {
         self.push(&[0x49, 0xbb]).word(back); // movabs $back,%r11
         self.push(&[0x48, 0xb9]).word(answer); // movabs $answer,%rcx
         self.push(&[0x48, 0x8b, 0x01]); // mov (%rcx),%rax
@@ -142,13 +142,13 @@ impl Assembler {
         self.push(&[0x41, 0xff, 0xe3]); // jmp *%r11
         self.push(&[0x4c, 0x89, 0xd9]); // unknown: mov %r11,%rcx
         self.push(&[0xb8]).half(u32::from(number)); // mov $number,%eax
-        self.push(&[0x49, 0xbb]).word((orrery_judged as *const ()).addr() as u64); // movabs $orrery_judged,%r11
+        self.push(&[0x49, 0xbb]).word((orrery_stub_call as *const ()).addr() as u64); // movabs $orrery_stub_call,%r11
         self.push(&[0x41, 0xff, 0xe3]); // jmp *%r11
     }
 
     /// Looks the call up that is in eax; where it needs treatment, has `asked` see to that, or goes to the `syscall` before
     /// `back`.
-    pub(super) fn any(&mut self, stub: u64, back: u64, gate: u64, ask: bool) {
+    pub(super) fn any(&mut self, stub: u64, back: u64, trampoline: u64, ask: bool) {
         let table = treated();
         // What the treatment takes, below.
         let treatment: u8 = if ask { 34 } else { 5 };
@@ -168,7 +168,7 @@ impl Assembler {
             self.push(&[0xe3, treatment]); // jrcxz ordinary
         }
         if ask {
-            self.ask(back, gate); // treatment
+            self.ask(back, trampoline); // treatment
         } else {
             let next = stub + self.length as u64 + 5;
             let distance = (back - SYSCALL as u64).wrapping_sub(next);
@@ -179,7 +179,7 @@ impl Assembler {
             (true, _) => self.leave_for(back, orrery_timed),
             (false, true) => self.leave_for(back, orrery_counted),
             (false, false) => {
-                self.push(&[0x48, 0xb9]).word(gate); // movabs $gate,%rcx
+                self.push(&[0x48, 0xb9]).word(trampoline); // movabs $trampoline,%rcx
                 self.push(&[0xff, 0xe1]); // jmp *%rcx
             }
         }

@@ -2,14 +2,14 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::executive::abi::state::{ORRERY_CONFIG, board};
+use crate::executive::abi::state::{ORRERY_CONFIG, shared_page};
 use crate::executive::abi::thread_counters;
 use crate::executive::rewriting::patch;
 use crate::executive::rewriting::patch::Outcome;
 
-/// Room for those of a small program: one page.
+/// PathBuffer for those of a small program: one page.
 const FEW: usize = 256;
-/// Room for all others.
+/// PathBuffer for all others.
 const MANY: usize = 4096;
 /// How many places a site may have in either: where all are taken, it is not counted, and stays with dispatch.
 const PROBES: usize = 8;
@@ -55,9 +55,9 @@ fn within(sites: &'static [Site], hash: usize, address: u64) -> Option<&'static 
 
 /// A call was dispatched that came from before `address`, with this in rax. When it is one too many, has the site rewritten.
 #[inline(never)]
-pub(crate) fn note(address: u64, made: u64) {
+pub(crate) fn record(address: u64, made: u64) {
     let threshold = ORRERY_CONFIG.threshold.load(Relaxed);
-    if ORRERY_CONFIG.unpatched.load(Relaxed) != 0 || ORRERY_CONFIG.filtered.load(Relaxed) != 0 {
+    if ORRERY_CONFIG.rewriting_disabled.load(Relaxed) != 0 || ORRERY_CONFIG.filtered.load(Relaxed) != 0 {
         return;
     }
     let Some(site) = find(address) else { return };
@@ -75,11 +75,11 @@ pub(crate) fn note(address: u64, made: u64) {
         Outcome::Done => {
             site.hits.store(0, Relaxed);
             thread_counters::claim();
-            board().patched_sites.fetch_add(1, Relaxed);
+            shared_page().patched_sites.fetch_add(1, Relaxed);
         }
         Outcome::Refused => {
             site.hits.store(REFUSED, Relaxed);
-            board().refused_sites.fetch_add(1, Relaxed);
+            shared_page().refused_sites.fetch_add(1, Relaxed);
         }
         Outcome::Later => site.hits.store(0, Relaxed),
     }

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::executive::abi::state::ORRERY_CONFIG;
-use crate::executive::policy::paths::Room;
+use crate::executive::policy::paths::PathBuffer;
 
 /// A call that a service is to answer.
 pub(crate) struct ServiceCall<'a> {
@@ -14,14 +14,14 @@ pub(crate) struct ServiceCall<'a> {
     pub(crate) arguments: [u64; 6],
     /// What the service carries from one stage to the next; zero at first.
     pub(crate) carried: [u64; 2],
-    /// Room for paths, which stays until the call is over. Empty for services that do not name paths.
-    pub(crate) room: Room<'a>,
-    /// Room for a list of arguments, in an `execve`.
+    /// PathBuffer for paths, which stays until the call is over. Empty for services that do not name paths.
+    pub(crate) room: PathBuffer<'a>,
+    /// PathBuffer for a list of arguments, in an `execve`.
     pub(crate) list: &'a mut [u64],
 }
 
 impl<'a> ServiceCall<'a> {
-    pub(crate) fn new(number: u64, arguments: [u64; 6], room: Room<'a>, list: &'a mut [u64]) -> Self {
+    pub(crate) fn new(number: u64, arguments: [u64; 6], room: PathBuffer<'a>, list: &'a mut [u64]) -> Self {
         Self { number, given: arguments, arguments, carried: [0; 2], room, list }
     }
 }

@@ -9,7 +9,7 @@
 //! | `gettid` | between threads: remembered by processes that never had a second one | `threads` |
 //! | user and group numbers | by `setuid` and the like, for the calling thread alone; with the user namespace | [`step_of_change`] |
 //!
-//! Numbers of users are remembered only where the map of the user namespace was written already (the steward looks): until
+//! Numbers of users are remembered only where the map of the user namespace was written already (the supervisor looks): until
 //! then they change when somebody else writes it. `getppid` (parents die), `getpgrp` and `getsid` (parents and children
 //! change them), `uname` and `getcwd` (anybody changes them) are never remembered.
 
@@ -149,8 +149,8 @@ pub(crate) fn step_of_change(call: &mut ServiceCall<'_>, stage: Stage) -> Next {
     }
 }
 
-/// See [`super::forked`].
-pub(crate) fn forked(flags: u64) {
+/// See [`super::in_forked_child`].
+pub(crate) fn in_forked_child(flags: u64) {
     let mut obstacles = OBSTACLES.load(SeqCst) & UNMAPPED;
     if flags & CLONE_NEWUSER != 0 {
         obstacles |= UNMAPPED;
@@ -159,21 +159,21 @@ pub(crate) fn forked(flags: u64) {
     forget(0..ASKED.len());
 }
 
-/// See [`super::about_to_share`].
-pub(crate) fn about_to_share(flags: u64) {
+/// See [`super::before_sharing_memory`].
+pub(crate) fn before_sharing_memory(flags: u64) {
     let obstacles = if flags & CLONE_THREAD == 0 { THREADS | SHARED } else { THREADS };
     if OBSTACLES.fetch_or(obstacles, SeqCst) & obstacles != obstacles {
         forget(0..ASKED.len());
     }
 }
 
-/// See [`super::about_to_vfork`].
-pub(crate) fn about_to_vfork() {
+/// See [`super::before_vfork`].
+pub(crate) fn before_vfork() {
     OBSTACLES.fetch_add(1, SeqCst);
     forget(0..ASKED.len());
 }
 
-/// See [`super::vforked`].
-pub(crate) fn vforked() {
+/// See [`super::after_vfork`].
+pub(crate) fn after_vfork() {
     OBSTACLES.fetch_sub(1, SeqCst);
 }

@@ -1,10 +1,10 @@
 //! File systems that programs see where the kernel has none: `--mount /opt/app=app.tar`.
 //!
 //! The file systems are real ones: the launcher has made a tmpfs from each archive, read-only, and attached nowhere. The
-//! steward holds them open, so they can be reached by a path through its descriptors:
+//! supervisor holds them open, so they can be reached by a path through its descriptors:
 //!
 //! ```text
-//!  open("/opt/app/lib/x")  -->  open("/proc/STEWARD/fd/N/lib/x")  -->  a descriptor of the kernel's
+//!  open("/opt/app/lib/x")  -->  open("/proc/SUPERVISOR/fd/N/lib/x")  -->  a descriptor of the kernel's
 //!  getcwd()                -->  "(unreachable)/lib"               -->  "/opt/app/lib"
 //! ```
 //!
@@ -232,5 +232,5 @@ fn is_below_proc(directory: i32) -> bool {
     if directory == AT_FDCWD {
         return getcwd(&mut room).is_ok() && room.starts_with(b"/proc");
     }
-    paths::of_descriptor(directory, &mut room).is_ok() && room.starts_with(b"/proc")
+    paths::of_fd(directory, &mut room).is_ok() && room.starts_with(b"/proc")
 }

@@ -51,14 +51,14 @@ const FORBIDDEN_NICE: u32 = 2;
 const FORBIDDEN_SLICE: u32 = 4;
 
 /// How many threads of a process can have a higher priority at a time; further ones sleep with what everybody may have.
-const PREFERRED: usize = 64;
+const BOOSTED: usize = 64;
 
 /// A thread that slept.
 struct Sleeper {
     /// Zero where free.
     thread: AtomicU32,
     /// Not zero while it has a higher priority than the program gave it.
-    preferred: AtomicU32,
+    boosted: AtomicU32,
     /// Its own policy, and above that its nice value.
     own: AtomicU64,
     /// When it went to sleep, and how much time of a CPU it had used by then: nanoseconds.
@@ -66,15 +66,15 @@ struct Sleeper {
     used: AtomicU64,
 }
 
-static SLEEPERS: [Sleeper; PREFERRED] = [const {
+static SLEEPERS: [Sleeper; BOOSTED] = [const {
     Sleeper {
         thread: AtomicU32::new(0),
-        preferred: AtomicU32::new(0),
+        boosted: AtomicU32::new(0),
         own: AtomicU64::new(0),
         slept: AtomicU64::new(0),
         used: AtomicU64::new(0),
     }
-}; PREFERRED];
+}; BOOSTED];
 
 const MONOTONIC: u64 = 1;
 const THREAD_CPU: u64 = 3;
@@ -134,7 +134,7 @@ impl Sleeper {
         let take = |sleeper: &&Self, from: u32| {
             let taken = sleeper.thread.compare_exchange(from, thread, Relaxed, Relaxed).is_ok();
             if taken {
-                sleeper.preferred.store(0, Relaxed);
+                sleeper.boosted.store(0, Relaxed);
                 sleeper.slept.store(0, Relaxed);
             }
             taken
@@ -157,7 +157,7 @@ impl Sleeper {
 
     /// Gives the thread what the program gave it.
     fn restore(&self) {
-        if self.preferred.swap(0, Relaxed) == 0 {
+        if self.boosted.swap(0, Relaxed) == 0 {
             return;
         }
         let own = self.own.load(Relaxed);
@@ -170,12 +170,12 @@ impl Sleeper {
 
 /// Prepares the calling thread for waking in time. Threads that have a real-time priority of their own, or asked to run
 /// only when nobody else does, are left alone.
-pub(crate) fn prefer() {
+pub(crate) fn boost() {
     let may_be_first = enabled() & service::REALTIME != 0 && FORBIDDEN.load(Relaxed) & FORBIDDEN_NICE == 0;
     let sleeper = if may_be_first { Sleeper::of(this_thread()) } else { None };
     if let Some(sleeper) = sleeper {
         let idle = sleeper.is_idle();
-        if sleeper.preferred.load(Relaxed) != 0 {
+        if sleeper.boosted.load(Relaxed) != 0 {
             if !idle {
                 sleeper.restore();
             }
@@ -186,7 +186,7 @@ pub(crate) fn prefer() {
             let nice = Attributes { nice: HIGHEST_NICE, runtime: SLICE, ..own };
             sleeper.own.store(u64::from(own.policy) | u64::from(own.nice as u32) << 32, Relaxed);
             if try_way(FORBIDDEN_FIFO, &first) || try_way(FORBIDDEN_NICE, &nice) {
-                sleeper.preferred.store(1, Relaxed);
+                sleeper.boosted.store(1, Relaxed);
                 return;
             }
         }
@@ -203,7 +203,7 @@ fn own_attributes() -> Option<Attributes> {
 
 /// The calling thread is about to make a thread or a process, or to execute a program: these are to be as the program
 /// would have them.
-pub(crate) fn about_to_hand_on() {
+pub(crate) fn before_clone_or_exec() {
     if enabled() & service::REALTIME != 0
         && let Some(sleeper) = Sleeper::find(this_thread())
     {
@@ -212,7 +212,7 @@ pub(crate) fn about_to_hand_on() {
 }
 
 /// The threads of the parent are not in a forked child.
-pub(crate) fn forked() {
+pub(crate) fn in_forked_child() {
     for sleeper in &SLEEPERS {
         sleeper.thread.store(0, Relaxed);
     }

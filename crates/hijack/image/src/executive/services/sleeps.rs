@@ -8,7 +8,7 @@
 //!                         woken late by what waking takes here: the margin follows that
 //! ```
 //!
-//! Three things make a sleep late: the slack that the kernel may take to gather timers (50 us; the steward sets it to 1 ns
+//! Three things make a sleep late: the slack that the kernel may take to gather timers (50 us; the supervisor sets it to 1 ns
 //! for the program), what waking up takes (5 us on a busy CPU, 60 us on one that has gone to sleep), and those who run when
 //! the time has come ([`attributes`](super::attributes)). The margin covers the second: it is learned from how late earlier
 //! sleeps of the process woke, and bounded, as is what it costs: half of the sleep at most. Where others want the CPU it is kept
@@ -229,7 +229,7 @@ pub(crate) fn step(call: &mut ServiceCall<'_>, stage: Stage) -> Next {
     }
     let sleep = if unusable() { None } else { Sleep::read(call) };
     let Some(sleep) = sleep else { return Next::Perform };
-    scheduling::prefer();
+    scheduling::boost();
     Next::Return(sleep.perform())
 }
 

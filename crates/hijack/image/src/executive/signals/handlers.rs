@@ -1,12 +1,12 @@
 //! Handlers of the program's signals, which see the program where an executive is beneath it.
 //!
-//! A signal may interrupt a thread anywhere in the executive: in a gate, in a stub, in the handler of a dispatched call. Whoever
+//! A signal may interrupt a thread anywhere in the executive: in a trampoline, in a stub, in the handler of a dispatched call. Whoever
 //! looks at the interrupted registers is to find those that it would find without executive: `rip` behind the program's own
 //! `syscall`, or at it where the call is to be made again, and `rsp` as it was there. Unwinders go on from there (cancelled
 //! threads, exceptions that handlers throw, `backtrace`, profilers); and C libraries tell by the address whether a thread that is
 //! cancelled has made its call (musl, glibc from 2.41 on), and change the registers if not.
 //!
-//! So the kernel is given another function for each handler of the program, a *thunk* in `gates`. Where the executive was
+//! So the kernel is given another function for each handler of the program, a *thunk* in `trampolines`. Where the executive was
 //! interrupted, it puts a copy of the frame's context in front of the kernel's, with the program's registers, and goes on to
 //! the handler:
 //!
@@ -24,7 +24,7 @@
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::registers::become_programs;
+use super::registers::to_program;
 use super::xsave;
 use crate::executive::abi::signal_frame::{Context, Info, Registers};
 use crate::executive::abi::syscall::SIGSYS;
@@ -48,7 +48,7 @@ fn thunks() -> u64 {
 }
 
 /// What to tell the kernel in place of a handler.
-pub(crate) fn wrapped(handler: u64) -> u64 {
+pub(crate) fn thunk_for(handler: u64) -> u64 {
     if handler <= SIG_IGN {
         return handler;
     }
@@ -63,15 +63,15 @@ pub(crate) fn wrapped(handler: u64) -> u64 {
     HANDLERS.iter().position(has).map_or(handler, |index| thunks() + THUNK * index as u64)
 }
 
-/// What the program gave to [`wrapped`].
-pub(crate) fn unwrapped(handler: u64) -> u64 {
+/// What the program gave to [`thunk_for`].
+pub(crate) fn handler_of(handler: u64) -> u64 {
     let index = (handler.wrapping_sub(thunks()) / THUNK) as usize;
     HANDLERS.get(index).map_or(handler, |place| place.load(Relaxed))
 }
 
-/// Room in front of a signal frame.
+/// ShownFrame in front of a signal frame.
 #[repr(C)]
-pub(crate) struct Room {
+pub(crate) struct ShownFrame {
     restorer: u64,
     context: Context,
     /// The context that the kernel wrote.
@@ -80,23 +80,23 @@ pub(crate) struct Room {
 
 /// What says that a frame was made here, and not by the kernel at a place where one had been made before: the kernel leaves these
 /// words as they were, but writes a siginfo over what is behind the context.
-fn mark(room: *const Room, interrupted: u64) -> [u64; 2] {
+fn mark(room: *const ShownFrame, interrupted: u64) -> [u64; 2] {
     [MARK ^ interrupted, room.addr() as u64]
 }
 
 /// How much a thunk leaves for that.
-pub(crate) const ROOM: usize = size_of::<Room>();
+pub(crate) const ROOM: usize = size_of::<ShownFrame>();
 const _: () = assert!(ROOM.is_multiple_of(16));
 
 /// Called by thunks that have interrupted the executive, with the kernel's frame, and room below it: which frame the handler is
 /// to get.
-pub(crate) extern "C" fn present(signal: i32, frame: *mut u64, room: *mut Room) -> *mut u64 {
+pub(crate) extern "C" fn present(signal: i32, frame: *mut u64, room: *mut ShownFrame) -> *mut u64 {
     // SAFETY: the kernel's frame, behind its return address; and room below it, from the thunk.
     unsafe {
         let context = frame.add(1).cast::<Context>();
         core::ptr::copy_nonoverlapping(frame, room.cast(), 1 + size_of::<Context>() / 8);
         let registers = &mut (*room).context.registers;
-        if !become_programs(registers) {
+        if !to_program(registers) {
             return frame;
         }
         registers.mark = mark(room, context.addr() as u64);
@@ -115,7 +115,7 @@ pub(crate) extern "C" fn present(signal: i32, frame: *mut u64, room: *mut Room) 
 /// There is a signal frame's context.
 pub(crate) unsafe fn interrupted(context: u64) -> u64 {
     let room = (context as usize).wrapping_sub(8);
-    let room = core::ptr::with_exposed_provenance_mut::<Room>(room);
+    let room = core::ptr::with_exposed_provenance_mut::<ShownFrame>(room);
     // SAFETY: by the caller; what is behind the frame is read only where that was made here.
     unsafe {
         let shown = &(*room).context;
@@ -124,7 +124,7 @@ pub(crate) unsafe fn interrupted(context: u64) -> u64 {
         }
         let original = core::ptr::with_exposed_provenance_mut::<Context>((*room).interrupted as usize);
         if !is_shown_as(&(*original).registers, &shown.registers) {
-            xsave::give_back(&*original);
+            xsave::restore_xmm(&*original);
             return context;
         }
         (*original).mask = shown.mask;
@@ -138,7 +138,7 @@ pub(crate) unsafe fn interrupted(context: u64) -> u64 {
 #[inline(never)]
 fn is_shown_as(interrupted: &Registers, shown: &Registers) -> bool {
     let mut registers = *interrupted;
-    become_programs(&mut registers) && registers.are(shown)
+    to_program(&mut registers) && registers.are(shown)
 }
 
 #[cfg(test)]
@@ -150,14 +150,14 @@ mod tests {
 
     #[test]
     fn handlers_have_thunks_as_long_as_there_are_some() {
-        assert_eq!((wrapped(0), wrapped(1)), (0, 1));
-        let first = wrapped(0x1000);
+        assert_eq!((thunk_for(0), thunk_for(1)), (0, 1));
+        let first = thunk_for(0x1000);
         assert_ne!(first, 0x1000);
-        assert_eq!((wrapped(0x1000), unwrapped(first), unwrapped(0x1000)), (first, 0x1000, 0x1000));
+        assert_eq!((thunk_for(0x1000), handler_of(first), handler_of(0x1000)), (first, 0x1000, 0x1000));
         let others: Vec<_> = (0..2 * THUNKS as u64).map(|index| 0x2000 + index).collect();
-        let different = others.iter().filter(|handler| wrapped(**handler) != **handler).count();
+        let different = others.iter().filter(|handler| thunk_for(**handler) != **handler).count();
         assert_eq!(different, THUNKS - 1);
-        assert!(others.iter().all(|handler| unwrapped(wrapped(*handler)) == *handler));
+        assert!(others.iter().all(|handler| handler_of(thunk_for(*handler)) == *handler));
     }
 
     /// The kernel may put a frame exactly where one was shown before.

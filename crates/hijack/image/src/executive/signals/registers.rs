@@ -1,6 +1,6 @@
 //! The program's registers, where a signal has interrupted the executive.
 //!
-//! A signal may interrupt a thread anywhere in the executive: in a gate, in a stub, in the handler of a dispatched call. What is found
+//! A signal may interrupt a thread anywhere in the executive: in a trampoline, in a stub, in the handler of a dispatched call. What is found
 //! here is the program at its own `syscall`: `rip` behind it, or at it where the call is to be made again, and `rsp` as it was there.
 
 use core::mem::{offset_of, size_of};
@@ -9,7 +9,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::executive::abi::signal_frame::{Context, Info, Progress, Registers, SYS_USER_DISPATCH};
 use crate::executive::abi::state::ORRERY_CONFIG;
 use crate::executive::abi::trampoline::{
-    GATES, KEPT, Patched, RED_ZONE, TARGETS, orrery_gates, orrery_restorer, orrery_steps, orrery_steps_end,
+    RED_ZONE, RETURN_ADDRESSES, STUB_FRAME_MARK, StubFrame, TRAMPOLINES, orrery_restorer, orrery_steps,
+    orrery_steps_end, orrery_trampolines,
 };
 use crate::executive::abi::unwind_step::{Step, kind, number};
 use crate::executive::memory::stub_pages;
@@ -17,38 +18,38 @@ use crate::executive::memory::stub_pages;
 /// What was found out about registers. They are changed in their place: this runs on the program's stack, which may be small.
 enum Found {
     /// They are the program's now.
-    These,
+    Program,
     /// They would be, but where the executive is interrupted there as well.
-    Beneath,
+    Executive,
     /// They were not changed.
-    Nothing,
+    Unknown,
 }
 
 /// Makes the program's registers of those that the executive was interrupted with. Otherwise, where the program itself was, or the
 /// executive at a point that belongs to no call, gives that they are none.
 #[inline(never)]
-pub(super) fn become_programs(registers: &mut Registers) -> bool {
+pub(super) fn to_program(registers: &mut Registers) -> bool {
     const DEEPEST: usize = 8;
     let mut changed = false;
     for _ in 0..DEEPEST {
-        match beneath(registers) {
-            Found::These => return true,
-            Found::Beneath => changed = true,
-            Found::Nothing => return changed,
+        match step_out(registers) {
+            Found::Program => return true,
+            Found::Executive => changed = true,
+            Found::Unknown => return changed,
         }
     }
     false
 }
 
-fn beneath(registers: &mut Registers) -> Found {
+fn step_out(registers: &mut Registers) -> Found {
     let code = ORRERY_CONFIG.code.load(Relaxed);
     if registers.rip.wrapping_sub(code) >= ORRERY_CONFIG.code_length.load(Relaxed) {
-        return in_stub(registers).map_or(Found::Nothing, |()| Found::These);
+        return in_stub(registers).map_or(Found::Unknown, |()| Found::Program);
     }
-    let offset = registers.rip.wrapping_sub((orrery_gates as *const ()).addr() as u64);
-    if offset < 8 * GATES as u64 {
-        in_gate(registers, offset);
-        return Found::These;
+    let offset = registers.rip.wrapping_sub((orrery_trampolines as *const ()).addr() as u64);
+    if offset < 8 * TRAMPOLINES as u64 {
+        in_trampoline(registers, offset);
+        return Found::Program;
     }
     match step(offset) {
         Some(step) if step.stack != kind::END => in_assembly(registers, step),
@@ -74,16 +75,16 @@ fn behind(registers: &mut Registers, end: u64, result: u64) {
     (registers.rip, registers.rcx, registers.rax) = (end, end, result);
 }
 
-fn in_gate(registers: &mut Registers, offset: u64) {
-    let end = TARGETS.get((offset / 8) as usize).map_or(0, |target| target.load(Relaxed));
+fn in_trampoline(registers: &mut Registers, offset: u64) {
+    let end = RETURN_ADDRESSES.get((offset / 8) as usize).map_or(0, |target| target.load(Relaxed));
     let rax = registers.rax;
     if offset.is_multiple_of(8) { before(registers, end, rax) } else { behind(registers, end, rax) }
 }
 
 /// In a stub: at one of the instructions that were moved there, or on the way from them to the call.
 fn in_stub(registers: &mut Registers) -> Option<()> {
-    let (gate, at, stub) = stub_pages::at(registers.rip)?;
-    let end = TARGETS.get(gate)?.load(Relaxed);
+    let (trampoline, at, stub) = stub_pages::at(registers.rip)?;
+    let end = RETURN_ADDRESSES.get(trampoline)?.load(Relaxed);
     match stub.original(at) {
         Some(back) => registers.rip = end - back,
         None => before(registers, end, stub.number().unwrap_or(registers.rax)),
@@ -106,16 +107,16 @@ fn in_assembly(registers: &mut Registers, step: &Step) -> Found {
         let place = core::ptr::with_exposed_provenance::<Registers>(address as usize);
         // SAFETY: the registers point to what the assembly has there, by its steps.
         unsafe { core::ptr::copy(place, registers, 1) };
-        Found::Beneath
+        Found::Executive
     };
     let context = |address: u64| address + offset_of!(Context, registers) as u64;
     // SAFETY: as above.
     unsafe {
         match step.stack {
-            kind::NOTHING => Found::Nothing,
-            kind::JUDGED | kind::KEPT => {
-                judged(registers, rbp, None);
-                Found::These
+            kind::NOTHING => Found::Unknown,
+            kind::STUB_CALL | kind::STUB_CALL_XMM => {
+                in_stub_call(registers, rbp, None);
+                Found::Program
             }
             kind::PERFORMS => within(registers, rbp, Some(Progress::NONE)),
             kind::PERFORMED => within(registers, rbp, Some(Progress { done: 1, result: registers.rax })),
@@ -124,7 +125,7 @@ fn in_assembly(registers: &mut Registers, step: &Step) -> Found {
             kind::AT_RCX => load(registers, registers.rcx),
             kind::LOADED => {
                 (registers.rip, registers.rsp) = (registers.rcx, registers.r11);
-                Found::Beneath
+                Found::Executive
             }
             kind::FRAME => load(registers, context(rsp)),
             kind::FRAME_AT_RDI => load(registers, context(registers.rdi)),
@@ -132,8 +133,8 @@ fn in_assembly(registers: &mut Registers, step: &Step) -> Found {
             kind::ENTERED => dispatched(registers, rsp + 8, None),
             kind::ENTERED_FURTHER => dispatched(registers, rsp + 16, None),
             stack => {
-                on_the_way(registers, step, rsp + 8 * u64::from(stack));
-                Found::These
+                in_stub_function(registers, step, rsp + 8 * u64::from(stack));
+                Found::Program
             }
         }
     }
@@ -143,7 +144,7 @@ fn in_assembly(registers: &mut Registers, step: &Step) -> Found {
 ///
 /// # Safety
 /// The step is right.
-unsafe fn on_the_way(registers: &mut Registers, step: &Step, stack: u64) {
+unsafe fn in_stub_function(registers: &mut Registers, step: &Step, stack: u64) {
     // SAFETY: what was pushed is there until `rsp` is more than a red zone above it.
     let pushed = |words: u8| unsafe { word(stack - 8 * u64::from(words)) };
     registers.rsp = stack;
@@ -160,12 +161,12 @@ unsafe fn on_the_way(registers: &mut Registers, step: &Step, stack: u64) {
         number::R11 => before(registers, end, r11),
         number::DONE => behind(registers, end, rax),
         number::DONE_PUSHED => behind(registers, end, pushed(22)),
-        number::POPS | number::POPPED => {
+        number::RESTORING_DONE | number::RESTORING_UNMADE => {
             // SAFETY: as above.
             let saved =
-                unsafe { &*core::ptr::with_exposed_provenance::<Patched>((stack - PATCHED) as usize) };
+                unsafe { &*core::ptr::with_exposed_provenance::<StubFrame>((stack - PATCHED) as usize) };
             saved.arguments_to(registers);
-            if step.number == number::POPS {
+            if step.number == number::RESTORING_DONE {
                 behind(registers, end, rax);
             } else {
                 before(registers, end, saved.number);
@@ -175,17 +176,17 @@ unsafe fn on_the_way(registers: &mut Registers, step: &Step, stack: u64) {
     }
 }
 
-/// From the program's stack pointer down to [`Patched`].
-const PATCHED: u64 = RED_ZONE + size_of::<Patched>() as u64;
+/// From the program's stack pointer down to [`StubFrame`].
+const PATCHED: u64 = RED_ZONE + size_of::<StubFrame>() as u64;
 
-/// In what `orrery_judged` calls.
+/// In what `orrery_stub_call` calls.
 ///
 /// # Safety
 /// `base` is its rbp.
-unsafe fn judged(registers: &mut Registers, base: u64, progress: Option<Progress>) {
+unsafe fn in_stub_call(registers: &mut Registers, base: u64, progress: Option<Progress>) {
     // SAFETY: it has pushed a mark and rbp below the structure.
     let (saved, rbp) =
-        unsafe { (&*core::ptr::with_exposed_provenance::<Patched>(base as usize + 16), word(base)) };
+        unsafe { (&*core::ptr::with_exposed_provenance::<StubFrame>(base as usize + 16), word(base)) };
     let progress = progress.unwrap_or(saved.progress);
     [registers.r15, registers.r14, registers.r13, registers.r12, registers.rbx] = saved.preserved;
     (registers.rbp, registers.rsp, registers.eflags) = (rbp, base + 16 + PATCHED, saved.flags);
@@ -209,7 +210,7 @@ unsafe fn dispatched(registers: &mut Registers, context: u64, progress: Option<P
         (*context.add(1).cast::<Info>()).code
     };
     if code != SYS_USER_DISPATCH || stub_pages::at(registers.rip).is_some() {
-        return Found::Beneath;
+        return Found::Executive;
     }
     let progress = progress.unwrap_or(registers.progress);
     let (end, number) = (registers.rip, registers.rax);
@@ -218,14 +219,14 @@ unsafe fn dispatched(registers: &mut Registers, context: u64, progress: Option<P
     } else {
         behind(registers, end, progress.result);
     }
-    Found::These
+    Found::Program
 }
 
 /// What has called the executive's functions.
 pub(super) enum Caller {
     /// The handler of SIGSYS: the context of its frame.
     Handler(u64),
-    /// `orrery_judged` or `orrery_asked`: their rbp.
+    /// `orrery_stub_call` or `orrery_stub_filter`: their rbp.
     Stub(u64),
 }
 
@@ -243,7 +244,7 @@ pub(super) fn caller(rsp: u64, mut base: u64) -> Option<Caller> {
         if returns == restorer {
             return Some(Caller::Handler(base + 16));
         }
-        if returns == u64::from(KEPT) {
+        if returns == u64::from(STUB_FRAME_MARK) {
             return Some(Caller::Stub(base));
         }
         if next <= base {
@@ -260,10 +261,10 @@ fn within(registers: &mut Registers, base: u64, progress: Option<Progress>) -> F
         Some(Caller::Handler(context)) => unsafe { dispatched(registers, context, progress) },
         Some(Caller::Stub(base)) => {
             // SAFETY: likewise.
-            unsafe { judged(registers, base, progress) };
-            Found::These
+            unsafe { in_stub_call(registers, base, progress) };
+            Found::Program
         }
-        None => Found::Nothing,
+        None => Found::Unknown,
     }
 }
 
@@ -286,24 +287,24 @@ mod tests {
 
     #[test]
     fn a_gate_is_shown_as_the_site_it_returns_to() {
-        const GATE: usize = GATES - 1;
-        TARGETS[GATE].store(0x40_1234, Relaxed);
-        let gate = (orrery_gates as *const ()).addr() as u64 + 8 * GATE as u64;
+        const GATE: usize = TRAMPOLINES - 1;
+        RETURN_ADDRESSES[GATE].store(0x40_1234, Relaxed);
+        let trampoline = (orrery_trampolines as *const ()).addr() as u64 + 8 * GATE as u64;
         let offset = 8 * GATE as u64;
-        let mut to_make = Registers { rip: gate, rax: 7, rsp: 64, ..registers() };
-        in_gate(&mut to_make, offset);
+        let mut to_make = Registers { rip: trampoline, rax: 7, rsp: 64, ..registers() };
+        in_trampoline(&mut to_make, offset);
         assert_eq!((to_make.rip, to_make.rax, to_make.rsp), (0x40_1232, 7, 64));
-        let mut made = Registers { rip: gate + 2, rax: 9, rcx: gate + 2, ..registers() };
-        in_gate(&mut made, offset + 2);
+        let mut made = Registers { rip: trampoline + 2, rax: 9, rcx: trampoline + 2, ..registers() };
+        in_trampoline(&mut made, offset + 2);
         assert_eq!((made.rip, made.rcx, made.rax), (0x40_1234, 0x40_1234, 9));
     }
 
     #[test]
     fn steps_are_in_the_order_of_the_code() {
-        let first = step(8 * GATES as u64).unwrap();
+        let first = step(8 * TRAMPOLINES as u64).unwrap();
         let mut last = 0;
         let mut count = 0;
-        for offset in 8 * GATES as u64..8 * GATES as u64 + (8 << 10) {
+        for offset in 8 * TRAMPOLINES as u64..8 * TRAMPOLINES as u64 + (8 << 10) {
             let step = step(offset).unwrap_or(first);
             assert!(step.offset >= last);
             count += u32::from(step.offset > last);
@@ -316,7 +317,7 @@ mod tests {
         assert!(step(0).is_none());
     }
 
-    /// As `orrery_judged` lays the stack out.
+    /// As `orrery_stub_call` lays the stack out.
     #[test]
     fn what_was_pushed_is_found() {
         let stack = [const { AtomicU64::new(0) }; 64];
@@ -325,13 +326,13 @@ mod tests {
         for (distance, value) in pushed.iter().enumerate() {
             stack[60 - distance].store(*value, Relaxed);
         }
-        // rbp, the mark, progress, then what `Patched` names.
+        // rbp, the mark, progress, then what `StubFrame` names.
         let base = program - 8 * 34;
         stack[26].store(77, Relaxed);
         stack[28].store(0, Relaxed);
         let mut found = registers();
         // SAFETY: all of that is in the array.
-        unsafe { judged(&mut found, base, None) };
+        unsafe { in_stub_call(&mut found, base, None) };
         assert_eq!((found.rsp, found.rbp, found.rip, found.rax), (program, 77, 1018 - 2, 1025));
         assert_eq!(
             (found.rdi, found.rsi, found.rdx, found.r10, found.r8, found.r9),
@@ -341,11 +342,11 @@ mod tests {
         stack[28].store(1, Relaxed);
         let mut found = registers();
         // SAFETY: all of that is in the array.
-        unsafe { judged(&mut found, base, None) };
+        unsafe { in_stub_call(&mut found, base, None) };
         assert_eq!((found.rip, found.rcx, found.rax), (1018, 1018, 1031));
     }
 
-    /// As `orrery_asked` takes off what it has pushed.
+    /// As `orrery_stub_filter` takes off what it has pushed.
     #[test]
     fn a_call_that_is_not_made_yet_keeps_its_number_and_arguments() {
         let stack = [const { AtomicU64::new(0) }; 64];
@@ -353,12 +354,12 @@ mod tests {
         for distance in 0..33 {
             stack[60 - distance].store(1000 + distance as u64, Relaxed);
         }
-        for number in [number::POPPED, number::POPS] {
+        for number in [number::RESTORING_UNMADE, number::RESTORING_DONE] {
             let step = Step { offset: 0, stack: 32, back: 18, number, rdx: 0, flags: 0, reserved: [0; 3] };
             let mut found = Registers { rax: 7, ..registers() };
             // SAFETY: all of that is in the array.
-            unsafe { on_the_way(&mut found, &step, program) };
-            let (rip, rax) = if number == number::POPPED { (1018 - 2, 1025) } else { (1018, 7) };
+            unsafe { in_stub_function(&mut found, &step, program) };
+            let (rip, rax) = if number == number::RESTORING_UNMADE { (1018 - 2, 1025) } else { (1018, 7) };
             assert_eq!((found.rsp, found.rip, found.rax), (program, rip, rax));
             assert_eq!(
                 (found.rdi, found.rsi, found.rdx, found.r10, found.r8, found.r9),

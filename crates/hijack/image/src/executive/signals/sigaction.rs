@@ -57,7 +57,7 @@ pub(crate) fn rt_sigaction(mut arguments: [u64; 6], stack: u64) -> i64 {
         return remember((new != 0).then_some(action), old);
     }
     if new != 0 {
-        action[0] = handlers::wrapped(action[0]);
+        action[0] = handlers::thunk_for(action[0]);
         action[3] &= !SIGSYS_BIT;
         arguments[1] = address(&action);
     }
@@ -69,7 +69,7 @@ pub(crate) fn rt_sigaction(mut arguments: [u64; 6], stack: u64) -> i64 {
     let result = unsafe { call(nr::rt_sigaction, arguments) };
     core::hint::black_box(&action);
     if old != 0 && !failed(result) {
-        before[0] = handlers::unwrapped(before[0]);
+        before[0] = handlers::handler_of(before[0]);
         // SAFETY: the program asked for the old action there.
         if let Err(error) = unsafe { user_memory::write_beside(stack, old, before) } {
             return error;
@@ -107,7 +107,7 @@ pub(crate) unsafe fn deliver(info: *mut Info, context: *mut Context) {
         ((*info).code, value, (*context).mask)
     };
     if code == SI_QUEUE && value == EXEC_FAILED {
-        // The steward that this was for is gone.
+        // The supervisor that this was for is gone.
         return;
     }
     let handler = WANTED.handler.load(Relaxed);

@@ -5,7 +5,7 @@
 
 use crate::executive::abi::signal_frame::{Context, Registers};
 use crate::executive::abi::state::ORRERY_CONFIG;
-use crate::executive::abi::trampoline::orrery_gates;
+use crate::executive::abi::trampoline::orrery_trampolines;
 use crate::executive::abi::unwind_step::kind;
 use crate::executive::signals::registers::{Caller, caller, step, word};
 use core::sync::atomic::Ordering::Relaxed;
@@ -21,18 +21,18 @@ const SSE: u64 = 2;
 ///
 /// # Safety
 /// The frame is whole, and what it interrupted is still on the stack.
-pub(super) unsafe fn give_back(interrupted: &Context) {
+pub(super) unsafe fn restore_xmm(interrupted: &Context) {
     let to = interrupted.extended();
-    let Some(from) = kept(&interrupted.registers).filter(|_| to.address != 0) else { return };
+    let Some(from) = saved_xmm(&interrupted.registers).filter(|_| to.address != 0) else { return };
     // SAFETY: both have room for the registers.
     unsafe {
         let place = core::ptr::with_exposed_provenance_mut::<u8>((to.address + XMM) as usize);
         match from {
-            Kept::At(from) => {
+            Saved::At(from) => {
                 let from = core::ptr::with_exposed_provenance::<u8>(from as usize);
                 core::ptr::copy_nonoverlapping(from, place, XMM_BYTES);
             }
-            Kept::Zero => core::ptr::write_bytes(place, 0, XMM_BYTES),
+            Saved::Zero => core::ptr::write_bytes(place, 0, XMM_BYTES),
         }
         if to.features != 0 {
             let present = core::ptr::with_exposed_provenance_mut::<u64>((to.address + PRESENT) as usize);
@@ -42,30 +42,30 @@ pub(super) unsafe fn give_back(interrupted: &Context) {
 }
 
 /// Where the program's xmm registers are.
-enum Kept {
+enum Saved {
     At(u64),
     /// As after a reset.
     Zero,
 }
 
 /// `None`: in the processor.
-fn kept(found: &Registers) -> Option<Kept> {
+fn saved_xmm(found: &Registers) -> Option<Saved> {
     let code = ORRERY_CONFIG.code.load(Relaxed);
     if found.rip.wrapping_sub(code) >= ORRERY_CONFIG.code_length.load(Relaxed) {
         return None;
     }
-    let offset = found.rip.wrapping_sub((orrery_gates as *const ()).addr() as u64);
+    let offset = found.rip.wrapping_sub((orrery_trampolines as *const ()).addr() as u64);
     let caller = match step(offset)?.stack {
         kind::END | kind::PERFORMS | kind::PERFORMED => caller(found.rsp, found.rbp)?,
         // SAFETY: its caller's rbp is on the stack.
         kind::COMPATIBLE => caller(found.rsp, unsafe { word(found.rsp) })?,
-        kind::KEPT => Caller::Stub(found.rbp),
+        kind::STUB_CALL_XMM => Caller::Stub(found.rbp),
         kind::ENTERED => Caller::Handler(found.rsp + 8),
         kind::ENTERED_FURTHER => Caller::Handler(found.rsp + 16),
         _ => return None,
     };
     match caller {
-        Caller::Stub(base) => Some(Kept::At((base & !15) - XMM_BYTES as u64)),
+        Caller::Stub(base) => Some(Saved::At((base & !15) - XMM_BYTES as u64)),
         Caller::Handler(context) => {
             let context = core::ptr::with_exposed_provenance::<Context>(context as usize);
             // SAFETY: the frame of a dispatched call, whose handler was interrupted.
@@ -75,7 +75,7 @@ fn kept(found: &Registers) -> Option<Kept> {
             }
             // SAFETY: as the kernel has written it.
             let there = extended.features == 0 || unsafe { word(extended.address + PRESENT) } & SSE != 0;
-            Some(if there { Kept::At(extended.address + XMM) } else { Kept::Zero })
+            Some(if there { Saved::At(extended.address + XMM) } else { Saved::Zero })
         }
     }
 }

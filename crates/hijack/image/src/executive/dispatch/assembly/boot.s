@@ -1,4 +1,4 @@
-# The image's beginning: has a program become a guest, and tells the steward by a signal.
+# The image's beginning: has a program become a tracee, and tells the supervisor by a signal.
 
 .balign 16
 .globl orrery_boot

@@ -16,7 +16,7 @@ orrery_counted:
     seto al
     push rax
     orrery_step 18, 17, {r11}, 0
-    cmp byte ptr [rip + {config} + {own_counters}], 0
+    cmp byte ptr [rip + {config} + {thread_counters_enabled}], 0
     je 5f
     .byte 0xf3, 0x48, 0x0f, 0xae, 0xc0  # rdfsbase rax
     mov ecx, 0
@@ -108,7 +108,7 @@ orrery_timed:
     orrery_step 19, 18, 19, 0, 17
     push rdx
     orrery_step 20, 18, 19, 20, 17
-    cmp byte ptr [rip + {config} + {blind}], 0
+    cmp byte ptr [rip + {config} + {tsc_disabled}], 0
     jne 7f
     rdtsc
     shl rdx, 32
@@ -121,14 +121,14 @@ orrery_timed:
     orrery_step 21, 18, {done}, 20, 17
     push rax
     orrery_step 22, 18, {done_pushed}, 20, 17
-    cmp byte ptr [rip + {config} + {blind}], 0
+    cmp byte ptr [rip + {config} + {tsc_disabled}], 0
     jne 8f
     rdtsc
     shl rdx, 32
     or rax, rdx
 9:
     sub rax, [rsp + 8]
-    cmp byte ptr [rip + {config} + {own_counters}], 0
+    cmp byte ptr [rip + {config} + {thread_counters_enabled}], 0
     je 5f
     .byte 0xf3, 0x48, 0x0f, 0xae, 0xc2  # rdfsbase rdx
     mov r11d, 0
@@ -161,7 +161,7 @@ orrery_timed:
     lea rsp, [rsp + 128]
     orrery_step 0, 0, {done}, 0
     jmp rcx
-# Made blind while it called, by a handler.
+# Made tsc_disabled while it called, by a handler.
 8:
     orrery_step 22, 18, {done_pushed}, 20, 17
     mov rax, [rsp + 8]

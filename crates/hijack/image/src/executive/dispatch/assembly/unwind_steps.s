@@ -3,7 +3,7 @@
 .macro orrery_step stack, back=0, number=0, rdx=0, flags=0
 771:
 .pushsection .rodata.orrery_steps,"a",@progbits
-    .long 771b - orrery_gates
+    .long 771b - orrery_trampolines
     .byte \stack, \back, \number, \rdx, \flags, 0, 0, 0
 .popsection
     .if \stack < {kinds}

@@ -7,7 +7,7 @@
 use super::translate::{moved, within};
 use crate::executive::abi::syscall::{call, failed};
 use crate::executive::abi::user_memory;
-use crate::executive::policy::paths::{Room, normal};
+use crate::executive::policy::paths::{PathBuffer, normal};
 use crate::executive::policy::table::Policy;
 use crate::executive::services::call::ServiceCall;
 use crate::nr;
@@ -19,7 +19,7 @@ const HEAD: usize = 256;
 const MOST_ARGUMENTS: usize = 250;
 /// Interpreter, its argument, script, and the end of the list.
 const OWN_ARGUMENTS: usize = 4;
-/// Room for the arguments of an interpreter.
+/// PathBuffer for the arguments of an interpreter.
 pub(crate) const SCRIPT_ARGUMENTS: usize = MOST_ARGUMENTS + OWN_ARGUMENTS;
 const O_CLOEXEC: u64 = 0o2_000_000;
 const X_OK: u64 = 1;
@@ -102,7 +102,7 @@ fn first_line(head: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
 }
 
 /// Keeps a string, with a zero at its end.
-fn text(room: &mut Room<'_>, bytes: &[u8]) -> Option<u64> {
+fn text(room: &mut PathBuffer<'_>, bytes: &[u8]) -> Option<u64> {
     let kept = room.take(|room| {
         let place = room.get_mut(..=bytes.len()).ok_or(0_i64)?;
         if let Some((last, rest)) = place.split_last_mut() {

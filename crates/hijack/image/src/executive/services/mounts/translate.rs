@@ -121,7 +121,7 @@ pub(super) fn base_of(mounts: &[Mount], directory: Option<u64>, to: &mut [u8]) -
         }
     } else {
         mount = mount_of(mounts, descriptor, c"".as_ptr().addr() as u64, AT_EMPTY_PATH);
-        paths::of_descriptor(descriptor, to)?
+        paths::of_fd(descriptor, to)?
     };
     match mount {
         Some(mount) => Ok(Base::Within(prefixed(mount, to, length)?)),

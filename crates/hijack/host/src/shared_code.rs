@@ -1,9 +1,9 @@
-//! The executive's code: once in memory, for all guests of a run.
+//! The executive's code: once in memory, for all tracees of a run.
 //!
 //! Nothing in an image's first pages depends on where it lies. Copied into each program they would be the dearest part of
 //! executing one: thirty pages to allocate, fill, hand on to each child of a fork, and free. So they are a System V segment that
-//! programs attach: like the board (see `orrery_hijack_image::shared_page`) it takes one system call, no descriptor and no path. It may be
-//! attached by everybody, and written to by nobody: who may change that (its owner, by `shmctl`) could as well trace the guests.
+//! programs attach: like the shared page (see `orrery_hijack_image::shared_page`) it takes one system call, no descriptor and no path. It may be
+//! attached by everybody, and written to by nobody: who may change that (its owner, by `shmctl`) could as well trace the tracees.
 
 use std::env;
 use std::ffi::c_int;
@@ -15,22 +15,22 @@ const VARIABLE: &str = "ORRERY_EXECUTIVE";
 /// Read and execute, for all.
 const MODE: u16 = 0o555;
 const SHM_EXEC: c_int = 0o100_000;
-/// How guests attach it, in place of what is mapped there.
+/// How tracees attach it, in place of what is mapped there.
 pub(crate) const ATTACH: c_int = libc::SHM_REMAP | SHM_EXEC | libc::SHM_RDONLY;
 
-/// Code in a segment, which is freed when nobody is attached any more.
+/// SharedCode in a segment, which is freed when nobody is attached any more.
 #[derive(Debug)]
-pub(crate) struct Code {
+pub(crate) struct SharedCode {
     id: c_int,
     at: NonNull<u8>,
 }
 
 // SAFETY: nobody reads or writes through the address.
-unsafe impl Send for Code {}
+unsafe impl Send for SharedCode {}
 // SAFETY: as above.
-unsafe impl Sync for Code {}
+unsafe impl Sync for SharedCode {}
 
-impl Code {
+impl SharedCode {
     /// Shares whole pages of code. `None` where this kernel or user does not allow that: they are copied then.
     pub(crate) fn share(pages: &[u8]) -> Option<Self> {
         if env::var_os(VARIABLE).is_some_and(|value| value == "copied") {
@@ -68,7 +68,7 @@ impl Code {
     }
 }
 
-impl Drop for Code {
+impl Drop for SharedCode {
     fn drop(&mut self) {
         // SAFETY: attached since this was made; nobody knows the address.
         unsafe { libc::shmdt(self.at.as_ptr().cast()) };
@@ -95,7 +95,7 @@ mod tests {
         // mov $7,%eax; ret
         let mut page = vec![0_u8; 4096];
         page[..6].copy_from_slice(&[0xb8, 7, 0, 0, 0, 0xc3]);
-        let code = Code::try_share(&page).unwrap();
+        let code = SharedCode::try_share(&page).unwrap();
         // SAFETY: that is a function.
         let function: extern "C" fn() -> i32 = unsafe { std::mem::transmute(code.at) };
         assert_eq!(function(), 7);

@@ -1,7 +1,7 @@
 //! Where do instructions begin before a system call?
 //!
 //! x86 code cannot be read backwards: what looks like an instruction could be the end of a longer one. So code is read
-//! forwards, from *every* byte of a stretch before the place in question. One of these readings is what the processor
+//! forwards, from *every* byte of a stretch before the place in question. One of these decodings is what the processor
 //! executes: no instruction is longer than 15 bytes, and the stretch is longer than that. If every reading that makes
 //! sense arrives at a place, so does the true one. A reading that meets bytes which are no instruction is not the true
 //! one.
@@ -12,13 +12,13 @@ use orrery_hijack_image::request_slots::CODE;
 const LONGEST: usize = 15;
 
 /// Code that ends behind a `syscall` which was executed, read from each of its bytes.
-pub(crate) struct Readings<'a> {
+pub(crate) struct Decodings<'a> {
     code: &'a [u8; CODE],
     /// How long an instruction that began here would be; zero where these bytes are none.
     lengths: [usize; CODE],
 }
 
-impl<'a> Readings<'a> {
+impl<'a> Decodings<'a> {
     pub(crate) fn of(code: &'a [u8; CODE]) -> Self {
         let mut instruction = Instruction::default();
         let lengths = std::array::from_fn(|start| {
@@ -81,7 +81,7 @@ mod tests {
         let start = CODE - before.len() - last.len();
         code[start..start + before.len()].copy_from_slice(before);
         code[CODE - last.len()..].copy_from_slice(last);
-        Readings::of(&code).agree_on(CODE - last.len())
+        Decodings::of(&code).agree_on(CODE - last.len())
     }
 
     const GETPID: [u8; 7] = [0xb8, 39, 0, 0, 0, 0x0f, 0x05];
@@ -107,9 +107,9 @@ mod tests {
     fn instructions_between_places_are_whole() {
         let mut code = [0x90; CODE];
         code[CODE - 7..].copy_from_slice(&GETPID);
-        let readings = Readings::of(&code);
-        let found = readings.between(CODE - 8, CODE - 2).unwrap();
+        let decodings = Decodings::of(&code);
+        let found = decodings.between(CODE - 8, CODE - 2).unwrap();
         assert_eq!(found.iter().map(|(instruction, _)| instruction.len()).collect::<Vec<_>>(), [1, 5]);
-        assert!(readings.between(CODE - 8, CODE - 3).is_none());
+        assert!(decodings.between(CODE - 8, CODE - 3).is_none());
     }
 }

@@ -1,11 +1,11 @@
-//! Asking the steward.
+//! Asking the supervisor.
 
 use core::sync::atomic::AtomicU32;
 
-use crate::executive::abi::state::board;
+use crate::executive::abi::state::shared_page;
 use crate::executive::abi::syscall::{address, call};
+use crate::request_slots::FutexOps;
 use crate::request_slots::Request;
-use crate::request_slots::Sleeping;
 use crate::{nr, request_slots};
 
 const FUTEX_WAIT: u64 = 0;
@@ -15,9 +15,9 @@ const PATIENCE: [u64; 2] = [1, 0];
 
 struct Futex;
 
-impl Sleeping for Futex {
-    fn sleep(&self, word: &AtomicU32, value: u32) {
-        // SAFETY: the word is on the board, which stays attached; the time is read.
+impl FutexOps for Futex {
+    fn wait(&self, word: &AtomicU32, value: u32) {
+        // SAFETY: the word is on the page, which stays attached; the time is read.
         unsafe {
             call(nr::futex, [address(word), FUTEX_WAIT, value.into(), address(&PATIENCE), 0, 0]);
         }
@@ -31,9 +31,9 @@ impl Sleeping for Futex {
 
 /// Asks, and waits for the answer. Signals must be blocked: the request's place must be given back.
 ///
-/// `None`: there is no steward, or, for what can be asked again, it has too much to do.
-pub(crate) fn ask(kind: u32, fill: impl Fn(&Request)) -> Option<u32> {
+/// `None`: there is no supervisor, or, for what can be asked again, it has too much to do.
+pub(crate) fn request(kind: u32, fill: impl Fn(&Request)) -> Option<u32> {
     // SAFETY: asks for a number.
     let thread = unsafe { call(nr::gettid, [0; 6]) };
-    request_slots::ask(&board().requests, kind, thread as u32, &Futex, fill)
+    request_slots::submit(&shared_page().requests, kind, thread as u32, &Futex, fill)
 }

@@ -10,9 +10,11 @@ use iced_x86::{
     OpKind, Register,
 };
 use orrery_hijack_image::request_slots::CODE;
-use orrery_hijack_image::rewrite_plan::{JUMP, Move, Plan, RELOCATED, STEPS, SYSCALL, Step};
+use orrery_hijack_image::rewrite_plan::{
+    INSTRUCTIONS, JUMP, Move, MovedInstruction, RELOCATED, RewritePlan, SYSCALL,
+};
 
-use crate::proof::Readings;
+use crate::instruction_boundaries::Decodings;
 
 /// How far before the `syscall` a window may begin.
 const FARTHEST: usize = 48;
@@ -24,27 +26,27 @@ const MOV: usize = 5;
 const PAGE_ZERO: i64 = 4096;
 
 /// How to rewrite the site whose `syscall` ends this code, if that can be shown to be safe.
-pub(crate) fn plan(code: &[u8; CODE]) -> Option<Plan> {
+pub(crate) fn plan(code: &[u8; CODE]) -> Option<RewritePlan> {
     let end = CODE - SYSCALL;
     if code[end..] != [0x0f, 0x05] {
         return None;
     }
-    let readings = Readings::of(code);
+    let decodings = Decodings::of(code);
     let mut shorter = None;
     for start in (end - FARTHEST..=end - JUMP).rev() {
-        if !readings
+        if !decodings
             .agree_unless(start, &|from, to| start == end - MOV && to == end && faults(code, from, to))
         {
             continue;
         }
-        let Some(instructions) = readings.between(start, end) else { continue };
+        let Some(instructions) = decodings.between(start, end) else { continue };
         // What cannot move is in all windows from further up, too.
         let Some(steps) = moves(&instructions) else { break };
-        let Some(plan) = Plan::new(number(&instructions), &steps) else { continue };
-        if plan.landings() == [None; 2] {
+        let Some(plan) = RewritePlan::new(number(&instructions), &steps) else { continue };
+        if plan.jump_pads() == [None; 2] {
             return Some(plan);
         }
-        if shorter.is_none() && bears_landings(&plan, &instructions) {
+        if shorter.is_none() && bears_jump_pads(&plan, &instructions) {
             shorter = Some(plan);
         }
     }
@@ -84,22 +86,23 @@ fn writes_rax(instruction: &Instruction) -> bool {
 }
 
 /// How each instruction moves. `None` where one must stay, or there are too many.
-fn moves(instructions: &[(Instruction, usize)]) -> Option<Vec<Step>> {
-    let steps: Option<Vec<Step>> = instructions.iter().map(|(one, offset)| step(one, *offset)).collect();
-    let steps = steps.filter(|steps| steps.len() <= STEPS)?;
-    let moved = |step: &Step| match step.kind {
+fn moves(instructions: &[(Instruction, usize)]) -> Option<Vec<MovedInstruction>> {
+    let steps: Option<Vec<MovedInstruction>> =
+        instructions.iter().map(|(one, offset)| step(one, *offset)).collect();
+    let steps = steps.filter(|steps| steps.len() <= INSTRUCTIONS)?;
+    let moved = |step: &MovedInstruction| match step.kind {
         Move::Branch => BRANCH,
         _ => usize::from(step.length),
     };
     (steps.iter().map(moved).sum::<usize>() <= RELOCATED).then_some(steps)
 }
 
-fn step(instruction: &Instruction, displacement: usize) -> Option<Step> {
+fn step(instruction: &Instruction, displacement: usize) -> Option<MovedInstruction> {
     let length = u8::try_from(instruction.len()).ok()?;
     match instruction.flow_control() {
         FlowControl::Next => {}
         FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() && matches!(length, 2 | 6) => {
-            return Some(Step { length, kind: Move::Branch });
+            return Some(MovedInstruction { length, kind: Move::Branch });
         }
         _ => return None,
     }
@@ -124,12 +127,12 @@ fn step(instruction: &Instruction, displacement: usize) -> Option<Step> {
                     | OpKind::Immediate32to64
             )
         });
-        return (!implied).then_some(Step { length, kind: Move::Plain });
+        return (!implied).then_some(MovedInstruction { length, kind: Move::Plain });
     }
     if instruction.is_ip_rel_memory_operand() {
         let wide = instruction.memory_base() == Register::RIP;
         let offset = u8::try_from(displacement).ok().filter(|offset| *offset != 0 && wide)?;
-        return Some(Step { length, kind: Move::Relative(offset) });
+        return Some(MovedInstruction { length, kind: Move::Relative(offset) });
     }
     // A fault is told with the address of the instruction. So what moves must not fault: no memory but the stack, and the
     // thread's own.
@@ -138,7 +141,7 @@ fn step(instruction: &Instruction, displacement: usize) -> Option<Step> {
     let stack = instruction.segment_prefix() == Register::None
         && (instruction.memory_base(), instruction.memory_index()) == (Register::RSP, Register::None);
     let unread = matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop);
-    (own || stack || unread).then_some(Step { length, kind: Move::Plain })
+    (own || stack || unread).then_some(MovedInstruction { length, kind: Move::Plain })
 }
 
 /// The number that these instructions leave in rax, if it is always the same.
@@ -169,9 +172,9 @@ fn constant(instruction: &Instruction) -> Option<u16> {
     .filter(|number| *number != u16::MAX)
 }
 
-/// Whether instructions from the first landing on do without what a `syscall` overwrites, and go on to the site.
-fn bears_landings(plan: &Plan, instructions: &[(Instruction, usize)]) -> bool {
-    let Some(first) = plan.landings()[0] else { return true };
+/// Whether instructions from the first jump pad on do without what a `syscall` overwrites, and go on to the site.
+fn bears_jump_pads(plan: &RewritePlan, instructions: &[(Instruction, usize)]) -> bool {
+    let Some(first) = plan.jump_pads()[0] else { return true };
     let mut factory = InstructionInfoFactory::new();
     let mut position = 0;
     instructions.iter().all(|(instruction, _)| {

@@ -16,27 +16,27 @@ const LOOKING: usize = 4;
 /// What there is to do.
 pub(super) trait Work: Sync {
     /// One thing to do.
-    type Piece;
+    type Task;
 
     /// Takes a piece, which nobody else gets then. Where there is none, sleeps for a while, or until there may be one.
-    fn look(&self) -> Option<Self::Piece>;
+    fn take(&self) -> Option<Self::Task>;
 
     /// Does it. Gives whether the thread can be used again.
-    fn perform(&self, piece: Self::Piece) -> bool;
+    fn perform(&self, piece: Self::Task) -> bool;
 }
 
 /// Threads, and what they are at.
-pub(super) struct Crew<W> {
+pub(super) struct ThreadPool<W> {
     work: W,
     looking: AtomicUsize,
     busy: AtomicUsize,
-    dismissed: AtomicBool,
+    stopped: AtomicBool,
 }
 
-impl<W: Work> Crew<W> {
+impl<W: Work> ThreadPool<W> {
     pub(super) fn new(work: W) -> Self {
         let none = || AtomicUsize::new(0);
-        Self { work, looking: none(), busy: none(), dismissed: AtomicBool::new(false) }
+        Self { work, looking: none(), busy: none(), stopped: AtomicBool::new(false) }
     }
 
     pub(super) fn work(&self) -> &W {
@@ -44,29 +44,29 @@ impl<W: Work> Crew<W> {
     }
 
     /// Has one more thread look for work, if there can be one more.
-    pub(super) fn hire<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> bool {
+    pub(super) fn spawn_worker<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> bool {
         self.looking.fetch_add(1, SeqCst);
-        let hired = thread::Builder::new().spawn_scoped(scope, move || self.attend(scope)).is_ok();
-        if !hired {
+        let spawned = thread::Builder::new().spawn_scoped(scope, move || self.work_loop(scope)).is_ok();
+        if !spawned {
             self.looking.fetch_sub(1, SeqCst);
         }
-        hired
+        spawned
     }
 
     /// What each thread does.
-    fn attend<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
-        while !self.dismissed.load(SeqCst) {
-            let Some(piece) = self.work.look() else { continue };
+    fn work_loop<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        while !self.stopped.load(SeqCst) {
+            let Some(piece) = self.work.take() else { continue };
             self.busy.fetch_add(1, SeqCst);
             // Nobody else would notice what there is to do from now on. Where there cannot be more threads, whoever is done first does.
             if self.looking.fetch_sub(1, SeqCst) == 1 {
-                self.hire(scope);
+                self.spawn_worker(scope);
             }
             let one_more = |looking| (looking < LOOKING).then_some(looking + 1);
             let stays =
                 self.work.perform(piece) && self.looking.fetch_update(SeqCst, SeqCst, one_more).is_ok();
             self.busy.fetch_sub(1, SeqCst);
-            if !stays && (self.looking.load(SeqCst) > 0 || self.hire(scope)) {
+            if !stays && (self.looking.load(SeqCst) > 0 || self.spawn_worker(scope)) {
                 return;
             }
             if !stays {
@@ -81,8 +81,8 @@ impl<W: Work> Crew<W> {
     }
 
     /// Sends all threads away, as soon as they look up.
-    pub(super) fn dismiss(&self) {
-        self.dismissed.store(true, SeqCst);
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, SeqCst);
     }
 }
 
@@ -104,9 +104,9 @@ mod tests {
     }
 
     impl Work for Pieces {
-        type Piece = ();
+        type Task = ();
 
-        fn look(&self) -> Option<()> {
+        fn take(&self) -> Option<()> {
             let left = self.left.lock().unwrap();
             let (mut left, _) =
                 self.more.wait_timeout_while(left, Duration::from_millis(50), |left| *left == 0).unwrap();
@@ -124,7 +124,7 @@ mod tests {
 
     /// Does pieces of work, one after the other or all at once; gives how many threads that took, and how many were left.
     fn threads(pieces: usize, at_once: bool, usable: bool) -> (usize, usize) {
-        let crew = Crew::new(Pieces {
+        let pool = ThreadPool::new(Pieces {
             left: Mutex::new(0),
             more: Condvar::new(),
             together: Barrier::new(if at_once { pieces } else { 1 }),
@@ -132,21 +132,21 @@ mod tests {
             done: AtomicUsize::new(0),
             seen: Mutex::default(),
         });
-        let (work, mut left) = (&crew.work, 0);
+        let (work, mut left) = (&pool.work, 0);
         thread::scope(|scope| {
-            crew.hire(scope);
+            pool.spawn_worker(scope);
             for piece in 1..=pieces {
                 *work.left.lock().unwrap() += 1;
                 work.more.notify_one();
-                while !at_once && (work.done.load(SeqCst) < piece || !crew.is_idle()) {
+                while !at_once && (work.done.load(SeqCst) < piece || !pool.is_idle()) {
                     thread::yield_now();
                 }
             }
-            while work.done.load(SeqCst) < pieces || !crew.is_idle() {
+            while work.done.load(SeqCst) < pieces || !pool.is_idle() {
                 thread::yield_now();
             }
-            left = crew.looking.load(SeqCst);
-            crew.dismiss();
+            left = pool.looking.load(SeqCst);
+            pool.stop();
         });
         (work.seen.lock().unwrap().len(), left)
     }

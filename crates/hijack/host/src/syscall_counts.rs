@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use orrery_hijack_image::nr::CALLS;
-use orrery_hijack_image::shared_page::{BUCKETS, Board, Calls, FIRST_BUCKET, Unfollowed};
+use orrery_hijack_image::shared_page::{BUCKETS, Calls, FIRST_BUCKET, SharedPage, Unfollowed};
 use syscalls::Sysno;
 
 /// Everything that was counted, at one instant.
@@ -89,7 +89,7 @@ pub fn bucket_end(bucket: usize) -> u64 {
 }
 
 impl Counts {
-    pub(crate) fn of(board: &Board) -> Self {
+    pub(crate) fn of(page: &SharedPage) -> Self {
         let calls = (0..=CALLS).filter_map(|number| {
             let mut call = Call {
                 number: u32::try_from(number).ok().filter(|_| number < CALLS),
@@ -99,22 +99,22 @@ impl Counts {
                 ticks: 0,
                 buckets: [0; BUCKETS],
             };
-            for row in board.counters().map(|rows| &rows[number]) {
+            for row in page.counters().map(|rows| &rows[number]) {
                 call.add(row);
             }
             (call.total() > 0).then_some(call)
         });
-        let unfollowed = Unfollowed::ALL.iter().zip(&board.unfollowed);
+        let unfollowed = Unfollowed::ALL.iter().zip(&page.unfollowed);
         Self {
             calls: calls.collect(),
-            followed: board.followed.load(Relaxed),
+            followed: page.followed.load(Relaxed),
             unfollowed: unfollowed
                 .map(|(reason, count)| (count.load(Relaxed), reason.reason()))
                 .filter(|(count, _)| *count > 0)
                 .collect(),
-            unarmed: board.unarmed.load(Relaxed),
-            patched_sites: board.patched_sites.load(Relaxed),
-            refused_sites: board.refused_sites.load(Relaxed),
+            unarmed: page.unarmed.load(Relaxed),
+            patched_sites: page.patched_sites.load(Relaxed),
+            refused_sites: page.refused_sites.load(Relaxed),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! How guests know that their steward is gone: the kernel says so.
+//! How tracees know that their supervisor is gone: the kernel says so.
 //!
-//! The steward's first thread owns a word of the board as it would own a robust lock (get_robust_list(2)). When it dies, however that
+//! The supervisor's first thread owns a word of the shared page as it would own a robust lock (get_robust_list(2)). When it dies, however that
 //! comes, the kernel marks the word. So nobody has to guess from how long an answer takes, which a busy machine or a debugger would
 //! make wrong, nor ask for a process by its number, which is another in another PID namespace.
 
@@ -26,7 +26,7 @@ struct Entry {
 const HEAD_BYTES: usize = std::mem::offset_of!(Robust, entry);
 
 /// Makes a word of memory that stays the sign of this thread's life, which must be its process's first one.
-pub(super) fn attend(word: &AtomicU32) {
+pub(super) fn mark_alive(word: &AtomicU32) {
     let list = Box::leak(Box::new(Robust {
         first: ptr::null(),
         offset: 0,
@@ -62,7 +62,7 @@ mod tests {
             let word = &*shared.cast::<AtomicU32>();
             let child = libc::fork();
             if child == 0 {
-                attend(word);
+                mark_alive(word);
                 loop {
                     libc::pause();
                 }

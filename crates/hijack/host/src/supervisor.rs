@@ -1,13 +1,13 @@
-//! The steward: a process beside the guests that does what an executive cannot do itself.
+//! The supervisor: a process beside the tracees that does what an executive cannot do itself.
 //!
-//! It puts executives under programs that guests execute (it traces a thread from just before the `execve` until its new
+//! It puts executives under programs that tracees execute (it traces a thread from just before the `execve` until its new
 //! program has its executive, and never else), and says which sites are safe to rewrite (a decoder has no place in the
-//! path of a call). It belongs to no guest: it is nobody's child but init's, has a session of its own and no descriptor
-//! of the program's open. It ends when no guest is left, which it knows from the number of those attached to the board.
+//! path of a call). It belongs to no tracee: it is nobody's child but init's, has a session of its own and no descriptor
+//! of the program's open. It ends when no tracee is left, which it knows from the number of those attached to the page.
 
-mod attendance;
-mod collector;
-mod crew;
+mod liveness;
+mod stale_requests;
+mod thread_pool;
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::AsRawFd;
@@ -16,44 +16,44 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::thread;
 use std::time::Duration;
 
-use orrery_hijack_image::request_slots::{ANSWERED, ASKED, Sleeping, TAKEN, owner, state, tag};
+use orrery_hijack_image::request_slots::{ANSWERED, FutexOps, IN_SERVICE, PENDING, owner, state, tag};
 use orrery_hijack_image::request_slots::{CODE, EXEC, EXEC_FAILED, Request, SITE, YES};
-use orrery_hijack_image::rewrite_plan::Plan;
-use orrery_hijack_image::shared_page::{Board, Unfollowed, code_hash};
+use orrery_hijack_image::rewrite_plan::RewritePlan;
+use orrery_hijack_image::shared_page::{SharedPage, Unfollowed, code_hash};
 
 use crate::error::{Error, Result};
 use crate::futex::Futex;
 use crate::image::Image;
 use crate::inject::{Settings, inject};
-use crate::segment::Segment;
+use crate::rewrite_window;
+use crate::shared_segment::SharedSegment;
 use crate::tracee::{Stop, Tracee, read_memory};
-use crate::window;
-use attendance::attend;
-use collector::Collector;
-use crew::{Crew, Work};
+use liveness::mark_alive;
+use stale_requests::StaleRequests;
+use thread_pool::{ThreadPool, Work};
 
-/// How often to look whether guests are left.
+/// How often to look whether tracees are left.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Starts a steward for a board. Returns when it is ready to be asked: requests that come earlier wait.
+/// Starts a supervisor for a shared page. Returns when it is ready to be asked: requests that come earlier wait.
 ///
 /// # Errors
 /// Where no process could be made.
-pub(crate) fn start(segment: &Arc<Segment>, image: Arc<Image>, settings: Settings) -> Result<()> {
+pub(crate) fn start(segment: &Arc<SharedSegment>, image: Arc<Image>, settings: Settings) -> Result<()> {
     // SAFETY: the children run nothing of this process but what follows; see `Hijack::start` for threads.
     unsafe {
         let middle = libc::fork();
         if middle < 0 {
-            return Err(Error::system("make a process for the steward"));
+            return Err(Error::system("make a process for the supervisor"));
         }
         if middle == 0 {
-            // The steward is to be nobody's child: programs wait for theirs.
-            let steward = libc::fork();
-            if steward != 0 {
-                libc::_exit(c_int::from(steward < 0));
+            // The supervisor is to be nobody's child: programs wait for theirs.
+            let supervisor = libc::fork();
+            if supervisor != 0 {
+                libc::_exit(c_int::from(supervisor < 0));
             }
             leave(&settings);
-            Steward { segment: Arc::clone(segment), image, settings }.serve();
+            Supervisor { segment: Arc::clone(segment), image, settings }.serve();
             libc::_exit(0);
         }
         let mut status = 0;
@@ -63,7 +63,7 @@ pub(crate) fn start(segment: &Arc<Segment>, image: Arc<Image>, settings: Setting
             }
         }
         if status != 0 {
-            return Err(Error::system("make a process for the steward"));
+            return Err(Error::system("make a process for the supervisor"));
         }
     }
     Ok(())
@@ -85,7 +85,7 @@ fn leave(settings: &Settings) {
         }
         libc::syscall(libc::SYS_close_range, first, c_uint::MAX, 0);
         libc::setsid();
-        libc::prctl(libc::PR_SET_NAME, c"orrery-steward".as_ptr());
+        libc::prctl(libc::PR_SET_NAME, c"orrery-supervisor".as_ptr());
         for _ in 0..3 {
             libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         }
@@ -99,38 +99,38 @@ fn leave(settings: &Settings) {
     }
 }
 
-struct Steward {
-    segment: Arc<Segment>,
+struct Supervisor {
+    segment: Arc<SharedSegment>,
     image: Arc<Image>,
     settings: Settings,
 }
 
-impl Steward {
+impl Supervisor {
     fn serve(self) {
-        let board = self.segment.board();
-        board.privileged.store(u32::from(may_trace_the_privileged()), Relaxed);
-        attend(&board.requests.helper_alive);
-        // A steward that does only a part of its work has others wait for ever: who waits for one that is gone is told.
+        let page = self.segment.page();
+        page.privileged.store(u32::from(may_trace_the_privileged()), Relaxed);
+        mark_alive(&page.requests.supervisor_alive);
+        // A supervisor that does only a part of its work has others wait for ever: who waits for one that is gone is told.
         std::panic::set_hook(Box::new(|_| std::process::abort()));
-        board.steward.store(std::process::id(), Release);
-        Futex.wake(&board.steward, u32::MAX);
-        let crew = Crew::new(self);
-        let segment = Arc::clone(&crew.work().segment);
-        let board = segment.board();
+        page.supervisor.store(std::process::id(), Release);
+        Futex.wake(&page.supervisor, u32::MAX);
+        let pool = ThreadPool::new(self);
+        let segment = Arc::clone(&pool.work().segment);
+        let page = segment.page();
         thread::scope(|scope| {
-            if !crew.hire(scope) {
+            if !pool.spawn_worker(scope) {
                 std::process::abort();
             }
-            let mut collector = Collector::default();
+            let mut stale = StaleRequests::default();
             loop {
                 thread::sleep(INTERVAL);
-                if segment.attached().is_none_or(|attached| attached <= 1) && crew.is_idle() {
+                if segment.attached().is_none_or(|attached| attached <= 1) && pool.is_idle() {
                     break;
                 }
-                collector.look(board);
+                stale.look(page);
             }
-            crew.dismiss();
-            ring(board);
+            pool.stop();
+            ring(page);
         });
     }
 
@@ -160,7 +160,7 @@ impl Steward {
         let (free, result) =
             inject(tracee, (asked.mask, asked.trappable), &self.image, &self.segment, &self.settings);
         if let Err(reason) = result
-            && let Some(counter) = self.segment.board().unfollowed.get(reason as usize)
+            && let Some(counter) = self.segment.page().unfollowed.get(reason as usize)
         {
             counter.fetch_add(1, Relaxed);
         }
@@ -168,33 +168,33 @@ impl Steward {
     }
 }
 
-impl Work for Steward {
+impl Work for Supervisor {
     /// The index of a request, and whose it is.
-    type Piece = (usize, u32);
+    type Task = (usize, u32);
 
-    fn look(&self) -> Option<(usize, u32)> {
-        let board = self.segment.board();
-        let rung = board.requests.doorbell.load(Acquire);
+    fn take(&self) -> Option<(usize, u32)> {
+        let page = self.segment.page();
+        let rung = page.requests.doorbell.load(Acquire);
         let take = |(index, request): (usize, &Request)| {
             let now = request.state.load(Acquire);
             let thread = owner(now);
-            let taken = tag(now) == ASKED
-                && request.state.compare_exchange(now, state(TAKEN, thread), AcqRel, Relaxed).is_ok();
+            let taken = tag(now) == PENDING
+                && request.state.compare_exchange(now, state(IN_SERVICE, thread), AcqRel, Relaxed).is_ok();
             taken.then_some((index, thread))
         };
-        let found = board.requests.slots.iter().enumerate().find_map(take);
+        let found = page.requests.slots.iter().enumerate().find_map(take);
         if found.is_none() {
-            Futex.sleep(&board.requests.doorbell, rung);
+            Futex.wait(&page.requests.doorbell, rung);
         }
         found
     }
 
     fn perform(&self, (index, thread): (usize, u32)) -> bool {
-        let board = self.segment.board();
-        let Some(request) = board.requests.slots.get(index) else { return true };
+        let page = self.segment.page();
+        let Some(request) = page.requests.slots.get(index) else { return true };
         match request.kind.load(Relaxed) {
             EXEC => return self.follow(&Asked::read(thread, request), request),
-            SITE => answer(request, thread, if judge(board, request) { YES } else { 0 }),
+            SITE => answer(request, thread, if judge(page, request) { YES } else { 0 }),
             _ => answer(request, thread, 0),
         }
         true
@@ -244,15 +244,15 @@ fn may_trace_the_privileged() -> bool {
 }
 
 /// Plans how to rewrite a site, and remembers it.
-fn judge(board: &Board, request: &Request) -> bool {
+fn judge(page: &SharedPage, request: &Request) -> bool {
     let words: [u64; CODE / 8] = std::array::from_fn(|index| request.code[index].load(Relaxed));
     let mut code = [0; CODE];
     for (bytes, word) in code.chunks_exact_mut(8).zip(words) {
         bytes.copy_from_slice(&word.to_le_bytes());
     }
-    let plan = Plan::encode(window::plan(&code).as_ref());
+    let plan = RewritePlan::encode(rewrite_window::plan(&code).as_ref());
     let hash = code_hash(&words);
-    let Some(place) = board.verdict_places(hash).find(|place| [0, hash].contains(&place.hash.load(Relaxed)))
+    let Some(place) = page.verdict_places(hash).find(|place| [0, hash].contains(&place.hash.load(Relaxed)))
     else {
         return false;
     };
@@ -267,12 +267,12 @@ fn judge(board: &Board, request: &Request) -> bool {
 fn answer(request: &Request, thread: u32, answer: u32) {
     request.answer.store(answer, Relaxed);
     let answered = state(ANSWERED, thread);
-    let _gone = request.state.compare_exchange(state(TAKEN, thread), answered, Release, Relaxed);
+    let _gone = request.state.compare_exchange(state(IN_SERVICE, thread), answered, Release, Relaxed);
     Futex.wake(&request.state, u32::MAX);
 }
 
 /// Wakes all threads that sleep until there is something to do.
-fn ring(board: &Board) {
-    board.requests.doorbell.fetch_add(1, AcqRel);
-    Futex.wake(&board.requests.doorbell, u32::MAX);
+fn ring(page: &SharedPage) {
+    page.requests.doorbell.fetch_add(1, AcqRel);
+    Futex.wake(&page.requests.doorbell, u32::MAX);
 }

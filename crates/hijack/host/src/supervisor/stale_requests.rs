@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use orrery_hijack_image::request_slots::{
-    ANSWERED, ASKED, CLAIMED, FREE, REQUESTS, RESERVED, TAKEN, give_back, owner, tag,
+    ANSWERED, CLAIMED, FREE, IN_SERVICE, PENDING, REQUESTS, RESERVED, owner, release, tag,
 };
-use orrery_hijack_image::shared_page::Board;
+use orrery_hijack_image::shared_page::SharedPage;
 
 use crate::futex::Futex;
 
@@ -14,18 +14,18 @@ use crate::futex::Futex;
 const LOOKS: u32 = 8;
 
 /// What was seen of each place last, and how often.
-pub(super) struct Collector([(u32, u32); REQUESTS]);
+pub(super) struct StaleRequests([(u32, u32); REQUESTS]);
 
-impl Default for Collector {
+impl Default for StaleRequests {
     fn default() -> Self {
         Self([(0, 0); REQUESTS])
     }
 }
 
-impl Collector {
+impl StaleRequests {
     /// Gives places back that nobody will, if they have been so for some looks.
-    pub(super) fn look(&mut self, board: &Board) {
-        for (place, (last, looks)) in board.requests.slots.iter().zip(&mut self.0) {
+    pub(super) fn look(&mut self, page: &SharedPage) {
+        for (place, (last, looks)) in page.requests.slots.iter().zip(&mut self.0) {
             let now = place.state.load(Acquire);
             *looks = if now == *last { looks.saturating_add(1) } else { 1 };
             *last = now;
@@ -33,13 +33,13 @@ impl Collector {
                 // Who was woken for it has died.
                 RESERVED => *looks > 1,
                 // Whoever answers such a one finds that it is not its own any more.
-                CLAIMED | TAKEN | ANSWERED => *looks > LOOKS && is_dead(owner(now)),
-                // The steward's threads go on with it.
-                ASKED => false,
+                CLAIMED | IN_SERVICE | ANSWERED => *looks > LOOKS && is_dead(owner(now)),
+                // The supervisor's threads go on with it.
+                PENDING => false,
                 _ => now != FREE && *looks > LOOKS,
             };
             if left {
-                give_back(&board.requests, place, now, &Futex);
+                release(&page.requests, place, now, &Futex);
             }
         }
     }
@@ -58,7 +58,7 @@ mod tests {
     use orrery_hijack_image::request_slots::state;
 
     use super::*;
-    use crate::segment::Segment;
+    use crate::shared_segment::SharedSegment;
 
     #[test]
     fn places_of_the_dead_are_given_back_and_no_others() {
@@ -66,32 +66,34 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         let dead = child.id();
-        let segment = Segment::new().unwrap();
+        let segment = SharedSegment::new().unwrap();
         let states = [
             (state(CLAIMED, dead), FREE),
             (state(ANSWERED, dead), FREE),
             (RESERVED, FREE),
-            (state(TAKEN, dead), FREE),
+            (state(IN_SERVICE, dead), FREE),
             // Nonsense.
             (state(FREE, own), FREE),
             (state(RESERVED, own), FREE),
             (state(RESERVED + 1, own), FREE),
             (state(RESERVED + 2, dead), FREE),
-            // The steward itself goes on with this.
-            (state(ASKED, dead), state(ASKED, dead)),
-            (state(TAKEN, own), state(TAKEN, own)),
+            // The supervisor itself goes on with this.
+            (state(PENDING, dead), state(PENDING, dead)),
+            (state(IN_SERVICE, own), state(IN_SERVICE, own)),
             (state(CLAIMED, own), state(CLAIMED, own)),
             (state(ANSWERED, own), state(ANSWERED, own)),
         ];
-        let places = &segment.board().requests;
+        let places = &segment.page().requests;
         for (place, (before, _)) in places.slots.iter().zip(states) {
             place.state.store(before, Release);
         }
-        let mut collector = Collector::default();
-        collector.look(segment.board());
-        assert!(places.slots.iter().zip(states).all(|(place, (before, _))| place.state.load(Acquire) == before));
+        let mut stale = StaleRequests::default();
+        stale.look(segment.page());
+        assert!(
+            places.slots.iter().zip(states).all(|(place, (before, _))| place.state.load(Acquire) == before)
+        );
         for _ in 0..LOOKS {
-            collector.look(segment.board());
+            stale.look(segment.page());
         }
         for (place, (before, after)) in places.slots.iter().zip(states) {
             assert_eq!(place.state.load(Acquire), after, "{before:#x}");

@@ -1,33 +1,33 @@
-//! The board's memory: a System V segment. See `orrery_hijack_image::shared_page` for why.
+//! The shared page's memory: a System V segment. See `orrery_hijack_image::shared_page` for why.
 
 use std::ffi::c_int;
 use std::mem::{size_of, zeroed};
 use std::ptr::{self, NonNull};
 use std::sync::Mutex;
 
-use orrery_hijack_image::shared_page::Board;
+use orrery_hijack_image::shared_page::SharedPage;
 
 use crate::error::{Error, Result};
 
-/// A board, attached to this process until it executes another program.
+/// A page, attached to this process until it executes another program.
 #[derive(Debug)]
-pub(crate) struct Segment {
+pub(crate) struct SharedSegment {
     id: c_int,
-    board: NonNull<Board>,
+    page: NonNull<SharedPage>,
     lending: Mutex<()>,
 }
 
-// SAFETY: the board consists of atomics.
-unsafe impl Send for Segment {}
+// SAFETY: the shared page consists of atomics.
+unsafe impl Send for SharedSegment {}
 // SAFETY: as above.
-unsafe impl Sync for Segment {}
+unsafe impl Sync for SharedSegment {}
 
-impl Segment {
-    /// A fresh board. The kernel frees it when nobody is attached any more.
+impl SharedSegment {
+    /// A fresh shared page. The kernel frees it when nobody is attached any more.
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: the segment is new, and marked for removal as soon as it is attached.
         unsafe {
-            let id = libc::shmget(libc::IPC_PRIVATE, size_of::<Board>(), libc::IPC_CREAT | 0o600);
+            let id = libc::shmget(libc::IPC_PRIVATE, size_of::<SharedPage>(), libc::IPC_CREAT | 0o600);
             if id < 0 {
                 return Err(Error::Facility {
                     facility: "System V shared memory",
@@ -42,14 +42,14 @@ impl Segment {
             if at.addr() == usize::MAX {
                 return Err(error);
             }
-            let board = NonNull::new(at.cast()).ok_or(error)?;
-            Ok(Self { id, board, lending: Mutex::new(()) })
+            let page = NonNull::new(at.cast()).ok_or(error)?;
+            Ok(Self { id, page, lending: Mutex::new(()) })
         }
     }
 
-    pub(crate) fn board(&self) -> &Board {
-        // SAFETY: attached for as long as this lives; zeros are a valid board.
-        unsafe { self.board.as_ref() }
+    pub(crate) fn page(&self) -> &SharedPage {
+        // SAFETY: attached for as long as this lives; zeros are a valid page.
+        unsafe { self.page.as_ref() }
     }
 
     pub(crate) fn id(&self) -> c_int {
@@ -69,7 +69,7 @@ impl Segment {
         }
     }
 
-    /// Lets a user attach while `attach` runs: a guest that changed its user.
+    /// Lets a user attach while `attach` runs: a tracee that changed its user.
     pub(crate) fn lend<R>(&self, user: u32, attach: impl FnOnce() -> R) -> R {
         let _lent = self.lending.lock();
         let before = self.status().map(|status| status.shm_perm.uid);
@@ -93,9 +93,9 @@ impl Segment {
     }
 }
 
-impl Drop for Segment {
+impl Drop for SharedSegment {
     fn drop(&mut self) {
-        // SAFETY: nobody refers to the board any more.
-        unsafe { libc::shmdt(self.board.as_ptr().cast()) };
+        // SAFETY: nobody refers to the shared page any more.
+        unsafe { libc::shmdt(self.page.as_ptr().cast()) };
     }
 }

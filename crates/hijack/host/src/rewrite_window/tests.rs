@@ -6,7 +6,7 @@ fn code(last: &[u8]) -> [u8; CODE] {
     code
 }
 
-fn lengths(plan: &Plan) -> Vec<u8> {
+fn lengths(plan: &RewritePlan) -> Vec<u8> {
     plan.steps().iter().map(|step| step.length).collect()
 }
 
@@ -52,7 +52,7 @@ fn gos_syscall6_gives_two_loads() {
     before[CODE - go.len() - 1] = 0xc3;
     let plan = plan(&before).unwrap();
     assert_eq!((lengths(&plan), plan.number), (vec![3, 3], None));
-    assert_eq!(plan.landings(), [Some(3), None]);
+    assert_eq!(plan.jump_pads(), [Some(3), None]);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn each_site(file: &[u8], mut look: impl FnMut(u64, &[u8; CODE])) {
     for (start, end) in code_of(file) {
         for end in start + CODE..=end {
             let code: &[u8; CODE] = file[end - CODE..end].try_into().unwrap();
-            let is_call = || Readings::of(code).agree_on(CODE - SYSCALL) || plan(code).is_some();
+            let is_call = || Decodings::of(code).agree_on(CODE - SYSCALL) || plan(code).is_some();
             if code[CODE - SYSCALL..] == [0x0f, 0x05] && is_call() {
                 look(end as u64, code);
             }
@@ -120,7 +120,7 @@ fn survey_most_of_the_c_librarys_sites_can_be_rewritten() {
     let [mut alone, mut shorter, mut stay, mut unknown] = [0; 4];
     each_site(&file, |end, code| match plan(code) {
         Some(plan) => {
-            *(if plan.landings()[0].is_none() { &mut alone } else { &mut shorter }) += 1;
+            *(if plan.jump_pads()[0].is_none() { &mut alone } else { &mut shorter }) += 1;
             unknown += usize::from(plan.number.is_none());
         }
         None => {
@@ -222,7 +222,7 @@ fn no_instruction_of_a_random_window_is_torn() {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(seed >> 33).unwrap() % below
     };
-    let (mut plans, mut with_landings) = (0, 0);
+    let (mut plans, mut with_jump_pads) = (0, 0);
     for _ in 0..20_000 {
         let chosen: Vec<&[u8]> = (0..=random(6)).map(|_| MENU[random(MENU.len())]).collect();
         let bytes = [&[0xc3], chosen.concat().as_slice(), &[0x0f, 0x05]].concat();
@@ -231,7 +231,7 @@ fn no_instruction_of_a_random_window_is_torn() {
         plans += 1;
         let window = CODE - SYSCALL - plan.length();
         assert!(window > CODE - bytes.len(), "what is behind the ret alone may move: {bytes:x?}");
-        let (mask, value) = plan.wanted();
+        let (mask, value) = plan.distance_constraint();
         let distance = (u32::try_from(random(1 << 30)).unwrap() & !mask | value).cast_signed();
         let (jump, changed) = plan.jump(distance).unwrap();
         let mut after = code;
@@ -250,7 +250,7 @@ fn no_instruction_of_a_random_window_is_torn() {
                 assert_eq!(new.near_branch_target(), target.wrapping_add_signed(distance.into()));
             } else if at < window + JUMP {
                 assert_eq!(new.code(), Code::Syscall, "{bytes:x?}");
-                with_landings += 1;
+                with_jump_pads += 1;
             } else {
                 assert_eq!(new, old, "{bytes:x?}");
             }
@@ -258,5 +258,5 @@ fn no_instruction_of_a_random_window_is_torn() {
         }
         assert_eq!(first(&after, at).code(), Code::Syscall);
     }
-    assert!(plans > 5_000 && with_landings > 500, "{plans}, {with_landings}");
+    assert!(plans > 5_000 && with_jump_pads > 500, "{plans}, {with_jump_pads}");
 }

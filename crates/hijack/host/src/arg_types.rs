@@ -1,4 +1,4 @@
-//! What is told of the memory that arguments point to: where executives look ([`ArgCapture`]), and what it means ([`Form`]).
+//! The memory that arguments point to: how much of it executives capture ([`ArgCapture`]), and how it is decoded ([`ArgType`]).
 //!
 //! Most follows from an argument's type in the kernel: a `const struct` is read before the call, another one after it. What
 //! does not follow is written here.
@@ -9,7 +9,7 @@ use orrery_hijack_image::nr::CALLS;
 use crate::calls::{self, Argument, Signature};
 use crate::structures;
 
-/// How much of a buffer is told, in bytes.
+/// How much of a buffer is captured, in bytes.
 const BUFFER: u16 = 48;
 /// How much of a path.
 pub(crate) const PATH: u16 = 160;
@@ -26,7 +26,7 @@ const ADDRESS: u16 = 110;
 
 /// What a piece of memory means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum ArgType {
     /// A string.
     Text,
     /// Bytes of a buffer; the number of the argument that says how many there are, where they are not the call's result.
@@ -53,24 +53,24 @@ pub(crate) enum Form {
     Setting,
 }
 
-/// What is told of one argument's memory.
+/// What is captured of one argument's memory, and how it is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Told {
-    /// Where to look.
-    pub(crate) look: ArgCapture,
+pub(crate) struct ArgDecoder {
+    /// What executives capture.
+    pub(crate) capture: ArgCapture,
     /// What it means.
-    pub(crate) form: Form,
+    pub(crate) arg_type: ArgType,
 }
 
-/// What is told of the memory that argument `index` of a call points to, if any.
-pub(crate) fn told(call: &Signature, index: usize) -> Option<Told> {
+/// Returns what is captured of the memory that argument `index` of a call points to, if any.
+pub(crate) fn decoders(call: &Signature, index: usize) -> Option<ArgDecoder> {
     let arguments = call.arguments.as_deref()?;
     let argument = arguments.get(index)?;
     if !argument.kind.ends_with('*') {
         return None;
     }
     let own = u8::try_from(index).ok()?;
-    let look = |extent, by: usize, after: bool, size: usize, most: u16| ArgCapture {
+    let capture_of = |extent, by: usize, after: bool, size: usize, most: u16| ArgCapture {
         argument: own,
         extent,
         by: u8::try_from(by).unwrap_or(0),
@@ -78,82 +78,88 @@ pub(crate) fn told(call: &Signature, index: usize) -> Option<Told> {
         size: u16::try_from(size).unwrap_or(0),
         most,
     };
-    let before = |extent, by, size, most| look(extent, by, false, size, most);
-    let after = |extent, by, size, most| look(extent, by, true, size, most);
+    let before = |extent, by, size, most| capture_of(extent, by, false, size, most);
+    let after = |extent, by, size, most| capture_of(extent, by, true, size, most);
     let (next, constant) = (index + 1, argument.kind.starts_with("const "));
-    let (look, form) = match (call.name, argument.name) {
+    let (capture, arg_type) = match (call.name, argument.name) {
         ("read" | "pread64", "buf") | ("recvfrom", "ubuf") | ("getrandom", "ubuf") | ("getcwd", "buf") => {
-            (after(extent::RETURNED, 0, 1, BUFFER), Form::Bytes { of: None })
+            (after(extent::RETURNED, 0, 1, BUFFER), ArgType::Bytes { of: None })
         }
-        ("readlink" | "readlinkat", "buf") => (after(extent::RETURNED, 0, 1, PATH), Form::Bytes { of: None }),
+        ("readlink" | "readlinkat", "buf") => {
+            (after(extent::RETURNED, 0, 1, PATH), ArgType::Bytes { of: None })
+        }
         ("getxattr" | "lgetxattr" | "fgetxattr", "value")
         | ("listxattr" | "llistxattr" | "flistxattr", "list")
         | ("mq_timedreceive", "u_msg_ptr") => {
-            (after(extent::RETURNED, 0, 1, BUFFER), Form::Bytes { of: None })
+            (after(extent::RETURNED, 0, 1, BUFFER), ArgType::Bytes { of: None })
         }
         ("write" | "pwrite64", "buf")
         | ("sendto", "buff")
         | ("setxattr" | "lsetxattr" | "fsetxattr", "value")
         | ("mq_timedsend", "u_msg_ptr") => {
-            (before(extent::COUNTED, next, 1, BUFFER), Form::Bytes { of: Some(next) })
+            (before(extent::COUNTED, next, 1, BUFFER), ArgType::Bytes { of: Some(next) })
         }
         ("readv" | "preadv" | "preadv2", "vec") => {
-            (after(extent::BUFFERS, next, 0, BUFFER), Form::Bytes { of: None })
+            (after(extent::BUFFERS, next, 0, BUFFER), ArgType::Bytes { of: None })
         }
         // How much the buffers hold in all is not read: what was transferred tells.
         ("writev" | "pwritev" | "pwritev2", "vec") => {
-            (before(extent::BUFFERS, next, 0, BUFFER), Form::Bytes { of: None })
+            (before(extent::BUFFERS, next, 0, BUFFER), ArgType::Bytes { of: None })
         }
-        ("sendmsg", "msg") => (before(extent::MESSAGE, 0, 0, BUFFER), Form::Bytes { of: None }),
-        ("recvmsg", "msg") => (after(extent::MESSAGE, 0, 0, BUFFER), Form::Bytes { of: None }),
+        ("sendmsg", "msg") => (before(extent::MESSAGE, 0, 0, BUFFER), ArgType::Bytes { of: None }),
+        ("recvmsg", "msg") => (after(extent::MESSAGE, 0, 0, BUFFER), ArgType::Bytes { of: None }),
         ("connect" | "bind" | "sendto", "uservaddr" | "umyaddr" | "addr") => {
-            (before(extent::COUNTED, next, 1, ADDRESS), Form::Address)
+            (before(extent::COUNTED, next, 1, ADDRESS), ArgType::Address)
         }
         (
             "accept" | "accept4" | "getsockname" | "getpeername" | "recvfrom",
             "upeer_sockaddr" | "usockaddr" | "addr",
-        ) => (after(extent::POINTED, next, 1, ADDRESS), Form::Address),
-        ("setsockopt", "optval") => (before(extent::COUNTED, next, 1, STRING), Form::Setting),
-        ("getsockopt", "optval") => (after(extent::POINTED, next, 1, STRING), Form::Setting),
+        ) => (after(extent::POINTED, next, 1, ADDRESS), ArgType::Address),
+        ("setsockopt", "optval") => (before(extent::COUNTED, next, 1, STRING), ArgType::Setting),
+        ("getsockopt", "optval") => (after(extent::POINTED, next, 1, STRING), ArgType::Setting),
         (_, "upeer_addrlen" | "usockaddr_len" | "addr_len" | "optlen") => {
-            (after(extent::ONE, 0, 4, 4), Form::Integers(4))
+            (after(extent::ONE, 0, 4, 4), ArgType::Integers(4))
         }
         ("pipe" | "pipe2", "fildes") | ("socketpair", "usockvec") => {
-            (after(extent::ONE, 0, 8, 8), Form::Integers(4))
+            (after(extent::ONE, 0, 8, 8), ArgType::Integers(4))
         }
-        ("sendfile" | "splice" | "copy_file_range", _) => (before(extent::ONE, 0, 8, 8), Form::Integers(8)),
-        ("timer_create", "created_timer_id") => (after(extent::ONE, 0, 4, 4), Form::Integers(4)),
+        ("sendfile" | "splice" | "copy_file_range", _) => {
+            (before(extent::ONE, 0, 8, 8), ArgType::Integers(8))
+        }
+        ("timer_create", "created_timer_id") => (after(extent::ONE, 0, 4, 4), ArgType::Integers(4)),
         ("getresuid" | "getresgid" | "getcpu", _) if !argument.kind.contains("struct") => {
-            (after(extent::ONE, 0, 4, 4), Form::Integers(4))
+            (after(extent::ONE, 0, 4, 4), ArgType::Integers(4))
         }
-        ("wait4", "stat_addr") => (after(extent::ONE, 0, 4, 4), Form::Status),
-        ("waitid", "infop") | ("rt_sigtimedwait", "uinfo") => (after(extent::ONE, 0, 32, 32), Form::Signal),
+        ("wait4", "stat_addr") => (after(extent::ONE, 0, 4, 4), ArgType::Status),
+        ("waitid", "infop") | ("rt_sigtimedwait", "uinfo") => {
+            (after(extent::ONE, 0, 32, 32), ArgType::Signal)
+        }
         ("rt_sigqueueinfo" | "rt_tgsigqueueinfo" | "pidfd_send_signal", "uinfo" | "info") => {
-            (before(extent::ONE, 0, 32, 32), Form::Signal)
+            (before(extent::ONE, 0, 32, 32), ArgType::Signal)
         }
-        ("execve" | "execveat", "argv") => (before(extent::STRINGS, 0, 0, STRINGS), Form::Strings),
+        ("execve" | "execveat", "argv") => (before(extent::STRINGS, 0, 0, STRINGS), ArgType::Strings),
         ("select" | "pselect6", "inp" | "outp" | "exp") => {
-            (before(extent::BITS, 0, 0, DESCRIPTORS), Form::Descriptors)
+            (before(extent::BITS, 0, 0, DESCRIPTORS), ArgType::Descriptors)
         }
-        ("poll" | "ppoll", "ufds") => (after(extent::COUNTED, 1, 8, LIST), Form::Structures("pollfd")),
+        ("poll" | "ppoll", "ufds") => (after(extent::COUNTED, 1, 8, LIST), ArgType::Structures("pollfd")),
         ("epoll_wait" | "epoll_pwait" | "epoll_pwait2", "events") => {
-            (after(extent::RETURNED, 0, 12, 120), Form::Structures("epoll_event"))
+            (after(extent::RETURNED, 0, 12, 120), ArgType::Structures("epoll_event"))
         }
         ("semop" | "semtimedop", "tsops") => {
-            (before(extent::COUNTED, next, 6, LIST), Form::Structures("sembuf"))
+            (before(extent::COUNTED, next, 6, LIST), ArgType::Structures("sembuf"))
         }
-        ("utimensat", "utimes") => (before(extent::ONE, 0, 32, 32), Form::Structures("__kernel_timespec")),
+        ("utimensat", "utimes") => (before(extent::ONE, 0, 32, 32), ArgType::Structures("__kernel_timespec")),
         ("utimes" | "futimesat", "utimes") => {
-            (before(extent::ONE, 0, 32, 32), Form::Structures("__kernel_old_timeval"))
+            (before(extent::ONE, 0, 32, 32), ArgType::Structures("__kernel_old_timeval"))
         }
         ("recvmmsg" | "sendmmsg", "mmsg") | ("process_vm_readv" | "process_vm_writev" | "vmsplice", _) => {
             return None;
         }
-        _ if argument.is_path() => (before(extent::STRING, 0, 1, PATH), Form::Text),
-        _ if is_string(argument) => (before(extent::STRING, 0, 1, STRING), Form::Text),
+        _ if argument.is_path() => (before(extent::STRING, 0, 1, PATH), ArgType::Text),
+        _ if is_string(argument) => (before(extent::STRING, 0, 1, STRING), ArgType::Text),
         _ if argument.kind.trim_start_matches("const ") == "sigset_t *" => {
             let given = constant || !["oset", "uset"].contains(&argument.name);
-            (look(extent::ONE, 0, !given, 8, 8), Form::Signals)
+            (capture_of(extent::ONE, 0, !given, 8, 8), ArgType::Signals)
         }
         _ => {
             let name = structure_of(argument.kind)?;
@@ -161,10 +167,10 @@ pub(crate) fn told(call: &Signature, index: usize) -> Option<Told> {
             // What is longer than an entry has room for is cut off.
             let most = u16::try_from(size).unwrap_or(u16::MAX);
             let given = constant || is_given(call.name, argument.name);
-            (look(extent::ONE, 0, !given, size, most), Form::Structure(name))
+            (capture_of(extent::ONE, 0, !given, size, most), ArgType::Structure(name))
         }
     };
-    Some(Told { look, form })
+    Some(ArgDecoder { capture, arg_type })
 }
 
 /// The structure that an argument points to.
@@ -224,7 +230,7 @@ fn is_given(call: &str, argument: &str) -> bool {
     )
 }
 
-/// How much is told of calls.
+/// How much of each call is reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Detail {
     /// How many bytes of a buffer: [`Detail::MOST`] at most; `None`: some fifty.
@@ -237,11 +243,11 @@ impl Detail {
     /// The most bytes of a buffer that there is room for.
     pub const MOST: u16 = 200;
 
-    /// Where to look of what is told.
-    fn look(self, told: Told) -> ArgCapture {
-        let adjustable = told.look.most == BUFFER && matches!(told.form, Form::Bytes { .. });
+    /// Returns what to capture for a decoder.
+    fn capture(self, decoder: ArgDecoder) -> ArgCapture {
+        let adjustable = decoder.capture.most == BUFFER && matches!(decoder.arg_type, ArgType::Bytes { .. });
         let buffers = self.buffers.filter(|_| adjustable).map(|buffers| buffers.min(Self::MOST));
-        ArgCapture { most: buffers.unwrap_or(told.look.most), ..told.look }
+        ArgCapture { most: buffers.unwrap_or(decoder.capture.most), ..decoder.capture }
     }
 }
 
@@ -271,7 +277,7 @@ fn opens(call: &str) -> bool {
 
 /// Where descriptors of a call lead: those that it is given as they are before, the one that it returns.
 fn descriptors(call: &Signature) -> Vec<ArgCapture> {
-    let look = |argument: u8, after: bool| ArgCapture {
+    let capture_of = |argument: u8, after: bool| ArgCapture {
         argument,
         extent: extent::DESCRIPTOR,
         by: 0,
@@ -281,26 +287,28 @@ fn descriptors(call: &Signature) -> Vec<ArgCapture> {
     };
     let arguments = (0..).zip(call.arguments.as_deref().unwrap_or_default());
     let given = arguments.filter(|(_, argument)| argument.is_descriptor() || argument.is_directory());
-    let mut looks: Vec<_> = given.map(|(index, _)| look(index, false)).collect();
-    looks.extend(opens(call.name).then(|| look(RESULT, true)));
-    looks
+    let mut captures: Vec<_> = given.map(|(index, _)| capture_of(index, false)).collect();
+    captures.extend(opens(call.name).then(|| capture_of(RESULT, true)));
+    captures
 }
 
-/// Where executives look, for all calls by number; the last is for unknown ones.
-pub(crate) fn looks(detail: Detail) -> [[ArgCapture; CAPTURES]; CALLS + 1] {
-    let mut looks = [[ArgCapture::NONE; CAPTURES]; CALLS + 1];
+/// Returns what executives capture, for all calls by number; the last is for unknown ones.
+pub(crate) fn captures(detail: Detail) -> [[ArgCapture; CAPTURES]; CALLS + 1] {
+    let mut captures = [[ArgCapture::NONE; CAPTURES]; CALLS + 1];
     for call in calls::all() {
         let number = usize::try_from(call.number).unwrap_or(CALLS);
-        if let Some(places) = looks.get_mut(number).filter(|_| number < CALLS) {
-            let told = (0..call.arguments.as_ref().map_or(0, Vec::len)).filter_map(|index| told(call, index));
+        if let Some(places) = captures.get_mut(number).filter(|_| number < CALLS) {
+            let decoders =
+                (0..call.arguments.as_ref().map_or(0, Vec::len)).filter_map(|index| decoders(call, index));
             let descriptors = if detail.descriptors { descriptors(call) } else { Vec::new() };
-            for (place, look) in places.iter_mut().zip(told.map(|told| detail.look(told)).chain(descriptors))
+            for (place, capture) in
+                places.iter_mut().zip(decoders.map(|decoder| detail.capture(decoder)).chain(descriptors))
             {
-                *place = look;
+                *place = capture;
             }
         }
     }
-    looks
+    captures
 }
 
 #[cfg(test)]
@@ -309,10 +317,10 @@ mod tests {
 
     use super::*;
 
-    fn of(call: &str, argument: &str) -> Told {
+    fn of(call: &str, argument: &str) -> ArgDecoder {
         let call = calls::named(call).unwrap();
         let index = call.arguments.as_ref().unwrap().iter().position(|each| each.name == argument).unwrap();
-        told(call, index).unwrap()
+        decoders(call, index).unwrap()
     }
 
     #[test]
@@ -329,7 +337,7 @@ mod tests {
             ("clone3", "uargs"),
             ("sigaltstack", "uss"),
         ] {
-            assert_eq!(of(call, argument).look.after, 0, "{call} {argument}");
+            assert_eq!(of(call, argument).capture.after, 0, "{call} {argument}");
         }
         for (call, argument) in [
             ("rt_sigaction", "oact"),
@@ -342,29 +350,29 @@ mod tests {
             ("wait4", "stat_addr"),
             ("uname", "name"),
         ] {
-            assert_eq!(of(call, argument).look.after, 1, "{call} {argument}");
+            assert_eq!(of(call, argument).capture.after, 1, "{call} {argument}");
         }
     }
 
     #[test]
     fn types_tell_what_there_is() {
-        assert_eq!(of("newfstatat", "statbuf").form, Form::Structure("stat"));
-        assert_eq!(of("prlimit64", "old_rlim").form, Form::Structure("rlimit64"));
-        assert_eq!(of("sigaltstack", "uoss").form, Form::Structure("sigaltstack"));
-        assert_eq!(of("uname", "name").form, Form::Structure("new_utsname"));
-        assert_eq!(of("memfd_create", "uname").form, Form::Text);
-        assert_eq!(of("futex", "utime").form, Form::Structure("__kernel_timespec"));
-        assert!(told(calls::named("mmap").unwrap(), 0).is_none());
+        assert_eq!(of("newfstatat", "statbuf").arg_type, ArgType::Structure("stat"));
+        assert_eq!(of("prlimit64", "old_rlim").arg_type, ArgType::Structure("rlimit64"));
+        assert_eq!(of("sigaltstack", "uoss").arg_type, ArgType::Structure("sigaltstack"));
+        assert_eq!(of("uname", "name").arg_type, ArgType::Structure("new_utsname"));
+        assert_eq!(of("memfd_create", "uname").arg_type, ArgType::Text);
+        assert_eq!(of("futex", "utime").arg_type, ArgType::Structure("__kernel_timespec"));
+        assert!(decoders(calls::named("mmap").unwrap(), 0).is_none());
     }
 
     #[test]
     fn details_are_told_on_request() {
         let number = |call| usize::try_from(calls::named(call).unwrap().number).unwrap();
-        let plain = looks(Detail::default());
-        let more = looks(Detail { buffers: Some(u16::MAX), descriptors: true });
-        let of = |looks: &[[ArgCapture; CAPTURES]; CALLS + 1], call| {
-            let looks = looks[number(call)].into_iter().filter(|look| *look != ArgCapture::NONE);
-            looks.map(|look| (look.argument, look.extent, look.most)).collect::<Vec<_>>()
+        let plain = captures(Detail::default());
+        let more = captures(Detail { buffers: Some(u16::MAX), descriptors: true });
+        let of = |captures: &[[ArgCapture; CAPTURES]; CALLS + 1], call| {
+            let captures = captures[number(call)].into_iter().filter(|capture| *capture != ArgCapture::NONE);
+            captures.map(|capture| (capture.argument, capture.extent, capture.most)).collect::<Vec<_>>()
         };
         assert_eq!(of(&plain, "read"), [(1, extent::RETURNED, BUFFER)]);
         assert_eq!(of(&more, "read"), [(1, extent::RETURNED, Detail::MOST), (0, extent::DESCRIPTOR, PATH)]);
@@ -378,12 +386,12 @@ mod tests {
     fn nothing_is_looked_at_that_finds_no_place() {
         for call in calls::all() {
             let arguments = call.arguments.as_ref().map_or(0, Vec::len);
-            let all: Vec<_> = (0..arguments).filter_map(|index| told(call, index)).collect();
+            let all: Vec<_> = (0..arguments).filter_map(|index| decoders(call, index)).collect();
             assert!(all.len() + descriptors(call).len() <= CAPTURES, "{}", call.name);
-            let most: usize = all.iter().map(|told| usize::from(told.look.most)).sum();
+            let most: usize = all.iter().map(|decoder| usize::from(decoder.capture.most)).sum();
             // The last of the system's names are cut off, and what a long path leaves no room for.
             assert!(most <= DATA || ["uname", "statx"].contains(&call.name), "{}: {most}", call.name);
-            assert!(all.iter().all(|told| usize::from(told.look.argument) < arguments));
+            assert!(all.iter().all(|decoder| usize::from(decoder.capture.argument) < arguments));
         }
     }
 }
