@@ -45,22 +45,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let base = match (arguments.pid, &arguments.program, &arguments.core) {
         (Some(pid), ..) => {
             command.arg("-p").arg(pid.to_string());
-            let found = symbols::in_process(pid).with_context(|| format!("look into process {pid}"))?;
+            let found = symbols::in_process(pid).with_context(|| format!("cannot read process {pid}"))?;
             found.with_context(|| {
-                format!("process {pid} has no executive of this version: debug it with gdb alone")
+                format!("cannot debug process {pid}: it has no executive of this version; use gdb alone")
             })?
         }
         (None, Some(program), Some(core)) => {
             command.arg(program).arg(core);
-            let found = symbols::in_core(core).with_context(|| format!("read {}", core.display()))?;
+            let found = symbols::in_core(core).with_context(|| format!("cannot read {}", core.display()))?;
             found.with_context(|| {
                 format!(
-                    "{} is not of a tracee with an executive of this version: debug it with gdb alone",
+                    "cannot debug {}: it is no core dump of a program with an executive of this version; use gdb alone",
                     core.display()
                 )
             })?
         }
-        _ => bail!("name a process (-p PID), or a program and its core dump"),
+        _ => bail!("no process (-p PID) and no program with its core dump given"),
     };
     let mut file = tempfile::Builder::new().prefix("orrery-hijack-image-").suffix(".so").tempfile()?;
     file.write_all(symbols::symbols())?;
@@ -69,7 +69,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let quietly = format!("with confirm off -- add-symbol-file {} -o {base:#x}", file.path().display());
     command.args(["-ex", &quietly]).args(&arguments.further);
     let status = command.status().with_context(|| {
-        format!("start {}: install gdb, or name another with --debugger", arguments.debugger.display())
+        format!(
+            "cannot start {}; install gdb, or name another debugger with --debugger",
+            arguments.debugger.display()
+        )
     })?;
     drop(file);
     exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));

@@ -64,13 +64,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let services = arguments.services.services().or(given);
     if let Some((inner, outer)) = services.nested() {
         let (inner, outer) = (inner.prefix().display(), outer.prefix().display());
-        anyhow::bail!("{inner} is within {outer}, which is mounted, too: mount one archive");
+        anyhow::bail!("cannot mount {inner}: it is within {outer}, which is mounted, too; mount one archive");
     }
     if arguments.enforce {
         if let Some(mount) = services.mounts.first() {
             anyhow::bail!(
-                "--enforce cannot hold rules about what is mounted at {}: no path leads there but through the supervisor. Unpack the \
-                 archive, and have a rule rewrite the path to that directory",
+                "cannot enforce rules about what is mounted at {}: its only path leads through the supervisor; unpack the archive, \
+                 and have a rule rewrite the path to that directory",
                 mount.prefix().display()
             );
         }
@@ -98,7 +98,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// Where to write what the policy tells.
 fn open_log(arguments: &Arguments) -> anyhow::Result<Box<dyn Write + Send>> {
     Ok(match &arguments.log {
-        Some(path) => Box::new(File::create(path).with_context(|| format!("create {}", path.display()))?),
+        Some(path) => {
+            Box::new(File::create(path).with_context(|| format!("cannot create {}", path.display()))?)
+        }
         None => Box::new(io::stderr()),
     })
 }
@@ -108,6 +110,6 @@ fn open_log(arguments: &Arguments) -> anyhow::Result<Box<dyn Write + Send>> {
 /// # Errors
 /// What is wrong with it, and where.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Policy> {
-    let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(Policy::parse(&text, &path.display().to_string())?)
 }

@@ -145,8 +145,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(process) = &arguments.attach {
         anyhow::bail!(
-            "an executive is put under a program when it is executed, and not under one that runs: start it by `orrery trace`, or \
-             look at process {process} with `strace -p {process}`"
+            "cannot attach to process {process}: an executive is put under a program when it is executed; start the program with \
+             `orrery trace`, or use `strace -p {process}`"
         );
     }
     let Some((program, rest)) = arguments.command.split_first() else {
@@ -160,7 +160,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(path) => {
             let mut file = OpenOptions::new();
             let file = file.create(true).write(true).append(arguments.append).truncate(!arguments.append);
-            Box::new(file.open(path).with_context(|| format!("create {}", path.display()))?)
+            Box::new(file.open(path).with_context(|| format!("cannot create {}", path.display()))?)
         }
         None => Box::new(io::stderr()),
     };
@@ -183,7 +183,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         } else {
             report::table(&counts, nanoseconds, timed, arguments.sort)
         };
-        output.write_all(text.as_bytes()).and_then(|()| output.flush()).context("write the report")?;
+        output.write_all(text.as_bytes()).and_then(|()| output.flush()).context("cannot write the report")?;
         status
     } else {
         let style = Style {
@@ -233,7 +233,7 @@ pub(crate) fn follow(
     let status = child.wait();
     let mut writer = telling.finish()?;
     if let Ok(status) = &status {
-        writer.end(pid, *status).context("write how the program ended")?;
+        writer.end(pid, *status).context("cannot write how the program ended")?;
     }
     tell_unfollowed(hijack);
     Ok(status?)
@@ -276,8 +276,8 @@ impl Telling {
     pub(crate) fn finish(self) -> anyhow::Result<Writer> {
         self.ended.store(true, Relaxed);
         match self.thread.join() {
-            Ok(written) => written.context("write what was traced"),
-            Err(_) => anyhow::bail!("the thread that writes what was traced has failed"),
+            Ok(written) => written.context("cannot write the trace"),
+            Err(_) => anyhow::bail!("the thread that writes the trace has failed"),
         }
     }
 }

@@ -20,6 +20,8 @@ pub mod maps;
 pub mod mapwatch;
 pub mod pagemap;
 pub mod process;
+pub mod process_memory;
+pub mod ptrace;
 pub mod signals;
 pub mod timers;
 pub mod uffd;

@@ -124,7 +124,7 @@ fn supervised(arguments: &Arguments, translation: Translation) -> anyhow::Result
             orrery_hijack::Error::NotExecutable { source, .. } => source,
             // What is said here says more than an error's number, which is all that goes to the monitor.
             error => {
-                eprintln!("orrery run: {error}");
+                eprintln!("orrery: {:#}", anyhow::Error::new(error));
                 io::Error::from_raw_os_error(libc::ENOEXEC)
             }
         }
@@ -136,7 +136,7 @@ fn supervised(arguments: &Arguments, translation: Translation) -> anyhow::Result
     // The supervisor goes when nobody but itself has the shared memory.
     let part = || {
         if let Some(Err(error)) = telling.map(trace::Telling::finish) {
-            eprintln!("orrery run: {error:#}");
+            eprintln!("orrery: {error:#}");
         }
         trace::tell_unfollowed(&hijack);
         drop(hijack);

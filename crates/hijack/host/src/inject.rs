@@ -29,7 +29,8 @@ use crate::maps::Maps;
 use crate::policy::Policy;
 use crate::shared_code::{self, SharedCode};
 use crate::shared_segment::SharedSegment;
-use crate::tracee::{Stop, Tracee, read_memory, write_memory};
+use orrery_sys::process_memory;
+use orrery_sys::ptrace::{Stop, Tracee};
 
 /// How the executive is to behave.
 #[derive(Debug)]
@@ -91,8 +92,8 @@ impl Puppet<'_> {
     fn run_to_call(&mut self) -> io::Result<()> {
         // What forces a signal on the thread would do so for ever.
         for _ in 0..MOST_STOPS {
-            self.tracee.to_call()?;
-            match self.tracee.wait() {
+            self.tracee.resume_to_syscall()?;
+            match self.tracee.wait_over_exec() {
                 Stop::Call => return Ok(()),
                 Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
                 // All others are blocked.
@@ -109,8 +110,8 @@ impl Puppet<'_> {
     fn step_over_call(&mut self) -> io::Result<()> {
         let behind = self.gadget + SYSCALL.len() as u64;
         for _ in 0..MOST_STOPS {
-            self.tracee.over_call()?;
-            match self.tracee.wait() {
+            self.tracee.step()?;
+            match self.tracee.wait_over_exec() {
                 Stop::Signal(libc::SIGTRAP) if self.tracee.registers()?.rip == behind => return Ok(()),
                 Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
                 Stop::Signal(signal) if self.is_late(signal) => {}
@@ -158,7 +159,7 @@ impl Puppet<'_> {
         self.tracee.set_registers(&registers)?;
         for _ in 0..MOST_STOPS {
             self.tracee.resume(0);
-            match self.tracee.wait() {
+            match self.tracee.wait_over_exec() {
                 Stop::Signal(libc::SIGSYS) => {
                     let result = self.tracee.registers()?.rbx.cast_signed();
                     let error = i32::try_from(-result).unwrap_or(libc::EIO);
@@ -227,7 +228,7 @@ fn prepare(
     find_gadget(&mut puppet, &maps).map_err(failed)?;
     let arranged = arrange(&mut puppet, &maps, image, segment, settings);
     if let Some(word) = puppet.covered {
-        puppet.tracee.exchange(puppet.gadget, word).map_err(failed)?;
+        puppet.tracee.replace_word(puppet.gadget, word).map_err(failed)?;
     }
     puppet.tracee.set_registers(&puppet.registers).map_err(failed)?;
     arranged.map_err(failed)?;
@@ -242,7 +243,7 @@ fn find_gadget(puppet: &mut Puppet<'_>, maps: &Maps) -> io::Result<()> {
     if let Some(vdso) = maps.vdso {
         let look = || {
             let mut bytes = vec![0; VDSO_BYTES];
-            read_memory(pid, vdso, &mut bytes).ok()?;
+            process_memory::read(pid, vdso, &mut bytes).ok()?;
             Some(bytes.windows(2).position(|pair| pair == SYSCALL)? as u64)
         };
         if let Some(offset) = *OFFSET.get_or_init(look) {
@@ -252,9 +253,9 @@ fn find_gadget(puppet: &mut Puppet<'_>, maps: &Maps) -> io::Result<()> {
     }
     let at = puppet.registers.rip;
     let mut word = [0; 8];
-    read_memory(pid, at, &mut word)?;
+    process_memory::read(pid, at, &mut word)?;
     word[..2].copy_from_slice(&SYSCALL);
-    puppet.covered = Some(puppet.tracee.exchange(at, u64::from_le_bytes(word))?);
+    puppet.covered = Some(puppet.tracee.replace_word(at, u64::from_le_bytes(word))?);
     puppet.gadget = at;
     Ok(())
 }
@@ -371,9 +372,13 @@ fn furnish(
         }
     }
     let copied = if settings.code.is_some() { image.shareable() } else { 0 };
-    write_memory(pid, base + copied as u64, [image.fixed().get(copied..).unwrap_or_default(), &bytes])?;
+    process_memory::write(
+        pid,
+        base + copied as u64,
+        [image.fixed().get(copied..).unwrap_or_default(), &bytes],
+    )?;
     if !load.table.is_empty() {
-        write_memory(pid, base + image.length, [&load.table])?;
+        process_memory::write(pid, base + image.length, [&load.table])?;
     }
     if let Some(shared) = &settings.code {
         let (id, flags) =

@@ -153,7 +153,7 @@ impl Hijack {
     ///
     /// # Errors
     /// Where it cannot be executed. What the kernel refuses only when the child tries is told by the child on standard
-    /// error, and by its status 127.
+    /// error, and by its exit status.
     pub fn spawn(&self, name: &OsStr, arguments: &[OsString]) -> Result<Child> {
         let found = program::find(name, &|path| self.seen(path, std::process::id()))?;
         // SAFETY: the child does nothing but execute the program.
@@ -162,9 +162,9 @@ impl Hijack {
             -1 => Err(Error::system("make a process for the program")),
             0 => {
                 let error = self.become_program(&found, name, arguments);
-                eprintln!("orrery: {error}");
-                // SAFETY: ends the child; what its parent had to do at exit is not for the child to do.
-                unsafe { libc::_exit(127) }
+                eprintln!("orrery: {}", error.with_causes());
+                // SAFETY: ends the child; the exit handlers are its parent's.
+                unsafe { libc::_exit(error.exit_status().into()) }
             }
             pid => Ok(Child { pid }),
         }
@@ -316,7 +316,7 @@ fn check_this_process() -> Result<()> {
     if unsafe { libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0) } != 0 {
         return Err(Error::Facility {
             facility: "syscall user dispatch",
-            source: io::Error::last_os_error(),
+            cause: io::Error::last_os_error(),
             way_out: "it needs a kernel with CONFIG_GENERIC_ENTRY from 5.11 on, and a process that has no executive yet",
         });
     }

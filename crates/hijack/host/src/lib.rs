@@ -64,7 +64,6 @@ mod structures;
 mod supervisor;
 pub mod symbols;
 mod syscall_counts;
-mod tracee;
 
 pub use error::{Error, Result};
 pub use events::{Event, Events, State};

@@ -31,7 +31,7 @@ impl SharedSegment {
             if id < 0 {
                 return Err(Error::Facility {
                     facility: "System V shared memory",
-                    source: std::io::Error::last_os_error(),
+                    cause: std::io::Error::last_os_error(),
                     way_out: "it needs CONFIG_SYSVIPC, and kernel.shmall above what is in use",
                 });
             }

@@ -27,8 +27,9 @@ use crate::image::Image;
 use crate::inject::{Settings, inject};
 use crate::rewrite_window;
 use crate::shared_segment::SharedSegment;
-use crate::tracee::{Stop, Tracee, read_memory};
 use liveness::mark_alive;
+use orrery_sys::process_memory;
+use orrery_sys::ptrace::{Options, Stop, Tracee};
 use stale_requests::StaleRequests;
 use thread_pool::{ThreadPool, Work};
 
@@ -146,7 +147,7 @@ impl Supervisor {
         };
         answer(request, asked.thread, YES);
         loop {
-            match tracee.wait() {
+            match tracee.wait_over_exec() {
                 Stop::Gone => return true,
                 Stop::Exec => break,
                 Stop::Group => tracee.listen(),
@@ -224,12 +225,13 @@ impl Asked {
     fn trace(&self) -> Result<Tracee, Unfollowed> {
         let (thread, mut found) = (i32::try_from(self.thread).unwrap_or(0), [0; 8]);
         // In another namespace, the number would be somebody else's.
-        match read_memory(thread, self.nonce_address, &mut found) {
+        match process_memory::read(thread, self.nonce_address, &mut found) {
             Ok(()) if u64::from_le_bytes(found) == self.nonce => {}
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => return Err(Unfollowed::Untraceable),
             _ => return Err(Unfollowed::Namespace),
         }
-        Tracee::seize(thread).map_err(|_| Unfollowed::Untraceable)
+        Tracee::seize(thread, Options::TRACE_EXEC | Options::TRACE_SYSCALL_GOOD)
+            .map_err(|_| Unfollowed::Untraceable)
     }
 }
 

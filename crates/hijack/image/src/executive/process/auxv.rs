@@ -12,7 +12,7 @@ use crate::executive::signals::handlers;
 const AT_MINSIGSTKSZ: u64 = 51;
 /// Ends the vector.
 const AT_NULL: u64 = 0;
-/// What the executive's functions use for a call, at most: `hijack_frames` has a stack with a guard page for that.
+/// What the executive's functions use for a call, at most: the test `frames` has a stack with a guard page for that.
 const FUNCTIONS: u64 = 2 << 10;
 /// Under a policy: paths, and what is raised of a call.
 const JUDGED: u64 = 14 << 10;

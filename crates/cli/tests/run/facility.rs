@@ -2,10 +2,11 @@
 
 use std::process::{Command, Stdio};
 
-/// Whether programs can have executives here; says that the test is skipped if the kernel has no syscall user dispatch.
+/// Returns whether programs cannot have executives here, and reports a skipped test if the kernel has no syscall user dispatch.
 pub(crate) fn is_missing() -> bool {
-    let orrery = env!("CARGO_BIN_EXE_orrery");
-    let Ok(output) = Command::new(orrery).args(["run", "--", "true"]).stdin(Stdio::null()).output() else {
+    let Ok(output) =
+        Command::new(env!("CARGO_BIN_EXE_orrery")).args(["run", "--", "true"]).stdin(Stdio::null()).output()
+    else {
         return false;
     };
     let error = String::from_utf8_lossy(&output.stderr);

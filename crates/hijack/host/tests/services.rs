@@ -3,7 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "support/facility.rs"]
 mod facility;
 
 use std::fs;
@@ -13,25 +13,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
+use facility::ORRERY;
+use orrery_testing::Compiler;
+
 const PYTHON: &str = "/usr/bin/python3";
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Compiles one of the C programs beside this file, or a tracee of other tests.
+/// Compiles a program of `sources/`.
 fn compile(directory: &Path, source: &str) -> PathBuf {
     let program = directory.join(Path::new(source).file_stem().unwrap());
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
-    let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", "-pthread"];
-    let status = Command::new("cc").args(flags).arg(source).arg("-o").arg(&program).status().unwrap();
-    assert!(status.success());
-    program
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sources").join(source);
+    Compiler::c().flags(["-Wno-unused-result", "-pthread"]).build(&[source], program)
 }
 
 fn run(options: &[&str], words: &[&str]) -> Output {
-    let mut command = Command::new(ORRERY);
+    let mut command = Command::new(*ORRERY);
     command.arg("run").args(options).arg("--").args(words).stdin(Stdio::null()).output().unwrap()
 }
 
@@ -66,7 +65,7 @@ fn sleeps_keep_the_kernels_promises() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let sleeper = compile(directory.path(), "hijack_services/sleeper.c");
+    let sleeper = compile(directory.path(), "sleeper.c");
     assert_same(&SLEEPING, &[sleeper.to_str().unwrap()]);
 }
 
@@ -78,7 +77,7 @@ fn without_privilege_sleepers_have_what_everybody_may() {
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = directory.path().join("orrery");
-    orrery_testing::copy_program(ORRERY, &program);
+    orrery_testing::copy_program(*ORRERY, &program);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let script = "
 import os, time
@@ -106,7 +105,7 @@ fn who_a_process_is_is_never_told_wrongly() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let identity = compile(directory.path(), "hijack_services/identity.c");
+    let identity = compile(directory.path(), "identity.c");
     for way in REMEMBERING {
         let output = run(way, &[identity.to_str().unwrap()]);
         assert_eq!(seen(&output), (String::new(), String::new(), Some(0)), "{way:?}");
@@ -116,7 +115,7 @@ fn who_a_process_is_is_never_told_wrongly() {
 /// How many `getpid` the kernel sees of a program that makes 1000.
 fn performed(options: &[&str]) -> Option<usize> {
     let script = "import os\nos.getpid()\ninput()\nfor _ in range(1000): os.getpid()";
-    let mut program = Command::new(ORRERY);
+    let mut program = Command::new(*ORRERY);
     program.arg("run").args(options).args(["--", PYTHON, "-c", script]);
     let mut program = program.stdin(Stdio::piped()).spawn().unwrap();
     let pid = program.id().to_string();
@@ -220,7 +219,7 @@ fn behaviours_are_the_same_with_all_services() {
         return;
     }
     let archive = Archive::new();
-    let tracee = compile(archive.directory.path(), "hijack/tracee.c");
+    let tracee = compile(archive.directory.path(), "tracee.c");
     let tracee = tracee.to_str().unwrap();
     let cases =
         ["longjump", "masks", "storm", "children", "spawn", "thread-exec", "processor", "forks", "cancel"];
@@ -277,7 +276,7 @@ impl Archive {
     }
 
     fn command(&self, options: &[&str], words: &[&str]) -> Command {
-        let mut command = Command::new(ORRERY);
+        let mut command = Command::new(*ORRERY);
         let mount = format!("{0}/mounted={0}/archive.tar", self.directory.path().display());
         command.args(["run", "--mount", &mount]).args(options).arg("--").args(words);
         command.current_dir(self.directory.path()).stdin(Stdio::null()).env("LC_ALL", "C");
@@ -416,7 +415,7 @@ fn mounts_need_no_privilege() {
     }
     let archive = Archive::new();
     let program = archive.directory.path().join("orrery");
-    orrery_testing::copy_program(ORRERY, &program);
+    orrery_testing::copy_program(*ORRERY, &program);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(archive.directory.path().join("archive.tar"), fs::Permissions::from_mode(0o644))
         .unwrap();
@@ -459,19 +458,19 @@ fn what_cannot_be_mounted_is_refused() {
     fs::write(directory.join("unmarked"), &whole[..entries * 512]).unwrap();
     fs::write(directory.join("half"), &whole[..whole.len() / 2 - 100]).unwrap();
     for (mount, message) in [
-        ("/m=nothing", "mount nothing: No such file or directory"),
-        ("/m=text", "mount text: read the archive: is it a tar file?"),
-        ("/m=archive.tar.gz", "mount archive.tar.gz: it is compressed: unpack it with gunzip first"),
-        ("/m=empty", "mount empty: it has no entries"),
-        ("/m=unmarked", "mount unmarked: it ends in the midst"),
-        ("/m=half", "mount half: "),
+        ("/m=nothing", "cannot mount nothing: No such file or directory"),
+        ("/m=text", "cannot mount text: read the archive: is it a tar file?"),
+        ("/m=archive.tar.gz", "cannot mount archive.tar.gz: it is compressed: unpack it with gunzip first"),
+        ("/m=empty", "cannot mount empty: it has no entries"),
+        ("/m=unmarked", "cannot mount unmarked: it ends in the midst"),
+        ("/m=half", "cannot mount half: "),
         ("m=archive.tar", "\"m\" is no path from the root"),
         ("/m/../x=archive.tar", "no path from the root without .."),
         ("/=archive.tar", "stays the kernel's"),
         ("/proc/x=archive.tar", "stays the kernel's"),
         ("/m", "a mount is written PATH=ARCHIVE"),
     ] {
-        let mut command = Command::new(ORRERY);
+        let mut command = Command::new(*ORRERY);
         command.args(["run", "--mount", mount, "--", "sh", "-c", "echo started"]).current_dir(directory);
         let (told, error, code) = seen(&command.stdin(Stdio::null()).output().unwrap());
         assert!(told.is_empty() && code != Some(0) && error.contains(message), "{mount}: {told} {error}");

@@ -3,23 +3,21 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "support/facility.rs"]
 mod facility;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
-/// How many shapes `windows.c` has that can be rewritten.
+use facility::ORRERY;
+use orrery_testing::Compiler;
+
+/// How many shapes `rewriting.c` has that can be rewritten.
 const SHAPES: u64 = 15;
 
 fn compile(directory: &Path) -> PathBuf {
-    let program = directory.join("windows");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/windows.c");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", source, "-o"]).arg(&program);
-    assert!(compiler.status().unwrap().success());
-    program
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sources/rewriting.c");
+    Compiler::c().flag("-pthread").build(&[source], directory.join("windows"))
 }
 
 fn output(command: &mut Command) -> String {
@@ -40,7 +38,7 @@ fn rewritten_sites(case: &str) -> Option<u64> {
     assert!(expected.lines().count() > 3);
     let count = ["trace", "-c", "--json", "-o", report.to_str().unwrap()];
     for way in [&["run"][..], &["run", "--no-patch"], &count] {
-        let seen = output(Command::new(ORRERY).args(way).arg("--").arg(&program).arg(case));
+        let seen = output(Command::new(*ORRERY).args(way).arg("--").arg(&program).arg(case));
         assert_eq!(seen, expected, "{way:?} {case}");
     }
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();

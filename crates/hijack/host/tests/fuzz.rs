@@ -6,7 +6,7 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "support/facility.rs"]
 mod facility;
 
 use std::collections::BTreeMap;
@@ -15,21 +15,16 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
+use facility::ORRERY;
+use orrery_testing::Compiler;
+
 /// `lseek`, `getrusage`, `times`, `getuid`, `getppid`, `getpgrp`.
 const EXACT: [u64; 6] = [8, 98, 100, 102, 110, 111];
 
 fn compile(directory: &Path, flags: &[&str]) -> String {
     let tracee = directory.join(format!("tracee{}", flags.concat()));
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/fuzz.c");
-    let mut compiler = Command::new("cc");
-    compiler
-        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread"])
-        .args(flags)
-        .arg(source)
-        .arg("-o")
-        .arg(&tracee);
-    assert!(compiler.status().unwrap().success(), "{flags:?}");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sources/fuzz.c");
+    Compiler::c().flag("-pthread").flags(flags).build(&[source], &tracee);
     tracee.to_str().unwrap().to_owned()
 }
 
@@ -46,7 +41,7 @@ fn run(tracee: &str, seed: u64, rounds: &str, options: &[&str]) {
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("report");
     let seed_text = seed.to_string();
-    let mut command = Command::new(ORRERY);
+    let mut command = Command::new(*ORRERY);
     command
         .args(["trace", "-c", "--json", "--output"])
         .arg(&report)

@@ -1,6 +1,6 @@
 //! Signals at each single instruction on the way of a call: what luck finds seldom, one by one.
 //!
-//! A tracee (`hijack/steps.c`) makes calls at places of each kind. A tracer steps through each of them: the place, its stub, gates, the
+//! A tracee (`sources/steps.c`) makes calls at places of each kind. A tracer steps through each of them: the place, its stub, gates, the
 //! executive's assembly and functions, the handler of a dispatch, the rewriting of a place. At every instruction it has a
 //! signal arrive, whose handler looks at the registers that it is shown, and then returns, leaves by `siglongjmp`, or has the call return
 //! something else. Afterwards the program must have what it had: registers, flags, wide registers, control words, red zone, stack; and
@@ -9,9 +9,9 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "support/facility.rs"]
 mod facility;
-#[path = "hijack/stepper.rs"]
+#[path = "support/stepper.rs"]
 mod stepper;
 
 use std::collections::HashMap;
@@ -21,7 +21,9 @@ use std::process::Command;
 
 use stepper::{Point, Stepper, Stop, What, Word};
 
-const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
+use facility::ORRERY;
+use orrery_testing::Compiler;
+
 const BEGIN: u64 = 1;
 const END: u64 = 2;
 /// No call takes more instructions, the copies of a page among them.
@@ -47,10 +49,8 @@ impl Steps {
             return None;
         }
         let steps = Self { directory: tempfile::tempdir().unwrap() };
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/steps.c");
-        let mut compiler = Command::new("cc");
-        compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", source, "-o"]).arg(steps.tracee());
-        assert!(compiler.status().unwrap().success());
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sources/steps.c");
+        Compiler::c().build(&[source], steps.tracee());
         fs::write(steps.path("asked"), ASKED).unwrap();
         fs::write(steps.path("paths"), PATHS).unwrap();
         Some(steps)
@@ -68,7 +68,7 @@ impl Steps {
     fn start(&self, way: &[&str], stack: &str) -> Stepper {
         let mut words: Vec<PathBuf> = Vec::new();
         if let Some((first, rest)) = way.split_first() {
-            words.extend([ORRERY.into(), (*first).into()]);
+            words.extend([(*ORRERY).into(), (*first).into()]);
             words.extend(
                 rest.iter().map(|word| word.strip_prefix('@').map_or((*word).into(), |name| self.path(name))),
             );

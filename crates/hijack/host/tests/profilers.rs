@@ -3,7 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "support/facility.rs"]
 mod facility;
 
 use std::collections::BTreeMap;
@@ -12,8 +12,10 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
-const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
-const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack");
+use facility::ORRERY;
+use orrery_testing::Compiler;
+
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sources");
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -28,7 +30,7 @@ fn run(executive: bool, directory: &Path, words: &[&str]) -> Output {
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "100"]);
     if executive {
-        command.args([ORRERY, "run", "--"]);
+        command.args([*ORRERY, "run", "--"]);
     }
     let output = command.args(words).current_dir(directory).stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{words:?}: {output:?}");
@@ -45,7 +47,7 @@ struct Running {
 impl Running {
     /// Starts it, and waits for its first line.
     fn start(executive: bool, words: &[&str]) -> Self {
-        let words = if executive { [&[ORRERY, "run", "--"], words].concat() } else { words.to_vec() };
+        let words = if executive { [&[*ORRERY, "run", "--"], words].concat() } else { words.to_vec() };
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
@@ -222,10 +224,10 @@ fn perf_finds_who_calls() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread", "-o"]);
-    compiler.arg(directory.path().join("hostile")).arg(Path::new(SOURCES).join("hostile.c"));
-    assert!(compiler.status().unwrap().success());
+    let flags =
+        ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread", "-Wno-null-dereference"];
+    let source = Path::new(SOURCES).join("hostile.c");
+    Compiler::c().flags(flags).build(&[source], directory.path().join("hostile"));
     for executive in [false, true] {
         let Some(sampled) = Sampled::of(executive, directory.path()) else { return };
         let Sampled { stacks, leading } = sampled;

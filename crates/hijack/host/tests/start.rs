@@ -3,7 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "support/facility.rs"]
 mod facility;
 
 use std::collections::HashSet;
@@ -14,13 +14,14 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
+use facility::ORRERY;
+
 /// Has each program get a copy of the executive's code.
 const COPIED: [(&str, &str); 1] = [("ORRERY_EXECUTIVE", "copied")];
 const MODES: [&[(&str, &str)]; 2] = [&[], &COPIED];
 
 fn under(way: &[&str], script: &str, environment: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(ORRERY);
+    let mut command = Command::new(*ORRERY);
     command.args(way).args(["--", "sh", "-c", script]).stdin(Stdio::null());
     command.envs(environment.iter().copied());
     command

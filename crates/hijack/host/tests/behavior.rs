@@ -3,7 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "support/facility.rs"]
 mod facility;
 
 use std::collections::BTreeMap;
@@ -14,7 +14,8 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
+use facility::ORRERY;
+use orrery_testing::Compiler;
 
 /// The ways to run a program with an executive.
 const WAYS: [&[&str]; 3] = [&["run"], &["run", "--no-patch"], &["trace", "-c", "--output", "/dev/null"]];
@@ -22,7 +23,7 @@ const WAYS: [&[&str]; 3] = [&["run"], &["run", "--no-patch"], &["trace", "-c", "
 const ALL_WAYS: [&[&str]; 4] = [WAYS[0], WAYS[1], WAYS[2], &["trace", "--output", "/dev/null"]];
 
 fn with(way: &[&str], words: &[&str]) -> Command {
-    let mut command = Command::new(ORRERY);
+    let mut command = Command::new(*ORRERY);
     command.args(way).arg("--").args(words).stdin(Stdio::null());
     command
 }
@@ -70,13 +71,11 @@ fn installed(program: &str) -> bool {
 }
 
 fn compile(directory: &Path, name: &str, flags: &[&str]) -> PathBuf {
-    let tracee = directory.join(name);
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/tracee.c");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", "-pthread"]).args(flags);
-    let status = compiler.arg(source).arg("-o").arg(&tracee).status().unwrap();
-    assert!(status.success(), "{flags:?}");
-    tracee
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sources/tracee.c");
+    Compiler::c()
+        .flags(["-Wno-unused-result", "-pthread"])
+        .flags(flags)
+        .build(&[source], directory.join(name))
 }
 
 const CASES: [&str; 15] = [
@@ -144,8 +143,17 @@ fn ordinary_programs_are_the_same() {
     // What is ignored stays so, SIGTRAP too, by which the supervisor stops programs that it meets.
     let ignored = "trap '' TRAP USR1; grep SigIgn /proc/self/status; sh -c 'grep SigIgn /proc/self/status; kill -TRAP $$; echo here'";
     assert_same(&["sh", "-c", ignored]);
-    let first =
-        ["-c", "trap '' TRAP; exec \"$@\"", "sh", ORRERY, "run", "--", "grep", "SigIgn", "/proc/self/status"];
+    let first = [
+        "-c",
+        "trap '' TRAP; exec \"$@\"",
+        "sh",
+        *ORRERY,
+        "run",
+        "--",
+        "grep",
+        "SigIgn",
+        "/proc/self/status",
+    ];
     let first = Command::new("sh").args(first).output().unwrap();
     assert_eq!(
         seen(&first),
@@ -378,18 +386,18 @@ fn what_cannot_be_a_tracee_is_refused_with_the_reason() {
     foreign.resize(64, 0);
     foreign[18] = 3;
     let cases = [
-        (PathBuf::from("no-such-program"), "no such program in PATH"),
-        (PathBuf::from("/"), "Is a directory"),
-        (file("plain", b"text", 0o644), "Permission denied"),
-        (file("text", b"text", 0o755), "neither an ELF program nor a script"),
-        (file("foreign", &foreign, 0o755), "is a program for i386"),
+        (PathBuf::from("no-such-program"), 127, "no such program in PATH"),
+        (PathBuf::from("/"), 126, "Is a directory"),
+        (file("plain", b"text", 0o644), 126, "Permission denied"),
+        (file("text", b"text", 0o755), 126, "neither an ELF program nor a script"),
+        (file("foreign", &foreign, 0o755), 126, "it is a program for i386"),
         // The kernel finds out when everything else is ready.
-        (file("broken", &fs::read("/bin/true").unwrap()[..100], 0o755), "(os error"),
+        (file("broken", &fs::read("/bin/true").unwrap()[..100], 0o755), 126, "(os error"),
     ];
-    for (program, reason) in cases {
+    for (program, status, reason) in cases {
         let output = with(&["run"], &[program.to_str().unwrap()]).output().unwrap();
         assert!(text(&output.stderr).contains(reason), "{program:?}: {}", text(&output.stderr));
-        assert_eq!(output.status.code(), Some(1), "{program:?}");
+        assert_eq!(output.status.code(), Some(status), "{program:?}");
         assert!(output.stdout.is_empty());
     }
 }
@@ -399,11 +407,11 @@ fn a_tracee_or_traced_process_cannot_start_another_executive() {
     if facility::is_missing() {
         return;
     }
-    let output = with(&["run"], &[ORRERY, "run", "--", "true"]).output().unwrap();
+    let output = with(&["run"], &[*ORRERY, "run", "--", "true"]).output().unwrap();
     assert!(text(&output.stderr).contains("syscall user dispatch"), "{}", text(&output.stderr));
     if installed("strace") {
         let mut strace = Command::new("strace");
-        strace.args(["-qq", "-f", "-o", "/dev/null", ORRERY, "run", "--", "true"]);
+        strace.args(["-qq", "-f", "-o", "/dev/null", *ORRERY, "run", "--", "true"]);
         let output = strace.output().unwrap();
         assert!(text(&output.stderr).contains("traces this one"), "{}", text(&output.stderr));
     }
@@ -429,7 +437,7 @@ fn privileges_are_not_gained() {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         path
     };
-    let orrery = copy(ORRERY.as_ref(), "orrery", 0o755);
+    let orrery = copy((*ORRERY).as_ref(), "orrery", 0o755);
     let privileged = copy("/usr/bin/id".as_ref(), "privileged", 0o4755);
     let nobody = |way: &[&str], words: &[&str]| {
         let mut command = Command::new(&orrery);

@@ -1,4 +1,4 @@
-//! Whole programs (`hijack/programs`): they do the same with an executive as without, and no call is missed.
+//! Whole programs (`scripts`): they do the same with an executive as without, and no call is missed.
 //!
 //! Each script is run natively, under `orrery run`, and under `orrery trace -c` beneath the oracle: it must say the same,
 //! end the same and leave the same files, and the kernel must have performed no call but executives', and as many as
@@ -7,13 +7,13 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "support/facility.rs"]
 mod facility;
-#[path = "hijack/oracle.rs"]
+#[path = "support/oracle.rs"]
 mod oracle;
-#[path = "hijack/perf.rs"]
+#[path = "support/perf.rs"]
 mod perf;
-#[path = "hijack/tracefs.rs"]
+#[path = "support/tracefs.rs"]
 mod tracefs;
 
 use std::collections::BTreeMap;
@@ -25,8 +25,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
-const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/programs");
+use facility::ORRERY;
+
+const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/scripts");
 
 /// Calls whose numbers say nothing: executives make them for themselves, or answer them without the kernel.
 const TREATED: [i64; 22] = [
@@ -123,7 +124,7 @@ fn visible(output: &Output, directory: &Path) -> Visible {
     }
 }
 
-/// A script of `hijack/programs`, and where it is run.
+/// A script of `scripts`, and where it is run.
 struct Program {
     script: PathBuf,
     place: tempfile::TempDir,
@@ -197,7 +198,7 @@ impl Program {
     /// Runs it beneath the oracle, and checks that nothing was missed.
     fn watch(&self) -> Option<Visible> {
         let report = self.place.path().join("report");
-        let words = [ORRERY, "trace", "-c", "--untimed", "--json", "-o", report.to_str().unwrap(), "--"];
+        let words = [*ORRERY, "trace", "-c", "--untimed", "--json", "-o", report.to_str().unwrap(), "--"];
         let (output, seen) = match oracle::watch(self.command(&words)) {
             Ok(watched) => watched,
             Err(reason) => {
@@ -242,7 +243,7 @@ fn assert_same(name: &str) {
         ways.extend([&["run", "--no-patch"][..], &["trace", "-c", "-o", "/dev/null"]]);
     }
     for way in ways {
-        let words = [&[ORRERY], way, &["--"]].concat();
+        let words = [&[*ORRERY], way, &["--"]].concat();
         assert_eq!(program.run(&words), expected, "{name}, {way:?}");
     }
     if let Some(watched) = program.watch() {

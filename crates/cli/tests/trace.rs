@@ -3,7 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "run/facility.rs"]
 mod facility;
 
 use std::fs;

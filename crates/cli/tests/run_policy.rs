@@ -3,7 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "run/facility.rs"]
 mod facility;
 
 use std::fs;
@@ -467,11 +467,9 @@ fn asking_the_policy_changes_no_register() {
     }
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("tracee.c");
-    fs::write(&source, include_str!("hijack/registers.c")).unwrap();
+    fs::write(&source, include_str!("run/registers.c")).unwrap();
     let tracee = directory.path().join("tracee");
-    let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-o"];
-    let compiled = Command::new("cc").args(flags).arg(&tracee).arg(&source).status().unwrap();
-    assert!(compiled.success());
+    orrery_testing::Compiler::c().build(&[&source], &tracee);
     let policy = "[[rule]]\ncall = '*'\npath = '/nowhere'\ndeny = 'EIO'\n[[rule]]\ncall = 'getppid'\nevery = 1000000\nreturn = 1";
     let output = in_directory(directory.path(), policy, &[tracee.to_str().unwrap()], &[]);
     assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("1000 calls, 0 wrong\n", Some(0)));

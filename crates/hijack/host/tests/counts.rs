@@ -2,10 +2,13 @@
 
 #![cfg(target_arch = "x86_64")]
 
-#[path = "hijack/facility.rs"]
+#[path = "support/facility.rs"]
 mod facility;
 
 use std::process::{Command, Stdio};
+
+use facility::ORRERY;
+use orrery_testing::Compiler;
 
 #[test]
 fn no_call_is_lost_by_threads_children_and_signals() {
@@ -14,12 +17,10 @@ fn no_call_is_lost_by_threads_children_and_signals() {
     }
     let directory = tempfile::tempdir().unwrap();
     let (program, report) = (directory.path().join("counts"), directory.path().join("report"));
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/counts.c");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result", "-pthread", source, "-o"]);
-    assert!(compiler.arg(&program).status().unwrap().success());
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sources/counts.c");
+    Compiler::c().flags(["-Wno-unused-result", "-pthread"]).build(&[source], &program);
     for options in [&[][..], &["--untimed"], &["--no-patch"]] {
-        let mut trace = Command::new(env!("CARGO_BIN_EXE_orrery"));
+        let mut trace = Command::new(*ORRERY);
         trace.args(["trace", "-c", "--json"]).args(options).arg("-o").arg(&report).arg("--").arg(&program);
         let output = trace.stdin(Stdio::null()).output().unwrap();
         let made: u64 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();

@@ -4,7 +4,7 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "support/facility.rs"]
 mod facility;
 
 use std::fs;
@@ -13,26 +13,23 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
+use facility::ORRERY;
+use orrery_testing::Compiler;
+
 const WAYS: [&[&str]; 3] = [&["run"], &["run", "--no-patch"], &["trace", "-c", "-o", "/dev/null"]];
 /// The same, each call being told besides.
 const ALL_WAYS: [&[&str]; 4] = [WAYS[0], WAYS[1], WAYS[2], &["trace", "-o", "/dev/null"]];
 
 /// The program of `hostile.c`, in a directory of its own.
 fn hostile(directory: &Path) -> PathBuf {
-    let program = directory.join("hostile");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/hostile.c");
-    let mut compiler = Command::new("cc");
-    let flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread"];
-    let warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-null-dereference"];
-    assert!(
-        compiler.args(flags).args(warnings).arg(source).arg("-o").arg(&program).status().unwrap().success()
-    );
-    program
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sources/hostile.c");
+    let flags =
+        ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread", "-Wno-null-dereference"];
+    Compiler::c().flags(flags).build(&[source], directory.join("hostile"))
 }
 
 fn with(way: &[&str], directory: &Path, words: &[&str]) -> Output {
-    let words = if way.is_empty() { words.to_vec() } else { [&[ORRERY], way, &["--"], words].concat() };
+    let words = if way.is_empty() { words.to_vec() } else { [&[*ORRERY], way, &["--"], words].concat() };
     // Whoever waits for a program is told whether that left a core dump, and `timeout` says so: here none is to.
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -S -c 0; exec timeout --signal=KILL 250 \"$@\"", "sh"]).args(&words);
@@ -90,7 +87,7 @@ fn whoever_waits_is_told_of_core_dumps() {
     let program = hostile(directory.path());
     let status = |way: &[&str]| {
         let script = "ulimit -c unlimited; exec \"$@\"";
-        let words = if way.is_empty() { vec![] } else { [&[ORRERY], way, &["--"]].concat() };
+        let words = if way.is_empty() { vec![] } else { [&[*ORRERY], way, &["--"]].concat() };
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh"]).args(words).arg(&program).arg("killed");
         command.current_dir(directory.path()).output().unwrap().status
@@ -194,7 +191,7 @@ fn tracees_can_be_debugged() {
     }
     let directory = tempfile::tempdir().unwrap();
     let program = hostile(directory.path());
-    let mut tracee = Command::new(ORRERY);
+    let mut tracee = Command::new(*ORRERY);
     tracee.args(["run", "--"]).arg(&program).arg("spins").stdout(Stdio::piped());
     let mut tracee = tracee.spawn().unwrap();
     let mut line = String::new();
@@ -250,7 +247,7 @@ impl Standing {
     fn start(directory: &Path, program: &Path, way: &[&str], case: &str) -> Self {
         let script = "ulimit -c unlimited; exec \"$@\"";
         let mut tracee = Command::new("sh");
-        tracee.args(["-c", script, "sh", ORRERY]).args(way).arg("--").arg(program).arg(case);
+        tracee.args(["-c", script, "sh", *ORRERY]).args(way).arg("--").arg(program).arg(case);
         let mut process = tracee.current_dir(directory).stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(process.stdout.take().unwrap());
         let mut line = String::new();
@@ -290,7 +287,8 @@ fn the_debugger_is_told_of_the_executive() {
     let program = hostile(directory.path());
     let name = program.to_str().unwrap();
     let debugged = |of: &[&str], case: &str| {
-        let words = [&[ORRERY, "debug"], of, &["--", "-nx", "-batch", "-ex", "thread apply all bt"]].concat();
+        let words =
+            [&[*ORRERY, "debug"], of, &["--", "-nx", "-batch", "-ex", "thread apply all bt"]].concat();
         let output = with(&[], directory.path(), &words);
         let said = text(&output.stdout);
         let parts: &[&str] = match case {
@@ -332,11 +330,11 @@ fn the_debugger_is_told_of_no_executive_where_there_is_none() {
     let own = std::process::id().to_string();
     for (words, reason) in [
         (&["-p", &own][..], "has no executive"),
-        (&["-p", "2147483647"], "look into process 2147483647: No such file"),
+        (&["-p", "2147483647"], "cannot read process 2147483647: No such file"),
         (&["/bin/true", "/bin/true"], "no core dump"),
-        (&["/bin/true", "/nonexistent"], "read /nonexistent: No such file"),
+        (&["/bin/true", "/nonexistent"], "cannot read /nonexistent: No such file"),
     ] {
-        let output = with(&[], directory.path(), &[&[ORRERY, "debug"], words].concat());
+        let output = with(&[], directory.path(), &[&[*ORRERY, "debug"], words].concat());
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(text(&output.stderr).contains(reason), "{reason}: {output:?}");
     }
@@ -356,7 +354,8 @@ fn core_dumps_of_tracees_can_be_read() {
     let directory = tempfile::tempdir().unwrap();
     let program = hostile(directory.path());
     let program = program.to_str().unwrap();
-    let script = format!("ulimit -c unlimited; exec '{ORRERY}' run -- '{program}' crash");
+    let orrery = *ORRERY;
+    let script = format!("ulimit -c unlimited; exec '{orrery}' run -- '{program}' crash");
     let output = with(&[], directory.path(), &["sh", "-c", &script]);
     assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{output:?}");
     let named = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("core");

@@ -3,7 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "run/facility.rs"]
 mod facility;
 
 use std::collections::BTreeSet;
@@ -21,9 +21,8 @@ fn faults(directory: &Path, options: &[&str], words: &[&str]) -> Output {
 fn verdicts(options: &[&str]) -> BTreeSet<(String, String, String)> {
     let directory = tempfile::tempdir().unwrap();
     let tracee = directory.path().join("careless");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack/careless.c");
-    let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-o"];
-    assert!(Command::new("cc").args(flags).arg(&tracee).arg(source).status().unwrap().success());
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/careless.c");
+    orrery_testing::Compiler::c().build(&[source], &tracee);
     let options = [&["--json"], options].concat();
     let output = faults(directory.path(), &options, &[tracee.to_str().unwrap()]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout)

@@ -4,7 +4,7 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
 
-#[path = "hijack/facility.rs"]
+#[path = "support/facility.rs"]
 mod facility;
 
 use std::fs;
@@ -12,9 +12,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
-const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hijack");
-const FLAGS: [&str; 5] = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread"];
+use facility::ORRERY;
+use orrery_testing::Compiler;
+
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sources");
 
 /// Asked about each call, it fits none: so all that the executive does in a call is interrupted.
 const ASKED: &str = "[[rule]]\ncall = '*'\nprogram = 'tracee*'\ncaller = '/nowhere'\ndelay = '1s'\n";
@@ -32,16 +33,13 @@ fn bounded(words: &[&str]) -> Output {
     command.args(["--signal=KILL", "100"]).args(words).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Compiles a program of `hijack/`, or says that the compiler is missing.
+/// Compiles a program of `sources/`, or says that the compiler is missing.
 fn compile(directory: &Path, compiler: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
     if !orrery_testing::is_there(compiler) {
         return None;
     }
-    let tracee = directory.join("tracee");
-    let mut command = Command::new(compiler);
-    command.args(FLAGS).args(flags).arg(Path::new(SOURCES).join(source)).arg("-o").arg(&tracee);
-    assert!(command.status().unwrap().success(), "{command:?}");
-    Some(tracee)
+    let compiler = Compiler::named(compiler).flag("-pthread").flags(flags);
+    Some(compiler.build(&[Path::new(SOURCES).join(source)], directory.join("tracee")))
 }
 
 /// Ways to have an executive that is asked nothing.
@@ -74,7 +72,7 @@ fn assert_same_in(ways: &[&[&str]], compiler: &str, source: &str, flags: &[&str]
         // A thread that is cancelled while it tells of a call leaves one that could not be told, which is said.
         let tells = |way: &&[&str]| way.first() == Some(&"trace") && !way.contains(&"-c");
         for way in ways.iter().filter(|way| *case != "cancel-often" || !tells(way)) {
-            let words = [&[ORRERY], *way, &["--"], &words].concat();
+            let words = [&[*ORRERY], *way, &["--"], &words].concat();
             assert_eq!(seen(&bounded(&words)), expected, "{compiler} {flags:?}, {case}, {way:?}");
         }
     }
