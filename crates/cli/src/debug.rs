@@ -1,4 +1,4 @@
-//! `orrery debug`: the system's debugger, told what it cannot know of executives.
+//! `orrery debug`: gdb, with the symbols of the executive.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -10,13 +10,13 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use orrery_hijack::symbols;
 
-/// Debug a tracee, or what is left of one: starts gdb, which then finds the program's frames through the executive
+/// Run gdb on a process or core dump under the executive
 ///
-/// gdb is told where the executive lies and what its frames look like, and to pass SIGSYS on, by which the kernel dispatches calls.
-/// All else is gdb's own.
+/// Loads the executive's symbols at its address, so that gdb finds the program's frames, and has gdb pass SIGSYS on, by which
+/// the kernel dispatches calls.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The tracee's process number
+    /// The PID of the process
     #[arg(short, long, value_name = "PID", required_unless_present = "core", conflicts_with = "core")]
     pid: Option<u32>,
 
@@ -24,14 +24,14 @@ pub(crate) struct Arguments {
     #[arg(requires = "core")]
     program: Option<PathBuf>,
 
-    /// A tracee's core dump
+    /// The core dump
     core: Option<PathBuf>,
 
-    /// The debugger
+    /// The debugger to run
     #[arg(long, default_value = "gdb", value_name = "PROGRAM")]
     debugger: PathBuf,
 
-    /// What else the debugger is to be given: `-- -batch -ex bt`
+    /// Further arguments of the debugger, such as `-- -batch -ex bt`
     #[arg(last = true, value_name = "ARGUMENT")]
     further: Vec<OsString>,
 }

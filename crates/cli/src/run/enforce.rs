@@ -20,7 +20,7 @@ use orrery_hijack::{Hijack, Options, Policy, calls};
 use orrery_monitor::{Destination, End, Executions, Guard, Log, Rules, Ruling, hold_signals, holds};
 
 use super::Arguments;
-use crate::trace::{self, Style, Teller};
+use crate::trace::{self, Logger, Style};
 
 /// What the executive, its supervisor and the loader of programs call for their own ends. A rule that answers these without a condition
 /// would answer them, too.
@@ -111,7 +111,7 @@ fn supervised(arguments: &Arguments, translation: Translation) -> anyhow::Result
     let tells = executive.tells();
     let options = Options::default().counted(false).patch(!arguments.no_patch).policy(executive);
     let hijack = Hijack::prepare()?;
-    let teller = tells.then(|| Teller::prepare(&hijack, log, Style::default()));
+    let logger = tells.then(|| Logger::prepare(&hijack, log, Style::default()));
     crate::pipes::restore();
     hold_signals();
     let execute = || {
@@ -131,14 +131,14 @@ fn supervised(arguments: &Arguments, translation: Translation) -> anyhow::Result
     };
     let guard = Guard::new(orrery_monitor::Policy::of_rules(held)).log(Log::Words);
     let guarded = guard.start_by(program, execute)?;
-    let telling = teller.map(Teller::start);
+    let telling = logger.map(Logger::start);
     let supervisor = hijack.supervisor();
     // The supervisor goes when nobody but itself has the shared memory.
     let part = || {
-        if let Some(Err(error)) = telling.map(trace::Telling::finish) {
+        if let Some(Err(error)) = telling.map(trace::RunningLogger::finish) {
             eprintln!("orrery: {error:#}");
         }
-        trace::tell_unfollowed(&hijack);
+        trace::report_unfollowed(&hijack);
         drop(hijack);
     };
     Ok(guarded.supervise_until(part, || children() == [supervisor])?)

@@ -102,7 +102,7 @@ pub(crate) fn decoders(call: &Signature, index: usize) -> Option<ArgDecoder> {
         ("readv" | "preadv" | "preadv2", "vec") => {
             (after(extent::BUFFERS, next, 0, BUFFER), ArgType::Bytes { of: None })
         }
-        // How much the buffers hold in all is not read: what was transferred tells.
+        // How much the buffers hold in all is not read: the result says how much was transferred.
         ("writev" | "pwritev" | "pwritev2", "vec") => {
             (before(extent::BUFFERS, next, 0, BUFFER), ArgType::Bytes { of: None })
         }

@@ -1,4 +1,4 @@
-//! Reading the journal: single calls, as executives tell of them.
+//! Reading the journal: single calls, as executives have written them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -110,7 +110,7 @@ impl Events {
         Self { segment, next, missing: None, given_up: 0 }
     }
 
-    /// Events that nobody can tell of: their writers died, or found the journal full for too long.
+    /// Events that were lost: their writers died, or found the journal full for too long.
     pub fn lost(&self) -> u64 {
         self.segment.page().journal.lost.load(Relaxed) + self.given_up
     }

@@ -3,7 +3,7 @@
 //! The program's thread stands at the end of its `execve`, before its first instruction. It is made to perform two system
 //! calls, with the `syscall` instruction that the kernel's vDSO contains: map room for the image, attach its code there (see
 //! [`crate::code`]; where that is copied, make it executable). The image's data, its settings and the policy's table are written at once. Then the thread runs the image's own beginning,
-//! which attaches the page, takes SIGSYS and arms dispatch, and tells by a signal when it is done. It has the registers back then
+//! which attaches the page, takes SIGSYS and arms dispatch, and sends itself a signal when it is done. It has the registers back then
 //! that the kernel gave it.
 //!
 //! Each stop costs two changes between processes, and each look into `/proc` some microseconds, for every program that is
@@ -179,7 +179,7 @@ impl Puppet<'_> {
 /// Puts an executive under the program that `tracee` has executed, and lets it go with this mask. `trappable` says that it does not
 /// ignore SIGTRAP.
 ///
-/// Gives whether the thread was let go of for certain.
+/// Returns whether the thread was certainly detached.
 ///
 /// # Errors
 /// Why there is no executive; the program then runs without.
@@ -201,7 +201,7 @@ pub(crate) fn inject(
             unsafe { libc::kill(pid, signal) };
         }
     }
-    // Where the program was killed meanwhile, there is nobody to tell of.
+    // Where the program was killed meanwhile, there is nothing to report.
     (detached, if gone { Ok(()) } else { result.map(drop) })
 }
 

@@ -152,7 +152,7 @@ impl Hijack {
     /// Starts the program as a child of this process.
     ///
     /// # Errors
-    /// Where it cannot be executed. What the kernel refuses only when the child tries is told by the child on standard
+    /// Where it cannot be executed. What the kernel refuses only when the child tries is printed by the child on standard
     /// error, and by its exit status.
     pub fn spawn(&self, name: &OsStr, arguments: &[OsString]) -> Result<Child> {
         let found = program::find(name, &|path| self.seen(path, std::process::id()))?;
@@ -203,7 +203,7 @@ impl Hijack {
         let prepared = (|| {
             let supervisor = self.wait_for_supervisor();
             let seen = |path: &Path| self.seen(path, supervisor);
-            // The kernel would look for the interpreter where there is none, and tell it a path that it does not know.
+            // The kernel would look for the interpreter where there is none, and pass it a path that it does not know.
             let script = program::script(&seen(found));
             let script = script
                 .filter(|(interpreter, _)| [found, interpreter].iter().any(|path| seen(path) != **path));
@@ -355,7 +355,7 @@ fn set_mask(mask: u64) {
     unsafe { libc::syscall(libc::SYS_rt_sigprocmask, SIG_SETMASK, &raw const mask, 0, 8) };
 }
 
-/// Tells the supervisor that the program could not be executed: it takes the signal away.
+/// Notifies the supervisor that the program could not be executed: it suppresses the signal.
 fn cancel_tracing() {
     let mut info = [0_u32; 32];
     info[0] = libc::SIGSYS.cast_unsigned();

@@ -2,7 +2,7 @@
 //!
 //! After "Hijack: Taking Control of COTS Systems to Enforce Predictable Service Guarantees" (West and Parmer), on a stock
 //! kernel. The executive itself is the crate `orrery-hijack-image`; its documentation draws the path of a call. This crate
-//! carries its image, puts it under programs, and tells what it counted:
+//! carries its image, puts it under programs, and reads what it counted:
 //!
 //! ```no_run
 //! use orrery_hijack::{Hijack, Options};

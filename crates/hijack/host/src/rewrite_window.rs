@@ -134,7 +134,7 @@ fn step(instruction: &Instruction, displacement: usize) -> Option<MovedInstructi
         let offset = u8::try_from(displacement).ok().filter(|offset| *offset != 0 && wide)?;
         return Some(MovedInstruction { length, kind: Move::Relative(offset) });
     }
-    // A fault is told with the address of the instruction. So what moves must not fault: no memory but the stack, and the
+    // A fault is reported with the address of the instruction. So what moves must not fault: no memory but the stack, and the
     // thread's own.
     let own = instruction.segment_prefix() == Register::FS
         && (instruction.memory_base(), instruction.memory_index()) == (Register::None, Register::None);

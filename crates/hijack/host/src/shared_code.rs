@@ -103,7 +103,7 @@ mod tests {
         let start = format!("{:x}-", code.at.addr());
         let line = maps.lines().find(|line| line.trim_start_matches('0').starts_with(&start)).unwrap();
         assert!(line.contains("r-xs"), "{line}");
-        // SAFETY: asks, and looks at what is returned. Whoever has CAP_IPC_OWNER may do anything.
+        // SAFETY: asks, and looks at what is returned. A process with CAP_IPC_OWNER may do anything.
         let status = unsafe {
             let mut status: libc::shmid_ds = std::mem::zeroed();
             assert_eq!(libc::shmctl(code.id(), libc::IPC_STAT, &raw mut status), 0);

@@ -56,7 +56,7 @@ impl SharedSegment {
         self.id
     }
 
-    /// How many processes are attached. `None` where that cannot be told.
+    /// How many processes are attached. `None` where that is not known.
     pub(crate) fn attached(&self) -> Option<u64> {
         self.status().map(|status| status.shm_nattch)
     }

@@ -86,7 +86,7 @@ fn leave(settings: &Settings) {
         }
         libc::syscall(libc::SYS_close_range, first, c_uint::MAX, 0);
         libc::setsid();
-        libc::prctl(libc::PR_SET_NAME, c"orrery-supervisor".as_ptr());
+        libc::prctl(libc::PR_SET_NAME, c"orrery-superv".as_ptr());
         for _ in 0..3 {
             libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         }
@@ -111,7 +111,7 @@ impl Supervisor {
         let page = self.segment.page();
         page.privileged.store(u32::from(may_trace_the_privileged()), Relaxed);
         mark_alive(&page.requests.supervisor_alive);
-        // A supervisor that does only a part of its work has others wait for ever: who waits for one that is gone is told.
+        // A supervisor that does only a part of its work has others wait for ever. It aborts instead: those who wait for a dead one notice.
         std::panic::set_hook(Box::new(|_| std::process::abort()));
         page.supervisor.store(std::process::id(), Release);
         Futex.wake(&page.supervisor, u32::MAX);

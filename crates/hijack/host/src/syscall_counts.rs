@@ -63,7 +63,7 @@ impl Call {
         known.map_or_else(|| format!("syscall_{number}"), |known| known.name().to_owned())
     }
 
-    /// The duration, in ticks, that this share of the timed calls did not exceed, as exactly as buckets tell: at most
+    /// The duration, in ticks, that this share of the timed calls did not exceed, as exactly as buckets show: at most
     /// twice the true one. `None` where none were timed.
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let timed: u64 = self.buckets.iter().sum();

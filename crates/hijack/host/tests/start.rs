@@ -86,7 +86,7 @@ fn supervisor_of(tracee: u32) -> i32 {
         fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
     let mut supervisors = processes.filter(|pid| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        name == "orrery-supervisor\n" && !segments(pid).is_disjoint(&own)
+        name == "orrery-superv\n" && !segments(pid).is_disjoint(&own)
     });
     supervisors.next().unwrap().parse().unwrap()
 }

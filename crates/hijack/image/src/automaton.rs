@@ -10,7 +10,7 @@
 
 use core::arch::x86_64::{__m128i, _mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set1_epi8};
 
-/// How many lists of patterns an automaton can tell apart.
+/// How many lists of patterns an automaton can distinguish.
 pub const LISTS: usize = 64;
 /// The most bytes that an automaton takes: it is copied into each process.
 pub const LARGEST: usize = 32 << 10;

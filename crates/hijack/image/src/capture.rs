@@ -1,6 +1,6 @@
-//! What is told of the memory that a call's arguments point to.
+//! Which memory is captured that a call's arguments point to.
 
-/// How many pieces of memory may be told of one call.
+/// How many pieces of memory may be captured for one call.
 pub const CAPTURES: usize = 6;
 
 /// No argument of the call is this.
@@ -23,7 +23,7 @@ pub struct ArgCapture {
     pub after: u8,
     /// The size of an element, in bytes.
     pub size: u16,
-    /// How much is told at most, in bytes.
+    /// The most that is captured, in bytes.
     pub most: u16,
 }
 

@@ -1,6 +1,6 @@
-//! What runs inside the program. Each folder uses those above it alone:
+//! What runs inside the program. Each directory uses those above it alone:
 //!
-//! | folder | what is in it |
+//! | directory | contents |
 //! |---|---|
 //! | `abi` | system calls, signal frames, the program's memory, state, the assembly's functions |
 //! | `memory` | the program's code: which it is, stubs, jumps, what stood there before |

@@ -73,7 +73,7 @@ pub struct Table {
     pub magic: u64,
     /// How many bytes the table has.
     pub length: u64,
-    /// Not zero: some rule does more than tell.
+    /// Not zero: some rule does more than log.
     pub decides: u64,
     /// Where the rules are, and how many.
     pub rules: Text,
@@ -101,7 +101,7 @@ pub struct Mount {
     pub prefix: Text,
     /// The path where it can be reached.
     pub backing: Text,
-    /// Its device number, by which its files are told from others.
+    /// Its device number, by which its files are recognized.
     pub device: u64,
 }
 
@@ -182,7 +182,7 @@ pub mod kinds {
     pub const OTHER: u32 = 64;
 }
 
-/// Whether a call is told, in the journal.
+/// Whether a call is logged in the journal.
 pub mod log {
     /// It is.
     pub const CALLS: u32 = 1;
@@ -194,7 +194,7 @@ pub mod log {
 pub mod action {
     /// Nothing: further rules decide.
     pub const NONE: u32 = 0;
-    /// Lets it be performed, whatever further rules say.
+    /// Lets it be performed, and skips further rules.
     pub const ALLOW: u32 = 1;
     /// Returns a value without performing it.
     pub const ANSWER: u32 = 2;

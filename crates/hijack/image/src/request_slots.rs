@@ -1,7 +1,7 @@
 //! The places for requests on the page: how a thread comes to one, asks, waits, and gives it back.
 //!
 //! There are [`REQUESTS`] places, and as many threads as there are may ask at once. Who finds none waits in a line, which is the
-//! kernel's: it wakes who has slept on [`SharedPage::line`] longest. A place that somebody gives back while others wait is *reserved*: only
+//! kernel's: it wakes who has slept on [`SharedPage::line`] longest. A slot that is released while others wait is *reserved*: only
 //! those who wait may take it, so nobody who comes later gets in before them.
 //!
 //! ```text
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A state carries the number of the thread whose place it is. Threads may be killed at any point, and numbers are not the same in all
-//! PID namespaces: the supervisor may take somebody for dead who is not. So whoever goes on with a place does that only if it still is
-//! its own, and begins anew if not.
+//! PID namespaces: the supervisor may take somebody for dead who is not. So a thread goes on with a slot only if it still is its
+//! own, and submits its request again if not.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -300,7 +300,7 @@ mod tests {
         }
     }
 
-    /// Answers all requests with who asked, until it is told that nobody asks any more. `meddle` does what else may happen.
+    /// Answers all requests with who asked, until `ended` is set. `meddle` does what else may happen.
     fn attend(requests: &Requests, ended: &AtomicBool, mut meddle: impl FnMut(&Requests, &Request)) {
         while !ended.load(Acquire) {
             let rung = requests.doorbell.load(Acquire);
@@ -322,7 +322,7 @@ mod tests {
         }
     }
 
-    /// Many more threads ask than there are places for: each is told what it asked for, each time.
+    /// Many more threads ask than there are places for: each gets its answer, each time.
     fn all_ask(meddle: impl FnMut(&Requests, &Request) + Send) {
         const ASKERS: u32 = 200;
         const QUESTIONS: usize = 20;

@@ -1,7 +1,7 @@
 //! The page: memory shared by the executives of all tracees, and by the supervisor that serves them.
 //!
 //! A System V segment, because a freshly executed program can attach that with one system call, without a descriptor
-//! and without `/proc`; and because the kernel counts who is attached, which tells the supervisor when nobody is left.
+//! and without `/proc`; and because the kernel counts who is attached, which shows the supervisor when nobody is left.
 //! All-zero bytes are a valid, fresh page.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -47,7 +47,7 @@ pub struct SharedPage {
     pub calls: [Calls; CALLS + 1],
     /// The same, of threads that have counters for themselves.
     pub blocks: [Block; BLOCKS],
-    /// Single calls, where they are told.
+    /// Single calls, where they are logged.
     pub journal: Journal,
 }
 

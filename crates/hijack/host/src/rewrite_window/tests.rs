@@ -214,7 +214,7 @@ const MENU: [&[u8]; 18] = [
     &[0xe8, 0, 0, 0, 0],                            // call
 ];
 
-/// Whoever stands at an instruction of a rewritten window finds that instruction, the jump, or a `syscall`.
+/// A thread at an instruction of a rewritten window finds that instruction, the jump, or a `syscall`.
 #[test]
 fn no_instruction_of_a_random_window_is_torn() {
     let mut seed = 1_u64;

@@ -32,7 +32,7 @@ impl StaleRequests {
             let left = match tag(now) {
                 // Who was woken for it has died.
                 RESERVED => *looks > 1,
-                // Whoever answers such a one finds that it is not its own any more.
+                // A thread that answers such a request finds that the slot is not its own any more.
                 CLAIMED | IN_SERVICE | ANSWERED => *looks > LOOKS && is_dead(owner(now)),
                 // The supervisor's threads go on with it.
                 PENDING => false,

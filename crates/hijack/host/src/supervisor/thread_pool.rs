@@ -1,6 +1,6 @@
 //! Threads that look for work, as many as there is work to do at a time and one more.
 //!
-//! Whoever traces must be one and the same thread from the beginning to the end, and waits for what it traces. So each piece of
+//! A tracer must be one and the same thread from the beginning to the end, and waits for its tracee. So each piece of
 //! work has a thread for itself: the one that found it. Handing it on to another would cost two changes between threads for every
 //! program that is executed; making one, as much as all the rest. A thread that finds work sees to it that another one looks for
 //! more meanwhile, and looks again when it is done.
@@ -58,7 +58,7 @@ impl<W: Work> ThreadPool<W> {
         while !self.stopped.load(SeqCst) {
             let Some(piece) = self.work.take() else { continue };
             self.busy.fetch_add(1, SeqCst);
-            // Nobody else would notice what there is to do from now on. Where there cannot be more threads, whoever is done first does.
+            // Nobody else would notice what there is to do from now on. Where there cannot be more threads, the first that is done does.
             if self.looking.fetch_sub(1, SeqCst) == 1 {
                 self.spawn_worker(scope);
             }

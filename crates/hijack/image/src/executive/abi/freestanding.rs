@@ -7,7 +7,7 @@ use crate::executive::abi::syscall::call;
 use crate::executive::abi::trampoline::{orrery_boot, orrery_restorer, orrery_sigsys};
 use crate::nr;
 
-/// The functions that the kernel is told of, and the one that the supervisor has run first.
+/// The functions that the kernel calls, and the one that the supervisor has run first.
 #[repr(C)]
 pub(crate) struct Entries {
     handler: unsafe extern "C" fn(),

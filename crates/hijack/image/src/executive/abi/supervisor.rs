@@ -29,7 +29,7 @@ impl FutexOps for Futex {
     }
 }
 
-/// Asks, and waits for the answer. Signals must be blocked: the request's place must be given back.
+/// Submits a request, and waits for the answer. Signals must be blocked: the request's slot has to be released.
 ///
 /// `None`: there is no supervisor, or, for what can be asked again, it has too much to do.
 pub(crate) fn request(kind: u32, fill: impl Fn(&Request)) -> Option<u32> {

@@ -16,7 +16,7 @@ pub(crate) const ENOSYS: i64 = 38;
 /// Makes a system call: its result, or an error number below zero.
 ///
 /// # Safety
-/// Whatever the call does to memory must be sound, or be what the program itself asked for.
+/// What the call does to memory must be sound, or be what the program itself asked for.
 #[inline(always)]
 pub(crate) unsafe fn call(number: u64, [a, b, c, d, e, f]: [u64; 6]) -> i64 {
     let result;

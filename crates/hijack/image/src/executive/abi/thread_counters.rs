@@ -9,7 +9,7 @@
 //! - no two threads that run have the same `fs`; a thread that is made with its parent's ends all claims of the process;
 //! - the child of a `vfork` has its parent's, which waits meanwhile;
 //! - a forked child starts with an empty table;
-//! - a block is given back by a process of one thread when it ends or executes a program, after it was struck off the
+//! - a block is released by a process of one thread when it ends or executes a program, after it was struck off the
 //!   table. Others leave theirs behind: those blocks are not used again.
 
 use core::arch::asm;
@@ -119,7 +119,7 @@ fn claim_for(base: u64) {
         state != CLAIMED_BLOCK && block.state.compare_exchange(state, CLAIMED_BLOCK, AcqRel, Relaxed).is_ok()
     };
     let Some(block) = shared_page().blocks.iter().find(free) else { return };
-    // Whoever is first here has the place; the other one's block is for somebody else.
+    // The first one here has the entry; the other one's block is free again.
     if owner.rows.compare_exchange(0, address(&block.calls), AcqRel, Relaxed).is_ok() {
         owner.complement.store(base.wrapping_neg(), Release);
     } else {

@@ -29,7 +29,7 @@ pub(crate) struct Slot {
     stack: [u8; STACK],
 }
 
-/// The call that makes the child: it starts on the slot's stack, whatever stack it is to have then.
+/// The call that makes the child: it starts on the slot's stack, on which stack it is to run then.
 #[repr(C)]
 pub(crate) struct Vfork {
     /// Number and arguments.

@@ -1,6 +1,6 @@
 //! Dispatched calls: the handler of SIGSYS.
 //!
-//! It is on the program's stack, which may be small (see `auxiliary`). So what needs much of it is not inlined: whatever is inlined
+//! It is on the program's stack, which may be small (see `process::auxv`). So what needs much of it is not inlined: what is inlined
 //! takes its share from every call.
 
 use core::sync::atomic::Ordering::Relaxed;
@@ -91,7 +91,7 @@ fn dispatched(context: &mut Context, compatible: bool) -> bool {
 }
 
 /// Whether there is too little room for what rewriting a site takes: on an alternate stack, which may be as small as the
-/// program was told that it may be.
+/// program learned that it may be.
 fn is_cramped(context: &Context) -> bool {
     const TAKEN: u64 = 4 << 10;
     let AlternateStack { start, size, .. } = context.stack;

@@ -1,6 +1,6 @@
 //! Which memory is code from files, so that it may be rewritten; and which memory is the executive's own.
 //!
-//! All mappings of a program pass through the executive, so it knows its code without asking. Whoever changes the list,
+//! All mappings of a program pass through the executive, so it knows its code without asking. Code that changes the list,
 //! or rewrites code that is on it, holds [`LOCK`] with all signals blocked. Calls that touch no code do not take it.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -44,7 +44,7 @@ pub(crate) fn try_locked<R>(run: impl FnOnce() -> R) -> Option<R> {
     result
 }
 
-/// Whoever held the lock is not in a forked child.
+/// Releases the lock in a forked child, which its holder is not in.
 pub(crate) fn unlock_in_child() {
     LOCK.store(0, Relaxed);
 }

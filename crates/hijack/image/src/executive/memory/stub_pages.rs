@@ -22,7 +22,7 @@ const PAGES: usize = 256;
 const REACH: u64 = (1 << 31) - (1 << 20);
 /// Pages for stubs are looked for in steps of this, not to lie in the way of a heap that grows.
 const STEP: u64 = 1 << 20;
-/// The first pages stay unmapped: a NULL pointer faults, whatever its offset.
+/// The first pages stay unmapped: a NULL pointer faults with any offset.
 const LOWEST: u64 = 1 << 16;
 /// How many addresses are tried for a stub whose distance is given in part.
 const TRIES: usize = 1024;
@@ -53,7 +53,7 @@ pub(crate) struct Stub {
     moved: [[AtomicU8; 2]; INSTRUCTIONS],
 }
 
-/// What is in the stub of each trampoline. All zero, as is whatever else is large here: what is not would have to be written into
+/// What is in the stub of each trampoline. All zero, as is everything large here: what is not would have to be written into
 /// each program.
 static STUBS: [Stub; TRAMPOLINES] = [const {
     Stub {

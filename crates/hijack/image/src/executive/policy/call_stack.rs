@@ -2,7 +2,7 @@
 //!
 //! Programs keep no frame pointers that could be followed. So words above the stack pointer are taken for return addresses
 //! if they point into code from a file, behind a call instruction. That finds all that there are, and some that are none
-//! any more: good enough to tell places apart, and no proof of anything.
+//! any more: good enough to distinguish places, and no proof of anything.
 
 use crate::executive::abi::user_memory;
 use crate::executive::memory::code_ranges;

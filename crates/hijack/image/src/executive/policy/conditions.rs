@@ -80,7 +80,7 @@ impl<'a> Facts<'a> {
         self.arguments.get(usize::from(index)).copied()
     }
 
-    /// The call's paths, or where its descriptor leads. Empty ones are none, or cannot be told: then the kernel says why.
+    /// The call's paths, or where its descriptor leads. Empty ones are none, or are not known: then the kernel returns the error.
     ///
     /// # Errors
     /// `-ENAMETOOLONG`.

@@ -82,7 +82,7 @@ fn may_not_return(number: u64) -> bool {
         || is_clone(number)
 }
 
-/// Adds a piece of memory; what cannot be read is not told.
+/// Adds a piece of memory; what cannot be read is left out.
 fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
     let argument = |index: u8| entry.arguments.get(usize::from(index)).copied().unwrap_or(0);
     let from = match capture.argument {
@@ -129,7 +129,7 @@ fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
     }
 }
 
-/// Whether the call transfers what is told, so that there is no more of it than the call returns.
+/// Whether the call transfers what is captured, so that there is no more of it than the call returns.
 fn is_transfer(extent: u8) -> bool {
     matches!(extent, extent::BUFFERS | extent::MESSAGE)
 }

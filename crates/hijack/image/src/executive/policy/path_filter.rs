@@ -3,7 +3,7 @@
 //! Of the calls that take paths, few have one that a rule is about. So a rewritten site of such a call asks here first. The path
 //! is led through the policy's automaton where the program has it: no copy, no signal frame, and no system call but where
 //! its memory was not read before (see [`super::readable`]). If no rule can hold, the site goes on to its trampoline, with the
-//! registers that it had. Whatever is not plain (a path upwards, a directory given by a descriptor, a rule without path,
+//! registers that it had. All else (a path upwards, a directory given by a descriptor, a rule without path,
 //! a path that fits) is decided by [`super::decide`], rule by rule.
 
 use core::mem::MaybeUninit;
@@ -63,7 +63,7 @@ pub(crate) fn no_rule_applies(policy: Policy, number: u64, arguments: &[u64; 6],
     all && shape.path[0] != NO_ARGUMENT && shape.path.into_iter().zip(shape.directory).all(fits_none)
 }
 
-/// Which lists of patterns a path fits. `None` where that is not told so easily.
+/// Which lists of patterns a path fits. `None` where that takes the slow way.
 fn fits(automaton: Automaton<'_>, directory: Option<u64>, path: u64, stack: u64) -> Option<u64> {
     let (mut at, mut left, mut begun) = (path, LONGEST, None);
     while left > 0 {

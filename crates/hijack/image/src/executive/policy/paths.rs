@@ -1,6 +1,6 @@
 //! Paths as the program means them: from the root, without dots.
 //!
-//! Nothing is looked up: `..` takes a name away, whatever that is a link to. What a policy compares is thus what the
+//! Nothing is looked up: `..` removes a name, even if it is a symbolic link. What a policy compares is thus what the
 //! program said, and not where it leads; it is no boundary.
 
 use crate::executive::abi::syscall::{ENAMETOOLONG, address_mut, call, failed};
@@ -60,7 +60,7 @@ fn of_directory(directory: Option<u64>, to: &mut [u8]) -> Result<usize, i64> {
     }
 }
 
-/// Where a descriptor leads, as `/proc` tells.
+/// Writes the path of a descriptor, as `/proc/self/fd` has it.
 ///
 /// # Errors
 /// What `readlink` says; `-ENAMETOOLONG`.

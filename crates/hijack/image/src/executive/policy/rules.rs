@@ -106,7 +106,7 @@ fn is_due(rule: &Rule) -> bool {
     rule.times == 0 || act < u64::from(rule.times)
 }
 
-/// Waits, whatever signals come meanwhile.
+/// Waits, through all signals.
 fn wait(nanoseconds: u64) {
     const SECOND: u64 = 1_000_000_000;
     let mut until = [0_u64; 2];

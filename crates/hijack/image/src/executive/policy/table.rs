@@ -57,7 +57,7 @@ impl Policy {
         self.table().calls.get((number as usize).min(CALLS)).is_some_and(|span| span.count != 0)
     }
 
-    /// Whether some rule does more than tell.
+    /// Whether some rule does more than log.
     pub(crate) fn decides(self) -> bool {
         self.table().decides != 0
     }
@@ -68,7 +68,7 @@ impl Policy {
         shapes.get(number as usize).unwrap_or(&shapes[CALLS])
     }
 
-    /// What is told of the memory that a call names.
+    /// What is captured of the memory that a call names.
     pub(crate) fn captures(self, number: u64) -> &'static [ArgCapture; CAPTURES] {
         let captures = &self.table().captures;
         captures.get(number as usize).unwrap_or(&captures[CALLS])

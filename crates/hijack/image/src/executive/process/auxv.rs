@@ -1,9 +1,9 @@
-//! What the kernel tells a program when it starts, where that is not so with an executive.
+//! The auxiliary vector: what the kernel passes to a program at its start, and an executive changes.
 //!
 //! A dispatched call is a signal: the handler of another one that makes calls, or returns by `rt_sigreturn`, needs room for a
 //! second frame, and for the executive's functions. Programs that make alternate stacks no larger than what the kernel
-//! says (`AT_MINSIGSTKSZ`, and `sysconf(_SC_MINSIGSTKSZ)` and `_SC_SIGSTKSZ` that the C library makes of it) are raised so: else
-//! these stacks overflow into whatever lies below. See getauxval(3) and sysconf(3).
+//! says (`AT_MINSIGSTKSZ`, and `sysconf(_SC_MINSIGSTKSZ)` and `_SC_SIGSTKSZ` that the C library makes of it) get a larger size: else
+//! these stacks overflow into what lies below. See getauxval(3) and sysconf(3).
 
 use crate::executive::abi::trampoline;
 use crate::executive::signals::handlers;
@@ -19,7 +19,7 @@ const JUDGED: u64 = 14 << 10;
 /// Frames begin on such multiples, behind a red zone.
 const ALIGNED: u64 = 64;
 
-/// Raises what a program is raised of the size of stacks for signals. Where the kernel tells nothing, nothing is raised.
+/// Raises `AT_MINSIGSTKSZ`, the least size of alternate signal stacks. Where the kernel does not pass it, nothing changes.
 ///
 /// # Safety
 /// `stack` is the stack pointer that the kernel has given to the program, which does not run yet.

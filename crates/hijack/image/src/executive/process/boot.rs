@@ -48,7 +48,7 @@ pub(crate) extern "C" fn boot(segment: u64, precise: u64, stack: u64) -> i64 {
             result = call(nr::rt_sigaction, [SIGSYS, address(&config.action), 0, SET_BYTES, 0, 0]);
         }
         if !failed(result) {
-            // Memory cannot be given back from here on. Kernels before 6.10 cannot seal: then the executive alone keeps the
+            // Memory cannot be freed from here on. Kernels before 6.10 cannot seal: then the executive alone keeps the
             // program from changing these mappings.
             call(nr::mseal, [image, length, 0, 0, 0, 0]);
             result = call(nr::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, code_length, 0, 0]);

@@ -1,4 +1,4 @@
-//! `fork`, `vfork`, `clone` and `clone3`: dispatch is not inherited, so whoever is born is armed here.
+//! `fork`, `vfork`, `clone` and `clone3`: dispatch is not inherited, so new threads and processes are armed here.
 //!
 //! | the child | how it comes to the program |
 //! |---|---|
@@ -49,7 +49,7 @@ pub(crate) fn arm() {
 }
 
 /// `PTRACE_TRACEME`. Each dispatched call would be a signal now that stops this thread for a tracer who may be waiting for
-/// the very call (a debugger that made it by `vfork`). So it goes on without dispatch, and is told of as not followed.
+/// the very call (a debugger that made it by `vfork`). So it goes on without dispatch, and is reported as not followed.
 #[inline(never)]
 pub(crate) fn traceme(arguments: [u64; 6]) -> i64 {
     // SAFETY: what the program asked for; then calls go to the kernel, but for those from rewritten sites.

@@ -2,7 +2,7 @@
 //!
 //! Executing a program takes the executive away, and disarms dispatch. So the supervisor is asked to trace the thread
 //! first: it meets the new program before its first instruction and puts an executive there. The call itself is made by
-//! the process, with everything that it implies; where it fails, the supervisor lets go of the thread again.
+//! the process, with everything that it implies; where it fails, the supervisor detaches from the thread again.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -123,7 +123,7 @@ fn request_tracing(mask: u64) -> Option<u32> {
     answer
 }
 
-/// Tells the supervisor that it waits in vain: it sees the signal before we would.
+/// Notifies the supervisor that the `execve` failed: it sees the signal before this thread would.
 fn cancel_tracing() {
     let mut info = [0_u32; 32];
     info[0] = SIGSYS as u32;

@@ -155,8 +155,8 @@ impl Assembler {
         self.push(&[0x0f, 0xb6, 0xc8]); // movzbl %al,%ecx
         self.push(&[0x49, 0xbb]).word(table); // movabs $table,%r11
         self.push(&[0x41, 0x0f, 0xb6, 0x0c, 0x0b]); // movzbl (%r11,%rcx),%ecx
-        let told = policy().is_some_and(|policy| policy.concerns(nr::epoll_pwait));
-        if told {
+        let judged = policy().is_some_and(|policy| policy.concerns(nr::epoll_pwait));
+        if judged {
             self.push(&[0xe3, treatment]); // jrcxz ordinary
         } else {
             // Go waits with epoll_pwait, without mask: that is an ordinary call.

@@ -5,7 +5,7 @@
 //!
 //! Other threads may be executing the very page. So it is not written to: a copy with the jump in it, already
 //! executable, is moved over it in one `mremap`. Threads see the old page or the new one; one that fetches in between
-//! faults and waits in the kernel. No page is writable and executable at any time, whatever the alignment of the site.
+//! faults and waits in the kernel. No page is writable and executable at any time, however the site is aligned.
 //! Stubs are added to their pages in the same path.
 
 use super::assembler::Assembler;

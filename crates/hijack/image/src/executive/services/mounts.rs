@@ -9,10 +9,10 @@
 //! ```
 //!
 //! So descriptors, directories, mappings, the working directory, forks and programs executed from there need nothing from the
-//! executive, and last as long as any file system's: what is treated is paths that are given, and the few that are told
+//! executive, and last as long as any file system's: what is treated is paths that programs give, and the few that calls return
 //! (`getcwd`, `readlink` below `/proc`). Writing fails with EROFS, which is the kernel's.
 //!
-//! Whether a path leads there is told by its names, as rules of a policy do: `..` takes a name away. A path that the kernel
+//! Whether a path leads there is decided by its names, as by rules of a policy: `..` takes a name away. A path that the kernel
 //! does not find is followed through its links, since one of them may lead there ([`translate`]).
 
 pub(crate) mod scripts;
@@ -27,7 +27,7 @@ use crate::nr;
 use crate::policy::{Mount, NO_ARGUMENT};
 use translate::{Base, ENOENT, base_of, getcwd, mount_of, prefixed, through_links, translate};
 
-/// Calls that take paths, or tell the working directory.
+/// Calls that take paths, or return the working directory.
 pub(crate) const CALLS: [u64; 53] = [
     nr::open,
     nr::stat,
@@ -188,7 +188,7 @@ fn working_directory(call: &ServiceCall<'_>, mounts: &[Mount]) -> Next {
     })
 }
 
-/// What a link below `/proc` leads to: `result` bytes of it were told, from the root of its file system.
+/// Returns the target of a link below `/proc`, of which the kernel has returned `result` bytes, from the root of its file system.
 #[inline(never)]
 fn link_told(call: &ServiceCall<'_>, mounts: &[Mount], result: i64) -> i64 {
     let [directory, path, to, size] = match (call.number, call.arguments) {
@@ -198,7 +198,7 @@ fn link_told(call: &ServiceCall<'_>, mounts: &[Mount], result: i64) -> i64 {
     let mut room = [0_u8; LONGEST];
     let Ok(length) = user_memory::read_string(path, &mut room) else { return result };
     let named = room.get(..length).unwrap_or(&[]);
-    // Others are told as they are written.
+    // Other links are returned as they are.
     if !(named.starts_with(b"/proc/") || named.starts_with(b"/dev/fd/") || named.first() != Some(&b'/')) {
         return result;
     }
@@ -219,10 +219,10 @@ fn link_told(call: &ServiceCall<'_>, mounts: &[Mount], result: i64) -> i64 {
         return result;
     }
     let Ok(length) = prefixed(mount, &mut room, length as usize) else { return -ENAMETOOLONG };
-    let told = room.get(..length.min(size as usize)).unwrap_or(&[]);
+    let target = room.get(..length.min(size as usize)).unwrap_or(&[]);
     // SAFETY: the program asked for the link there.
-    match unsafe { user_memory::write_bytes(to, told) } {
-        Ok(()) => told.len().cast_signed() as i64,
+    match unsafe { user_memory::write_bytes(to, target) } {
+        Ok(()) => target.len().cast_signed() as i64,
         Err(error) => error,
     }
 }

@@ -12,7 +12,7 @@
 //! for the program), what waking up takes (5 us on a busy CPU, 60 us on one that has gone to sleep), and those who run when
 //! the time has come ([`attributes`](super::attributes)). The margin covers the second: it is learned from how late earlier
 //! sleeps of the process woke, and bounded, as is what it costs: half of the sleep at most. Where others want the CPU it is kept
-//! short: whoever uses more of the CPU is likelier to be sent away just when the time has come.
+//! short: a thread that uses more of the CPU is more likely to be preempted just when the time has come.
 //!
 //! All that the kernel promises holds: a signal whose handler returns ends the sleep with EINTR and the time that is left,
 //! whatever `SA_RESTART` says; one that is ignored, or stops the process, does not. While the clock is read, signals are
@@ -85,7 +85,7 @@ pub(super) fn now(clock: u64) -> Option<i64> {
 
 /// A sleep that the program asked for.
 struct Sleep {
-    /// The clock that its end is told by.
+    /// The clock that its end is given in.
     clock: u64,
     start: i64,
     end: i64,

@@ -3,7 +3,7 @@
 //! A signal may interrupt a thread anywhere in the executive: in a trampoline, in a stub, in the handler of a dispatched call. Whoever
 //! looks at the interrupted registers is to find those that it would find without executive: `rip` behind the program's own
 //! `syscall`, or at it where the call is to be made again, and `rsp` as it was there. Unwinders go on from there (cancelled
-//! threads, exceptions that handlers throw, `backtrace`, profilers); and C libraries tell by the address whether a thread that is
+//! threads, exceptions that handlers throw, `backtrace`, profilers); and C libraries see by the address whether a thread that is
 //! cancelled has made its call (musl, glibc from 2.41 on), and change the registers if not.
 //!
 //! So the kernel is given another function for each handler of the program, a *thunk* in `trampolines`. Where the executive was
@@ -47,7 +47,7 @@ fn thunks() -> u64 {
     (orrery_thunks as *const ()).addr() as u64
 }
 
-/// What to tell the kernel in place of a handler.
+/// Returns the function that the kernel is given in place of a handler.
 pub(crate) fn thunk_for(handler: u64) -> u64 {
     if handler <= SIG_IGN {
         return handler;

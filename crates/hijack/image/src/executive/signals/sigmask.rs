@@ -1,7 +1,7 @@
 //! Signal masks without SIGSYS.
 //!
 //! The kernel ends a thread whose dispatched call finds SIGSYS blocked. So the program may block it as often as it
-//! likes, and is told that it did not.
+//! likes, and finds it unblocked.
 
 use super::sigaction;
 use crate::config::{ACTION_FLAGS, SA_ONSTACK};
@@ -175,7 +175,7 @@ pub(crate) fn sigaltstack(context: &mut Context) -> i64 {
         if on_it {
             return -EPERM;
         }
-        // The kernel refuses changes to whoever is on the alternate stack: the program is not, but we may be.
+        // The kernel refuses changes by a thread that is on the alternate stack: the program is not, but we may be.
         block_signals();
         // SAFETY: what the program asked for, from a copy.
         let result = unsafe { trampoline::orrery_set_alternate_stack(address(&wanted)) };
@@ -200,9 +200,9 @@ pub(crate) fn sigaltstack(context: &mut Context) -> i64 {
         } else {
             0
         };
-        let told = AlternateStack { flags: flags | (current.flags & AUTO_DISARM), padding: 0, ..current };
+        let shown = AlternateStack { flags: flags | (current.flags & AUTO_DISARM), padding: 0, ..current };
         // SAFETY: the program asked for the old setting there.
-        if let Err(error) = unsafe { user_memory::write(old, told) } {
+        if let Err(error) = unsafe { user_memory::write(old, shown) } {
             return error;
         }
     }

@@ -1,4 +1,4 @@
-# The image's beginning: has a program become a tracee, and tells the supervisor by a signal.
+# The image's beginning: makes a program a tracee, and notifies the supervisor by a signal.
 
 .balign 16
 .globl orrery_boot

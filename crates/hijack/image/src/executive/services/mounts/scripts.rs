@@ -1,7 +1,7 @@
 //! Scripts that are in a mount, or whose interpreter is.
 //!
-//! For a script the kernel executes the interpreter that its first line names, and tells it the script's path. It would look
-//! for the interpreter where there is none, and tell a path that the program does not know. So its work is done here: the
+//! For a script the kernel executes the interpreter that its first line names, and passes it the script's path. It would look
+//! for the interpreter where there is none, and pass a path that the program does not know. So its work is done here: the
 //! interpreter is executed, with the arguments that the kernel would have given to it. `execve(2)`.
 
 use super::translate::{moved, within};
