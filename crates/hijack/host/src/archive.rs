@@ -122,7 +122,7 @@ fn furnish(archive: File, prefix: &str) -> Result<OwnedFd, String> {
     let mut archive = tar::Archive::new(archive);
     archive.set_preserve_permissions(true);
     archive.set_preserve_mtime(true);
-    // SAFETY: asks for a number.
+    // SAFETY: the call takes no pointer.
     archive.set_preserve_ownerships(unsafe { libc::geteuid() } == 0 && is_privileged());
     let mut entries = 0;
     for entry in archive.entries().map_err(context("read the archive"))? {
@@ -200,7 +200,7 @@ fn try_tmpfs() -> io::Result<OwnedFd> {
 fn enter_namespaces() -> io::Result<()> {
     // SAFETY: asks for numbers; a child without threads leaves its parent's namespaces.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
-    // SAFETY: as above.
+    // SAFETY: the arguments are descriptors, flags, and strings that end with a zero.
     unsafe { checked(libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS))? };
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;

@@ -264,7 +264,7 @@ fn find_gadget(puppet: &mut Puppet<'_>, maps: &Maps) -> io::Result<()> {
 fn may_read_fs() -> bool {
     /// `HWCAP2_FSGSBASE` of `asm/hwcap2.h`.
     const FSGSBASE: u64 = 1 << 1;
-    // SAFETY: asks for a number, which is the same for all programs.
+    // SAFETY: the call takes no pointer.
     let allowed = unsafe { libc::getauxval(libc::AT_HWCAP2) } & FSGSBASE != 0;
     allowed && std::arch::is_x86_feature_detected!("sse4.2")
 }
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn this_processs_user_is_found() {
         let own = i32::try_from(std::process::id()).unwrap();
-        // SAFETY: asks for a number.
+        // SAFETY: the call takes no pointer.
         assert_eq!(user_of(own).unwrap(), unsafe { libc::geteuid() });
     }
 }

@@ -342,7 +342,7 @@ fn block_signals() -> u64 {
 
 /// Whether SIGTRAP is ignored here, and so will be in the program.
 fn ignores_trap() -> bool {
-    // SAFETY: asks only; the structure is integers.
+    // SAFETY: zeros are a valid `sigaction`, into which the kernel writes.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGTRAP, ptr::null(), &raw mut action) == 0

@@ -137,7 +137,7 @@ mod tests {
     fn this_processs_own_code_is_found() {
         let maps = Maps::read(&mut own()).unwrap();
         assert!(!maps.code.is_empty());
-        // SAFETY: asks for a number.
+        // SAFETY: the call takes no pointer.
         assert_eq!(maps.vdso, Some(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) }));
     }
 

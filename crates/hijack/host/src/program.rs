@@ -132,7 +132,7 @@ fn has_capabilities(program: &Path) -> bool {
 }
 
 fn is_root() -> bool {
-    // SAFETY: asks for a number.
+    // SAFETY: the call takes no pointer.
     unsafe { libc::geteuid() == 0 }
 }
 

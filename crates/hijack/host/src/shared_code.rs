@@ -27,7 +27,7 @@ pub(crate) struct SharedCode {
 
 // SAFETY: nobody reads or writes through the address.
 unsafe impl Send for SharedCode {}
-// SAFETY: as above.
+// SAFETY: nobody reads or writes through the address, so threads may share it.
 unsafe impl Sync for SharedCode {}
 
 impl SharedCode {
@@ -80,7 +80,7 @@ impl Drop for SharedCode {
 /// # Safety
 /// There is nothing that the caller would have to see to: memory is only added.
 unsafe fn attach(id: c_int, flags: c_int) -> io::Result<NonNull<u8>> {
-    // SAFETY: as said above.
+    // SAFETY: memory is only added, at an address that the kernel chooses.
     let at = unsafe { libc::shmat(id, ptr::null(), flags) };
     // A failing shmat gives an address of -1.
     NonNull::new(at.cast()).filter(|at| at.addr().get() != usize::MAX).ok_or_else(io::Error::last_os_error)
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(status.shm_perm.mode & 0o777, MODE);
         let id = code.id();
         drop(code);
-        // SAFETY: as above.
+        // SAFETY: the structure was filled by the kernel, and is as large as it wants.
         let gone = unsafe { libc::shmat(id, ptr::null(), SHM_EXEC | libc::SHM_RDONLY) };
         assert_eq!(gone.addr(), usize::MAX, "it is gone with the last who had it");
     }

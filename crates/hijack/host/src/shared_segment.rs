@@ -19,7 +19,7 @@ pub(crate) struct SharedSegment {
 
 // SAFETY: the shared page consists of atomics.
 unsafe impl Send for SharedSegment {}
-// SAFETY: as above.
+// SAFETY: the page consists of atomics, which threads may share.
 unsafe impl Sync for SharedSegment {}
 
 impl SharedSegment {

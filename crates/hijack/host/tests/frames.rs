@@ -94,7 +94,7 @@ const FITTING_FRAME: u64 = 3400;
 
 #[test]
 fn alternate_stacks_of_the_old_size_are_large_enough() {
-    // SAFETY: asks for a number.
+    // SAFETY: the call takes no pointer.
     let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) };
     if frame > FITTING_FRAME {
         orrery_testing::skipped!("signal frames of {frame} bytes, of which two do not fit into such a stack");

@@ -47,7 +47,7 @@ impl<'a> Automaton<'a> {
         // SAFETY: a head is integers, and takes so many words.
         let head = unsafe { &*head.as_ptr().cast::<Head>() };
         let (fits, rest) = rest.split_at_checked(head.states as usize)?;
-        // SAFETY: a word is four halves of halves.
+        // SAFETY: any bytes are valid `u16`s, and a `u64` is aligned for them.
         let next = unsafe { core::slice::from_raw_parts(rest.as_ptr().cast::<u16>(), 4 * rest.len()) };
         let steps = fits.len().checked_mul(head.classes as usize)?;
         Some(Self { head, fits, next: next.get(..steps)? })

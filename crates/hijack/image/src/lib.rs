@@ -12,12 +12,12 @@
 //!  -------                                ---------                              ------
 //!  mov $39,%eax
 //!  syscall  ------------------------------------------------------------------>  not from the executive's range:
-//!                                         serve::on_sigsys  <------------------  SIGSYS (syscall user dispatch)
+//!                                         sigsys::on_sigsys  <------------------  SIGSYS (syscall user dispatch)
 //!                                           performs  ------------------------>  getpid
 //!                                           writes rax        <----------------
 //!  (goes on behind its syscall)  <------  loads the registers, or rt_sigreturn
 //!
-//!  after some such calls from one place, `patch` has turned the mov into a jump (see `plan`):
+//!  after some such calls from one place, `rewriting` has turned the mov into a jump (see `rewrite_plan`):
 //!
 //!  jmp stub  ------>  stub (near the site):
 //!                       mov $39,%eax; counts
@@ -28,17 +28,17 @@
 //! # What keeps it right
 //!
 //! - The kernel *kills* a thread whose dispatched call finds SIGSYS blocked or without handler. So the program's masks
-//!   never contain SIGSYS (`masks`), and its SIGSYS handler is only remembered (`actions`).
+//!   never contain SIGSYS (`signals::sigmask`), and its SIGSYS handler is only remembered (`signals::sigaction`).
 //! - The handler runs with the program's own mask. A signal that arrives during a blocking call interrupts the
 //!   executive's call as it would have interrupted the program's; restarting is done by the kernel, in the executive.
 //!   The program's handler may leave with `siglongjmp`: nothing is held across a call that may be interrupted. What it
-//!   finds in its `ucontext` is the program at its own call, not the executive (`handlers`).
+//!   finds in its `ucontext` is the program at its own call, not the executive (`signals::handlers`).
 //! - Nothing in the path of a call allocates or locks. Mapping and unmapping *code*, and rewriting it, exclude one
-//!   another (`ranges`); these hold a flag with all signals blocked.
-//! - Dispatch is a property of a thread and not inherited: `threads` arms every new thread and process before it runs
-//!   an instruction of the program, `exec` has the supervisor put an executive under a new program.
+//!   another (`memory::code_ranges`); these hold a flag with all signals blocked.
+//! - Dispatch is a property of a thread and not inherited: `process::clone` arms every new thread and process before it runs
+//!   an instruction of the program, `process::exec` has the supervisor put an executive under a new program.
 //!
-//! A handler that answers calls itself plugs in at `services`.
+//! A handler that answers calls itself is added in `services`.
 
 #![cfg_attr(not(test), no_std)]
 

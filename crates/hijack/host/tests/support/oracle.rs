@@ -109,7 +109,7 @@ pub(crate) fn watch(mut command: Command) -> Result<(Output, Seen), String> {
 /// One ring for each CPU.
 fn open(child: libc::pid_t, tracepoint: u64) -> Result<Vec<Ring>, String> {
     let attributes = Attributes::of_calls(tracepoint);
-    // SAFETY: asks for a number.
+    // SAFETY: the call takes no pointer.
     let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
     let rings = (0..processors).filter_map(|processor| {
         // SAFETY: the attributes live while the kernel copies them; the descriptor is new.

@@ -162,7 +162,7 @@ mod tests {
         let at = mapped();
         assert!(bytes_at(at, 1, 0).is_ok());
         // Not unmapped: another test's thread might get the place.
-        // SAFETY: as above; nobody reads there.
+        // SAFETY: nothing else refers to that page.
         unsafe { call(nr::mprotect, [at, PAGE, 0, 0, 0, 0]) };
         invalidate();
         assert_eq!(bytes_at(at, 1, 0), Err(-EFAULT));

@@ -27,7 +27,7 @@ pub(crate) struct AlternateStack {
     pub(crate) size: u64,
 }
 
-/// `struct sigcontext`: the program's registers. Offsets are used by the assembly in `trampolines`.
+/// `struct sigcontext`: the program's registers. Offsets are used by the assembly.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Registers {

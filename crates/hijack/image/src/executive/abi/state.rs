@@ -15,7 +15,7 @@ pub(crate) static ORRERY_CONFIG: Config =
 #[inline(always)]
 pub(crate) fn shared_page() -> &'static SharedPage {
     let address = ORRERY_CONFIG.shared_page.load(Relaxed) as usize;
-    // SAFETY: the supervisor has attached a shared page there before the image ran, and the program cannot detach it (`ranges`).
+    // SAFETY: the supervisor has attached a shared page there before the image ran, and the program cannot detach it (`memory::code_ranges`).
     unsafe { &*core::ptr::with_exposed_provenance::<SharedPage>(address) }
 }
 

@@ -24,7 +24,7 @@ impl FutexOps for Futex {
     }
 
     fn wake(&self, word: &AtomicU32, most: u32) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: the word is on the shared page, which stays attached.
         unsafe { call(nr::futex, [address(word), FUTEX_WAKE, most.into(), 0, 0, 0]).max(0) as u32 }
     }
 }
@@ -33,7 +33,7 @@ impl FutexOps for Futex {
 ///
 /// `None`: there is no supervisor, or, for what can be asked again, it has too much to do.
 pub(crate) fn request(kind: u32, fill: impl Fn(&Request)) -> Option<u32> {
-    // SAFETY: asks for a number.
+    // SAFETY: the call takes no pointer.
     let thread = unsafe { call(nr::gettid, [0; 6]) };
     request_slots::submit(&shared_page().requests, kind, thread as u32, &Futex, fill)
 }

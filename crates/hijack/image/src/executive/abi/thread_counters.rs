@@ -27,7 +27,7 @@ const OWNERS: usize = 256;
 /// What belongs to no `fs`: the sum with it must be zero, and this one's counterpart is no address.
 const NOBODY: u64 = 1;
 
-/// Who owns which block. The layout is known to `trampolines` and `patch`.
+/// Who owns which block. The layout is known to the assembly and `rewriting::assembler`.
 #[repr(C, align(16))]
 pub(crate) struct Owner {
     /// The negative of `fs`.

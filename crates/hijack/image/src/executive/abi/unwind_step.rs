@@ -2,7 +2,7 @@
 //!
 //! The assembler writes one entry wherever that changes: see `dispatch/assembly/unwind_steps.s`.
 
-/// From which instruction on the program's registers are where, in the assembly of `trampolines`. Distances are in words.
+/// From which instruction on the program's registers are where, in the assembly. Distances are in words.
 #[repr(C)]
 pub(crate) struct Step {
     /// The instruction's distance from the trampolines, in bytes.

@@ -63,10 +63,10 @@ fn fetch(to: &mut [MaybeUninit<u8>], theirs: u64) -> Result<(), i64> {
     Ok(())
 }
 
-/// Reads plain data.
+/// Reads a plain value from the program's memory.
 ///
 /// # Errors
-/// `-EFAULT`.
+/// `-EFAULT`: the program has no such memory.
 ///
 /// # Safety
 /// Any bytes must be a valid `T`.
@@ -83,7 +83,7 @@ pub(crate) unsafe fn read<T: Copy>(from: u64) -> Result<T, i64> {
 /// that pointer is there, and nobody need be asked.
 ///
 /// # Errors
-/// `-EFAULT`.
+/// `-EFAULT`: the program has no such memory.
 ///
 /// # Safety
 /// Any bytes must be a valid `T`.
@@ -109,7 +109,7 @@ fn is_beside(stack: u64, at: u64, length: usize) -> bool {
 /// Writes plain data, as [`read_beside`] reads.
 ///
 /// # Errors
-/// `-EFAULT`.
+/// `-EFAULT`: the program has no such memory.
 ///
 /// # Safety
 /// The program must have asked for this to be written there.
@@ -123,19 +123,19 @@ pub(crate) unsafe fn write_beside<T: Copy>(stack: u64, to: u64, value: T) -> Res
     unsafe { write(to, value) }
 }
 
-/// Reads a word.
+/// Reads a word from the program's memory.
 ///
 /// # Errors
-/// `-EFAULT`.
+/// `-EFAULT`: the program has no such memory.
 pub(crate) fn read_word(from: u64) -> Result<u64, i64> {
-    // SAFETY: a word is any eight bytes.
+    // SAFETY: any eight bytes are a valid word.
     unsafe { read(from) }
 }
 
-/// Writes plain data.
+/// Writes a plain value to the program's memory.
 ///
 /// # Errors
-/// `-EFAULT`.
+/// `-EFAULT`: the program has no such memory.
 ///
 /// # Safety
 /// The program must have asked for this to be written there.
@@ -151,10 +151,10 @@ pub(crate) unsafe fn write<T: Copy>(to: u64, value: T) -> Result<(), i64> {
     }
 }
 
-/// Writes bytes.
+/// Writes bytes to the program's memory.
 ///
 /// # Errors
-/// `-EFAULT`.
+/// `-EFAULT`: the program has no such memory.
 ///
 /// # Safety
 /// The program must have asked for so many bytes to be written there.

@@ -35,7 +35,7 @@ fn places(address: u64) -> impl Iterator<Item = &'static JumpPad> {
     (0..PROBES).filter_map(move |probe| ALL.get((hash + probe) % JUMP_PADS))
 }
 
-/// Remembers a jump_pad, before its jump is there. Whether there was room. The lock of `ranges` must be held.
+/// Remembers a jump_pad, before its jump is there. Whether there was room. The lock of `code_ranges` must be held.
 pub(crate) fn add(address: u64, window: u64, distance: i32, target: u64) -> bool {
     let fits = |jump_pad: &&JumpPad| [0, address].contains(&jump_pad.address.load(Relaxed));
     let Some(jump_pad) = places(address).find(fits) else { return false };

@@ -17,7 +17,7 @@ struct SavedCode {
     bytes: AtomicU64,
 }
 
-/// Changed under the lock of `ranges` only, as is [`USED`]. A jump takes a trampoline, so there are no more than trampolines.
+/// Changed under the lock of `code_ranges` only, as is [`USED`]. A jump takes a trampoline, so there are no more than trampolines.
 static ALL: [SavedCode; TRAMPOLINES] =
     [const { SavedCode { window: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; TRAMPOLINES];
 static USED: AtomicU32 = AtomicU32::new(0);
@@ -56,7 +56,7 @@ pub(crate) fn forget(start: u64, end: u64) {
 /// Puts back what stood in `[start, end)`. Whether there was memory for that.
 ///
 /// # Safety
-/// The lock of `ranges` is held, and what was rewritten there is still mapped, readable and executable.
+/// The lock of `code_ranges` is held, and what was rewritten there is still mapped, readable and executable.
 pub(crate) unsafe fn restore(start: u64, end: u64) -> bool {
     within(start, end).all(|(saved, window)| {
         let bytes = saved.bytes.load(Relaxed).to_le_bytes();

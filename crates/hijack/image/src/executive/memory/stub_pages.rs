@@ -37,7 +37,7 @@ struct Page {
     used: AtomicU64,
 }
 
-/// Changed under the lock of `ranges` only.
+/// Changed under the lock of `code_ranges` only.
 static PAGES_OF_STUBS: [Page; PAGES] =
     [const { Page { start: AtomicU64::new(0), used: AtomicU64::new(0) } }; PAGES];
 

@@ -117,7 +117,7 @@ fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
         extent::DESCRIPTOR => paths::of_fd(from as i32, room),
         extent::BUFFERS => read_buffers(from, by, room),
         // `msg_iov` and `msg_iovlen` are the third and the fourth word of a `struct msghdr`.
-        // SAFETY: integers.
+        // SAFETY: any bytes are valid integers.
         extent::MESSAGE => match unsafe { user_memory::read::<[u64; 4]>(from) } {
             Ok([.., buffers, count]) => read_buffers(buffers, count, room),
             Err(error) => Err(error),
@@ -159,7 +159,7 @@ fn read_buffers(list: u64, count: u64, room: &mut [u8]) -> Result<usize, i64> {
         if rest.is_empty() {
             break;
         }
-        // SAFETY: integers.
+        // SAFETY: any bytes are valid integers.
         let [start, length] = unsafe { user_memory::read::<[u64; 2]>(list.wrapping_add(16 * place)) }?;
         let part = rest.len().min(length as usize);
         let part = rest.get_mut(..part).unwrap_or(&mut []);

@@ -23,7 +23,7 @@ pub(crate) struct Policy {
 
 impl Policy {
     fn table(self) -> &'static Table {
-        // SAFETY: the supervisor has written a table there, in memory that the program cannot unmap (`ranges`).
+        // SAFETY: the supervisor has written a table there, in memory that the program cannot unmap (`memory::code_ranges`).
         unsafe { &*self.table }
     }
 

@@ -70,7 +70,7 @@ pub(crate) fn execute(context: &Context, number: u64, arguments: [u64; 6]) -> i6
     if let Some(counter) = counter {
         counter.fetch_add(1, Relaxed);
     }
-    // SAFETY: as above.
+    // SAFETY: what the program asked for; its pointers are the kernel's to check.
     let result = unsafe { call(number, arguments) };
     if let Some(counter) = counter {
         counter.fetch_sub(1, Relaxed);
@@ -99,7 +99,7 @@ fn gains_privileges(mode: u32, number: u64, path: u64) -> bool {
 fn ignores_trap() -> bool {
     // `struct sigaction` of the kernel, in words: the handler comes first.
     let mut action = [0_u64; 4];
-    // SAFETY: asks only.
+    // SAFETY: the kernel writes a `struct sigaction` of four words.
     unsafe { call(nr::rt_sigaction, [SIGTRAP, 0, address_mut(&mut action), SET_BYTES, 0, 0]) };
     action[0] == SIG_IGN
 }

@@ -40,7 +40,7 @@ pub(crate) enum Outcome {
     Later,
 }
 
-/// Changed under the lock of `ranges` only.
+/// Changed under the lock of `code_ranges` only.
 static TRAMPOLINES_USED: AtomicU32 = AtomicU32::new(0);
 
 /// Rewrites the site whose call instruction ends at `end` and was executed with `made` in all of rax.

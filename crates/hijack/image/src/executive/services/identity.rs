@@ -5,8 +5,8 @@
 //!
 //! | answer | changes | seen by |
 //! |---|---|---|
-//! | `getpid` | in the child of a fork; while the child of a `vfork` uses the same memory; in a process made with `CLONE_VM` | `threads` |
-//! | `gettid` | between threads: remembered by processes that never had a second one | `threads` |
+//! | `getpid` | in the child of a fork; while the child of a `vfork` uses the same memory; in a process made with `CLONE_VM` | `process::clone` |
+//! | `gettid` | between threads: remembered by processes that never had a second one | `process::clone` |
 //! | user and group numbers | by `setuid` and the like, for the calling thread alone; with the user namespace | [`step_of_change`] |
 //!
 //! Numbers of users are remembered only where the map of the user namespace was written already (the supervisor looks): until

@@ -116,7 +116,7 @@ fn nanoseconds(clock: u64) -> u64 {
 }
 
 fn this_thread() -> u32 {
-    // SAFETY: asks for a number.
+    // SAFETY: the call takes no pointer.
     unsafe { call(nr::gettid, [0; 6]) as u32 }
 }
 
@@ -127,7 +127,7 @@ impl Sleeper {
 
     /// A place for this thread: its own, a free one, or that of a thread which is gone.
     fn of(thread: u32) -> Option<&'static Self> {
-        // SAFETY: asks for a number.
+        // SAFETY: the call takes no pointer.
         let own = unsafe { call(nr::getpid, [0; 6]).cast_unsigned() };
         // SAFETY: signal 0 asks whether there is such a thread.
         let gone = |other: u32| failed(unsafe { call(nr::tgkill, [own, u64::from(other), 0, 0, 0, 0]) });

@@ -112,7 +112,7 @@ impl Sleep {
         // Setting the clock does not change how long somebody sleeps.
         let clock = if clock == REALTIME && !absolute { MONOTONIC } else { clock };
         let start = now(clock)?;
-        // SAFETY: integers.
+        // SAFETY: any bytes are valid integers.
         let request = unsafe { user_memory::read::<Time>(request) }.ok()?.all()?;
         let end = if absolute { request } else { start.checked_add(request)? };
         (end > start).then_some(Self { clock, start, end, remaining, absolute })

@@ -6,7 +6,7 @@
 //! threads, exceptions that handlers throw, `backtrace`, profilers); and C libraries see by the address whether a thread that is
 //! cancelled has made its call (musl, glibc from 2.41 on), and change the registers if not.
 //!
-//! So the kernel is given another function for each handler of the program, a *thunk* in `trampolines`. Where the executive was
+//! So the kernel is given another function for each handler of the program, a *thunk* in the assembly. Where the executive was
 //! interrupted, it puts a copy of the frame's context in front of the kernel's, with the program's registers, and goes on to
 //! the handler:
 //!

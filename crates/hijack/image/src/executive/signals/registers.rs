@@ -110,7 +110,7 @@ fn in_assembly(registers: &mut Registers, step: &Step) -> Found {
         Found::Executive
     };
     let context = |address: u64| address + offset_of!(Context, registers) as u64;
-    // SAFETY: as above.
+    // SAFETY: the unwind table says what the assembly has pushed, so each address read here is on the stack.
     unsafe {
         match step.stack {
             kind::NOTHING => Found::Unknown,
@@ -162,7 +162,7 @@ unsafe fn in_stub_function(registers: &mut Registers, step: &Step, stack: u64) {
         number::DONE => behind(registers, end, rax),
         number::DONE_PUSHED => behind(registers, end, pushed(22)),
         number::RESTORING_DONE | number::RESTORING_UNMADE => {
-            // SAFETY: as above.
+            // SAFETY: a whole `StubFrame` was pushed there: see `unwind_steps.s`.
             let saved =
                 unsafe { &*core::ptr::with_exposed_provenance::<StubFrame>((stack - PATCHED) as usize) };
             saved.arguments_to(registers);
@@ -260,7 +260,7 @@ fn within(registers: &mut Registers, base: u64, progress: Option<Progress>) -> F
         // SAFETY: what was found is there.
         Some(Caller::Handler(context)) => unsafe { dispatched(registers, context, progress) },
         Some(Caller::Stub(base)) => {
-            // SAFETY: likewise.
+            // SAFETY: `base` is the rbp of a stub's frame, by `caller`.
             unsafe { in_stub_call(registers, base, progress) };
             Found::Program
         }
@@ -281,7 +281,7 @@ mod tests {
     use crate::executive::abi::syscall::address;
 
     fn registers() -> Registers {
-        // SAFETY: integers.
+        // SAFETY: any bytes are valid integers.
         unsafe { core::mem::zeroed() }
     }
 

@@ -46,7 +46,7 @@ pub(crate) fn rt_sigaction(mut arguments: [u64; 6], stack: u64) -> i64 {
     }
     let mut action = [0_u64; 4];
     if new != 0 {
-        // SAFETY: integers.
+        // SAFETY: any bytes are valid integers.
         match unsafe { user_memory::read_beside(stack, new) } {
             Ok(read) => action = read,
             Err(error) => return error,

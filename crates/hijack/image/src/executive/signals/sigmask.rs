@@ -67,7 +67,7 @@ pub(crate) fn set_without_sigsys(mut arguments: [u64; 6], stack: u64) -> i64 {
     let [how, set, _, size, ..] = arguments;
     let mut mask = 0;
     if set != 0 && size == SET_BYTES && how & 0xffff_ffff != SIG_UNBLOCK {
-        // SAFETY: a word.
+        // SAFETY: any eight bytes are a valid word.
         match unsafe { user_memory::read_beside::<u64>(stack, set) } {
             Ok(found) => mask = found & !SIGSYS_BIT,
             Err(error) => return error,
@@ -105,7 +105,7 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64, progre
     if pointer != 0 {
         // Where something cannot be read, the kernel is asked as it was, and says so.
         let place = if indirect {
-            // SAFETY: integers. The structures have two words or, for io_uring, three.
+            // SAFETY: any bytes are valid integers. The structures have two words or, for io_uring, three.
             let read = unsafe {
                 if extended {
                     user_memory::read_beside::<Sized>(stack, pointer)
@@ -125,7 +125,7 @@ pub(crate) fn with_mask(number: u64, mut arguments: [u64; 6], stack: u64, progre
             pointer
         };
         if place != 0
-            // SAFETY: a word.
+            // SAFETY: any eight bytes are a valid word.
             && let Ok(found) = unsafe { user_memory::read_beside::<u64>(stack, place) }
             && found & SIGSYS_BIT != 0
         {
@@ -165,7 +165,7 @@ pub(crate) fn sigaltstack(context: &mut Context) -> i64 {
     let wanted = if new == 0 {
         None
     } else {
-        // SAFETY: integers.
+        // SAFETY: any bytes are valid integers.
         match unsafe { user_memory::read::<AlternateStack>(new) } {
             Ok(wanted) => Some(wanted),
             Err(error) => return error,
@@ -225,7 +225,7 @@ pub(crate) fn rt_sigreturn(context: &Context) -> ! {
     let frame = unsafe { handlers::interrupted(context.registers.rsp) };
     let mask =
         core::ptr::with_exposed_provenance_mut::<u64>(frame as usize + core::mem::offset_of!(Context, mask));
-    // SAFETY: as above.
+    // SAFETY: the frame is there, or the access faults as that of the kernel would.
     unsafe {
         if mask.read_unaligned() & SIGSYS_BIT != 0 {
             mask.write_unaligned(mask.read_unaligned() & !SIGSYS_BIT);
