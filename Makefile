@@ -76,11 +76,13 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	    $(CARGO) test --release --locked -p orrery-memory --test space_model
 	ORRERY_CONTEXTS=4095 scripts/bounded 20m \
 	    $(CARGO) test --release --locked -p orrery-lwc --test contexts -- hundreds_live_at_a_time
-	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test hijack_programs
-	ORRERY_CASES=200 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test hijack_fuzz
+	$(CARGO) build --locked -p orrery-cli
+	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test programs
+	ORRERY_CASES=200 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test fuzz
+	$(CARGO) build --release --locked -p orrery-cli
 	ORRERY_HAMMERINGS=500 scripts/bounded 60m \
-	    $(CARGO) test --release --locked -p orrery-cli --test hijack_windows -- rewriting
-	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test hijack_steps
+	    $(CARGO) test --release --locked -p orrery-hijack --test rewriting -- rewriting
+	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test steps
 	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test orc -- kills steps
 	$(CARGO) build --locked -p orrery-cli -p orrery-orthros-guest
 	ORRERY_DATABASE=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_rescue -- database

@@ -31,6 +31,8 @@ pub mod memory_copy;
 pub mod notify;
 pub mod pagemap;
 pub mod process;
+pub mod process_memory;
+pub mod ptrace;
 pub mod scm;
 pub mod seccomp;
 pub mod signals;
