@@ -13,8 +13,8 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use orrery_orc::measure::{areas, measure};
-use orrery_orc::{Client, auditor};
+use orrery_orc_client::Client;
+use orrery_orc_store::measure::{areas, measure};
 use tempfile::TempDir;
 
 use crate::contender::Skipped;
@@ -115,7 +115,7 @@ impl Store {
     /// # Errors
     /// Where there is no auditor.
     pub fn share(&self, command: &mut Command) -> Result<()> {
-        let auditor = auditor::find(self.folder.path()).context("find the auditor")?;
+        let auditor = orrery_orc_auditor::find(self.folder.path()).context("find the auditor")?;
         command.env("ORRERY_ORC", self.folder.path()).env("LD_AUDIT", auditor);
         command.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
         Ok(())
@@ -314,7 +314,7 @@ pub fn processor_time(pid: i32) -> Result<f64> {
 /// # Errors
 /// Where the process cannot be looked into.
 pub fn relocated(pid: i32) -> Result<u64> {
-    let read_only = |area: &orrery_orc::measure::Area| {
+    let read_only = |area: &orrery_orc_store::measure::Area| {
         area.access.starts_with("r-") && (area.name.starts_with('/') || area.is_object())
     };
     Ok(areas(pid)?.iter().filter(|area| read_only(area)).map(|area| area.anonymous).sum())
