@@ -84,7 +84,7 @@ pub fn kdump() -> Result<Waited> {
     let lost = client.end()?;
     let begin = Instant::now();
     running.pair.crash(Fault::Panic)?;
-    while running.pair.active_lives() {
+    while running.pair.active_is_alive() {
         ensure!(begin.elapsed() < PATIENCE, "the kernel for crashes does not boot the machine");
         sleep(Duration::from_millis(2));
     }

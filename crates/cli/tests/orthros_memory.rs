@@ -44,7 +44,7 @@ fn memory_comes_while_the_service_lives_and_who_was_not_accepted_hears_of_it() {
         up.say(&format!("crash {death}"));
         let survived = up.expect("survived");
         let summary = &survived["failover"]["summary"];
-        assert!(summary["later"].as_u64().unwrap() >= 300 << 8, "{summary}");
+        assert!(summary["lazy_pages"].as_u64().unwrap() >= 300 << 8, "{summary}");
         // At once, out of a few pages; and then all of it.
         assert_eq!(ask(&mut client, ""), count);
         let whole = up.expect("whole");

@@ -104,7 +104,7 @@ fn a_rescue_that_is_interrupted_begins_again_from_the_same_memory() {
         let survived = up.expect("survived");
         let failover = &survived["failover"];
         assert_eq!(failover["steps"][0]["name"], "new backup", "{survived}");
-        assert!(failover["summary"]["later"].as_u64().unwrap() >= 64 << 8, "{survived}");
+        assert!(failover["summary"]["lazy_pages"].as_u64().unwrap() >= 64 << 8, "{survived}");
         assert_eq!(client.ask(""), count);
         assert_eq!(client.ask("all"), "16384 of 16384 pages are right");
         up.expect("renewed");

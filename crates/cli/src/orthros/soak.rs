@@ -20,9 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros_host::{
-    Cause, DiskConfig, DiskSource, Error, Fault, Manner, Pair, PairConfig, Service, cache,
-};
+use orrery_orthros_host::{Cause, DiskConfig, DiskSource, Error, Fault, Pair, PairConfig, Service, cache};
 use serde::{Deserialize, Serialize};
 
 use super::counter::{Counter, PATIENCE};
@@ -302,13 +300,9 @@ impl Scene {
     fn new(common: &Common, place: &Place) -> Result<Self> {
         let folder = tempfile::tempdir_in(place.folder())?;
         let words = ["busybox", "sh", "-c", SCRIPT].map(str::to_owned).to_vec();
-        let service = Service {
-            argv: words,
-            programs: vec!["redis-server".to_owned()],
-            files: Vec::new(),
-            manner: Manner::default(),
-        };
-        let pair = Pair::up(PairConfig {
+        let service =
+            Service { argv: words, programs: vec!["redis-server".to_owned()], ..Service::default() };
+        let pair = Pair::start(PairConfig {
             folder: common.folder.clone().unwrap_or_else(|| folder.path().to_owned()),
             cache: cache(),
             service,
@@ -335,12 +329,12 @@ impl Scene {
         for client in &self.clients {
             client.waited.store(0, Ordering::Relaxed);
         }
-        self.pair.be_patient((kind == Fault::Lockup).then_some(LOCKUP));
+        self.pair.set_silence_limit((kind == Fault::Lockup).then_some(LOCKUP));
         self.pair.crash(kind)?;
         let Some(cause) = self.pair.watch(PATIENCE)? else {
             bail!("the active did not die of {}", kind.name())
         };
-        self.pair.be_patient(None);
+        self.pair.set_silence_limit(None);
         crash.cause = Some(cause);
         let survived = self.pair.fail_over(cause).or_else(|error| {
             let gone = matches!(error, Error::Gone { .. });
@@ -360,7 +354,7 @@ impl Scene {
         crash.rebuilt = Some(failover.seconds);
         let judged = self.judge().and_then(|waited| {
             crash.waited = Some(waited);
-            Ok(self.pair.renew()?)
+            Ok(self.pair.start_backup()?)
         });
         if let Err(error) = judged {
             (crash.outcome, crash.why) = (Outcome::Wrong, Some(format!("{error:#}")));
@@ -401,7 +395,7 @@ impl Scene {
             "clients counted {counted}, and redis logged {}",
             logged.trim()
         );
-        Ok(self.pair.down()?)
+        Ok(self.pair.stop()?)
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
+use orrery_orthros_wire::{Report, Request};
 
-use crate::control::{Asked, Control, Said};
+use crate::control::Control;
 use crate::nest::Job;
 use crate::network::Changes;
 use crate::service::Service;
@@ -17,10 +18,10 @@ pub(crate) fn run() -> Result<()> {
     let service = Service::read()?;
     disk::mount_own(PLUGGED)?;
     let changes = Changes::listen()?;
-    service.make_folders(disk::place().as_deref())?;
+    service.create_directories(disk::place().as_deref())?;
     let nest = nest::start(&Job::Service(&service), || ())?;
     let (pid, _) = nest::service(nest).context("the service ended at once")?;
-    Control::open()?.say(&Said::Ready { pid })?;
+    Control::open()?.send(&Report::Ready { pid })?;
     changes.keep(false);
     serve(nest)
 }
@@ -29,31 +30,28 @@ pub(crate) fn run() -> Result<()> {
 pub(crate) fn serve(nest: i32) -> Result<()> {
     let mut control = Control::open()?;
     let (physical, cpus) = beats::start().context("cannot send heartbeats")?;
-    control.say(&Said::Beats { physical, cpus })?;
+    control.send(&Report::Heartbeats { physical, cpus })?;
     loop {
-        match control.listen()? {
-            Asked::Knock => control.say(&Said::Alive)?,
-            Asked::Run { argv } => {
-                let (status, output) = match setup::output(&argv) {
-                    Ok(answer) => answer,
-                    Err(error) => (-1, format!("{error:#}")),
-                };
-                control.say(&Said::Ran { status, output })?;
-            }
-            Asked::Crash { kind, bait } => {
-                if let Err(error) = crash::crash(&kind, bait) {
-                    control.say(&Said::Failed { why: format!("{error:#}") })?;
+        match control.receive()? {
+            Request::Ping => control.send(&Report::Pong)?,
+            Request::Run { argv } => control.send(&setup::run_for_host(&argv))?,
+            Request::Crash { kind, trigger } => {
+                if let Err(error) = crash::crash(&kind, trigger) {
+                    control.send_error(&error)?;
                 }
             }
-            Asked::End => {
+            Request::Stop => {
                 nest::end(nest);
                 match disk::unmount() {
-                    Ok(()) => control.say(&Said::Ended)?,
-                    Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
+                    Ok(()) => control.send(&Report::Stopped)?,
+                    Err(error) => control.send_error(&error)?,
                 }
             }
-            Asked::Arm | Asked::Weigh { .. } | Asked::Read { .. } | Asked::Rebuild => {
-                control.say(&Said::Failed { why: "this is the guest with the service".to_owned() })?;
+            Request::Arm
+            | Request::EstimateMemory { .. }
+            | Request::ReadService { .. }
+            | Request::Restore => {
+                control.send_error(&anyhow!("this guest has the service, and is no backup"))?;
             }
         }
     }

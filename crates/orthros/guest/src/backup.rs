@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use orrery_kimage::{Kernel, Layout, MappedMemory};
+use orrery_orthros_wire::{Report, Request, Step, Summary};
 
 use crate::after::After;
 use crate::borrowed::Borrowed;
-use crate::control::{Asked, Control, Said, Step};
+use crate::control::Control;
 use crate::ipc::Ipc;
 use crate::later::{Later, Source};
 use crate::network::{Changes, Network};
@@ -35,44 +36,49 @@ pub(crate) fn run() -> Result<()> {
     let mut control = Control::open()?;
     let processors = beats::processors()?;
     let standby = Standby::begin(&processors).context("cannot show that this machine lives")?;
-    control.say(&Said::Standby { physical: standby.physical, cpus: standby.cpus })?;
-    control.say(&Said::Waiting)?;
+    control.send(&Report::StandbyHeartbeats { physical: standby.physical, cpus: standby.cpus })?;
+    control.send(&Report::BackupReady)?;
     // The first run of criu probes the kernel for a second; its findings are kept in /run.
     let _ = setup::output(&["criu", "check"]);
     let mut known = None;
     let mut rescue = None;
     loop {
-        match control.listen()? {
-            Asked::Arm => match arm() {
+        match control.receive()? {
+            Request::Arm => match arm() {
                 Ok((kernel, seconds)) => {
                     let release = kernel.info().release().to_owned();
                     known = Some(Arc::new(kernel));
-                    control.say(&Said::Armed { release, seconds })?;
+                    control.send(&Report::Armed { release, seconds })?;
                 }
-                Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
+                Err(error) => control.send_error(&error)?,
             },
-            Asked::Knock => {
+            Request::Ping => {
                 if beats::visit(&processors) {
-                    control.say(&Said::Alive)?;
+                    control.send(&Report::Pong)?;
                 }
             }
-            Asked::Weigh { pid } => {
+            Request::EstimateMemory { pid } => {
                 // Of a kernel that lives, lists and tables may be changing: what cannot be read now is asked for again.
                 let needs = known.as_deref().map(|kernel| criu::weigh(kernel, pid));
                 if let (Some(Ok(needs)), Some(has)) = (needs, available()) {
-                    control.say(&Said::Weighed { needs: needs.div_ceil(MIB), has: has / MIB })?;
+                    control.send(&Report::MemoryEstimate {
+                        required_mib: needs.div_ceil(MIB),
+                        available_mib: has / MIB,
+                    })?;
                 }
             }
-            Asked::Read { pid, registers, strict } => match read(known.as_deref(), pid, &registers, strict) {
-                Ok(found) => {
-                    rescue = Some(found);
-                    control.say(&Said::Read)?;
+            Request::ReadService { pid, registers, strict } => {
+                match read(known.as_deref(), pid, &registers, strict) {
+                    Ok(found) => {
+                        rescue = Some(found);
+                        control.send(&Report::ImagesWritten)?;
+                    }
+                    Err(error) => control.send_error(&error)?,
                 }
-                Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
-            },
-            Asked::Rebuild => match rebuild(known.as_ref(), rescue.take()) {
-                Ok((nest, said)) => {
-                    control.say(&said)?;
+            }
+            Request::Restore => match rebuild(known.as_ref(), rescue.take()) {
+                Ok((nest, report)) => {
+                    control.send(&report)?;
                     setup::leave_standby();
                     standby.end();
                     // What it is now has to be kept by this guest, too, and this one may have changed it.
@@ -82,19 +88,17 @@ pub(crate) fn run() -> Result<()> {
                     // From here on this guest is the active.
                     return active::serve(nest);
                 }
-                Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
+                Err(error) => control.send_error(&error)?,
             },
-            Asked::Run { argv } => {
-                let (status, output) =
-                    setup::output(&argv).unwrap_or_else(|error| (-1, format!("{error:#}")));
-                control.say(&Said::Ran { status, output })?;
-            }
-            Asked::Crash { kind, bait } => {
-                if let Err(error) = crash::crash(&kind, bait) {
-                    control.say(&Said::Failed { why: format!("{error:#}") })?;
+            Request::Run { argv } => control.send(&setup::run_for_host(&argv))?,
+            Request::Crash { kind, trigger } => {
+                if let Err(error) = crash::crash(&kind, trigger) {
+                    control.send_error(&error)?;
                 }
             }
-            Asked::End => control.say(&Said::Failed { why: "this is the backup".to_owned() })?,
+            Request::Stop => {
+                control.send_error(&anyhow!("this is the backup, and does not have the service"))?
+            }
         }
     }
 }
@@ -154,7 +158,7 @@ impl Drop for Setting {
 /// What was read of a service.
 struct Rescue {
     pid: i32,
-    summary: criu::Summary,
+    summary: Summary,
     /// Pages that are not in the images.
     later: Later,
     seconds: f64,
@@ -173,28 +177,28 @@ fn read(known: Option<&Kernel>, pid: i32, registers: &str, strict: bool) -> Resu
         bail!("it takes {} MiB to rebuild it, and the backup has {}", needs.div_ceil(MIB), has / MIB);
     }
     let mut later = Later::default();
-    let summary = criu::write(
+    let (summary, losses) = criu::write(
         known.context("not armed")?,
         &frozen,
         pid,
         images,
         later::is_possible().then_some(&mut later),
     )?;
-    if strict && !summary.losses.is_empty() {
-        bail!("not all of it can be carried over: {}", summary.losses.join("; "));
+    if strict && !losses.is_empty() {
+        bail!("not all of it can be carried over: {}", losses.join("; "));
     }
     Ok(Rescue { pid, summary, later, seconds: start.elapsed().as_secs_f64() })
 }
 
 /// Rebuilds the service. The active must be dead: its disk is written to here.
-fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, Said)> {
+fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, Report)> {
     let kernel = known.context("not armed")?;
     let rescue = rescue.context("the service has not been read")?;
     let mut summary = rescue.summary;
-    let mut steps = vec![Step { name: "images", seconds: rescue.seconds }];
+    let mut steps = vec![Step { name: "images".to_owned(), seconds: rescue.seconds }];
     let mut last = Instant::now();
     let mut step = |name| {
-        steps.push(Step { name, seconds: last.elapsed().as_secs_f64() });
+        steps.push(Step { name: str::to_owned(name), seconds: last.elapsed().as_secs_f64() });
         last = Instant::now();
     };
     if let Some(place) = disk::place() {
@@ -202,11 +206,11 @@ fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, 
         let device = disk::mount(&place, PLUGGED)?;
         step("disk");
         let written = writeback::write_back(kernel, &device, &place, Path::new(IMAGES))?;
-        summary.remarks.extend(written.remarks.iter().cloned());
-        summary.written = Some(written);
+        summary.remarks.extend(written.remarks);
+        summary.written = Some(written.counts);
         step("write-back");
     }
-    summary.carried = Some(elsewhere::carry_over(&kernel.process(rescue.pid)?, &mut summary.remarks));
+    summary.tmpfs = Some(elsewhere::carry_over(&kernel.process(rescue.pid)?, &mut summary.remarks));
     summary.remarks.extend(Ipc::read(Path::new(IMAGES))?.restore());
     match Network::kept() {
         Ok(network) => summary.remarks.extend(network.iter().flat_map(Network::put_addresses_back)),
@@ -226,8 +230,9 @@ fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, 
     let still = if after.must_stop() { &["--leave-stopped"][..] } else { &[] };
     let hook = ["--action-script", HOOK];
     // What has been restored is freed at once: both together would not fit where a service has half of the memory.
-    let dedup: &[&str] = if summary.pages - summary.later > MANY_PAGES { &["--auto-dedup"] } else { &[] };
-    let lazy: &[&str] = if summary.later > 0 { &["--lazy-pages"] } else { &[] };
+    let dedup: &[&str] =
+        if summary.pages - summary.lazy_pages > MANY_PAGES { &["--auto-dedup"] } else { &[] };
+    let lazy: &[&str] = if summary.lazy_pages > 0 { &["--lazy-pages"] } else { &[] };
     let argv = argv.iter().chain(&more).chain(still).chain(&hook).chain(dedup).chain(lazy);
     let argv: Vec<String> = argv.map(|&word| word.to_owned()).collect();
     let begin = online::now();
@@ -243,7 +248,7 @@ fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, 
     }
     let source: Arc<dyn Source> = Arc::<Kernel>::clone(kernel);
     let listening =
-        if summary.later > 0 { Some(rescue.later.listen(source, Path::new(WORK))?) } else { None };
+        if summary.lazy_pages > 0 { Some(rescue.later.listen(source, Path::new(WORK))?) } else { None };
     let mut bringing = None;
     // The nest is forked off while there is one thread; criu waits for its first answer until there are two.
     let started = nest::start(&nest::Job::Helper(&argv), || {
@@ -270,17 +275,17 @@ fn rebuild(known: Option<&Arc<Kernel>>, rescue: Option<Rescue>) -> Result<(i32, 
     summary.remarks.extend(after.apply(nest));
     let online = online::report().context("the service never came onto the network")?;
     let seconds = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64();
-    steps.push(Step { name: "restore", seconds: seconds(begin, online.from) });
-    steps.push(Step { name: "network", seconds: seconds(online.from, online.to) });
-    steps.push(Step { name: "resume", seconds: seconds(online.to, online::now()) });
+    steps.push(Step { name: "restore".to_owned(), seconds: seconds(begin, online.from) });
+    steps.push(Step { name: "network".to_owned(), seconds: seconds(online.from, online.to) });
+    steps.push(Step { name: "resume".to_owned(), seconds: seconds(online.to, online::now()) });
     summary.remarks.extend(online.remarks);
-    Ok((nest, Said::Survived { pid, steps, summary }))
+    Ok((nest, Report::Restored { pid, steps, summary }))
 }
 
 /// Tells the host something by the way.
-fn tell(said: &Said) {
-    if let Err(error) = Control::open().and_then(|mut control| control.say(said)) {
-        eprintln!("orrery-guest: cannot tell {said:?}: {error:#}");
+fn tell(report: &Report) {
+    if let Err(error) = Control::open().and_then(|mut control| control.send(report)) {
+        eprintln!("orrery-guest: cannot send a report to the host: {error:#}");
     }
 }
 

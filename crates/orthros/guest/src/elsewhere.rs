@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use orrery_kimage::{MemoryFile, Task, Time};
+use orrery_orthros_wire::TmpfsFiles;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, chownat, mknodat, utimensat};
 
 /// Made at the end of a guest's first steps: what is older came with the image.
@@ -18,13 +19,6 @@ const OWN: &[&str] = &["/run/orrery", "/dev", "/proc", "/sys", "/modules"];
 /// The one folder in `/dev` that is a file system of the service's.
 const SHARED_MEMORY: &str = "/dev/shm";
 const MOST_CONTENT: u64 = 1 << 30;
-
-/// What was carried over.
-#[derive(Clone, Debug, Default, serde::Serialize)]
-pub(crate) struct Carried {
-    pub(crate) files: usize,
-    pub(crate) bytes: u64,
-}
 
 /// Whether a file is the service's.
 fn is_wanted(path: &Path) -> bool {
@@ -36,10 +30,10 @@ fn is_wanted(path: &Path) -> bool {
 }
 
 /// Makes the files of memory file systems again that the service with the root process `root` saw.
-pub(crate) fn carry_over(root: &Task<'_>, remarks: &mut Vec<String>) -> Carried {
+pub(crate) fn carry_over(root: &Task<'_>, remarks: &mut Vec<String>) -> TmpfsFiles {
     let walk = root.memory_files(MARKER);
     remarks.extend(walk.problems.iter().map(|problem| format!("left out {problem}")));
-    let mut carried = Carried::default();
+    let mut carried = TmpfsFiles::default();
     let mut known: HashMap<(u32, u64), PathBuf> = HashMap::new();
     let mut folders: Vec<(PathBuf, &MemoryFile<'_>)> = Vec::new();
     // The folder that the disk is mounted on: under its name there is the disk, which has an owner of its own.

@@ -68,7 +68,7 @@ fn init() -> Result<()> {
         )),
     };
     if let Err(error) = &result {
-        control::Control::open()?.say(&control::Said::Failed { why: format!("{error:#}") })?;
+        control::Control::open()?.send_error(error)?;
     }
     // Process 1 must not end; the host sees to the rest.
     loop {
@@ -92,7 +92,7 @@ fn command(words: &[&str]) -> Result<()> {
         ["images", memory, pid, folder] => {
             let memory = orrery_kimage::open_memory(memory.as_ref(), orrery_kimage::Layout::Q35)?;
             let kernel = orrery_kimage::Kernel::open(Box::new(memory))?;
-            let summary =
+            let (summary, _) =
                 criu::write(&kernel, &criu::Frozen::default(), pid.parse()?, folder.as_ref(), None)?;
             println!("{}", serde_json::to_string_pretty(&summary)?);
             Ok(())

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
 use crate::service::Service;
-use crate::setup::to_its_end;
+use crate::setup::run_to_exit;
 
 const HELPERS_FROM: &str = "30000";
 
@@ -78,7 +78,7 @@ fn keep(job: &Job<'_>, writer: &impl rustix::fd::AsFd) -> Result<()> {
     match job {
         Job::Helper(argv) => help(argv)?,
         Job::Service(service) => {
-            service.run_before()?;
+            service.run_pre_commands()?;
             clear();
             let mut command = service.command()?;
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -111,7 +111,7 @@ fn help(argv: &[String]) -> Result<()> {
     fs::write("/proc/sys/kernel/ns_last_pid", HELPERS_FROM).context("cannot set the nest's numbers")?;
     let (program, arguments) = argv.split_first().context("nothing to run")?;
     // If criu is killed, it leaves behind what it had half made.
-    let (status, said) = to_its_end(Command::new(program).args(arguments))?;
+    let (status, said) = run_to_exit(Command::new(program).args(arguments))?;
     ensure!(status.success(), "{program}: {status}: {said}");
     Ok(())
 }

@@ -12,10 +12,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use orrery_orthros_wire::Report;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::control::{Control, Said};
+use crate::control::Control;
 use crate::datagrams::Datagrams;
 use crate::network::Network;
 use crate::resets::Resets;
@@ -54,7 +55,7 @@ pub(crate) fn at(stage: &str) -> Result<()> {
     }
     let from = now();
     let tidied = disk::place().map_or(Ok(()), |place| writeback::finish(&place));
-    Control::open()?.say(&Said::Online)?;
+    Control::open()?.send(&Report::Online)?;
     let images = std::env::var(IMAGES).with_context(|| format!("criu has not told {IMAGES}"))?;
     // Both ends of what the service has with itself are there.
     let opened = loopback::open();

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
+use orrery_orthros_wire::Report;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mount::{MountFlags, mount};
 
@@ -133,7 +134,7 @@ pub(crate) fn run(argv: &[&str]) -> Result<()> {
 
 /// Runs a command to its end, and gives how it ended and what it printed. Not through pipes: whoever it leaves behind would hold
 /// them, and be waited for.
-pub(crate) fn to_its_end(command: &mut Command) -> Result<(ExitStatus, String)> {
+pub(crate) fn run_to_exit(command: &mut Command) -> Result<(ExitStatus, String)> {
     let mut said = fs::File::from(memfd_create("said", MemfdFlags::CLOEXEC)?);
     command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said.try_clone()?);
     let program = command.get_program().display().to_string();
@@ -154,4 +155,10 @@ pub(crate) fn output<S: AsRef<std::ffi::OsStr>>(argv: &[S]) -> Result<(i32, Stri
     let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
     said.push_str(&String::from_utf8_lossy(&output.stderr));
     Ok((output.status.code().unwrap_or(-1), said))
+}
+
+/// Runs a program for the host, and returns the report about it.
+pub(crate) fn run_for_host(argv: &[String]) -> Report {
+    let (status, output) = output(argv).unwrap_or_else(|error| (-1, format!("{error:#}")));
+    Report::Exited { status, output }
 }

@@ -114,7 +114,7 @@ pub(super) fn write<'k>(context: &mut Context<'k>, process: &Task<'k>, index: u3
             Ok((id, _)) => id,
             Err(error) => {
                 let remark = format!("process {pid}: {} is hung up: {error:#}", named(descriptor));
-                context.summary.lose(remark);
+                context.lose(remark);
                 let flags = descriptor.file.flags().unwrap_or(0);
                 let (id, gone) = unix::hang_up(context, flags);
                 context.files.add(&descriptor.file, gone);

@@ -28,6 +28,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::{IdKind, Kernel, State, Task};
+use orrery_orthros_wire::Summary;
 
 use crate::after::{After, ThreadAfter};
 use crate::datagrams::Datagrams;
@@ -52,42 +53,6 @@ pub(crate) use weight::weigh;
 
 use messages::{Inventory, KobjIds, Pstree, Timens, Timespec};
 use writer::{ImageFile, Kind};
-
-/// What went into the images, for the report.
-#[derive(Clone, Debug, Default, serde::Serialize)]
-pub(crate) struct Summary {
-    /// Processes, and threads in them.
-    pub(crate) processes: usize,
-    /// Threads in them.
-    pub(crate) threads: usize,
-    /// Pages of memory, and how many of them come when the service lives again.
-    pub(crate) pages: u64,
-    /// Pages that come when the service lives again.
-    pub(crate) later: u64,
-    /// Descriptors.
-    pub(crate) descriptors: usize,
-    /// Established TCP connections.
-    pub(crate) connections: usize,
-    /// What the dead kernel had not written to its disk yet, and was written for it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) written: Option<crate::writeback::Written>,
-    /// Files outside the disk that were made again.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) carried: Option<crate::elsewhere::Carried>,
-    /// What would be hung up or count as killed, in words; among the remarks, too.
-    #[serde(skip)]
-    pub(crate) losses: Vec<String>,
-    /// What could not be carried over exactly, in words.
-    pub(crate) remarks: Vec<String>,
-}
-
-impl Summary {
-    /// Notes that something is hung up, or counts as killed.
-    fn lose(&mut self, remark: String) {
-        self.losses.push(remark.clone());
-        self.remarks.push(remark);
-    }
-}
 
 /// What several parts of the writing share.
 struct Context<'k> {
@@ -116,9 +81,17 @@ struct Context<'k> {
     /// The namespaces of the service.
     namespaces: Vec<u64>,
     summary: Summary,
+    /// Remarks about what is hung up or counts as killed: with one of these, a service that could go on is not restored.
+    losses: Vec<String>,
 }
 
 impl Context<'_> {
+    /// Notes that something is hung up, or counts as killed.
+    fn lose(&mut self, remark: String) {
+        self.losses.push(remark.clone());
+        self.summary.remarks.push(remark);
+    }
+
     /// What a clock showed, in nanoseconds.
     fn now(&self, clock: u32) -> u64 {
         if clock == libc::CLOCK_REALTIME.cast_unsigned() {
@@ -149,7 +122,7 @@ pub(crate) fn write<'k>(
     pid: i32,
     folder: &Path,
     later: Option<&'k mut Later>,
-) -> Result<Summary> {
+) -> Result<(Summary, Vec<String>)> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let monotonic = monotonic(kernel).context("cannot read the dead kernel's clock")?;
     let mut context = Context {
@@ -173,11 +146,12 @@ pub(crate) fn write<'k>(
         answers: None,
         namespaces: Vec::new(),
         summary: Summary::default(),
+        losses: Vec::new(),
     };
     match Ipc::of(&kernel.process(pid)?) {
         Ok(ipc) => ipc.write(folder)?,
         Err(error) => {
-            context.summary.lose(format!("System V objects are lost: {error:#}"));
+            context.lose(format!("System V objects are lost: {error:#}"));
             Ipc::default().write(folder)?;
         }
     }
@@ -193,7 +167,7 @@ pub(crate) fn write<'k>(
             Err(error) if number == pid => return Err(error.context(told())),
             Err(error) => {
                 let remark = format!("{} and its descendants count as killed: {error:#}", told());
-                context.summary.lose(remark);
+                context.lose(remark);
                 (killed(&mut context, &process, folder).with_context(told)?, Vec::new())
             }
         };
@@ -202,7 +176,7 @@ pub(crate) fn write<'k>(
     }
     pstree.finish()?;
     let remarks = context.unix.write(&mut context.files, folder)?;
-    remarks.into_iter().for_each(|remark| context.summary.lose(remark));
+    remarks.into_iter().for_each(|remark| context.lose(remark));
     terminals::hang_up(&mut context);
     context.tables.write(&context.files, folder)?;
     context.memfds.write(folder)?;
@@ -215,7 +189,7 @@ pub(crate) fn write<'k>(
     context.sockets.write(folder)?;
     context.terminals.write(folder)?;
     context.summary.pages += context.shared.write(kernel, folder)?;
-    context.summary.later = context.later.as_ref().map_or(0, |later| later.pages());
+    context.summary.lazy_pages = context.later.as_ref().map_or(0, |later| later.pages());
     let (seconds, nanoseconds) = (monotonic / 1_000_000_000, monotonic % 1_000_000_000);
     let now = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
     let mut clock = ImageFile::create(folder, &format!("timens-{OWN_CLOCK}"), Kind::Timens)?;
@@ -231,7 +205,7 @@ pub(crate) fn write<'k>(
         dump_uptime: Some(monotonic / 1000),
     })?;
     inventory.finish()?;
-    Ok(context.summary)
+    Ok((context.summary, context.losses))
 }
 
 /// The number of the service's time namespace, other than that of whoever runs criu.
@@ -340,15 +314,13 @@ fn write_process<'k>(
         bail!("its threads: {problem}");
     }
     if process.undoes_semaphores()? {
-        context
-            .summary
-            .lose(format!("process {pid}: what it would give back to semaphores at its end is not"));
+        context.lose(format!("process {pid}: what it would give back to semaphores at its end is not"));
     }
     for group in process.control_groups().found.iter().filter(|group| group.path != b"/") {
         let path = String::from_utf8_lossy(&group.path);
         let remark =
             format!("process {pid} is in the control group {path} no more, and its limits hold no more");
-        context.summary.lose(remark);
+        context.lose(remark);
     }
     context.answers = Answers::of(process)?;
     let mut tids = Vec::new();

@@ -101,7 +101,7 @@ pub(super) fn hang_up(context: &mut Context<'_>) {
         .collect();
     for (id, side, flags) in alone {
         let remark = format!("terminal {} is hung up: its other side is not the service's", side / 2);
-        context.summary.lose(remark);
+        context.lose(remark);
         let gone = unix::hang_up_as(context, id, flags);
         context.files.replace(gone);
     }

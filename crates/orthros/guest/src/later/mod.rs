@@ -34,10 +34,10 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use orrery_kimage::Kernel;
+use orrery_orthros_wire::Report;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use crate::control::Said;
 use crate::criu::PAGE;
 use crate::{nest, setup};
 use missing::{Brought, Event, Missing};
@@ -72,7 +72,7 @@ pub(crate) fn is_possible() -> bool {
 }
 
 /// Who is told what has become of the memory.
-type Tell = Box<dyn Fn(&Said) + Send>;
+type Tell = Box<dyn Fn(&Report) + Send>;
 
 /// The pages that come later, by the numbers of processes in the service.
 #[derive(Debug, Default)]
@@ -235,7 +235,7 @@ impl Server {
         if self.nest.is_some() {
             // Whoever waited has been woken; what is closed now is waited on by nobody.
             self.spaces.clear();
-            (self.tell)(&Said::Whole { pages, seconds: begin.elapsed().as_secs_f64() });
+            (self.tell)(&Report::LazyPagesDone { pages, seconds: begin.elapsed().as_secs_f64() });
         }
     }
 
@@ -246,8 +246,8 @@ impl Server {
             die(error);
         };
         nest::end(nest);
-        let why = format!("the service is lost, as a part of its memory could not be brought: {error:#}");
-        (self.tell)(&Said::Failed { why });
+        let error = format!("the service is lost, as a part of its memory could not be brought: {error:#}");
+        (self.tell)(&Report::Failed { error });
         loop {
             std::thread::park();
         }

@@ -41,7 +41,7 @@ pub(super) fn apply(plan: &Plan<'_>, mounted: &Mounted) -> Result<Written> {
     let mut short = Vec::new();
     for (number, file) in plan.files.iter().filter(|(_, file)| file.changed) {
         let put = work.fill(*number, file).with_context(|| format!("the contents of file {number}"))?;
-        work.written.bytes += put.written;
+        work.written.counts.bytes += put.written;
         if put.missing > 0 {
             short.push((work.path(*number)?, put.missing));
         }
@@ -130,8 +130,8 @@ impl<'p, 'k> Work<'p, 'k> {
             let begun = rustix::fs::openat(&aside, begun, flags, Mode::RUSR)?;
             rustix::fs::fsync(begun).context("cannot force it to the disk")?;
         }
-        let written =
-            Written { files: plan.files.values().filter(|file| file.changed).count(), ..Written::default() };
+        let mut written = Written::default();
+        written.counts.files = plan.files.values().filter(|file| file.changed).count();
         Ok(Self { plan, mounted, aside, moved, created: BTreeMap::new(), written })
     }
 
@@ -153,7 +153,7 @@ impl<'p, 'k> Work<'p, 'k> {
             let made = rustix::fs::openat(&self.aside, &*name, flags, Mode::empty())?;
             self.moved.entry(inode_number(&made)?).or_default().push(name);
             self.created.insert(number, made);
-            self.written.created += 1;
+            self.written.counts.created += 1;
         }
         Ok(())
     }
@@ -190,11 +190,11 @@ impl<'p, 'k> Work<'p, 'k> {
                 {
                     continue;
                 }
-                let place = format!("{here}-{}", self.written.names);
+                let place = format!("{here}-{}", self.written.counts.names);
                 rustix::fs::renameat(&folder, OsStr::from_bytes(&name), &self.aside, &*place)
                     .with_context(|| format!("cannot move {:?} aside", String::from_utf8_lossy(&name)))?;
                 self.moved.entry(here).or_default().push(place);
-                self.written.names += 1;
+                self.written.counts.names += 1;
             }
         }
         Ok(())
@@ -209,7 +209,7 @@ impl<'p, 'k> Work<'p, 'k> {
                 self.place_one(&folder, OsStr::from_bytes(&name.name), name.number).with_context(|| {
                     format!("cannot make the name {:?}", String::from_utf8_lossy(&name.name))
                 })?;
-                self.written.names += 1;
+                self.written.counts.names += 1;
             }
         }
         Ok(())
@@ -557,7 +557,7 @@ mod tests {
             // Where there is room, the next try ends well.
             let files = vec![planned(&mounted, place, "small", 4096, bytes(4096))];
             std::fs::remove_file(place.join("large")).unwrap();
-            assert_eq!(apply(&plan(files, BTreeMap::new()), &mounted).unwrap().bytes, 4096);
+            assert_eq!(apply(&plan(files, BTreeMap::new()), &mounted).unwrap().counts.bytes, 4096);
         });
         if let Err(error) = ran {
             orrery_testing::skipped!("a full disk: no file system can be mounted: {error}");

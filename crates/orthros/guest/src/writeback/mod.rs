@@ -22,6 +22,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use orrery_kimage::Kernel;
+use orrery_orthros_wire::WrittenBack;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::criu::Nameless;
@@ -29,19 +30,11 @@ use crate::criu::Nameless;
 use handle::Mounted;
 use plan::Plan;
 
-/// What was written, for the report.
-#[derive(Clone, Debug, Default, serde::Serialize)]
+/// What was written.
+#[derive(Debug, Default)]
 pub(crate) struct Written {
-    /// Files and directories that the disk lacked something of.
-    pub(crate) files: usize,
-    /// Those that it did not have at all.
-    pub(crate) created: usize,
-    /// Names that were made, removed or moved.
-    pub(crate) names: usize,
-    /// Bytes of contents.
-    pub(crate) bytes: u64,
+    pub(crate) counts: WrittenBack,
     /// What could not be carried over exactly.
-    #[serde(skip)]
     pub(crate) remarks: Vec<String>,
 }
 

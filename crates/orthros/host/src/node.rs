@@ -3,40 +3,41 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use orrery_orthros_wire::{Report, Request};
 use serde_json::json;
 
-use crate::control::{Control, Said};
+use crate::control::Control;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
+use crate::heartbeat::Heartbeats;
 use crate::kernel::KernelFiles;
 use crate::machine::{Machine, MachineConfig};
 use crate::net::Network;
 use crate::pair::PairConfig;
-use crate::pulse::Pulse;
 use crate::qmp::Qmp;
 
 /// How long to listen for an answer before looking whether anyone is there to give it.
 const LISTEN: Duration = Duration::from_millis(20);
 /// How often a machine that stands by is asked whether it is there.
-const KNOCK: Duration = Duration::from_secs(2);
+const PING_INTERVAL: Duration = Duration::from_secs(2);
 /// How long its answer may take. On a machine with other things to do that may be seconds; if it was there after all, another
 /// backup in its place does no harm.
-const DEAF: Duration = Duration::from_secs(15);
+const PING_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a backup that lives may do nothing in the middle of a rescue. A disk of a busy host may let it wait for seconds.
-const STUCK: Duration = Duration::from_secs(60);
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a machine is there for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Duty {
+pub(crate) enum NodeState {
     /// It has the service.
-    Serves,
+    Serving,
     /// It is to be a backup, and not that far yet.
-    Prepares,
+    Booting,
     /// It is asked now and then whether it is there.
-    StandsBy,
+    Standby,
     /// It rebuilds the service, and hears nothing meanwhile.
-    Rescues,
+    Restoring,
 }
 
 /// What both machines have in common.
@@ -48,7 +49,7 @@ pub(crate) struct Shared<'p> {
 }
 
 /// A machine with its monitor and its program.
-pub(crate) struct Member {
+pub(crate) struct Node {
     pub(crate) machine: Machine,
     pub(crate) qmp: Qmp,
     pub(crate) control: Control,
@@ -57,21 +58,21 @@ pub(crate) struct Member {
     /// Whether it has the service's disk.
     pub(crate) has_disk: bool,
     /// Whether the service's disk is to be plugged into it.
-    pub(crate) wants_disk: bool,
+    pub(crate) needs_disk: bool,
     /// Its heartbeats, when they have been found.
-    pub(crate) pulse: Option<Pulse>,
+    pub(crate) heartbeats: Option<Heartbeats>,
     /// Whether it has begun to rebuild the service: what it has made by then is in the way of another try.
-    pub(crate) begun: bool,
+    pub(crate) restore_started: bool,
     /// Whether the service has come onto the network in it.
     pub(crate) online: bool,
-    pub(crate) duty: Duty,
+    pub(crate) state: NodeState,
     /// The signs of life that it gives while it does not have the service, when they have been found.
-    standby: Option<Pulse>,
+    standby: Option<Heartbeats>,
     /// Why it is of no use any more, once that was noticed.
-    fallen: Option<String>,
+    failure_reason: Option<String>,
 }
 
-impl Member {
+impl Node {
     /// Starts the machine of a generation: with the service and its disk, or, where it sees a peer's memory, as its backup.
     pub(crate) fn start(
         config: &PairConfig,
@@ -118,93 +119,98 @@ impl Member {
             control,
             port,
             has_disk,
-            wants_disk: false,
-            pulse: None,
-            begun: false,
+            needs_disk: false,
+            heartbeats: None,
+            restore_started: false,
             online: false,
-            duty: if peer.is_some() { Duty::Prepares } else { Duty::Serves },
+            state: if peer.is_some() { NodeState::Booting } else { NodeState::Serving },
             standby: None,
-            fallen: None,
+            failure_reason: None,
         })
     }
 
     /// Why it is of no use any more, if that shows within `patience`: its QEMU has ended, or its kernel has, or it does not answer. A
     /// kernel that panics leaves its QEMU standing still, so that the process alone tells nothing.
-    pub(crate) fn fallen(&mut self, patience: Duration) -> Option<&str> {
+    pub(crate) fn failure_reason(&mut self, patience: Duration) -> Option<&str> {
         let deadline = Instant::now() + patience;
-        while self.fallen.is_none() {
+        while self.failure_reason.is_none() {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.qmp.event(left) {
                 Ok(Some(event)) if event.name == "GUEST_PANICKED" => {
-                    self.fallen = Some("its kernel has panicked".to_owned());
+                    self.failure_reason = Some("its kernel has panicked".to_owned());
                 }
                 Ok(Some(event)) if event.name == "SHUTDOWN" => {
-                    self.fallen = Some("it has shut down".to_owned());
+                    self.failure_reason = Some("it has shut down".to_owned());
                 }
-                Ok(Some(event)) if event.is_want_of_room() => {
-                    self.fallen =
+                Ok(Some(event)) if event.is_host_disk_full() => {
+                    self.failure_reason =
                         Some("this host has no room for what it writes to its disk; make some".to_owned());
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => {
-                    self.fallen = self.deafness();
+                    self.failure_reason = self.liveness_failure();
                     break;
                 }
-                Err(Error::Qmp { why, .. }) => self.fallen = Some(why),
-                Err(error) => self.fallen = Some(error.to_string()),
+                Err(Error::Qmp { why, .. }) => self.failure_reason = Some(why),
+                Err(error) => self.failure_reason = Some(error.to_string()),
             }
         }
-        self.fallen.as_deref()
+        self.failure_reason.as_deref()
     }
 
     /// That it does not answer, gives no sign of life, or gets no further, where that is so; asks again where it stands by.
-    fn deafness(&mut self) -> Option<String> {
-        let (unanswered, answered) = self.control.hearing();
+    fn liveness_failure(&mut self) -> Option<String> {
+        let (unanswered, answered) = self.control.ping_state();
         if let Some(unanswered) = unanswered
-            && unanswered > DEAF
+            && unanswered > PING_TIMEOUT
         {
-            return Some(format!("it has not answered for {} s", DEAF.as_secs()));
+            return Some(format!("it has not answered for {} s", PING_TIMEOUT.as_secs()));
         }
-        if let Some(why) = self.lifelessness().unwrap_or_else(|error| Some(error.to_string())) {
+        if let Some(why) = self.heartbeat_failure().unwrap_or_else(|error| Some(error.to_string())) {
             return Some(why);
         }
-        if self.duty == Duty::StandsBy && unanswered.is_none() && answered.is_none_or(|ago| ago > KNOCK) {
-            return self.control.knock().err().map(|error| error.to_string());
+        if self.state == NodeState::Standby
+            && unanswered.is_none()
+            && answered.is_none_or(|ago| ago > PING_INTERVAL)
+        {
+            return self.control.ping().err().map(|error| error.to_string());
         }
         None
     }
 
     /// That a backup gives no sign of life, or gets no further where it has something to do.
-    fn lifelessness(&mut self) -> Result<Option<String>> {
-        if self.duty == Duty::Serves {
+    fn heartbeat_failure(&mut self) -> Result<Option<String>> {
+        if self.state == NodeState::Serving {
             return Ok(None);
         }
         if self.standby.is_none()
-            && let Some((physical, cpus)) = self.control.standby()
+            && let Some((physical, cpus)) = self.control.standby_heartbeats()
         {
-            self.standby = Some(self.pulse_at(physical, cpus)?);
+            self.standby = Some(self.open_heartbeats(physical, cpus)?);
         }
         let Some(standby) = &mut self.standby else { return Ok(None) };
         let (silence, cpu) = standby.silence()?;
-        if silence > DEAF {
-            return Ok(Some(format!("its processor {cpu} has been silent for {} s", DEAF.as_secs())));
+        if silence > PING_TIMEOUT {
+            return Ok(Some(format!("its processor {cpu} has been silent for {} s", PING_TIMEOUT.as_secs())));
         }
-        let stuck = self.duty == Duty::Rescues && standby.idleness() > STUCK;
-        Ok(stuck.then(|| format!("its kernel lives, but it has got no further for {} s", STUCK.as_secs())))
+        let stuck = self.state == NodeState::Restoring && standby.stall() > STALL_TIMEOUT;
+        Ok(stuck.then(|| {
+            format!("its kernel lives, but it has got no further for {} s", STALL_TIMEOUT.as_secs())
+        }))
     }
 
-    fn pulse_at(&self, physical: u64, cpus: usize) -> Result<Pulse> {
-        Pulse::find(self.machine.name(), &self.machine.file("ram"), physical, cpus)
+    fn open_heartbeats(&self, physical: u64, cpus: usize) -> Result<Heartbeats> {
+        Heartbeats::find(self.machine.name(), &self.machine.file("ram"), physical, cpus)
     }
 
     /// Asks its program for what takes long, and stops asking whether it is there: it answers once more, when it begins.
-    pub(crate) fn put_to_work(&mut self, what: &serde_json::Value) -> Result<()> {
-        self.duty = Duty::Rescues;
+    pub(crate) fn start_restoring(&mut self, request: &Request) -> Result<()> {
+        self.state = NodeState::Restoring;
         if let Some(standby) = &mut self.standby {
-            standby.begin();
+            standby.reset_stall();
         }
-        self.control.knock()?;
-        self.control.ask(what)
+        self.control.ping()?;
+        self.control.send(request)
     }
 
     /// Waits for its program to say something, as [`Control::expect`] does, and no longer than there is someone to say it.
@@ -212,13 +218,13 @@ impl Member {
     /// # Errors
     ///
     /// [`Error::Guest`] with what the program said, or with what became of the machine; [`Error::Timeout`].
-    pub(crate) fn expect(&mut self, what: &str, patience: Duration) -> Result<Said> {
+    pub(crate) fn expect(&mut self, what: &str, patience: Duration) -> Result<Report> {
         let deadline = Instant::now() + patience;
         let mut gone: Option<String> = None;
         loop {
             let machine = self.machine.name().to_owned();
-            match self.control.listen(LISTEN) {
-                Some(Said::Failed { why }) => return Err(Error::Guest { machine, why }),
+            match self.control.receive(LISTEN) {
+                Some(Report::Failed { error }) => return Err(Error::Guest { machine, why: error }),
                 Some(said) => return Ok(said),
                 None => {}
             }
@@ -230,7 +236,7 @@ impl Member {
                 let (seconds, what) = (patience.as_secs(), what.to_owned());
                 return Err(Error::Timeout { machine, seconds, what, hint: String::new() });
             }
-            gone = self.fallen(Duration::ZERO).map(str::to_owned);
+            gone = self.failure_reason(Duration::ZERO).map(str::to_owned);
         }
     }
 
@@ -245,18 +251,18 @@ impl Member {
             self.control.run(&["sh", "-c", "echo 1 > /proc/sys/kernel/unknown_nmi_panic"])?;
             return self.qmp.execute("inject-nmi", &json!({})).map(drop);
         }
-        let bait = fault.prepare(self.machine.name(), &self.machine.file("ram"))?;
-        self.control.ask(&json!({"do": "crash", "kind": fault.name(), "bait": bait}))
+        let trigger = fault.prepare(self.machine.name(), &self.machine.file("ram"))?;
+        self.control.send(&Request::Crash { kind: fault.name().to_owned(), trigger })
     }
 
     /// The longest silence of one of its processors; nothing before it is known where they beat.
     pub(crate) fn silence(&mut self) -> Result<Option<Duration>> {
-        if self.pulse.is_none()
-            && let Some((physical, cpus)) = self.control.beats()
+        if self.heartbeats.is_none()
+            && let Some((physical, cpus)) = self.control.heartbeats()
         {
-            self.pulse = Some(self.pulse_at(physical, cpus)?);
+            self.heartbeats = Some(self.open_heartbeats(physical, cpus)?);
         }
-        let Some(pulse) = &mut self.pulse else { return Ok(None) };
-        pulse.silence().map(|(silence, _)| Some(silence))
+        let Some(heartbeats) = &mut self.heartbeats else { return Ok(None) };
+        heartbeats.silence().map(|(silence, _)| Some(silence))
     }
 }

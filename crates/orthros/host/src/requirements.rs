@@ -20,7 +20,7 @@ const PROGRAMS: [(&str, &str); 4] = [
 /// # Errors
 ///
 /// [`Error::Missing`], [`Error::Rights`], [`Error::Room`].
-pub(crate) fn look_for(config: &PairConfig) -> Result<()> {
+pub(crate) fn check(config: &PairConfig) -> Result<()> {
     for (program, package) in PROGRAMS {
         require(program, package)?;
     }

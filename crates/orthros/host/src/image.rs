@@ -5,11 +5,12 @@
 
 use std::path::{Path, PathBuf};
 
+use orrery_orthros_wire::{ExecConfig, SERVICE_DESCRIPTION, ServiceDescription};
+
 use crate::command::{find, require, run};
 use crate::error::{Error, Result};
 use crate::initramfs::Initramfs;
 use crate::kernel::KernelFiles;
-use crate::manner::Manner;
 
 /// What the devices of a pair, and criu, want of the kernel.
 const MODULES: &[&str] = &[
@@ -41,8 +42,8 @@ const NOTHING: &str = "#!/bin/busybox sh\ncat > /dev/null 2>&1 < /dev/stdin\nexi
 const HOOK: &str =
     "#!/bin/busybox sh\n[ \"$CRTOOLS_SCRIPT_ACTION\" != pre-resume ] || exec /usr/bin/orrery-guest\n";
 
-/// What runs in the pair.
-#[derive(Clone, Debug)]
+/// The service that a pair runs, with what its image takes from this host.
+#[derive(Clone, Debug, Default)]
 pub struct Service {
     /// The program and its arguments; the program by its path on this host, or by a name to look for.
     pub argv: Vec<String>,
@@ -50,8 +51,13 @@ pub struct Service {
     pub programs: Vec<String>,
     /// Files of this host that it needs, and the names under which it expects them.
     pub files: Vec<(PathBuf, String)>,
-    /// How it is started.
-    pub manner: Manner,
+    /// Files and directories of this host that the image has under the same paths, with their owners and permissions; a
+    /// directory without its contents.
+    pub copied_paths: Vec<PathBuf>,
+    /// Whether the image has this host's users and groups.
+    pub host_users: bool,
+    /// How the service is executed.
+    pub exec: ExecConfig,
 }
 
 /// The guests' own program, which is built along with this one and lies beside it.
@@ -87,7 +93,7 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
         image.file(&format!("/usr/sbin/{name}"), NOTHING, 0o755);
     }
     image.file("/etc/orrery/hook", HOOK, 0o755);
-    if service.manner.knows_users {
+    if service.host_users {
         for path in ["/etc/passwd", "/etc/group"] {
             image.copy(Path::new(path), path);
         }
@@ -112,18 +118,20 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
         let program = require(program, "the service's own package")?;
         image.program(&program, &program.to_string_lossy())?;
     }
-    for path in &service.manner.taken {
+    for path in &service.copied_paths {
         image.take(path)?;
     }
     for (from, to) in &service.files {
         image.copy(from, to);
     }
-    let description = serde_json::json!({"argv": argv, "manner": service.manner});
-    image.file("/etc/orrery/service", description.to_string(), 0o600);
+    let description = ServiceDescription { argv, exec: service.exec.clone() };
+    let description =
+        serde_json::to_vec(&description).map_err(|error| crate::error::file("write", into)(error.into()))?;
+    image.file(SERVICE_DESCRIPTION, description, 0o600);
     let mut modules = MODULES.to_vec();
     let by = service.argv.first().into_iter().chain(&service.programs).map(Path::new);
     let by = by.chain(service.files.iter().map(|(_, to)| Path::new(to)));
-    if by.chain(service.manner.taken.iter().map(PathBuf::as_path)).any(|path| path.ends_with(RULES_BY)) {
+    if by.chain(service.copied_paths.iter().map(PathBuf::as_path)).any(|path| path.ends_with(RULES_BY)) {
         modules.extend(RULES);
     }
     for (index, module) in kernel.modules(&modules)?.iter().enumerate() {

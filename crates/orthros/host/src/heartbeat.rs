@@ -15,7 +15,7 @@ use crate::error::{Error, Result, file};
 const MOST: usize = 511;
 
 /// The heartbeats of a machine.
-pub(crate) struct Pulse {
+pub(crate) struct Heartbeats {
     path: PathBuf,
     memory: File,
     offset: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Pulse {
     seen: Vec<(u64, Instant)>,
 }
 
-impl Pulse {
+impl Heartbeats {
     /// The heartbeats that a machine leaves at a place of its memory, which is a file.
     pub(crate) fn find(machine: &str, memory: &Path, physical: u64, cpus: usize) -> Result<Self> {
         let strange = |why: String| Error::Guest { machine: machine.to_owned(), why };
@@ -37,18 +37,18 @@ impl Pulse {
             strange(format!("it says that its heartbeats are at {physical:#x}, where no memory is"))
         })?;
         let offset = physical - segment.physical + segment.offset;
-        let mut pulse = Self {
+        let mut heartbeats = Self {
             path: memory.to_owned(),
             memory: File::open(memory).map_err(file("open", memory))?,
             offset,
             seen: vec![(0, Instant::now()); cpus + 1],
         };
-        pulse.look()?;
-        Ok(pulse)
+        heartbeats.sample()?;
+        Ok(heartbeats)
     }
 
     /// Reads the numbers.
-    fn look(&mut self) -> Result<()> {
+    fn sample(&mut self) -> Result<()> {
         let mut bytes = vec![0; self.seen.len() * 8];
         self.memory.read_exact_at(&mut bytes, self.offset).map_err(file("read", &self.path))?;
         let now = Instant::now();
@@ -67,26 +67,26 @@ impl Pulse {
     ///
     /// Where the memory cannot be read.
     pub(crate) fn silence(&mut self) -> Result<(Duration, usize)> {
-        self.look()?;
+        self.sample()?;
         let processors = self.seen.split_last().map_or(&[][..], |(_, processors)| processors);
         let longest = processors.iter().map(|(_, at)| at.elapsed()).zip(0..).max();
         Ok(longest.unwrap_or_default())
     }
 
-    /// How long nothing has been done, as far as was looked, and at most since that was [begun](Self::begin).
-    pub(crate) fn idleness(&self) -> Duration {
+    /// How long nothing has been done, as far as was looked, and at most since that was [begun](Self::reset_stall).
+    pub(crate) fn stall(&self) -> Duration {
         self.seen.last().map(|(_, at)| at.elapsed()).unwrap_or_default()
     }
 
     /// From now on something is to be done.
-    pub(crate) fn begin(&mut self) {
+    pub(crate) fn reset_stall(&mut self) {
         if let Some((_, at)) = self.seen.last_mut() {
             *at = Instant::now();
         }
     }
 
     /// Forgets how long processors have been silent.
-    pub(crate) fn forgive(&mut self) {
+    pub(crate) fn reset(&mut self) {
         for (_, at) in &mut self.seen {
             *at = Instant::now();
         }
@@ -110,25 +110,25 @@ mod tests {
             .unwrap();
         file.set_len(64 << 20).unwrap();
         let place: u64 = 5 * 4096;
-        let mut pulse = Pulse::find("it", &memory, place, 2).unwrap();
+        let mut heartbeats = Heartbeats::find("it", &memory, place, 2).unwrap();
         std::thread::sleep(Duration::from_millis(30));
         file.write_all_at(&1_u64.to_le_bytes(), place).unwrap();
-        let (silence, cpu) = pulse.silence().unwrap();
+        let (silence, cpu) = heartbeats.silence().unwrap();
         assert!(cpu == 1 && silence >= Duration::from_millis(30), "{silence:?} of {cpu}");
-        pulse.forgive();
+        heartbeats.reset();
         std::thread::sleep(Duration::from_millis(5));
         file.write_all_at(&7_u64.to_le_bytes(), place + 8).unwrap();
-        assert_eq!(pulse.silence().unwrap().1, 0);
+        assert_eq!(heartbeats.silence().unwrap().1, 0);
         // What is done has nothing to do with that.
         std::thread::sleep(Duration::from_millis(30));
-        let idle = pulse.idleness();
+        let idle = heartbeats.stall();
         file.write_all_at(&1_u64.to_le_bytes(), place + 16).unwrap();
-        assert_eq!(pulse.silence().unwrap().1, 0);
-        assert!(idle >= Duration::from_millis(30) && pulse.idleness() < idle);
+        assert_eq!(heartbeats.silence().unwrap().1, 0);
+        assert!(idle >= Duration::from_millis(30) && heartbeats.stall() < idle);
         std::thread::sleep(Duration::from_millis(30));
-        let idle = pulse.idleness();
-        pulse.begin();
-        assert!(idle >= Duration::from_millis(30) && pulse.idleness() < idle);
+        let idle = heartbeats.stall();
+        heartbeats.reset_stall();
+        assert!(idle >= Duration::from_millis(30) && heartbeats.stall() < idle);
     }
 
     #[test]
@@ -136,7 +136,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let memory = folder.path().join("ram");
         std::fs::File::create(&memory).unwrap().set_len(64 << 20).unwrap();
-        let refused = |physical, cpus| Pulse::find("it", &memory, physical, cpus).err().unwrap().to_string();
+        let refused =
+            |physical, cpus| Heartbeats::find("it", &memory, physical, cpus).err().unwrap().to_string();
         assert!(refused(1 << 40, 1).contains("no memory"));
         assert!(refused(0, 0).contains("0 processors"));
         assert!(refused(0, 100_000).contains("processors"));
