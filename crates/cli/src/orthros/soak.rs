@@ -28,12 +28,12 @@ use super::place::Place;
 use super::{Common, Story};
 
 const CLIENTS: usize = 3;
-const SCRIPT: &str = "mkdir -p /data/redis && { orrery-guest scribble /data 7 & } && \
+const SCRIPT: &str = "mkdir -p /data/redis && { orrery-orthros-load file-stress /data 7 & } && \
     exec redis-server --bind 0.0.0.0 --protected-mode no --dir /data/redis --appendonly yes --save ''";
 /// Counts in redis' log, of all clients.
 const COUNTS: &str = "cat /data/redis/appendonlydir/*.incr.aof | grep -c INCR";
 /// What may tell why a verdict does not come: whether the program is there, how much memory is left, whether it ran out.
-const WHY: &str = "busybox ps -o pid,stat,vsz,args | grep -E 'scribble|redis' | grep -v grep; \
+const WHY: &str = "busybox ps -o pid,stat,vsz,args | grep -E 'file-stress|redis' | grep -v grep; \
     grep -E 'MemTotal|MemAvailable|Shmem:' /proc/meminfo; busybox dmesg | grep -E 'Out of memory|Killed process' | tail -n 3";
 /// How long a pair is under load before it crashes, at most.
 const LOAD: u64 = 2000;
@@ -300,8 +300,11 @@ impl Scene {
     fn new(common: &Common, place: &Place) -> Result<Self> {
         let folder = tempfile::tempdir_in(place.folder())?;
         let words = ["busybox", "sh", "-c", SCRIPT].map(str::to_owned).to_vec();
-        let service =
-            Service { argv: words, programs: vec!["redis-server".to_owned()], ..Service::default() };
+        let service = Service {
+            argv: words,
+            programs: ["redis-server", "orrery-orthros-load"].map(str::to_owned).to_vec(),
+            ..Service::default()
+        };
         let pair = Pair::start(PairConfig {
             folder: common.folder.clone().unwrap_or_else(|| folder.path().to_owned()),
             cache: cache(),
@@ -371,7 +374,7 @@ impl Scene {
         let deadline = Instant::now() + PATIENCE;
         let verdict = loop {
             // Told once, and nothing before: what it said after an earlier crash is not taken for this one's.
-            let verdict = self.pair.run(&["orrery-guest", "verdict"])?;
+            let verdict = self.pair.run(&["orrery-orthros-load", "verdict"])?;
             if !verdict.is_empty() {
                 break verdict;
             }

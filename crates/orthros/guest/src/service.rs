@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use orrery_orthros_wire::{Directory, ExecConfig, SERVICE_DESCRIPTION, ServiceDescription};
 
-use crate::setup::run_to_exit;
+use crate::command::run_to_exit;
 
 /// The service that this guest runs.
 #[derive(Clone, Debug)]

@@ -60,18 +60,43 @@ pub struct Service {
     pub exec: ExecConfig,
 }
 
-/// The guests' own program, which is built along with this one and lies beside it.
+/// The name of the program of the guests, and where the image has it.
+const GUEST: (&str, &str) = ("orrery-guest", "/usr/bin/orrery-guest");
+/// The name of the load programs of tests and benchmarks, and where an image has them whose service names them.
+const LOAD: (&str, &str) = ("orrery-orthros-load", "/usr/bin/orrery-orthros-load");
+
+/// Returns the path of the guests' own program, which is built with this one.
 ///
 /// # Errors
 ///
 /// [`Error::Missing`].
 pub fn guest_program() -> Result<PathBuf> {
-    let missing =
-        || Error::Missing { program: "orrery-guest".to_owned(), package: "orrery (cargo build --workspace)" };
-    let own = std::env::current_exe().map_err(|_| missing())?;
-    // Test programs lie one folder deeper.
-    let mut folders = own.ancestors().skip(1).take(2).map(|folder| folder.join("orrery-guest"));
-    folders.find(|path| path.is_file()).ok_or_else(missing)
+    beside_this_program(GUEST.0)
+}
+
+/// Returns the path of the load programs, which are built with the workspace and never installed.
+///
+/// # Errors
+///
+/// [`Error::Missing`].
+pub fn load_program() -> Result<PathBuf> {
+    beside_this_program(LOAD.0)
+}
+
+fn beside_this_program(name: &str) -> Result<PathBuf> {
+    let missing = || Error::Missing { program: name.to_owned(), package: "orrery (cargo build --workspace)" };
+    let this = std::env::current_exe().map_err(|_| missing())?;
+    // Test programs are one directory deeper.
+    let mut paths = this.ancestors().skip(1).take(2).map(|directory| directory.join(name));
+    paths.find(|path| path.is_file()).ok_or_else(missing)
+}
+
+/// Adds a program of this build to an image. Of a debug build nine tenths are for debuggers, which the guest would unpack into its
+/// memory.
+fn add_own(image: &mut Initramfs, program: &Path, stripped: &Path, path: &str) -> Result<()> {
+    let strip = find("strip").map(|strip| run(&strip, &[Path::new("-o"), stripped, program], None));
+    image.program(if matches!(strip, Some(Ok(_))) { stripped } else { program }, path)?;
+    Ok(())
 }
 
 /// Writes the image.
@@ -81,12 +106,9 @@ pub fn guest_program() -> Result<PathBuf> {
 /// [`Error::Missing`] where a program is not installed, [`Error::File`].
 pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Result<()> {
     let mut image = Initramfs::new();
-    let own = guest_program()?;
-    let small = into.with_extension("init");
-    // Of a debug build nine tenths are for debuggers, which the guest would unpack into its memory.
-    let stripped = find("strip").map(|strip| run(&strip, &[Path::new("-o"), &small, &own], None));
-    let own = if matches!(stripped, Some(Ok(_))) { &small } else { &own };
-    image.program(own, "/init")?.link("/usr/bin/orrery-guest", "/init");
+    let (guest, load) = (into.with_extension("guest"), into.with_extension("load"));
+    add_own(&mut image, &guest_program()?, &guest, "/init")?;
+    image.link(GUEST.1, "/init");
     image.program(&require("busybox", "busybox-static")?, "/bin/busybox")?;
     image.program(&require("criu", "criu")?, "/usr/sbin/criu")?;
     for name in ["iptables-restore", "ip6tables-restore"] {
@@ -103,20 +125,16 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
         image.file("/etc/passwd", "root:x:0:0::/:/bin/sh\n", 0o644);
     }
     image.directory("/data");
+    let programs = service.argv.first().into_iter().chain(&service.programs);
+    if programs.clone().any(|program| program == LOAD.0) {
+        add_own(&mut image, &load_program()?, &load, LOAD.1)?;
+    }
     let mut argv = service.argv.clone();
     if let Some(first) = argv.first_mut() {
-        if *first == "orrery-guest" {
-            "/usr/bin/orrery-guest".clone_into(first);
-        } else {
-            let program = require(first, "the service's own package")?;
-            let name = program.to_string_lossy().into_owned();
-            image.program(&program, &name)?;
-            *first = name;
-        }
+        *first = add_program(&mut image, first)?;
     }
     for program in &service.programs {
-        let program = require(program, "the service's own package")?;
-        image.program(&program, &program.to_string_lossy())?;
+        add_program(&mut image, program)?;
     }
     for path in &service.copied_paths {
         image.take(path)?;
@@ -138,6 +156,20 @@ pub fn write_image(kernel: &KernelFiles, service: &Service, into: &Path) -> Resu
         image.copy(module, &format!("/modules/{index:03}.ko"));
     }
     image.write(into)?;
-    let _ = std::fs::remove_file(small);
+    for stripped in [guest, load] {
+        // Absent where there is no `strip`, or no load.
+        let _ = std::fs::remove_file(stripped);
+    }
     Ok(())
+}
+
+/// Adds a program of this host under its own path, unless the image has it already, and returns its path in the image.
+fn add_program(image: &mut Initramfs, program: &str) -> Result<String> {
+    if let Some((_, path)) = [GUEST, LOAD].into_iter().find(|(name, _)| *name == program) {
+        return Ok(path.to_owned());
+    }
+    let program = require(program, "the service's own package")?;
+    let path = program.to_string_lossy().into_owned();
+    image.program(&program, &path)?;
+    Ok(path)
 }

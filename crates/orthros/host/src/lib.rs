@@ -24,7 +24,7 @@ pub use control::Control;
 pub use disk::{DiskConfig, DiskSource};
 pub use error::{Error, Result};
 pub use fault::Fault;
-pub use image::{Service, guest_program, write_image};
+pub use image::{Service, guest_program, load_program, write_image};
 pub use initramfs::Initramfs;
 pub use kernel::{KernelFiles, cache};
 pub use machine::{Machine, MachineConfig};

@@ -10,9 +10,9 @@ use std::os::unix::fs::FileExt as _;
 
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::CachedPage;
+use orrery_orthros_wire::WrittenBack;
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 
-use super::Written;
 use super::handle::{self, Mounted, dress};
 use super::plan::{Contents, Plan, Planned, TOP};
 
@@ -30,6 +30,14 @@ const BATCH: usize = 256;
 
 /// So many files are named where there is no room for all.
 const MOST_TOLD: usize = 20;
+
+/// What was written.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    pub(crate) counts: WrittenBack,
+    /// What could not be carried over exactly.
+    pub(crate) remarks: Vec<String>,
+}
 
 pub(super) fn apply(plan: &Plan<'_>, mounted: &Mounted) -> Result<Written> {
     let mut work = Work::begin(plan, mounted)?;
@@ -123,7 +131,7 @@ impl<'p, 'k> Work<'p, 'k> {
                 moved.entry(number).or_default().push(name);
             }
         }
-        if plan.keeps() {
+        if plan.reads_free_blocks() {
             // Known before anything else can reach the disk: contents get there sooner than names do.
             let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
             let begun = format!("{BEGUN}{:x}", plan.death);
@@ -253,7 +261,7 @@ impl<'p, 'k> Work<'p, 'k> {
         for name in self.moved.values().flatten() {
             remove(&self.aside, OsStr::new(name)).with_context(|| format!("cannot remove {name}"))?;
         }
-        if self.plan.keeps() {
+        if self.plan.reads_free_blocks() {
             return Ok(());
         }
         rustix::fs::unlinkat(&self.mounted.top, ASIDE, AtFlags::REMOVEDIR).context("cannot clear the disk")
@@ -505,7 +513,7 @@ mod tests {
     }
 
     fn plan(files: Vec<(u64, Planned<'static>)>, names: BTreeMap<u64, Vec<Name>>) -> Plan<'static> {
-        Plan { files: files.into_iter().collect(), names, nameless: Vec::new(), death: 7 }
+        Plan { files: files.into_iter().collect(), names, unnamed: Vec::new(), death: 7 }
     }
 
     /// In a file system of so little room that nobody else sees, which goes with the thread.
