@@ -10,7 +10,7 @@ use crate::machine;
 
 /// Builds the program in `examples/NAME` with the C library that lies beside this program, and puts it into `folder`.
 pub(crate) fn build(name: &str, folder: &Path) -> Result<PathBuf> {
-    let libraries = machine::program_folder()?;
+    let libraries = machine::program_directory()?;
     ensure!(
         libraries.join("liborrery.so").exists(),
         "there is no liborrery.so in {} (build it with cargo build --release --workspace)",

@@ -50,9 +50,6 @@ pub fn end_with_us(command: &mut Command) {
 
 impl Running {
     /// Starts a program and waits until it writes a line that begins with `ready`.
-    ///
-    /// # Errors
-    /// Where it cannot be started, or ends without having said so.
     pub fn start(command: &mut Command, ready: &str) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         end_with_us(command);
@@ -83,21 +80,15 @@ pub struct Store {
 
 impl Store {
     /// Starts one, whose objects are in memory, or on disk where they are large.
-    ///
-    /// # Errors
-    /// Where it does not come up.
     pub fn start(on_disk: bool) -> Result<Self> {
-        let disk = machine::program_folder()?;
+        let disk = machine::program_directory()?;
         if on_disk { Self::with(&["--disk", &disk.to_string_lossy()]) } else { Self::with(&[]) }
     }
 
     /// Starts one with these options.
-    ///
-    /// # Errors
-    /// Where it does not come up.
     pub fn with(options: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let mut command = Command::new(machine::program_folder()?.join("orrery"));
+        let mut command = Command::new(machine::program_directory()?.join("orrery"));
         command.args(["orc", "serve", "--directory"]).arg(folder.path()).stdin(Stdio::null());
         command.args(options);
         end_with_us(&mut command);
@@ -111,9 +102,6 @@ impl Store {
     }
 
     /// Has a command share through this store, as `orrery orc run` does it.
-    ///
-    /// # Errors
-    /// Where there is no auditor.
     pub fn share(&self, command: &mut Command) -> Result<()> {
         let auditor = auditor::find(self.folder.path()).context("find the auditor")?;
         command.env("ORRERY_ORC", self.folder.path()).env("LD_AUDIT", auditor);
@@ -122,9 +110,6 @@ impl Store {
     }
 
     /// Bytes of memory that its objects take.
-    ///
-    /// # Errors
-    /// Where it does not answer.
     pub fn bytes(&self) -> Result<u64> {
         let measured = measure(&Client::connect_to(self.folder.path())?.report()?)?;
         Ok(measured.realms.values().map(|saving| saving.stored).sum())
@@ -190,9 +175,6 @@ impl Drop for Ksm {
 }
 
 /// Every file whose code a running program maps, but for the loader, which the kernel takes from where the program says.
-///
-/// # Errors
-/// Where the process cannot be looked into.
 pub fn files_of(pid: i32) -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = areas(pid)?
         .into_iter()
@@ -213,9 +195,6 @@ pub fn planted(tree: &Path, file: &Path) -> PathBuf {
 }
 
 /// Plants a tree with files of its own, or with links to those of another.
-///
-/// # Errors
-/// Those of copying and linking.
 pub fn plant(tree: &Path, files: &[PathBuf], link_to: Option<&Path>) -> Result<()> {
     fs::create_dir_all(tree)?;
     for file in files {
@@ -234,9 +213,6 @@ fn entries(trees: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
 }
 
 /// Gives the cached pages of the trees' files back to the kernel.
-///
-/// # Errors
-/// Where a file cannot be opened.
 pub fn forget(trees: &[PathBuf]) -> Result<()> {
     // Only what is on the disk can go. All at once: one by one takes a write of the journal each.
     if let Some(first) = trees.first() {
@@ -251,9 +227,6 @@ pub fn forget(trees: &[PathBuf]) -> Result<()> {
 }
 
 /// Cached bytes of the trees' files, each file once, mapped or not (mincore(2)).
-///
-/// # Errors
-/// Where a file cannot be opened or mapped.
 pub fn cached(trees: &[PathBuf]) -> Result<u64> {
     let mut seen = HashSet::new();
     let mut pages = 0_u64;
@@ -287,9 +260,6 @@ pub fn cached(trees: &[PathBuf]) -> Result<u64> {
 }
 
 /// Bytes of memory without a file that a process has, pages that several share divided among them.
-///
-/// # Errors
-/// Where the process cannot be looked into.
 pub fn anonymous(pid: i32) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).context("no Pss_Anon")?;
@@ -298,9 +268,6 @@ pub fn anonymous(pid: i32) -> Result<u64> {
 }
 
 /// Seconds of processor time that a process has had (utime and stime in proc_pid_stat(5)).
-///
-/// # Errors
-/// Where the process cannot be looked into.
 pub fn processor_time(pid: i32) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let mut fields = text.rsplit(')').next().context("no fields")?.split_whitespace().skip(11);
@@ -310,9 +277,6 @@ pub fn processor_time(pid: i32) -> Result<f64> {
 }
 
 /// Bytes of relocated read-only data that a process has to itself.
-///
-/// # Errors
-/// Where the process cannot be looked into.
 pub fn relocated(pid: i32) -> Result<u64> {
     let read_only = |area: &orrery_orc::measure::Area| {
         area.access.starts_with("r-") && (area.name.starts_with('/') || area.is_object())

@@ -59,9 +59,6 @@ pub struct DocumentServer {
 
 impl DocumentServer {
     /// Starts the server, which holds so many bytes of memory besides.
-    ///
-    /// # Errors
-    /// Where it cannot be started.
     pub fn start(serving: Serving, memory: usize) -> Result<Self> {
         let footprint = Footprint::anonymous(memory, Backing::Small)?;
         let listener = TcpListener::bind("127.0.0.1:0").context("listening")?;

@@ -37,9 +37,6 @@ pub fn hello() -> Script {
 }
 
 /// All ordinary scripts, by name.
-///
-/// # Errors
-/// Where the folder cannot be read or holds none.
 pub fn ordinary() -> Result<Vec<(String, Script)>> {
     let mut scripts = Vec::new();
     for folder in entries(&folder())? {
@@ -58,9 +55,6 @@ pub fn ordinary() -> Result<Vec<(String, Script)>> {
 }
 
 /// The ordinary script `name`.
-///
-/// # Errors
-/// Where there is none.
 pub fn of_name(name: &str) -> Result<Script> {
     let found = ordinary()?.into_iter().find(|(other, _)| other == name);
     found.map(|(_, script)| script).with_context(|| format!("there is no example {name:?}"))
@@ -104,9 +98,6 @@ pub fn is_expected(expected: &str, status: i32) -> bool {
 }
 
 /// All hostile scripts.
-///
-/// # Errors
-/// Where the folder cannot be read, or a script does not say what to expect.
 pub fn hostile(scratch: &Path) -> Result<Vec<Hostile>> {
     let mut all = Vec::new();
     for path in entries(&folder().join("hostile"))? {

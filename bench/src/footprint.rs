@@ -70,9 +70,6 @@ impl Footprint {
     }
 
     /// A private mapping of a memfd that holds the content: what MADV_DONTNEED returns to.
-    ///
-    /// # Errors
-    /// As [`anonymous`](Self::anonymous).
     pub fn of_image(bytes: usize, backing: Backing) -> Result<Self> {
         let image = memfd_create("benchmark image", MemfdFlags::CLOEXEC).context("memfd_create")?;
         ftruncate(&image, u64::try_from(bytes)?)
@@ -210,9 +207,6 @@ impl Footprint {
     }
 
     /// Makes sure that what [`perform`](Self::perform) wrote is undone.
-    ///
-    /// # Errors
-    /// Naming the first page that is not as it was at first.
     pub fn check_pristine(&self, work: Work) -> Result<()> {
         for page in self.chosen(work.dirty, work.moving) {
             let found = self.read(page);

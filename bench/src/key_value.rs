@@ -53,9 +53,6 @@ pub struct KeyValue {
 
 impl KeyValue {
     /// `examples/kv`, with its dumps by `orbit` or by `fork`, with other settings, and with so many keys of so many bytes.
-    ///
-    /// # Errors
-    /// Where it cannot be built or does not come up.
     pub fn ours(dump: &str, settings: &[String], keys: u64, value: usize) -> Result<Self> {
         let folder = tempfile::tempdir().context("making a folder for a server")?;
         let program = build("kv", folder.path())?;
@@ -184,9 +181,6 @@ impl KeyValue {
 
     /// The most memory that the server and its children had together during a dump under load, in bytes, and what they
     /// had before. Shared pages count once.
-    ///
-    /// # Errors
-    /// As [`Contender::measure`].
     pub fn memory(&mut self) -> Result<(u64, u64)> {
         // The first dump is not typical: an orbit gets its copy of everything then.
         self.dump(|| Ok(()))?;

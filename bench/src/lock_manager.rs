@@ -26,9 +26,6 @@ pub struct LockManager {
 
 impl LockManager {
     /// With a detector as `--detect` names it, and transactions whose four steps compute for `work` microseconds each.
-    ///
-    /// # Errors
-    /// Where it cannot be built.
     pub fn new(detector: &'static str, threads: u32, accounts: u32, work: u32) -> Result<Self> {
         let folder = tempfile::tempdir().context("making a folder for a program")?;
         Ok(Self {

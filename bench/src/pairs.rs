@@ -107,9 +107,6 @@ impl Running {
     }
 
     /// Lets the kernel die, and the service go on.
-    ///
-    /// # Errors
-    /// Where it does not die, or the service does not survive.
     pub fn crash(&mut self, fault: Fault) -> Result<Rescue> {
         let begin = Instant::now();
         self.pair.crash(fault)?;
@@ -150,9 +147,6 @@ pub struct Line {
 
 impl Line {
     /// Connects to the service, which may still be starting.
-    ///
-    /// # Errors
-    /// Where it does not come up.
     pub fn connect(port: u16) -> Result<Self> {
         let stream = connect(port)?;
         let reader = BufReader::new(stream.try_clone()?);
@@ -160,9 +154,6 @@ impl Line {
     }
 
     /// Says something and gives the answer's first line.
-    ///
-    /// # Errors
-    /// Where the connection breaks or no answer comes.
     pub fn ask(&mut self, what: &str) -> Result<String> {
         self.stream.write_all(what.as_bytes()).context("the connection broke")?;
         let mut line = String::new();
@@ -182,9 +173,6 @@ pub struct Client {
 
 impl Client {
     /// Starts it; an answer is a number, behind a colon where it is redis that answers.
-    ///
-    /// # Errors
-    /// Where the service does not come up.
     pub fn start(port: u16, question: &str) -> Result<Self> {
         let mut line = Line::connect(port)?;
         let question = question.to_owned();
@@ -224,9 +212,6 @@ impl Client {
     }
 
     /// Its longest wait in seconds, once it has got more answers.
-    ///
-    /// # Errors
-    /// Where an answer was wrong, lost or given twice, or the connection broke.
     pub fn longest(&mut self) -> Result<f64> {
         let from = self.counted.load(Ordering::Relaxed);
         let deadline = Instant::now() + PATIENCE;
@@ -242,9 +227,6 @@ impl Client {
     }
 
     /// Ends it and gives how far it has counted.
-    ///
-    /// # Errors
-    /// As [`longest`](Self::longest).
     pub fn end(&mut self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

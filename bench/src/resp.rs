@@ -21,17 +21,11 @@ impl<S: Read + Write> Resp<S> {
     }
 
     /// Sends requests, whose replies are to be waited for one by one.
-    ///
-    /// # Errors
-    /// Where the connection is broken.
     pub fn send(&mut self, text: &str) -> Result<()> {
         self.stream.get_mut().write_all(text.as_bytes()).context("asking the server")
     }
 
     /// A status, an error, or the bytes of a string; of an array only how long it is.
-    ///
-    /// # Errors
-    /// Where the connection is broken, or the server says what nobody understands.
     pub fn reply(&mut self) -> Result<String> {
         let mut line = String::new();
         self.stream.read_line(&mut line).context("waiting for the server's answer")?;
@@ -53,9 +47,6 @@ impl<S: Read + Write> Resp<S> {
     }
 
     /// Sends a request and gives its reply.
-    ///
-    /// # Errors
-    /// As [`Resp::send`] and [`Resp::reply`].
     pub fn ask(&mut self, text: &str) -> Result<String> {
         self.send(text)?;
         self.reply()
@@ -94,9 +85,6 @@ fn named(program: &str) -> Command {
 }
 
 /// `redis-server`, which is to run with what the caller adds.
-///
-/// # Errors
-/// As [`redis_program`].
 pub fn redis() -> Result<Command> {
     redis_program().map(named)
 }

@@ -32,9 +32,6 @@ pub type Streams<'a> = [BorrowedFd<'a>; 3];
 /// A way of running scripts.
 pub trait Runner {
     /// Runs `script` with these standard streams to its end; gives its exit status, negative for a signal.
-    ///
-    /// # Errors
-    /// Where the script could not be run.
     fn run(&mut self, script: &Script, streams: Streams<'_>) -> Result<i32>;
 }
 
@@ -50,17 +47,11 @@ pub struct Outcome {
 }
 
 /// Runs `script` once and keeps what it wrote.
-///
-/// # Errors
-/// As [`Runner::run`], and where the input cannot be opened.
 pub fn run(runner: &mut dyn Runner, script: &Script) -> Result<Outcome> {
     timed(runner, script).map(|(outcome, _)| outcome)
 }
 
 /// Like [`run`]; also gives how long the run took.
-///
-/// # Errors
-/// As [`run`].
 pub fn timed(runner: &mut dyn Runner, script: &Script) -> Result<(Outcome, Duration)> {
     let mut desk = Desk::new(script)?;
     let (status, latency) = desk.run(runner, script)?;

@@ -98,7 +98,7 @@ impl Server {
             return Ok((key, certificate));
         }
         let reference = self.path(&format!("{name}.ref.pem"));
-        let orrery = machine::program_folder()?.join("orrery");
+        let orrery = machine::program_directory()?.join("orrery");
         run(plain(orrery).args(["vault", "wrap", &key, "-o", &reference]))?;
         Ok((reference, certificate))
     }
@@ -119,7 +119,7 @@ impl Server {
             Signs::Itself => {}
             Signs::InVault | Signs::InVaultByOpenSsl => {
                 let module = build_provider(self.folder.path())?;
-                let orrery = machine::program_folder()?.join("orrery");
+                let orrery = machine::program_directory()?.join("orrery");
                 let mut configuration = run(plain(orrery).args(["vault", "conf", "--module"]).arg(module))?;
                 if signs == Signs::InVaultByOpenSsl {
                     configuration += "signer = openssl\n";
@@ -287,7 +287,7 @@ fn program() -> Result<PathBuf> {
 
 /// The provider with its vault, built with the C library that lies beside this program.
 fn build_provider(folder: &Path) -> Result<PathBuf> {
-    let library = machine::program_folder()?.join("liborrery.a");
+    let library = machine::program_directory()?.join("liborrery.a");
     ensure!(
         library.exists(),
         "there is no {} (cargo build --release -p orrery-capi -p orrery-signer)",

@@ -12,9 +12,10 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use indicatif::{ProgressBar, ProgressStyle};
 use orrery_bench::examples::{self, Hostile, MODULES};
 use orrery_bench::ours::Warm;
+use orrery_bench::report::significant;
 use orrery_bench::rival::{ColdPython, PythonForkServer};
 use orrery_bench::script::{Outcome, Runner, Script, run, timed};
-use orrery_bench::{significant, stats};
+use orrery_bench::statistics;
 
 /// What the server allows each script; the hostile ones need something to run into.
 const LIMITS: [&str; 4] = ["--timeout", "1s", "--memory", "256M"];
@@ -277,7 +278,7 @@ fn table_of_scripts(all: &[Ran]) -> Table {
     header.extend(WAYS.map(|(way, _)| way.to_owned()));
     table.set_header(header);
     for ran in all {
-        let medians = ran.latencies.each_ref().map(|latencies| stats::median(latencies));
+        let medians = ran.latencies.each_ref().map(|latencies| statistics::median(latencies));
         let mut row = vec![Cell::new(&ran.name)];
         row.extend(medians.map(|median| number(significant(median))));
         table.add_row(row);
@@ -298,8 +299,8 @@ fn table_of_ways(all: &[Ran]) -> Table {
         let latencies: Vec<_> = all.iter().flat_map(|ran| ran.latencies[place].iter().copied()).collect();
         table.add_row([
             Cell::new(way),
-            number(significant(stats::percentile(&latencies, 50))),
-            number(significant(stats::percentile(&latencies, 99))),
+            number(significant(statistics::percentile(&latencies, 50.0))),
+            number(significant(statistics::percentile(&latencies, 99.0))),
             number(significant(1e3 / mean(place))),
             number(format!("{}x", significant(mean(0) / mean(place)))),
         ]);

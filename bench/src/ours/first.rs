@@ -24,9 +24,6 @@ pub struct FirstCapture {
 
 impl FirstCapture {
     /// Captures in the way of `first`.
-    ///
-    /// # Errors
-    /// Where there is no address space.
     pub fn new(footprint: Footprint, first: First) -> Result<Self> {
         Ok(Self { footprint, arena: Arena::reserve()?, first })
     }

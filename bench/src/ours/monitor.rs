@@ -15,9 +15,6 @@ pub struct Guarded {
 
 impl Guarded {
     /// Starts it; it may read and write files in `folder`. `mediation` says who opens them, as policies do.
-    ///
-    /// # Errors
-    /// Where it cannot be started.
     pub fn new(folder: &Path, mediation: &str) -> Result<Self> {
         // What the kernel is to execute it has to be able to read; here it executes nothing.
         let text = format!(

@@ -37,9 +37,6 @@ fn examine(task: &mut orrery_orbit::Task<'_>) -> i64 {
 
 impl OrbitCall {
     /// An area of `bytes` in a program that has `program` bytes beside it.
-    ///
-    /// # Errors
-    /// Where it cannot be made.
     pub fn new(bytes: usize, program: usize, mode: Mode) -> Result<Self> {
         let program = Footprint::anonymous(program, Backing::Small)?;
         let (area, examined) = area(bytes, mode)?;
@@ -86,9 +83,6 @@ pub struct OrbitCreation {
 
 impl OrbitCreation {
     /// In a program with `area` bytes in an area and `program` bytes beside.
-    ///
-    /// # Errors
-    /// Where the memory cannot be had.
     pub fn new(area: usize, program: usize) -> Result<Self> {
         let program = Footprint::anonymous(program, Backing::Small)?;
         let (area, _) = self::area(area, Mode::Copy)?;

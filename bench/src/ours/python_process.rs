@@ -11,8 +11,8 @@ use anyhow::{Result, ensure};
 use orrery_lwc::rollback::Outcome;
 
 use crate::machine;
+use crate::process::Worker;
 use crate::rival::{PYTHON, fork_exit_wait};
-use crate::worker::Worker;
 
 /// What is measured in the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl InPython {
     /// # Errors
     /// Where it does not come up; [`Skipped`](crate::Skipped) where rollback is not to be had.
     pub fn start(self) -> Result<Worker> {
-        let library = machine::program_folder()?.join("liborrery_bench.so");
+        let library = machine::program_directory()?.join("liborrery_bench.so");
         ensure!(
             library.is_file(),
             "{} is missing: build it with cargo build --release -p orrery-bench",
@@ -42,7 +42,7 @@ impl InPython {
                 Self::Fork => "fork",
             },
         );
-        Worker::of_program(command)
+        Worker::start(command)
     }
 }
 

@@ -25,9 +25,6 @@ pub struct PooledSession {
 
 impl PooledSession {
     /// Makes a pool whose sessions hold `footprint`.
-    ///
-    /// # Errors
-    /// Those of making a pool.
     pub fn new(footprint: Footprint) -> Result<Self> {
         let footprint = RefCell::new(footprint);
         let pool = Pool::builder().ready(1).spare(1).build(|connection: &mut Connection| {

@@ -35,11 +35,8 @@ pub struct Warm {
 
 impl Warm {
     /// Starts `orrery warm serve`, as built beside this program, with `modules` imported and with further `options`.
-    ///
-    /// # Errors
-    /// Where it does not come up.
     pub fn start(modules: &[&str], options: &[&str]) -> Result<Self> {
-        let program = machine::program_folder()?.join("orrery");
+        let program = machine::program_directory()?.join("orrery");
         let folder = tempfile::tempdir().context("making a folder for a socket")?;
         let socket = folder.path().join("socket");
         let log = fs::File::create(log(&folder)).context("making a file for what the server says")?;
@@ -61,17 +58,11 @@ impl Warm {
     }
 
     /// How the server is.
-    ///
-    /// # Errors
-    /// Where it does not answer.
     pub fn health(&self) -> Result<Health> {
         self.client.health().context("asking the server how it is")
     }
 
     /// Waits until every worker is ready, and gives their process ids.
-    ///
-    /// # Errors
-    /// Where the server ends instead, or takes too long.
     pub fn wait_until_ready(&mut self) -> Result<Vec<i32>> {
         let begin = Instant::now();
         loop {

@@ -20,9 +20,6 @@ pub struct Typist {
 
 impl Typist {
     /// Connects, and waits until the program shows something.
-    ///
-    /// # Errors
-    /// Where it does not come up.
     pub fn connect(port: u16) -> Result<Self> {
         let stream = super::connect(port)?;
         let mut typist = Self { stream };
@@ -31,9 +28,6 @@ impl Typist {
     }
 
     /// Types a letter and gives how long its echo took.
-    ///
-    /// # Errors
-    /// Where the terminal is gone.
     pub fn key(&mut self, letter: char) -> Result<Duration> {
         let mut bytes = [0; 4];
         let text = letter.encode_utf8(&mut bytes).to_owned();
@@ -41,9 +35,6 @@ impl Typist {
     }
 
     /// Presses keys, and gives how long it took until a text was shown.
-    ///
-    /// # Errors
-    /// Where the terminal is gone.
     pub fn press(&mut self, keys: &[u8], until: &str) -> Result<Duration> {
         let begin = Instant::now();
         self.stream.write_all(keys)?;
@@ -67,9 +58,6 @@ pub struct Sql {
 
 impl Sql {
     /// Connects, as soon as the server takes connections.
-    ///
-    /// # Errors
-    /// Where it does not come up.
     pub fn connect(port: u16) -> Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         while let Err(error) = TcpStream::connect((Network::SERVICE, port)) {
@@ -98,9 +86,6 @@ impl Sql {
     }
 
     /// Has statements executed, and gives what they answer.
-    ///
-    /// # Errors
-    /// Where one fails, which ends the client.
     pub fn ask(&mut self, statements: &str) -> Result<String> {
         writeln!(self.input, "{statements} select '{DONE}';")?;
         let mut answer = String::new();

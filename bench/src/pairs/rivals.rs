@@ -33,9 +33,6 @@ pub struct Waited {
 }
 
 /// From the death of a machine to the first answer of the service that is started anew.
-///
-/// # Errors
-/// Where it does not come up.
 pub fn reboot() -> Result<Waited> {
     let mut running = Running::start(&Wanted {
         service: &LEAST,
@@ -115,9 +112,6 @@ while sleep 1; do
 done";
 
 /// The same with a checkpoint each second: after the boot criu restores the last one. Its connections are gone.
-///
-/// # Errors
-/// Where anything fails.
 pub fn checkpoints() -> Result<Waited> {
     // criu has packets of connections dropped while it looks at them. Here they get through, which saves it that time.
     let folder = tempfile::tempdir().context("making a folder")?;

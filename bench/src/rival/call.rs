@@ -29,9 +29,6 @@ fn footprint(bytes: usize) -> Result<(Footprint, Examined)> {
 
 impl ForkPerCall {
     /// `bytes` to look at, in a program that has `program` bytes beside them.
-    ///
-    /// # Errors
-    /// Where the memory cannot be had.
     pub fn new(bytes: usize, program: usize) -> Result<Self> {
         let program = Footprint::anonymous(program, Backing::Small)?;
         let (memory, examined) = footprint(bytes)?;
@@ -72,9 +69,6 @@ pub struct WholeCopy {
 
 impl WholeCopy {
     /// `bytes` to look at, in a program that has `program` bytes beside them.
-    ///
-    /// # Errors
-    /// Where it cannot be made.
     pub fn new(bytes: usize, program: usize) -> Result<Self> {
         let program = Footprint::anonymous(program, Backing::Small)?;
         let (memory, examined) = footprint(bytes)?;

@@ -35,9 +35,6 @@ extern "C" fn answer(low: u32, high: u32) {
 
 impl Coroutine {
     /// Makes it.
-    ///
-    /// # Errors
-    /// Where the kernel refuses.
     pub fn new() -> Result<Self> {
         let mut stack = vec![0_u8; STACK].into_boxed_slice();
         // SAFETY: all-zero is what getcontext(3) overwrites.

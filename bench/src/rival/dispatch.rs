@@ -12,9 +12,6 @@ const ON: libc::c_ulong = 1;
 const ALL: libc::c_ulong = 0x7fff_ffff_f000;
 
 /// From now on the kernel looks for each of this thread's calls whether it is to be dispatched. None is.
-///
-/// # Errors
-/// Where the kernel cannot dispatch calls.
 pub fn arm_for_nothing() -> Result<()> {
     arm(0, ALL)
 }
@@ -89,9 +86,6 @@ const SA_RESTORER: libc::c_ulong = 0x0400_0000;
 
 /// From now on each of this thread's calls is a signal, whose handler makes it and returns: nothing else is done. The thread must
 /// make no threads or processes, and handle no other signals.
-///
-/// # Errors
-/// Where the kernel cannot dispatch calls.
 pub fn handle_barely() -> Result<()> {
     let flags = u64::try_from(libc::SA_SIGINFO | libc::SA_NODEFER)? | SA_RESTORER;
     let action = Action { handler: orrery_bench_dispatched, flags, restorer: orrery_bench_return, mask: 0 };

@@ -18,9 +18,6 @@ pub struct DontNeed {
 
 impl DontNeed {
     /// Makes an image of `bytes` bytes and maps it.
-    ///
-    /// # Errors
-    /// As [`Footprint::of_image`].
     pub fn new(bytes: usize, backing: Backing) -> Result<Self> {
         Ok(Self { footprint: Footprint::of_image(bytes, backing)? })
     }

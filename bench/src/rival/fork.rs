@@ -39,9 +39,6 @@ impl Contender for ForkExitWait {
 }
 
 /// Runs `work` in a forked child and waits for its end. As for what it may do, see `in_child`: nothing that takes a lock.
-///
-/// # Errors
-/// Where there is no child to be had, or it did not end with status 0, which it does where `work` returns true.
 pub fn fork_exit_wait(work: impl FnOnce() -> bool) -> Result<()> {
     wait_for(in_child(work)?)
 }

@@ -63,9 +63,6 @@ pub struct ForkServer {
 
 impl ForkServer {
     /// Starts a server that builds its memory with `footprint`.
-    ///
-    /// # Errors
-    /// Where pipe or fork fails, or the server cannot build its memory.
     pub fn start(footprint: impl FnOnce() -> Result<Footprint>) -> Result<Self> {
         let pipe = || pipe_with(PipeFlags::CLOEXEC).context("making a pipe");
         let ((requests_out, requests_in), (answers_out, answers_in)) = (pipe()?, pipe()?);

@@ -167,9 +167,6 @@ pub struct HandOff {
 
 impl HandOff {
     /// Starts the other side.
-    ///
-    /// # Errors
-    /// Where there is no memory, thread or process for it.
     pub fn new(between: Between, by: By) -> Result<Self> {
         Self::start(between, by, None)
     }
@@ -294,9 +291,6 @@ impl Drop for HandOff {
 }
 
 /// Times trips there and back, of which each is two switches.
-///
-/// # Errors
-/// Those of `trip`.
 pub fn round_trips(iterations: u32, mut trip: impl FnMut(u32) -> Result<()>) -> Result<Sample> {
     let start = Instant::now();
     for round in 0..iterations {

@@ -16,6 +16,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
+use tempfile::TempDir;
 
 use super::notify;
 use crate::contender::{Contender, Sample};
@@ -23,12 +24,30 @@ use crate::contender::{Contender, Sample};
 /// As much is read and written at a time.
 const BYTES: usize = 64;
 
+/// A contender that works in a temporary directory of its own.
+pub struct InDirectory<C> {
+    contender: C,
+    // Removed after the contender.
+    _directory: TempDir,
+}
+
+impl<C: Contender> InDirectory<C> {
+    /// Makes the directory, and in it the contender.
+    pub fn new(contender: impl FnOnce(&Path) -> Result<C>) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        Ok(Self { contender: contender(&directory.path().canonicalize()?)?, _directory: directory })
+    }
+}
+
+impl<C: Contender> Contender for InDirectory<C> {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        self.contender.measure(work, iterations)
+    }
+}
+
 /// Somebody who makes calls.
 pub trait Caller {
     /// Makes one call: `open` (with the close), `stat`, `read` or `write`.
-    ///
-    /// # Errors
-    /// Where it fails.
     fn call(&mut self, work: &str) -> Result<()>;
 }
 
@@ -41,9 +60,6 @@ pub struct Direct {
 
 impl Direct {
     /// Calls about a file in `folder`.
-    ///
-    /// # Errors
-    /// Where it cannot be made.
     pub fn new(folder: &Path) -> Result<Self> {
         let path = folder.join("file");
         std::fs::write(&path, [7; BYTES])?;
@@ -52,9 +68,6 @@ impl Direct {
     }
 
     /// The same, with a check in the program: the path lies in the folder and has no `..`.
-    ///
-    /// # Errors
-    /// As of [`Direct::new`].
     pub fn checked(folder: &Path) -> Result<Self> {
         let allowed = Some(folder.as_os_str().as_bytes().to_vec());
         Ok(Self { allowed, ..Self::new(folder)? })
@@ -112,9 +125,6 @@ pub struct Served {
 
 impl Remote {
     /// Both ends.
-    ///
-    /// # Errors
-    /// Where no socket is to be had.
     pub fn new() -> Result<(Self, Served)> {
         let (to, from) = UnixStream::pair()?;
         // The other process has a copy of this end, too, and must not wait for itself.
@@ -171,9 +181,6 @@ pub struct InlineCheck {
 
 impl InlineCheck {
     /// Calls about a file in `folder`.
-    ///
-    /// # Errors
-    /// As of [`Direct::new`].
     pub fn new(folder: &Path) -> Result<Self> {
         Ok(Self { caller: Direct::checked(folder)? })
     }
@@ -197,9 +204,6 @@ pub struct SeparateProcess {
 
 impl SeparateProcess {
     /// Starts it for files in `folder`.
-    ///
-    /// # Errors
-    /// Where it cannot be started.
     pub fn new(folder: &Path) -> Result<Self> {
         let direct = Direct::new(folder)?;
         let path = direct.path.as_bytes().to_vec();
@@ -328,9 +332,6 @@ pub struct LeastOpen {
 
 impl LeastOpen {
     /// Starts both.
-    ///
-    /// # Errors
-    /// Where they cannot be started.
     pub fn new(folder: &Path) -> Result<Self> {
         let (caller, served) = Remote::new()?;
         let mut direct = Direct::new(folder)?;
@@ -381,9 +382,6 @@ pub struct Traced {
 
 impl Traced {
     /// Starts both.
-    ///
-    /// # Errors
-    /// Where they cannot be started.
     pub fn new(folder: &Path, stops: Stops) -> Result<Self> {
         let (caller, served) = Remote::new()?;
         let mut direct = Direct::new(folder)?;

@@ -18,9 +18,6 @@ const SYNCHRONOUS: libc::c_ulong = 1;
 const CONTINUE: u32 = 1;
 
 /// From now on a second thread decides about these calls of the calling thread, and lets each be performed.
-///
-/// # Errors
-/// Where the kernel has no such filters.
 pub fn supervise_this_thread(calls: &[libc::c_long]) -> Result<()> {
     let (give, take) = mpsc::channel::<OwnedFd>();
     // Made before the filter, so not under it.
@@ -34,9 +31,6 @@ pub fn supervise_this_thread(calls: &[libc::c_long]) -> Result<()> {
 }
 
 /// Filters the calling thread, for good: each of these calls waits for an answer of whoever has the descriptor.
-///
-/// # Errors
-/// Where the kernel has no such filters.
 pub fn hear_this_thread(calls: &[libc::c_long]) -> Result<OwnedFd> {
     let statement =
         |code: u32, k: u32| libc::sock_filter { code: u16::try_from(code).unwrap_or(0), jt: 0, jf: 0, k };

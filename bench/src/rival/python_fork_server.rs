@@ -33,9 +33,6 @@ pub struct PythonForkServer {
 
 impl PythonForkServer {
     /// Starts a server that imports `modules` first.
-    ///
-    /// # Errors
-    /// Where it does not come up.
     pub fn start(modules: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir().context("making a folder for a socket")?;
         let socket = folder.path().join("socket");

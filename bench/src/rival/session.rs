@@ -21,9 +21,6 @@ pub struct ForkPerSession {
 
 impl ForkPerSession {
     /// Forks a process that holds `footprint`.
-    ///
-    /// # Errors
-    /// Where there are no sockets.
     pub fn new(footprint: Footprint) -> Result<Self> {
         let (client, server) = UnixStream::pair()?;
         Ok(Self { footprint, client, server })
