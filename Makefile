@@ -92,6 +92,7 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	    scripts/bounded 60m $(TARGET)/release/orrery orthros soak --kinds $$kinds --crashes $(or $(CRASHES),50) \
 	        --seed $(or $(SEED),1) --record $(TARGET)/soak-$${kinds%% *}.jsonl || exit 1; \
 	done
+	scripts/bounded 150m scripts/bare-machine
 
 fmt: bootstrap ## give all sources their shape
 	$(CARGO) fmt --all

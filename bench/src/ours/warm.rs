@@ -21,7 +21,7 @@ use crate::script::{Runner, Script, Streams};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a server may take to end by itself.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// What the client's command gives where the server's limits ended the script; see `orrery_warm::client::stand_in`.
+/// What the client's command gives where the server's limits ended the script; see `orrery_warm::client::run_as_python`.
 const TIMED_OUT: i32 = 124;
 const OUT_OF_MEMORY: i32 = 123;
 

@@ -3,7 +3,7 @@
 //! Everything here is fit for the narrow places in which the upper floors run: inside a signal handler, on a private
 //! stack while the program's own memory is being put back, between `fork` and the end of the child. So nothing in this
 //! crate allocates, takes a lock, touches thread-local storage (system calls are made directly, `errno` stays as it is)
-//! or panics. The exceptions are [`probe`], which runs once for a report, and [`cgroups`], which reads tables: both allocate in
+//! or panics. The exception is [`cgroups`], which reads tables and allocates in
 //! the calling process.
 
 mod error;
@@ -19,7 +19,6 @@ pub mod keeper;
 pub mod maps;
 pub mod mapwatch;
 pub mod pagemap;
-pub mod probe;
 pub mod process;
 pub mod signals;
 pub mod timers;

@@ -18,17 +18,17 @@ use seccompiler::{
     SeccompFilter, SeccompRule,
 };
 
-use super::{SandboxError, Walls};
+use super::error::{Protections, SandboxError};
 use crate::config::Sandbox;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-pub(super) fn restrict(sandbox: &Sandbox, walls: Walls) -> Result<(), SandboxError> {
+pub(super) fn restrict(sandbox: &Sandbox, protections: Protections) -> Result<(), SandboxError> {
     // The second filter has its say on what the first lets through, its own installation included.
     let known = ORDINARY.iter().chain(LEGACY).chain(UNWANTED);
     let known: Rules = known.map(|&call| (call, Vec::new())).collect();
     install(known, SeccompAction::Errno(errno(libc::ENOSYS)), SeccompAction::Allow)?;
-    install(unwanted(sandbox, walls)?, SeccompAction::Allow, SeccompAction::Errno(errno(libc::EPERM)))
+    install(unwanted(sandbox, protections)?, SeccompAction::Allow, SeccompAction::Errno(errno(libc::EPERM)))
 }
 
 fn errno(number: i32) -> u32 {
@@ -45,12 +45,12 @@ fn install(rules: Rules, otherwise: SeccompAction, on_match: SeccompAction) -> R
 }
 
 /// Calls that are answered with `EPERM`, always or with certain arguments.
-fn unwanted(sandbox: &Sandbox, walls: Walls) -> Result<Rules, SandboxError> {
+fn unwanted(sandbox: &Sandbox, protections: Protections) -> Result<Rules, SandboxError> {
     let mut rules: Rules = UNWANTED.iter().map(|&call| (call, Vec::new())).collect();
     if !sandbox.net {
         rules.insert(libc::SYS_socket, Vec::new());
     }
-    if !walls.namespaces {
+    if !protections.namespaces {
         // With read-only mounts the kernel refuses these where it should; Landlock does not know them.
         rules.extend(ATTRIBUTES.iter().chain(LEGACY_ATTRIBUTES).map(|&call| (call, Vec::new())));
     }
