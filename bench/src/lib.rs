@@ -20,7 +20,7 @@
 //! ```
 
 mod bench;
-mod c_program;
+mod c_example;
 mod contender;
 mod group;
 mod options;
@@ -28,12 +28,12 @@ mod process;
 mod round;
 mod work;
 
+pub mod changed_pages;
 pub mod content_store;
 pub mod copies;
 pub mod documents;
-pub mod examined;
 pub mod examples;
-pub mod film;
+pub mod ffmpeg;
 pub mod footprint;
 pub mod key_value;
 pub mod lock_manager;

@@ -50,16 +50,16 @@ fn pin_thread(thread: Option<Pid>, cpu: usize) -> Result<()> {
         .with_context(|| format!("pinning to CPU {cpu}; choose another with --pin, or --pin none"))
 }
 
-/// The highest-numbered CPU that this process may run on: the lowest usually serves the most interrupts.
+/// Returns the highest-numbered CPU that this process may run on: the lowest usually serves the most interrupts.
 pub fn last_cpu() -> Result<usize> {
     let allowed = sched_getaffinity(None).context("asking for the CPUs of this process")?;
     (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).context("this process may run on no CPU")
 }
 
-/// The last two CPUs that this process may run on, the last one first.
+/// Returns the last two CPUs that this process may run on, the last one first.
 ///
 /// # Errors
-/// [`Skipped`](crate::contender::Skipped) where there is but one; where the kernel does not tell.
+/// [`Skipped`](crate::contender::Skipped) where there is but one; where the kernel does not report them.
 pub fn two_cpus() -> Result<(usize, usize)> {
     let allowed = sched_getaffinity(None).context("asking for the CPUs of this process")?;
     let mut cpus = (0..CpuSet::MAX_CPU).rev().filter(|&cpu| allowed.is_set(cpu));
@@ -69,14 +69,14 @@ pub fn two_cpus() -> Result<(usize, usize)> {
     }
 }
 
-/// How many bytes can be allocated without swapping, as `MemAvailable` of /proc/meminfo estimates it
+/// Returns how many bytes can be allocated without swapping, as `MemAvailable` of /proc/meminfo estimates it
 /// ([proc_meminfo(5)](https://man7.org/linux/man-pages/man5/proc_meminfo.5.html)).
 pub fn available_memory() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
     kibibytes(&text, "MemAvailable:").context("/proc/meminfo has no MemAvailable")
 }
 
-/// The value in bytes of the line `name  NUMBER kB` of a file such as /proc/meminfo or /proc/self/smaps.
+/// Returns the value in bytes of the line `name  NUMBER kB` of a file such as /proc/meminfo or /proc/self/smaps.
 pub(crate) fn kibibytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let number: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -84,20 +84,20 @@ pub(crate) fn kibibytes(text: &str, name: &str) -> Option<u64> {
 }
 
 /// Returns the directory of this program's build profile, `target/release` as a rule: other programs of the workspace
-/// lie there.
+/// are there.
 pub fn program_directory() -> Result<PathBuf> {
     let program = env::current_exe().context("finding this program's own file")?;
     Ok(program.parent().context("this program's file is in no directory")?.to_owned())
 }
 
-/// Where a benchmark's records lie: `target/bench/NAME.json`.
+/// Returns the file of a benchmark's records: `target/bench/NAME.json`.
 pub fn record_file(bench: &str) -> Result<PathBuf> {
     let target =
         program_directory()?.parent().context("this program lies outside of a target directory")?.to_owned();
     Ok(target.join("bench").join(format!("{bench}.json")))
 }
 
-/// The root of the source tree that this program was built from.
+/// Returns the root of the source tree that this program was built from.
 pub fn source_root() -> &'static Path {
     let bench = Path::new(env!("CARGO_MANIFEST_DIR"));
     bench.parent().unwrap_or(bench)

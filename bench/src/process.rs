@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::contender::{Contender, Sample, Skipped};
 
 /// A worker that has not answered for so long hangs.
-const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
+const TIMEOUT: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
 /// How long a worker may take to exit by itself (the kernel takes a while to free gigabytes).
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -56,10 +56,10 @@ impl Worker {
     fn answer(&mut self) -> Result<String> {
         if self.answers.buffer().is_empty() {
             let mut wanted = [PollFd::new(self.answers.get_ref(), PollFlags::IN)];
-            if poll(&mut wanted, Some(&PATIENCE)).context("waiting for the worker")? == 0 {
+            if poll(&mut wanted, Some(&TIMEOUT)).context("waiting for the worker")? == 0 {
                 // So that the end of `self` does not wait as long again.
                 self.process.kill().ok();
-                bail!("the worker has not answered within {} s", PATIENCE.tv_sec);
+                bail!("the worker has not answered within {} s", TIMEOUT.tv_sec);
             }
         }
         let mut line = String::new();

@@ -77,7 +77,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Notes that `error` kept a contender from `what`: [`Skipped`] is no failure of the benchmark, anything else is.
+    /// Notes that a contender could not take part in `what` because of `error`: [`Skipped`] is no failure of the benchmark, anything else is.
     pub fn absent(&mut self, what: &str, error: &anyhow::Error) {
         match error.downcast_ref::<Skipped>() {
             Some(Skipped(reason)) => self.skipped.insert(format!("{what}: {reason}")),

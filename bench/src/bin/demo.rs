@@ -59,10 +59,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Shows everything; gives what was not as it should be.
+/// Shows everything; returns what was not as expected.
 fn show() -> Result<Vec<String>> {
     ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed)).context("watching for Ctrl-C")?;
-    let scratch = tempfile::tempdir().context("making a folder for scripts to work in")?;
+    let scratch = tempfile::tempdir().context("making a directory for scripts to work in")?;
     let ordinary = examples::ordinary()?;
     let hostile = examples::hostile(scratch.path())?;
     println!(
@@ -92,7 +92,7 @@ fn show() -> Result<Vec<String>> {
         "\nSame results: {} of {compared} runs gave the bytes and the status of python3",
         compared - differed
     );
-    println!("{}", isolation.told());
+    println!("{}", isolation.summary());
     Ok(complaints)
 }
 
@@ -138,7 +138,7 @@ fn run_ordinary(
     Ok(all)
 }
 
-/// In what a run was not what it is under `python3`. A traceback of the fork server also shows the server, so there
+/// Returns how a run differs from one under `python3`. A traceback of the fork server also shows the server, so there
 /// standard error is not compared.
 fn difference(outcome: &Outcome, due: &Outcome, way: usize) -> Option<String> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).into_owned();
@@ -165,7 +165,7 @@ struct Isolation {
 }
 
 impl Isolation {
-    fn told(&self) -> String {
+    fn summary(&self) -> String {
         let replaced = match self.replaced {
             0 => "by the same worker".to_owned(),
             1 => "by one worker and, after a script that nothing can undo, another".to_owned(),
@@ -219,11 +219,7 @@ fn run_hostile(
         let now = warm.wait_until_ready()?;
         let replaced = now != workers;
         if replaced && !may_kill_worker {
-            complaints.push(format!(
-                "{}: the worker did not survive it; it said: {}",
-                hostile(),
-                warm.said()
-            ));
+            complaints.push(format!("{}: the worker did not survive it; its log: {}", hostile(), warm.log()));
         }
         let (after, was) = if replaced { (look(warm, true)?, &portable) } else { (exact, &before) };
         isolation.probes += 1;
@@ -243,7 +239,7 @@ fn run_hostile(
     Ok(isolation)
 }
 
-/// What a script finds in the worker before it does anything.
+/// Returns what a script finds in the worker before it does anything.
 fn look(warm: &mut Warm, portable: bool) -> Result<Report> {
     let seen = run(warm, &examples::probe(portable))?;
     if seen.status != 0 {

@@ -32,15 +32,15 @@ const SUPERVISOR: &str = "supervisor";
 
 /// A rule that is checked for each call that takes a path, or a descriptor that has one, and matches none.
 const RULES: &str = "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EACCES'\n";
-/// Nothing but what it costs to begin and to end.
+/// Only starts and exits of programs.
 const EXECUTE: &str = "i=0; while [ $i -lt 50 ]; do /bin/true; i=$((i + 1)); done";
 const FILES: usize = 10_000;
 const SOURCES: usize = 6;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Long enough for a client to begin on a machine that has other things to do.
 const BEGINNING: Duration = Duration::from_secs(1);
 /// The duration that wrk gets on its command line, in seconds: it is interrupted before.
-const CLIENT_PATIENCE: u32 = 30;
+const CLIENT_TIMEOUT: u32 = 30;
 
 fn main() -> Result<ExitCode> {
     let about = "Whole programs under an executive beside their rivals";
@@ -209,7 +209,7 @@ fn traced(program: &OsString, rest: &[OsString], until: Until) -> Result<ExitCod
     }
 }
 
-/// Forks, and has the child stop before it becomes the program.
+/// Forks a child, which stops before it executes the program.
 fn start_stopped(mut command: Command) -> Result<libc::pid_t> {
     // SAFETY: this process has one thread.
     unsafe {
@@ -273,7 +273,7 @@ impl Server {
         let mut server = Self { process, port, _supervisor: supervisor };
         let start = Instant::now();
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-            ensure!(start.elapsed() < PATIENCE, "{words:?} does not answer, {way}");
+            ensure!(start.elapsed() < TIMEOUT, "{words:?} does not answer, {way}");
             if let Some(status) = server.process.try_wait()? {
                 bail!("{words:?} ended, {way}: {status}");
             }
@@ -306,7 +306,7 @@ fn need(programs: &[&str]) -> Result<()> {
     }
 }
 
-/// A command that gets SIGINT after so long, and SIGKILL should that not help.
+/// Returns a command that gets SIGINT after `time`, and SIGKILL 10 seconds later.
 fn within(time: Duration, program: &str) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--foreground", "--preserve-status", "--signal=INT", "--kill-after=10"]);
@@ -350,7 +350,7 @@ impl Contender for Redis {
         let requests = (self.rate * self.time.as_secs_f64()).clamp(FEWEST_REQUESTS, MOST_REQUESTS);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within these bounds")]
         let requests = requests as u32;
-        let mut client = within(PATIENCE, "redis-benchmark");
+        let mut client = within(TIMEOUT, "redis-benchmark");
         client.args(["-p", &self.server.port.to_string(), "-n", &requests.to_string()]);
         let text = output_of(client.args(["-c", "20", "-t", work, "--csv"]))?;
         let rate = text.lines().last().and_then(|line| line.split(',').nth(1));
@@ -397,8 +397,8 @@ impl Nginx {
 impl Contender for Nginx {
     fn measure(&mut self, _: &str, _: u32) -> Result<Sample> {
         let url = format!("http://127.0.0.1:{}/page", self.server.port);
-        // It takes whole seconds, and tells what it has when it is interrupted.
-        let long = format!("-d{CLIENT_PATIENCE}s");
+        // It takes whole seconds, and prints what it has when it is interrupted.
+        let long = format!("-d{CLIENT_TIMEOUT}s");
         let ask = |time| output_of(within(time, "wrk").args(["-t1", "-c16", &long, &url]));
         // On a busy machine, it may be interrupted before it has begun, and is ended by that.
         let text = ask(self.time).or_else(|_| {
@@ -455,7 +455,7 @@ impl Contender for Run {
     }
 }
 
-/// A repository of many files, made once.
+/// Makes a repository of many files, unless it exists.
 fn tree_of(place: &Path) -> Result<PathBuf> {
     need(&["git"])?;
     if !place.exists() {
@@ -470,7 +470,7 @@ fn tree_of(place: &Path) -> Result<PathBuf> {
     Ok(place.to_owned())
 }
 
-/// Some C sources and how to make a program of them, made once.
+/// Makes C sources and a Makefile, unless they exist.
 fn sources_in(place: &Path) -> Result<PathBuf> {
     need(&["make", "gcc"])?;
     if !place.exists() {

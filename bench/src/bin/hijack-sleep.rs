@@ -1,7 +1,7 @@
 //! `make bench B=hijack-sleep`: how late sleeps end, with and without other processes on the CPUs, and the CPU time of that.
 //!
 //! Each contender sleeps in a process of its own, through the C library's `nanosleep`, beside as many processes that never
-//! sleep as the case says, on all CPUs. What is recorded is how much later than asked for each sleep ended, or how much time
+//! sleep as the case says, on all CPUs. Recorded is how much later than asked for each sleep ended, or how much time
 //! of a CPU it took. The floor is a thread that never sleeps, but reads the clock at real-time priority: nothing on this machine
 //! is earlier.
 

@@ -31,7 +31,7 @@ const RIVALS: [(&str, Between, By); 7] = [
 const FUTEX: (&str, Between, By) = ("thread + futex", Between::Threads, By::Futex);
 const SEMAPHORE: (&str, Between, By) = ("process + semaphore", Between::Processes, By::Semaphore);
 const SOCKET: (&str, Between, By) = ("process + Unix socket", Between::Processes, By::Socket);
-/// The floor on two CPUs. On one, who spins keeps the other from running.
+/// The floor on two CPUs. On one, a side that spins stops the other from running.
 const SPIN: (&str, Between, By) = ("process + spinning", Between::Processes, By::Spin);
 
 fn main() -> Result<ExitCode> {

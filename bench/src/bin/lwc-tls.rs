@@ -2,11 +2,11 @@
 //!
 //! Each session is one connection with a full handshake and one short answer, so that the signature weighs as much as it
 //! ever will. A client of TLS works about as hard as a server, and with P-256 harder: where both share a machine, sessions
-//! per second of the clock tell how fast the clients are. So the number to go by is sessions per second *of processor
+//! per second of the clock show how fast the clients are. So the number to go by is sessions per second *of processor
 //! time*, of nginx and vault together: what a server gets out of a CPU that it has to itself. By the clock we measure too:
 //! there the waiting for one another would show that is no work.
 //!
-//! A vault signs with AWS-LC, nginx with the distribution's OpenSSL. `openssl` is a vault that is told to sign with that, too: what
+//! A vault signs with AWS-LC, nginx with the distribution's OpenSSL. `openssl` is a vault that signs with that, too: what
 //! remains is what the vault itself costs. `floor` is the least that this can be: a child that each worker forks for signatures, unguarded,
 //! which waits for nothing else, with OpenSSL; beside nginx as it is, and beside that vault.
 

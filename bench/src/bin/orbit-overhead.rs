@@ -22,7 +22,7 @@ const VALUE: usize = 200;
 
 const WITHOUT: &str = "without the task";
 
-/// A server whose tasks are all switched off but for one, if any.
+/// Returns a server whose tasks are all switched off, or all but one.
 fn server(task: &'static str, dump: &'static str) -> Entry {
     let name = match (task, dump) {
         ("", _) => WITHOUT,

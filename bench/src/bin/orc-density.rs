@@ -20,10 +20,10 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use orrery_bench::content_store::ContentStore;
 use orrery_bench::copies::{
-    Ksm, Running, Store, anonymous, cached, end_with_us, files_of, forget, plant, planted, processor_time,
-    relocated,
+    Ksm, Running, Store, anonymous, cached, copy_in_tree, create_tree, drop_caches, files_of, processor_time,
+    relocated, terminate_with_parent,
 };
-use orrery_bench::film::{FFMPEG, encode};
+use orrery_bench::ffmpeg::{FFMPEG, encode};
 use orrery_bench::report::{Record, Report, write_json};
 use orrery_bench::{Options, Skipped, machine};
 use serde::Serialize;
@@ -33,7 +33,7 @@ const PYTHON: &str = "/usr/bin/python3";
 const WORK: &str = "import ssl, sqlite3, json, ctypes, decimal, hashlib, lzma, bz2\n\
                     print('ready', flush=True)\nimport sys; sys.stdin.read()";
 /// How long a copy may take to start, among all the others.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Memory of N copies from N trees
 #[derive(Parser)]
@@ -82,7 +82,7 @@ impl Way {
         }
     }
 
-    /// What the kernel is told: its own defaults, or a scan of all that there is every second or so.
+    /// Configures KSM: with the kernel's defaults, or to scan all memory about every second.
     fn ksm(self) -> Result<Option<Ksm>> {
         match self {
             Self::KsmOn => Ksm::at_work(100, 20).map(Some),
@@ -94,7 +94,7 @@ impl Way {
 
 /// Trees with copies of a program.
 struct Trees {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     files: Vec<PathBuf>,
     program: PathBuf,
     own: Vec<PathBuf>,
@@ -104,30 +104,30 @@ impl Trees {
     fn new(program: &str, count: usize, start: impl Fn(&mut Command) -> Result<Running>) -> Result<Self> {
         let files = files_of(start(&mut Command::new(program))?.pid())?;
         // Not in /tmp, which may be memory itself.
-        let folder = tempfile::tempdir_in(machine::program_directory()?)?;
-        let own: Vec<_> = (0..count).map(|number| folder.path().join(format!("own{number}"))).collect();
+        let directory = tempfile::tempdir_in(machine::program_directory()?)?;
+        let own: Vec<_> = (0..count).map(|number| directory.path().join(format!("own{number}"))).collect();
         for tree in &own {
-            plant(tree, &files, None)?;
+            create_tree(tree, &files, None)?;
         }
-        Ok(Self { folder, files, program: fs::canonicalize(program)?, own })
+        Ok(Self { directory, files, program: fs::canonicalize(program)?, own })
     }
 
-    /// The trees for so many copies, and what has to stay for as long as they are used.
+    /// Returns the trees for `count` copies, and the content store that must live as long as they are used.
     fn of(&self, way: Way, count: usize) -> Result<(Vec<PathBuf>, Option<ContentStore>)> {
         let named = |kind: &str| {
-            (0..count).map(|number| self.folder.path().join(format!("{kind}{number}"))).collect()
+            (0..count).map(|number| self.directory.path().join(format!("{kind}{number}"))).collect()
         };
         Ok(match way {
             Way::HardLinks => {
                 let trees: Vec<PathBuf> = named("linked");
                 for tree in trees.iter().filter(|tree| !tree.exists()) {
-                    plant(tree, &self.files, self.own.first().map(PathBuf::as_path))?;
+                    create_tree(tree, &self.files, self.own.first().map(PathBuf::as_path))?;
                 }
                 (trees, None)
             }
             Way::ContentStore => {
                 let trees: Vec<PathBuf> = named("overlay");
-                let store = ContentStore::plant(self.folder.path(), &trees, &self.files)?;
+                let store = ContentStore::create_tree(self.directory.path(), &trees, &self.files)?;
                 (trees, Some(store))
             }
             _ => (self.own[..count].to_vec(), None),
@@ -155,7 +155,7 @@ impl Copies {
     ) -> Result<Self> {
         let (roots, content) = trees.of(way, count)?;
         let lie_in = content.as_ref().map_or(roots.clone(), |content| vec![content.store().to_owned()]);
-        forget(&lie_in)?;
+        drop_caches(&lie_in)?;
         let store = match way {
             Way::Orc | Way::OrcDisk => Some(Store::start(way == Way::OrcDisk)?),
             _ => None,
@@ -163,7 +163,7 @@ impl Copies {
         let mut copies =
             Self { trees: lie_in, running: Vec::new(), store, _ksm: way.ksm()?, _content: content };
         for tree in &roots {
-            let program = planted(tree, &trees.program);
+            let program = copy_in_tree(tree, &trees.program);
             let mut command = Command::new(program);
             command.env("LD_LIBRARY_PATH", tree).env("PYTHONPATH", tree).env("PYTHONHOME", "/usr");
             if let Some(store) = &copies.store {
@@ -177,7 +177,7 @@ impl Copies {
         Ok(copies)
     }
 
-    /// Bytes of code and read-only data, when the store has given back what nobody needs.
+    /// Returns the bytes of code and read-only data, after the store has freed what no process needs.
     fn read_only(&self) -> Result<u64> {
         if self.store.is_some() {
             std::thread::sleep(Duration::from_secs(5));
@@ -186,13 +186,13 @@ impl Copies {
         Ok(self.files()? + own)
     }
 
-    /// Bytes of everything.
+    /// Returns the bytes of everything.
     fn everything(&self) -> Result<u64> {
         let own: u64 = self.running.iter().map(|copy| anonymous(copy.pid())).sum::<Result<_>>()?;
         Ok(self.files()? + own)
     }
 
-    /// Seconds of processor time that they have had, all together.
+    /// Returns the seconds of CPU time of all copies together.
     fn processor_time(&self) -> Result<f64> {
         self.running.iter().map(|copy| processor_time(copy.pid())).sum()
     }
@@ -212,7 +212,7 @@ fn record(case: String, unit: &str, ours: f64, (rival, value): (&str, f64)) -> R
     Record::new("orc-density", case, unit, rival, vec![(ours, value)], unit != "MiB")
 }
 
-/// Code and read-only data of idle copies.
+/// Measures code and read-only data of idle copies.
 fn density(counts: &[usize], report: &mut Report) -> Result<()> {
     let start = |command: &mut Command| Running::start(command.args(["-c", WORK]), "ready");
     let trees = Trees::new(PYTHON, counts.iter().copied().max().unwrap_or(1), start)?;
@@ -255,7 +255,7 @@ struct Series {
 fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
     // For ever.
     command.args(encode("size=320x180:rate=30", &["mpeg4"])).stdin(Stdio::null()).stdout(Stdio::piped());
-    end_with_us(command);
+    terminate_with_parent(command);
     let mut child = Running(command.spawn().with_context(|| format!("start {command:?}"))?);
     let mut lines = BufReader::new(child.0.stdout.take().context("no output")?).lines();
     let frames = Arc::clone(frames);
@@ -272,7 +272,7 @@ fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
             let _ = ready.send(());
         }
     });
-    wait.recv_timeout(PATIENCE).context("ffmpeg encodes nothing")?;
+    wait.recv_timeout(TIMEOUT).context("ffmpeg encodes nothing")?;
     Ok(child)
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use orrery_bench::copies::{Running, Store};
-use orrery_bench::film::{FFMPEG, encode};
+use orrery_bench::ffmpeg::{FFMPEG, encode};
 use orrery_bench::report::{Record, Report};
 use orrery_bench::{Options, Skipped, machine};
 
@@ -50,11 +50,11 @@ fn works() -> [Work; 2] {
     ]
 }
 
-/// Seconds of processor time that all children that were waited for have had.
+/// Returns the seconds of CPU time of all reaped children.
 fn processor_time() -> f64 {
     // SAFETY: the structure is plain numbers, filled in by the call.
     let usage = unsafe {
-        let mut usage: libc::rusage = core::mem::zeroed();
+        let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
         usage
     };

@@ -18,7 +18,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use orrery_bench::copies::{Running, Store, files_of, forget, plant, planted};
+use orrery_bench::copies::{Running, Store, copy_in_tree, create_tree, drop_caches, files_of};
 use orrery_bench::resp::redis_program;
 use orrery_bench::{Bench, Case, Contender, Entry, Group, Quantity, Sample, Skipped, Unit, machine};
 use tempfile::TempDir;
@@ -78,8 +78,8 @@ fn build_idle(directory: &Path, text: &str) -> Result<PathBuf> {
 fn unseen(files: &[PathBuf]) -> Result<TempDir> {
     // Not in /tmp, which may be memory itself.
     let directory = tempfile::tempdir_in(machine::program_directory()?)?;
-    plant(directory.path(), files, None)?;
-    forget(&[directory.path().to_owned()])?;
+    create_tree(directory.path(), files, None)?;
+    drop_caches(&[directory.path().to_owned()])?;
     Ok(directory)
 }
 
@@ -132,13 +132,13 @@ impl Starts {
         let library = self.files.iter().find(|file| file.ends_with(LIBRARY));
         let library = library.with_context(|| format!("{PYTHON} has no {LIBRARY}"))?;
         let directory = unseen(std::slice::from_ref(library))?;
-        self.dlopen(planted(directory.path(), library).as_os_str())
+        self.dlopen(copy_in_tree(directory.path(), library).as_os_str())
     }
 
     fn cold(&self) -> Result<Duration> {
         let directory = unseen(&self.files)?;
         let program = std::fs::canonicalize(PYTHON)?;
-        let mut command = Command::new(planted(directory.path(), &program));
+        let mut command = Command::new(copy_in_tree(directory.path(), &program));
         command.args(["-c", LIBRARIES]).env("LD_LIBRARY_PATH", directory.path());
         self.run(command.env("PYTHONPATH", directory.path()).env("PYTHONHOME", "/usr"))
     }

@@ -9,7 +9,7 @@
 //! A second plain one shows what two equals differ by in the same run.
 //!
 //! Who asks and who answers have one CPU, the programs around them another one: three who want two CPUs would measure above
-//! all whom the scheduler puts where. The kernel's KSM and our store go where they like.
+//! all where the scheduler puts them. The kernel's KSM and our store are not bound.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use orrery_bench::copies::{Ksm, Running, Store, files_of, plant, planted};
+use orrery_bench::copies::{Ksm, Running, Store, copy_in_tree, create_tree, files_of};
 use orrery_bench::resp::{self, Resp};
 use orrery_bench::{Bench, Case, Contender, Entry, Group, Quantity, Sample, Unit, machine};
 use tempfile::TempDir;
@@ -215,7 +215,7 @@ fn background(
     let trees: Vec<PathBuf> = (0..TREES).map(|tree| directory.path().join(tree.to_string())).collect();
     let program = std::fs::canonicalize(PYTHON)?;
     for tree in &trees {
-        plant(tree, &files, None)?;
+        create_tree(tree, &files, None)?;
     }
     Ok(std::thread::spawn(move || {
         machine::pin(cpu)?;
@@ -223,7 +223,7 @@ fn background(
             if signal.wait(&[Activity::Rest], Duration::MAX) == Activity::End {
                 return Ok(());
             }
-            let mut command = Command::new(planted(tree, &program));
+            let mut command = Command::new(copy_in_tree(tree, &program));
             command.args(["-c", work]).stdin(Stdio::null()).env("LD_LIBRARY_PATH", tree);
             command.env("PYTHONPATH", tree).env("PYTHONHOME", "/usr");
             prepare(way, store.as_deref(), &mut command)?;

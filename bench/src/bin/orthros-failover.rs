@@ -11,7 +11,7 @@ use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use orrery_bench::pairs::rivals::{self, PORT, Waited};
-use orrery_bench::pairs::{Client, Rescue, Running, Wanted};
+use orrery_bench::pairs::{Client, PairSpec, Rescue, Running};
 use orrery_bench::report::{Record, Report, write_json};
 use orrery_bench::statistics::median;
 use orrery_bench::{Options, Skipped, machine};
@@ -66,7 +66,7 @@ impl Load {
         } else {
             (u64::from(self.memory) * 3).next_power_of_two().clamp(256, 2048)
         };
-        let running = Running::start(&Wanted {
+        let running = Running::start(&PairSpec {
             service: &["orrery-guest", "burden", &numbers[0], &numbers[1], &numbers[2]],
             programs: &[],
             files: &[],
@@ -90,7 +90,7 @@ struct Point {
     all: Vec<f64>,
 }
 
-/// One death, and how long the client waited, in milliseconds.
+/// Makes one kernel die, and returns how long the client waited, in milliseconds.
 fn die(load: Load, fault: Fault) -> Result<(Rescue, f64)> {
     let (mut running, mut client) = load.start()?;
     if load.cache > 0 {
@@ -99,7 +99,7 @@ fn die(load: Load, fault: Fault) -> Result<(Rescue, f64)> {
     }
     // A connection that the service has not accepted yet would be lost.
     client.longest()?;
-    client.forget();
+    client.reset_longest_wait();
     let rescue = running.crash(fault)?;
     let waited = client.longest()?;
     client.end()?;
@@ -137,7 +137,7 @@ fn record(case: &str, ours: f64, runs: usize, rival: (&str, f64)) -> Record {
     Record { runs, ..Record::new("orthros-failover", case, "ms", rival.0, vec![(ours, rival.1)], false) }
 }
 
-/// The parts of each wait, for people.
+/// Formats the parts of each wait.
 fn table(points: &[Point]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING);

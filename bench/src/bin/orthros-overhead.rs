@@ -1,7 +1,7 @@
-//! `make bench B=orthros-overhead`: what it costs a service that a backup watches over it: redis' answers per second with a
+//! `make bench B=orthros-overhead`: the overhead of a backup for a service: redis' answers per second with a
 //! backup, without one, and while criu looks for changed pages once a second, as checkpoints would.
 //!
-//! All take turns over the same machine, so that they meet the same afternoon. What the active itself does for its backup, the
+//! All take turns over the same machine, so that they meet the same state of the machine. What the active itself does for its backup, the
 //! heartbeats, is measured directly besides: the time that the thread that sends them is on a processor.
 
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use orrery_bench::pairs::{Line, Running, Wanted};
+use orrery_bench::pairs::{Line, PairSpec, Running};
 use orrery_bench::report::{Record, Report};
 use orrery_bench::{Options, Skipped};
 use rustix::process::{Pid, Signal, kill_process};
@@ -40,7 +40,7 @@ struct Watched {
 
 impl Watched {
     fn start() -> Result<Self> {
-        let mut running = Running::start(&Wanted {
+        let mut running = Running::start(&PairSpec {
             service: &[
                 "redis-server",
                 "--bind",
@@ -81,7 +81,7 @@ impl Watched {
         Ok(Self { running, answers, stop, backup, checkpoints: 0 })
     }
 
-    /// Answers per second for a while.
+    /// Measures answers per second for `length`.
     fn slice(&mut self, way: Way, length: Duration) -> Result<f64> {
         kill_process(self.backup, if way == Way::Armed { Signal::CONT } else { Signal::STOP })?;
         std::thread::sleep(Duration::from_millis(200));
@@ -100,7 +100,7 @@ impl Watched {
         Ok(rate)
     }
 
-    /// One pre-dump of what has changed since the last, within the service's namespaces.
+    /// Makes one pre-dump of what has changed since the last, within the service's namespaces.
     fn checkpoint(&mut self) -> Result<()> {
         let number = self.checkpoints;
         let parent =

@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use orrery_bench::pairs::{Client, Line, Running, Wanted, in_network};
+use orrery_bench::pairs::{Client, Line, PairSpec, Running, clients};
 use orrery_bench::report::{Record, Report};
 use orrery_bench::{Options, Skipped};
 use orrery_orthros_host::{Fault, command};
@@ -27,7 +27,7 @@ fn milliseconds(duration: Duration) -> f64 {
 }
 
 fn redis(fault: Fault) -> Result<Waits> {
-    let mut running = Running::start(&Wanted {
+    let mut running = Running::start(&PairSpec {
         service: &REDIS,
         programs: &[],
         files: &[],
@@ -37,7 +37,7 @@ fn redis(fault: Fault) -> Result<Waits> {
     })?;
     let mut client = Client::start(6379, "INCR count\r\n")?;
     std::thread::sleep(Duration::from_secs(1));
-    client.forget();
+    client.reset_longest_wait();
     running.crash(fault)?;
     let waited = client.longest()? * 1e3;
     let counted = client.end()?;
@@ -52,7 +52,7 @@ fn redis(fault: Fault) -> Result<Waits> {
 fn nano(fault: Fault) -> Result<Waits> {
     command::require("nano", "nano").map_err(|error| Skipped(error.to_string()))?;
     let service = ["orrery-guest", "terminal", "23", "nano", "-I", "/data/text"];
-    let mut running = Running::start(&Wanted {
+    let mut running = Running::start(&PairSpec {
         service: &service,
         programs: &["nano"],
         files: &[(TERMINFO, TERMINFO)],
@@ -60,7 +60,7 @@ fn nano(fault: Fault) -> Result<Waits> {
         append: "",
         disk: Some((64, None)),
     })?;
-    let mut typist = in_network::Typist::connect(23)?;
+    let mut typist = clients::Typist::connect(23)?;
     let mut typed = String::new();
     for letter in ('a'..='z').cycle().take(60) {
         typist.key(letter)?;
@@ -82,7 +82,7 @@ fn nano(fault: Fault) -> Result<Waits> {
     ensure!(text.trim_end() == typed, "typed were {typed}, and written {text}");
     let begin = Instant::now();
     running.pair.reboot()?;
-    in_network::Typist::connect(23)?.key('0')?;
+    clients::Typist::connect(23)?.key('0')?;
     Ok((waited, milliseconds(begin.elapsed())))
 }
 
@@ -100,7 +100,7 @@ fn mariadb(fault: Fault) -> Result<Waits> {
         .arg(format!("--datadir={}/db", content.path().display()))
         .output()?;
     ensure!(install.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&install.stderr));
-    let mut running = Running::start(&Wanted {
+    let mut running = Running::start(&PairSpec {
         service: &mariadb::SERVER,
         programs: &[],
         files: &mariadb::FILES.map(|name| (name, name)),
@@ -108,10 +108,10 @@ fn mariadb(fault: Fault) -> Result<Waits> {
         append: "",
         disk: Some((256, Some(content.path()))),
     })?;
-    let mut client = in_network::Sql::connect(3306)?;
+    let mut client = clients::Sql::connect(3306)?;
     client.ask("create database d; create table d.t (a int primary key) engine=innodb; begin;")?;
     let insert =
-        |client: &mut in_network::Sql, row: u32| client.ask(&format!("insert into d.t values ({row});"));
+        |client: &mut clients::Sql, row: u32| client.ask(&format!("insert into d.t values ({row});"));
     for row in 0..ROWS {
         insert(&mut client, row)?;
     }
@@ -129,7 +129,7 @@ fn mariadb(fault: Fault) -> Result<Waits> {
     drop(client);
     let begin = Instant::now();
     running.pair.reboot()?;
-    in_network::Sql::connect(3306)?.ask("select 1;")?;
+    clients::Sql::connect(3306)?.ask("select 1;")?;
     Ok((waited, milliseconds(begin.elapsed())))
 }
 

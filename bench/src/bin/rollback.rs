@@ -126,7 +126,7 @@ impl Processes<'_> {
         format!("{}/{}", size(self.bytes), self.backing)
     }
 
-    /// Pages are written and restored.
+    /// Compares writing and restoring pages.
     fn rollbacks(self) -> Group {
         let name = self.name();
         let mut works: Vec<_> = DIRTY_PAGES.map(same_pages).into();
@@ -139,14 +139,14 @@ impl Processes<'_> {
         self.group(&name, Ours, &[Fork, Server, Drop]).cases(cases)
     }
 
-    /// Images that no stray read of the program can reach.
+    /// Compares images that no stray read of the program can reach with visible ones.
     fn hidden_images(self) -> Group {
         let name = format!("visible images/{}", self.name());
         let cases = DIRTY_PAGES.map(|dirty| case(&name, same_pages(dirty)).quick(dirty == 100));
         self.group(&name, Ours, &[Hidden]).cases(cases)
     }
 
-    /// Pages are written and restored with the whole process, not its memory alone.
+    /// Compares writing and restoring pages with the whole process, not its memory alone.
     fn runs(self, name: &str, ours: Mechanism, dirty: &[u32]) -> Group {
         let name = format!("{name}/{}", self.name());
         let cases = dirty.iter().map(|&dirty| {
@@ -156,7 +156,7 @@ impl Processes<'_> {
         self.group(&name, ours, &[Fork, Server]).cases(cases)
     }
 
-    /// The parts of tracking: the first write to a page, the restore of one page of a thousand, a scan where nothing was
+    /// Compares the parts of tracking: the first write to a page, the restore of one page of a thousand, a scan where nothing was
     /// written.
     fn trackers(self) -> [Group; 3] {
         let group = |what: &str, work: &str, ours, rivals: &[Mechanism], unit| {
@@ -173,7 +173,7 @@ impl Processes<'_> {
         ]
     }
 
-    /// The first capture of a process: copying its pages, or forking a process that holds them.
+    /// Compares the first capture of a process: copying its pages, or forking a process that holds them.
     fn first_captures(self) -> Group {
         let name = format!("first/{}", size(self.bytes));
         let cases = [("capture", "capture"), ("rollback", "capture, then 1000 pages")]
@@ -220,7 +220,7 @@ fn groups(bench: &Bench, pin: Pin) -> Vec<Group> {
     groups
 }
 
-/// A closure that does nothing, in a Python interpreter.
+/// Compares a closure that does nothing, in a Python interpreter.
 fn runs_in_python(pin: Pin) -> Group {
     let name = "run/python 64MiB";
     let entry = |mechanism: Mechanism, what: InPython| {

@@ -13,8 +13,8 @@ use crate::contender::Sample;
 
 /// A round has at least so many requests, or it would measure how it begins and ends.
 const LEAST: u32 = 3000;
-/// An answer that has not come by then never will.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// An answer that takes longer is lost.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Clients {
@@ -55,7 +55,7 @@ impl Clients {
             sent += 1;
         }
         let mut events = Vec::with_capacity(CLIENTS);
-        let limit = rustix::time::Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+        let limit = rustix::time::Timespec { tv_sec: TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
         while done < sent {
             events.clear();
             epoll::wait(&self.ready, rustix::buffer::spare_capacity(&mut events), Some(&limit))?;

@@ -75,7 +75,7 @@ fn returned(outcome: Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Rollback of this process. A tracker that this kernel does not allow is no failure.
+/// Sets up rollback of this process. Turns the error of a tracker that this kernel does not allow into `Skipped`.
 pub(super) fn rollback() -> Result<Rollback> {
     Rollback::builder().build().map_err(|error| match error {
         orrery_lwc::Error::Memory(error) => super::absent(error),

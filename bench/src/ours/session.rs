@@ -1,6 +1,6 @@
 //! Sessions of a pool, each with one request; and contexts that are made for one switch.
 
-use core::cell::RefCell;
+use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use crate::contender::{Contender, Sample, Skipped};
 use crate::footprint::Footprint;
 use crate::work::Work;
 
-/// A session of a pool: begin it with a connection on which a request lies, answer that, end, be rolled back.
+/// A session of a pool: begin it with a connection on which a request waits, answer that, end, be rolled back.
 #[derive(Debug)]
 pub struct PooledSession {
     pool: Pool,
@@ -73,7 +73,7 @@ impl ContextLife {
         Self { footprint }
     }
 
-    /// The same in a program that has so many others, which wait.
+    /// Copies a process that holds `footprint` and has `others` other contexts, which wait.
     ///
     /// # Errors
     /// Those of creating them, and [`Skipped`] where the program may not have descriptors for so many.

@@ -11,7 +11,7 @@ const ON: libc::c_ulong = 1;
 /// Where user addresses end.
 const ALL: libc::c_ulong = 0x7fff_ffff_f000;
 
-/// From now on the kernel looks for each of this thread's calls whether it is to be dispatched. None is.
+/// Makes the kernel check for each of this thread's calls whether it is to be dispatched. None is.
 pub fn arm_for_nothing() -> Result<()> {
     arm(0, ALL)
 }
@@ -84,7 +84,7 @@ struct Action {
 
 const SA_RESTORER: libc::c_ulong = 0x0400_0000;
 
-/// From now on each of this thread's calls is a signal, whose handler makes it and returns: nothing else is done. The thread must
+/// Turns each of this thread's calls into a signal, whose handler makes the call and returns: nothing else is done. The thread must
 /// make no threads or processes, and handle no other signals.
 pub fn handle_barely() -> Result<()> {
     let flags = u64::try_from(libc::SA_SIGINFO | libc::SA_NODEFER)? | SA_RESTORER;
@@ -109,7 +109,7 @@ pub fn handle_barely() -> Result<()> {
 mod tests {
     use super::*;
 
-    /// In a child: what is armed stays so.
+    /// Runs in a child, because what is armed stays armed.
     fn in_child(armed: fn() -> Result<()>) -> libc::c_int {
         // SAFETY: the child makes calls, and ends.
         unsafe {

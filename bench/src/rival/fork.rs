@@ -43,11 +43,11 @@ pub fn fork_exit_wait(work: impl FnOnce() -> bool) -> Result<()> {
     wait_for(in_child(work)?)
 }
 
-/// Runs `work` in a forked child, which ends with status 0 where it returns true; gives the child's process
+/// Runs `work` in a forked child, which ends with status 0 where it returns true; returns the child's process
 /// id. `work` must not allocate or lock anything: another thread may have held the lock at the time of the
 /// fork.
 pub(super) fn in_child(work: impl FnOnce() -> bool) -> Result<libc::pid_t> {
-    // SAFETY: the child only runs `work`, which keeps to what is allowed after fork in a process that may
+    // SAFETY: the child only runs `work`, which does only what is allowed after fork in a process that may
     // have threads, and leaves by _exit, so that nothing of the parent's is run twice.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()).context("fork"),

@@ -56,7 +56,7 @@ impl Request {
 /// answers over another pipe and ends; the server reaps it and reads the next request.
 pub struct ForkServer {
     server: libc::pid_t,
-    // Taken out of its place on drop: closing it tells the server to end.
+    // None once it is closed, which ends the server.
     requests: Option<File>,
     answers: File,
 }
@@ -95,7 +95,7 @@ impl ForkServer {
     }
 
     fn ask(&mut self, request: Request) -> Result<u8> {
-        let requests = self.requests.as_mut().context("the fork server was told to end")?;
+        let requests = self.requests.as_mut().context("the fork server has been ended")?;
         requests.write_all(&request.to_bytes()).context("asking the fork server")?;
         self.answer()
     }
@@ -133,7 +133,7 @@ impl Drop for ForkServer {
     }
 }
 
-/// The server's life, until its requests end.
+/// Runs the server until its requests end.
 fn serve(footprint: impl FnOnce() -> Result<Footprint>, mut requests: File, mut answers: File) -> Result<()> {
     let mut footprint = match footprint() {
         Ok(footprint) => footprint,
