@@ -106,7 +106,7 @@ impl Pages {
     }
 }
 
-/// What a task gets to know.
+/// The arguments of a task.
 #[derive(Debug, Clone, Copy)]
 pub struct Task {
     /// The pages.

@@ -69,7 +69,7 @@ pub struct Hostile {
     pub script: Script,
     /// How it must end: `exit N`, `signal NAME`, `crash`, `timeout` or `anything`.
     pub expected: String,
-    /// Whether it may cost the worker its life.
+    /// Whether it may kill the worker.
     pub may_kill_worker: bool,
 }
 

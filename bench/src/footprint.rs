@@ -60,7 +60,7 @@ impl Footprint {
     /// Anonymous memory.
     ///
     /// # Errors
-    /// Where `bytes` is not a multiple of 2 MiB or cannot be mapped; [`Skipped`] where huge pages are wanted
+    /// Fails where `bytes` is not a multiple of 2 MiB or cannot be mapped; [`Skipped`] where huge pages are wanted
     /// and not to be had.
     pub fn anonymous(bytes: usize, backing: Backing) -> Result<Self> {
         let footprint = Self::reserve(bytes)?;

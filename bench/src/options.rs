@@ -34,7 +34,7 @@ pub struct Options {
     pub(crate) contender: Option<usize>,
 }
 
-/// Where contenders run.
+/// The CPU on which contenders run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pin {
     /// Wherever the scheduler puts them.

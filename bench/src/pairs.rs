@@ -140,12 +140,12 @@ fn connect(port: u16) -> Result<TcpStream> {
 }
 
 /// A service that answers lines with lines, over one connection.
-pub struct Line {
+pub struct LineClient {
     stream: TcpStream,
     reader: BufReader<TcpStream>,
 }
 
-impl Line {
+impl LineClient {
     /// Connects to the service, which may still be starting.
     pub fn connect(port: u16) -> Result<Self> {
         let stream = connect(port)?;
@@ -174,7 +174,7 @@ pub struct Client {
 impl Client {
     /// Starts it; an answer is a number, behind a colon where it is redis that answers.
     pub fn start(port: u16, question: &str) -> Result<Self> {
-        let mut line = Line::connect(port)?;
+        let mut line = LineClient::connect(port)?;
         let question = question.to_owned();
         let stream = line.stream.try_clone()?;
         let (counted, longest, stop) =

@@ -35,7 +35,7 @@ pub trait Runner {
     fn run(&mut self, script: &Script, streams: Streams<'_>) -> Result<i32>;
 }
 
-/// What a script leaves.
+/// The outcome of a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// Its exit status, negative for a signal.

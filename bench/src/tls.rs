@@ -31,7 +31,7 @@ pub const KEYS: [(&str, &[&str]); 4] = [
     ("p384", &["EC", "-pkeyopt", "ec_paramgen_curve:P-384"]),
 ];
 
-/// Where an nginx signs.
+/// The place where nginx signs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signs {
     /// In its workers, as it was made.

@@ -96,7 +96,7 @@ fn show() -> Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// What came of running one script every way.
+/// The results of running one script every way.
 struct Ran {
     name: String,
     /// By way.
@@ -153,7 +153,7 @@ fn difference(outcome: &Outcome, due: &Outcome, way: usize) -> Option<String> {
         .then(|| format!("complained {:?}, not {:?}", text(&outcome.errors), text(&due.errors)))
 }
 
-/// What came of the hostile scripts.
+/// The results of the hostile scripts.
 #[derive(Default)]
 struct Isolation {
     scripts: usize,

@@ -446,12 +446,11 @@ impl Run {
 
 impl Contender for Run {
     fn measure(&mut self, _: &str, iterations: u32) -> Result<Sample> {
-        let start = Instant::now();
-        for _ in 0..iterations {
+        Sample::batch(iterations, |_| {
             let status = command(self.way, self.pin, &self.words)?.current_dir(&self.directory).status()?;
             ensure!(status.success(), "{:?}, {}: {status}", self.words, self.way);
-        }
-        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+            Ok(())
+        })
     }
 }
 

@@ -235,7 +235,7 @@ fn density(counts: &[usize], report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// What was seen at one time.
+/// A measurement at one time.
 #[derive(Serialize)]
 struct Point {
     second: f64,

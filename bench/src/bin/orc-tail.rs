@@ -93,7 +93,7 @@ impl Signal {
 /// A Redis server under load.
 struct Server {
     way: Way,
-    /// Where it runs.
+    /// The CPU that it runs on.
     cpu: usize,
     connection: Resp<UnixStream>,
     next: u64,

@@ -120,7 +120,7 @@ fn measure(load: Load, fault: Fault, runs: usize) -> Result<Point> {
     Ok(Point { case, noticed, steps, answer, waited, all })
 }
 
-/// What one does without a pair.
+/// An alternative to a pair.
 struct Rival {
     name: &'static str,
     measure: fn() -> Result<Waited>,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use orrery_bench::pairs::{Line, PairSpec, Running};
+use orrery_bench::pairs::{LineClient, PairSpec, Running};
 use orrery_bench::report::{Record, Report};
 use orrery_bench::{Options, Skipped};
 use rustix::process::{Pid, Signal, kill_process};
@@ -58,13 +58,13 @@ impl Watched {
             append: "",
             disk: None,
         })?;
-        let filled = Line::connect(PORT)?.ask(&format!("DEBUG POPULATE {VALUES} value 4096\r\n"))?;
+        let filled = LineClient::connect(PORT)?.ask(&format!("DEBUG POPULATE {VALUES} value 4096\r\n"))?;
         ensure!(filled == "+OK", "redis answers {filled:?}");
         let backup = running.pair.status().backup.context("no backup")?.pid;
         let backup = Pid::from_raw(i32::try_from(backup)?).context("no backup")?;
         let (answers, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let (counted, ended) = (Arc::clone(&answers), Arc::clone(&stop));
-        let mut line = Line::connect(PORT)?;
+        let mut line = LineClient::connect(PORT)?;
         std::thread::spawn(move || -> Result<()> {
             for number in 0_u32.. {
                 if ended.load(Ordering::Relaxed) {

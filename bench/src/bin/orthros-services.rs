@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use orrery_bench::pairs::{Client, Line, PairSpec, Running, clients};
+use orrery_bench::pairs::{Client, LineClient, PairSpec, Running, clients};
 use orrery_bench::report::{Record, Report};
 use orrery_bench::{Options, Skipped};
 use orrery_orthros_host::{Fault, command};
@@ -41,11 +41,11 @@ fn redis(fault: Fault) -> Result<Waits> {
     running.crash(fault)?;
     let waited = client.longest()? * 1e3;
     let counted = client.end()?;
-    let next = Line::connect(6379)?.ask("INCR count\r\n")?;
+    let next = LineClient::connect(6379)?.ask("INCR count\r\n")?;
     ensure!(next == format!(":{}", counted + 1), "redis counted on from {counted} with {next}");
     let begin = Instant::now();
     running.pair.reboot()?;
-    while !Line::connect(6379)?.ask("INCR count\r\n")?.starts_with(':') {}
+    while !LineClient::connect(6379)?.ask("INCR count\r\n")?.starts_with(':') {}
     Ok((waited, milliseconds(begin.elapsed())))
 }
 

@@ -27,7 +27,7 @@ impl InPython {
     /// Starts an interpreter and fills it. Its only work is `nothing`.
     ///
     /// # Errors
-    /// Where it does not come up; [`Skipped`](crate::Skipped) where rollback is not to be had.
+    /// Fails where it does not start; [`Skipped`](crate::Skipped) where rollback is not available.
     pub fn start(self) -> Result<Worker> {
         let library = machine::program_directory()?.join("liborrery_bench.so");
         ensure!(

@@ -31,7 +31,7 @@ impl WholeRun {
     /// Sets rollback up for this process. Call it, and measure, on one thread of a process that has no other.
     ///
     /// # Errors
-    /// Where it cannot be set up; [`Skipped`](crate::Skipped) where `ORRERY_TRACKER` asks for what is not there.
+    /// Fails where it cannot be set up; [`Skipped`](crate::Skipped) where `ORRERY_TRACKER` asks for a tracker that is not available.
     pub fn new(footprint: Footprint, captures: Captures) -> Result<Self> {
         Ok(Self { footprint, rollback: rollback()?, captures })
     }

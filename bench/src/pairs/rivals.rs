@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use orrery_orthros_host::{Fault, Initramfs, KernelFiles, cache, command};
 
-use super::{Client, Line, PairSpec, Running, TIMEOUT};
+use super::{Client, LineClient, PairSpec, Running, TIMEOUT};
 use crate::contender::Skipped;
 
 /// The port of `orrery-guest burden`.
@@ -47,7 +47,7 @@ pub fn reboot() -> Result<Waited> {
     let lost = client.end()?;
     let begin = Instant::now();
     running.pair.reboot()?;
-    Line::connect(PORT)?.ask("\n")?;
+    LineClient::connect(PORT)?.ask("\n")?;
     Ok(Waited { seconds: begin.elapsed().as_secs_f64(), lost })
 }
 
@@ -86,7 +86,7 @@ pub fn kdump() -> Result<Waited> {
         sleep(Duration::from_millis(2));
     }
     running.pair.reboot()?;
-    Line::connect(PORT)?.ask("\n")?;
+    LineClient::connect(PORT)?.ask("\n")?;
     Ok(Waited { seconds: begin.elapsed().as_secs_f64(), lost })
 }
 
@@ -143,7 +143,7 @@ pub fn checkpoints() -> Result<Waited> {
     running.pair.watch(TIMEOUT)?.context("the kernel does not die")?;
     let counted = client.counted();
     running.pair.reboot()?;
-    let answer = Line::connect(PORT).and_then(|mut line| line.ask("\n"));
+    let answer = LineClient::connect(PORT).and_then(|mut line| line.ask("\n"));
     let seconds = begin.elapsed().as_secs_f64();
     let answer = answer.with_context(|| log_of(&mut running, "restore"))?;
     let first: u64 = answer.parse().with_context(|| format!("{answer:?} is no number"))?;

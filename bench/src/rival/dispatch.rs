@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 
 const PR_SET_SYSCALL_USER_DISPATCH: libc::c_int = 59;
 const ON: libc::c_ulong = 1;
-/// Where user addresses end.
+/// The end of user addresses.
 const ALL: libc::c_ulong = 0x7fff_ffff_f000;
 
 /// Makes the kernel check for each of this thread's calls whether it is to be dispatched. None is.

@@ -1,7 +1,5 @@
 //! A child process for every piece of work.
 
-use std::time::Instant;
-
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::contender::{Contender, Sample};
@@ -24,17 +22,16 @@ impl ForkExitWait {
 impl Contender for ForkExitWait {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let work: Work = work.parse()?;
-        let start = Instant::now();
-        for _ in 0..iterations {
+        let sample = Sample::batch(iterations, |_| {
             let footprint = &mut self.footprint;
             fork_exit_wait(|| {
                 footprint.perform(work);
                 true
             })?;
-        }
-        let elapsed = start.elapsed();
+            Ok(())
+        })?;
         self.footprint.check_pristine(work)?;
-        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+        Ok(sample)
     }
 }
 

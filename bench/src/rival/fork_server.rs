@@ -23,7 +23,7 @@ const DONE: u8 = b'd';
 /// Answer: they are not as they were.
 const NOT_PRISTINE: u8 = b'n';
 
-/// What is asked: to do the work in a child, or to see whether it has left a trace.
+/// A request: to do the work in a child, or to check whether it has left a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Request {
     Perform(Work),

@@ -188,11 +188,10 @@ impl InlineCheck {
 
 impl Contender for InlineCheck {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        let start = Instant::now();
-        for _ in 0..iterations {
+        Sample::batch(iterations, |_| {
             self.caller.call(work)?;
-        }
-        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+            Ok(())
+        })
     }
 }
 
@@ -317,11 +316,10 @@ impl SeparateProcess {
 
 impl Contender for SeparateProcess {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        let start = Instant::now();
-        for _ in 0..iterations {
+        Sample::batch(iterations, |_| {
             self.ask(work)?;
-        }
-        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+            Ok(())
+        })
     }
 }
 

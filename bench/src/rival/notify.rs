@@ -78,7 +78,7 @@ pub fn open_for_all(listener: &OwnedFd, path: &CStr) {
     });
 }
 
-/// What stands for an answer that was given already.
+/// Marks a call that was answered already.
 const ANSWERED: (i32, u32) = (0, u32::MAX);
 
 /// Answers each call with an error, or 0, and flags.

@@ -1,10 +1,8 @@
 //! A forked child for every session.
 
+use anyhow::{Result, ensure};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
-
-use anyhow::{Result, ensure};
 
 use super::fork_exit_wait;
 use crate::contender::{Contender, Sample};
@@ -31,8 +29,7 @@ impl Contender for ForkPerSession {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let parsed: Work = work.parse()?;
         let mut answer = [0; 16];
-        let start = Instant::now();
-        for _ in 0..iterations {
+        let sample = Sample::batch(iterations, |_| {
             self.client.write_all(work.as_bytes())?;
             let (footprint, server) = (&mut self.footprint, &mut self.server);
             fork_exit_wait(|| {
@@ -43,9 +40,9 @@ impl Contender for ForkPerSession {
             })?;
             let length = self.client.read(&mut answer)?;
             ensure!(&answer[..length] == work.as_bytes(), "it answered {:?}", &answer[..length]);
-        }
-        let elapsed = start.elapsed();
+            Ok(())
+        })?;
         self.footprint.check_pristine(parsed)?;
-        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+        Ok(sample)
     }
 }
