@@ -3,8 +3,8 @@
 //! Everything here is fit for the narrow places in which the upper floors run: inside a signal handler, on a private
 //! stack while the program's own memory is being put back, between `fork` and the end of the child. So nothing in this
 //! crate allocates, takes a lock, touches thread-local storage (system calls are made directly, `errno` stays as it is)
-//! or panics. The exception is [`cgroups`], which reads tables and allocates in
-//! the calling process.
+//! or panics. The exceptions are [`cgroups`], which reads
+//! tables, and the building of filters in [`seccomp`]: both allocate.
 
 mod error;
 mod own;
@@ -18,11 +18,13 @@ pub mod kcmp;
 pub mod keeper;
 pub mod maps;
 pub mod mapwatch;
+pub mod notify;
 pub mod pagemap;
 pub mod process;
+pub mod seccomp;
 pub mod signals;
 pub mod timers;
 pub mod uffd;
 
-pub use error::{Error, Result};
+pub use error::{Error, Result, errno};
 pub use range::{PAGE, PageRange};
