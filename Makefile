@@ -14,7 +14,7 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK := $(TARGET)/tools/bin/mdbook
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap run test check bench bench-known bench-build promises docs soak fmt clean
+.PHONY: help bootstrap run test check bench bench-known bench-build compare promises docs soak fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,7 +60,11 @@ bench-known:
 bench-build: bootstrap
 	$(CARGO) build --release --locked -p orrery-bench -p orrery-capi -p orrery-signer -p orrery-cli -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load
 
-promises: bench-build ## hold SPECIFICATION.md's numbers against fresh measurements
+compare: bootstrap ## measure this tree and OLD=REVISION in turn: B=NAME, ROUNDS=6, SECONDS=15
+	@[ -n "$(OLD)" ] || { echo "make compare: OLD=REVISION is missing" >&2; exit 2; }
+	scripts/compare $(addprefix --bench ,$(B)) --rounds $(or $(ROUNDS),6) --seconds $(or $(SECONDS),15) '$(OLD)'
+
+promises: bench-build ## check the bounds of bench/promises.toml; WRITE=1 writes docs/measurements/DATE.md
 	QUICK='$(QUICK)' $(TARGET)/release/promises $(if $(WRITE),--write)
 
 docs: bootstrap ## the book (docs/book) and the interfaces' reference (target/doc)

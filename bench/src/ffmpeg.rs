@@ -1,10 +1,10 @@
-//! Films for ffmpeg to encode, which it draws by itself.
+//! Test videos, which ffmpeg draws and encodes.
 
-/// Where it is.
+/// The path of ffmpeg.
 pub const FFMPEG: &str = "/usr/bin/ffmpeg";
 
-/// What ffmpeg is to be told: which film to draw (options of `testsrc2` in ffmpeg-filters(1); without a duration it does not
-/// end), and by what to encode it, in one thread. It tells on standard output how far it is, in lines such as `frame=42`.
+/// Returns the arguments of ffmpeg: which video to draw (options of `testsrc2` in ffmpeg-filters(1); without a duration it does not
+/// end), and how to encode it, in one thread. It prints its progress in lines such as `frame=42`.
 pub fn encode(film: &str, codec: &[&str]) -> Vec<String> {
     let source = format!("testsrc2={film}");
     let before = ["-nostdin", "-loglevel", "error", "-progress", "pipe:1", "-f", "lavfi", "-i", &source];

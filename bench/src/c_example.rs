@@ -8,9 +8,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::machine;
 
-/// Builds the program in `examples/NAME` with the C library that lies beside this program, and puts it into `folder`.
-pub(crate) fn build(name: &str, folder: &Path) -> Result<PathBuf> {
-    let libraries = machine::program_folder()?;
+/// Builds the program in `examples/NAME` with the C library beside this program, in `directory`.
+pub(crate) fn build(name: &str, directory: &Path) -> Result<PathBuf> {
+    let libraries = machine::program_directory()?;
     ensure!(
         libraries.join("liborrery.so").exists(),
         "there is no liborrery.so in {} (build it with cargo build --release --workspace)",
@@ -24,7 +24,7 @@ pub(crate) fn build(name: &str, folder: &Path) -> Result<PathBuf> {
             sources.push(path);
         }
     }
-    let program = folder.join(name);
+    let program = directory.join(name);
     let mut command = Command::new("cc");
     command.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-I"]).arg(root.join("include")).args(sources);
     command.arg("-o").arg(&program).arg("-L").arg(&libraries).args(["-lorrery", "-pthread"]);

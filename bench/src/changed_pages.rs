@@ -41,16 +41,16 @@ impl FromStr for Change {
 /// Pages of main's.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub struct Examined {
+pub struct Pages {
     start: *mut u64,
     pages: usize,
 }
 
-// SAFETY: one thread at a time writes to the pages; whoever reads them does so after that.
-unsafe impl Send for Examined {}
+// SAFETY: one thread at a time writes to the pages; they are read only after that.
+unsafe impl Send for Pages {}
 
-impl Examined {
-    /// Of the memory at `start`.
+impl Pages {
+    /// Describes the memory at `start`.
     ///
     /// # Safety
     /// There are so many pages, writable, that nobody else uses, for as long as this and its copies are used.
@@ -58,10 +58,10 @@ impl Examined {
         Self { start, pages }
     }
 
-    /// The same pages, elsewhere.
+    /// Returns the same pages at another address.
     ///
     /// # Safety
-    /// As for [`Examined::new`].
+    /// As for [`Pages::new`].
     pub unsafe fn moved(self, start: *mut u64) -> Self {
         Self { start, ..self }
     }
@@ -106,11 +106,11 @@ impl Examined {
     }
 }
 
-/// What a task gets to know.
+/// The arguments of a task.
 #[derive(Debug, Clone, Copy)]
 pub struct Task {
     /// The pages.
-    pub examined: Examined,
+    pub examined: Pages,
     /// Which of them changed.
     pub change: Change,
     /// When.
@@ -120,7 +120,7 @@ pub struct Task {
 const SIZE: usize = 5 * size_of::<u64>();
 
 impl Task {
-    /// As arguments of a call.
+    /// Encodes the task as arguments of a call.
     pub fn encode(self) -> [u8; SIZE] {
         let mut bytes = [0; SIZE];
         let words = [
@@ -136,15 +136,15 @@ impl Task {
         bytes
     }
 
-    /// From arguments.
+    /// Decodes a task from the arguments of a call.
     #[expect(clippy::cast_possible_truncation, reason = "usize has 64 bits")]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (words, _) = bytes.as_chunks::<8>();
         let [start, pages, changed, new, round] =
             words.try_into().ok().map(|w: [[u8; 8]; 5]| w.map(u64::from_ne_bytes))?;
         Some(Self {
-            examined: Examined {
-                start: core::ptr::with_exposed_provenance_mut(start as usize),
+            examined: Pages {
+                start: std::ptr::with_exposed_provenance_mut(start as usize),
                 pages: pages as usize,
             },
             change: Change { pages: changed as usize, new: new != 0, pause: false },
@@ -166,7 +166,7 @@ mod tests {
     fn a_task_finds_what_changed() {
         let mut memory = vec![0_u64; 64 * PAGE / 8];
         // SAFETY: the vector outlives its use.
-        let examined = unsafe { Examined::new(memory.as_mut_ptr(), 64) };
+        let examined = unsafe { Pages::new(memory.as_mut_ptr(), 64) };
         examined.fill();
         for (text, rounds) in [("4", 100), ("pause 7 new", 100), ("0", 2), ("64", 3)] {
             let change: Change = text.parse().unwrap();

@@ -1,4 +1,4 @@
-//! Clients of a pair's services that are more than lines of text.
+//! Clients of a pair's services whose protocol is more than lines of text.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -8,21 +8,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use orrery_orthros_host::Network;
 
-/// How long anything may take that takes seconds.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// The timeout of operations that take seconds.
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// What the answer to each statement ends with.
 const DONE: &str = "-- done --";
 
-/// Someone who types into a terminal over the network, and looks at each key's echo.
+/// A user who types into a terminal over the network, and waits for each key's echo.
 pub struct Typist {
     stream: TcpStream,
 }
 
 impl Typist {
     /// Connects, and waits until the program shows something.
-    ///
-    /// # Errors
-    /// Where it does not come up.
     pub fn connect(port: u16) -> Result<Self> {
         let stream = super::connect(port)?;
         let mut typist = Self { stream };
@@ -30,20 +27,14 @@ impl Typist {
         Ok(typist)
     }
 
-    /// Types a letter and gives how long its echo took.
-    ///
-    /// # Errors
-    /// Where the terminal is gone.
+    /// Types a letter and returns how long its echo took.
     pub fn key(&mut self, letter: char) -> Result<Duration> {
         let mut bytes = [0; 4];
         let text = letter.encode_utf8(&mut bytes).to_owned();
         self.press(text.as_bytes(), &text)
     }
 
-    /// Presses keys, and gives how long it took until a text was shown.
-    ///
-    /// # Errors
-    /// Where the terminal is gone.
+    /// Presses keys, and returns how long it took until a text was shown.
     pub fn press(&mut self, keys: &[u8], until: &str) -> Result<Duration> {
         let begin = Instant::now();
         self.stream.write_all(keys)?;
@@ -58,7 +49,7 @@ impl Typist {
     }
 }
 
-/// A client of MariaDB, which is its own.
+/// A client of MariaDB: its own command.
 pub struct Sql {
     child: Child,
     input: ChildStdin,
@@ -66,12 +57,9 @@ pub struct Sql {
 }
 
 impl Sql {
-    /// Connects, as soon as the server takes connections.
-    ///
-    /// # Errors
-    /// Where it does not come up.
+    /// Connects as soon as the server accepts connections.
     pub fn connect(port: u16) -> Result<Self> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while let Err(error) = TcpStream::connect((Network::SERVICE, port)) {
             ensure!(Instant::now() < deadline, "MariaDB does not come up: {error}");
             std::thread::sleep(Duration::from_millis(50));
@@ -97,10 +85,7 @@ impl Sql {
         Ok(sql)
     }
 
-    /// Has statements executed, and gives what they answer.
-    ///
-    /// # Errors
-    /// Where one fails, which ends the client.
+    /// Executes statements, and returns their output.
     pub fn ask(&mut self, statements: &str) -> Result<String> {
         writeln!(self.input, "{statements} select '{DONE}';")?;
         let mut answer = String::new();

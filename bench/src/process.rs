@@ -1,14 +1,13 @@
 //! Contenders in processes of their own.
 //!
-//! What a contender has done to its process (grown it, registered memory, cut huge pages up) would colour the
-//! next one's numbers. So a benchmark may start itself again as a [`Worker`]: the copy builds one footprint,
-//! then measures on request. Requests are lines of `ITERATIONS WORK`; answers are `ready`, `ok OPERATIONS
-//! NANOSECONDS [LATENCY ...]`, `skipped REASON` or `failed REASON`. The worker ends when its standard input does.
+//! What a contender has done to its process (grown it, registered memory, split huge pages) would change what is measured
+//! of the next one. So a benchmark starts itself again as a [`Worker`] for each: the copy sets one contender up, then
+//! measures on request. Requests are lines of `ITERATIONS WORK`; answers are `ready`, `ok OPERATIONS NANOSECONDS
+//! [LATENCY ...]`, `skipped REASON` or `failed REASON`. The worker ends when its standard input does.
 
-use std::env;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,73 +16,57 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::contender::{Contender, Sample, Skipped};
 
-/// A worker that has said nothing for so long is taken for stuck.
-const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
+/// A worker that has not answered for so long hangs.
+const TIMEOUT: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
-/// How long a worker may take to end by itself (giving back gigabytes takes a moment).
-const FAREWELL: Duration = Duration::from_secs(10);
+/// How long a worker may take to exit by itself (the kernel takes a while to free gigabytes).
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A contender that runs in a fresh copy of this program.
+/// A contender that runs in a process of its own.
 pub struct Worker {
     process: Child,
-    // Taken out of its place on drop: closing it tells the worker to end.
+    // None once it is closed, which ends the worker.
     requests: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
 impl Worker {
-    /// Starts this very program with `arguments`, which must lead it to [`serve`], and waits until it is
-    /// ready.
+    /// Starts a program, which must answer as [`serve`] does, and waits until it is ready.
     ///
     /// # Errors
-    /// Where it cannot be started, or [`Skipped`] where it says so.
-    pub fn start<I: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = I>) -> Result<Self> {
-        let program = env::current_exe().context("finding this program's own file")?;
-        let mut command = Command::new(program);
-        command.args(arguments);
-        Self::launch(command)
-    }
-
-    /// Starts another program, which must answer as [`serve`] does, and waits until it is ready.
-    ///
-    /// # Errors
-    /// Where it cannot be started, or [`Skipped`] where it says so.
-    pub fn of_program(command: Command) -> Result<Self> {
-        Self::launch(command)
-    }
-
-    fn launch(mut command: Command) -> Result<Self> {
+    /// Fails where it cannot be started; with [`Skipped`] where it answers so.
+    pub fn start(mut command: Command) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.spawn().with_context(|| format!("starting {command:?}"))?;
+        let mut process = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let requests = process.stdin.take();
         let answers = BufReader::new(process.stdout.take().context("the worker has no standard output")?);
         let mut worker = Self { process, requests, answers };
         match worker.answer()?.as_str() {
             "ready" => Ok(worker),
-            other => bail!("the worker began with {other:?} where \"ready\" was due"),
+            other => bail!("the worker began with {other:?} instead of \"ready\""),
         }
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Reads one answer; turns `skipped` and `failed` into errors.
+    /// Reads one answer and turns `skipped` and `failed` into errors.
     fn answer(&mut self) -> Result<String> {
         if self.answers.buffer().is_empty() {
             let mut wanted = [PollFd::new(self.answers.get_ref(), PollFlags::IN)];
-            if poll(&mut wanted, Some(&PATIENCE)).context("waiting for the worker")? == 0 {
+            if poll(&mut wanted, Some(&TIMEOUT)).context("waiting for the worker")? == 0 {
                 // So that the end of `self` does not wait as long again.
                 self.process.kill().ok();
-                bail!("the worker gave no answer within {} s", PATIENCE.tv_sec);
+                bail!("the worker has not answered within {} s", TIMEOUT.tv_sec);
             }
         }
         let mut line = String::new();
         self.answers.read_line(&mut line).context("reading the worker's answer")?;
         let Some(line) = line.strip_suffix('\n') else {
             let status = self.process.wait().context("waiting for the worker's end")?;
-            bail!("the worker ended ({status}) where an answer was due");
+            bail!("the worker ended ({status}) before it answered");
         };
         match line.split_once(' ') {
             Some(("skipped", reason)) => Err(Skipped(reason.to_owned()).into()),
@@ -95,14 +78,14 @@ impl Worker {
 
 impl Contender for Worker {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        let requests = self.requests.as_mut().context("the worker was told to end")?;
+        let requests = self.requests.as_mut().context("the worker has been ended")?;
         writeln!(requests, "{iterations} {work}").context("asking the worker")?;
         let answer = self.answer()?;
         let mut words = answer.split(' ');
         if words.next() != Some("ok") {
-            bail!("the worker answered {answer:?} where \"ok\" and times were due");
+            bail!("the worker answered {answer:?} instead of \"ok\" and times");
         }
-        let strange = || format!("the worker answered {answer:?} where numbers were due");
+        let strange = || format!("the worker answered {answer:?} instead of numbers");
         let iterations = words.next().and_then(|word| word.parse().ok()).with_context(strange)?;
         let mut times = words.map(|word| word.parse().map(Duration::from_nanos).with_context(strange));
         let elapsed = times.next().with_context(strange)??;
@@ -115,7 +98,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         drop(self.requests.take());
         let start = Instant::now();
-        while start.elapsed() < FAREWELL {
+        while start.elapsed() < EXIT_TIMEOUT {
             match self.process.try_wait() {
                 Ok(None) => thread::sleep(Duration::from_millis(1)),
                 _ => return,
@@ -126,19 +109,16 @@ impl Drop for Worker {
     }
 }
 
-/// The other side: builds a contender with `start`, then measures as standard input asks, until it ends.
-pub fn serve(start: impl FnOnce() -> Result<Box<dyn Contender>>) -> ExitCode {
-    match answer_requests(start, io::stdin().lock(), io::stdout()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("benchmark worker: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+/// Runs the other side: makes a contender by `start`, then measures as standard input asks, until it ends.
+///
+/// # Errors
+/// Fails where the other side does not follow the protocol.
+pub fn serve<C: Contender>(start: impl FnOnce() -> Result<C>) -> Result<()> {
+    answer_requests(start, io::stdin().lock(), io::stdout())
 }
 
-fn answer_requests(
-    start: impl FnOnce() -> Result<Box<dyn Contender>>,
+fn answer_requests<C: Contender>(
+    start: impl FnOnce() -> Result<C>,
     requests: impl BufRead,
     mut answers: impl Write,
 ) -> Result<()> {
@@ -179,7 +159,7 @@ mod tests {
     use super::*;
     use crate::contender::single;
 
-    fn conversation(requests: &str, start: impl FnOnce() -> Result<Box<dyn Contender>>) -> String {
+    fn conversation<C: Contender>(requests: &str, start: impl FnOnce() -> Result<C>) -> String {
         let mut answers = Vec::new();
         answer_requests(start, requests.as_bytes(), &mut answers).unwrap();
         String::from_utf8(answers).unwrap()
@@ -188,17 +168,17 @@ mod tests {
     fn shell(script: &str) -> Result<Worker> {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        Worker::launch(command)
+        Worker::start(command)
     }
 
     #[test]
     fn requests_are_answered_in_order() {
         let answers = conversation("2 good\n1 bad\n1 absent\n", || {
-            Ok(Box::new(single(|work| match work {
+            Ok(single(|work| match work {
                 "good" => Ok(()),
                 "bad" => bail!("two\nlines"),
                 _ => Err(Skipped("no such facility".into()).into()),
-            })))
+            }))
         });
         let lines: Vec<_> = answers.lines().collect();
         assert_eq!(lines.len(), 4, "{answers}");
@@ -209,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_contender_that_cannot_start_says_why() {
-        let answers = conversation("1 x\n", || Err(Skipped("too little memory".into()).into()));
+        let answers = conversation("1 x\n", || Err::<Worker, _>(Skipped("too little memory".into()).into()));
         assert_eq!(answers, "skipped too little memory\n");
         let error = shell("echo skipped too little memory").err().unwrap();
         assert_eq!(error.downcast_ref::<Skipped>().unwrap().0, "too little memory");
