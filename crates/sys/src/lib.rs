@@ -2,17 +2,20 @@
 //!
 //! The upper floors call this crate in narrow places: inside a signal handler, on a private stack while the program's own
 //! memory is being restored, between `fork` and the end of the child. So nothing here takes a lock, touches thread-local
-//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with two
-//! exceptions: [`cgroups`], which reads tables, and [`scm::receive`], if descriptors arrive.
+//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with three
+//! exceptions: [`cgroups`], which reads tables, [`scm::receive`], if descriptors arrive, and the building of filters in
+//! [`seccomp`].
 //!
 //! | what | where |
 //! |---|---|
 //! | which pages were written | [`uffd`] protects them without a handler, [`pagemap`] reads the records |
 //! | what is mapped | [`maps`]; [`mapwatch`] notices changes without a system call |
 //! | a process' memory or descriptors as they were | [`memory_copy`], [`fd_table_copy`], [`kcmp`] |
+//! | the memory and threads of other processes | [`process_memory`], [`ptrace`] |
 //! | threads, children, descriptors, sizes | [`process`], [`timers`], [`signals`] |
 //! | descriptors over sockets, and out of the way of the program's own | [`scm`], [`descriptors`] |
 //! | whether this is a forked child | [`generation`] |
+//! | filters for system calls, and answers to their notifications | [`seccomp`], [`notify`] |
 //! | the control group of this process | [`cgroups`] |
 
 mod error;
@@ -28,13 +31,17 @@ pub mod kcmp;
 pub mod maps;
 pub mod mapwatch;
 pub mod memory_copy;
+pub mod notify;
 pub mod pagemap;
 pub mod process;
+pub mod process_memory;
+pub mod ptrace;
 pub mod scm;
+pub mod seccomp;
 pub mod signals;
 pub mod timers;
 pub mod uffd;
 
-pub use error::{Error, Result};
+pub use error::{Error, Result, errno};
 pub use generation::generation;
 pub use range::{PAGE, PageRange};
