@@ -94,12 +94,12 @@ pub struct Config<'a> {
 pub struct SnapshotId(pub(crate) u32);
 
 impl SnapshotId {
-    /// Its number, which C callers hold.
+    /// Returns its number, which C callers hold.
     pub fn number(self) -> u32 {
         self.0
     }
 
-    /// The name with that number, which may or may not exist.
+    /// Returns the ID with that number, which may or may not exist.
     pub fn from_number(number: u32) -> Self {
         Self(number)
     }
@@ -181,7 +181,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// A space of the calling process; nothing is captured yet. `arena` is left alone, and so is all that is in it.
+    /// Creates a space of the calling process, with nothing captured. `arena` and all that is in it is left alone.
     ///
     /// # Errors
     /// [`Error::Tracker`], [`Error::TrackerName`], [`Error::PageSize`], or what keeps the parts from being made.
@@ -190,7 +190,7 @@ impl Space {
         Self::with_tracker(arena, config, tracker)
     }
 
-    /// The same with a tracker made by the caller.
+    /// Creates a space with a tracker of the caller's.
     ///
     /// # Errors
     /// Those of [`Space::new`].
@@ -247,22 +247,22 @@ impl Space {
         })
     }
 
-    /// The tracker's name.
+    /// Returns the tracker's name.
     pub fn tracker_name(&self) -> &'static str {
         self.tracker.peek().name()
     }
 
-    /// Whether the layout is watched, or read each time.
+    /// Returns whether the layout is watched, or read each time.
     pub fn watches_layout(&self) -> bool {
         self.watch.is_some()
     }
 
-    /// The sizes of the process.
+    /// Returns the sizes of the process.
     pub fn statm(&self) -> &Statm {
         &self.statm
     }
 
-    /// What it holds.
+    /// Returns what it holds.
     pub fn statistics(&self) -> Statistics {
         Statistics {
             images: self.images.len(),
@@ -272,7 +272,7 @@ impl Space {
         }
     }
 
-    /// Leaves `range` alone from now on, in every snapshot: neither captured nor put back.
+    /// Excludes `range` from every snapshot from now on: it is neither captured nor restored.
     ///
     /// # Errors
     /// [`Error::Keep`] where it is not mapped throughout or holds the address `stack`; [`Error::Memory`].
@@ -304,7 +304,7 @@ impl Space {
         self.rearrange()
     }
 
-    /// Never puts back the `length` bytes at `address`: the kernel writes them when it likes (rseq(2)).
+    /// Excludes the `length` bytes at `address` from restores: the kernel writes them when it likes (rseq(2)).
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -325,7 +325,7 @@ impl Space {
         self.doubted.push(range)
     }
 
-    /// Brings the base up to date with memory as it is now, and returns how many pages were taken up.
+    /// Brings the base up to date with memory as it is now, and returns how many pages were captured.
     ///
     /// # Errors
     /// [`Error::Store`], [`Error::Memory`], [`Error::System`]. After an error the base is not usable until a capture
@@ -397,12 +397,12 @@ impl Space {
         Ok(SnapshotId(u32::try_from(place).unwrap_or(u32::MAX)))
     }
 
-    /// Whether there is such a snapshot.
+    /// Returns whether there is such a snapshot.
     pub fn has(&self, id: SnapshotId) -> bool {
         self.snapshots.get(id.0 as usize).is_some_and(Option::is_some)
     }
 
-    /// Forgets a snapshot; its images go unless others have them too.
+    /// Drops a snapshot, and its images unless others have them too.
     ///
     /// # Errors
     /// [`Error::NoSnapshot`].
@@ -416,7 +416,7 @@ impl Space {
         Ok(())
     }
 
-    /// Puts memory back to what it was at the last capture, or at the snapshot `target`.
+    /// Restores memory to what it was at the last capture, or at the snapshot `target`.
     ///
     /// # Errors
     /// [`Error::NoSnapshot`], with nothing changed. Any other error leaves memory between two states: the process must
@@ -475,7 +475,7 @@ impl Space {
         target.and_then(|at| self.snapshots[at].as_ref()).unwrap_or(&self.base)
     }
 
-    /// The first mapping with a page in `start..end`.
+    /// Returns the first mapping with a page in `start..end`.
     fn mapping_from(&self, start: usize, end: usize) -> Option<Mapping> {
         let mappings = self.base.layout.mappings();
         let at = mappings.partition_point(|mapping| mapping.range.end <= start);

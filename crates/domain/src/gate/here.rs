@@ -16,7 +16,7 @@ const NONE: isize = isize::MAX;
 /// Where it is in the registered memory (`cpu_id` of `struct rseq`).
 const CPU_ID: isize = 4;
 
-/// The CPU that the caller runs on.
+/// Returns the CPU that the caller runs on.
 #[inline]
 pub fn current_cpu() -> u32 {
     let distance = DISTANCE.load(Ordering::Relaxed);
@@ -39,7 +39,7 @@ fn ask(distance: isize) -> u32 {
     u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(NOWHERE)
 }
 
-/// Where the C library has it, for all threads alike.
+/// Returns where the C library has it, for all threads alike.
 #[cfg(target_arch = "x86_64")]
 fn find() -> Option<isize> {
     let symbol = |name: &CStr| {

@@ -102,7 +102,7 @@ fn wait_at_home(mine: &Side, theirs: &Side, heard: u32) -> Woken {
     sleep(&mine.bell, &mine.sleepers, heard, &|| false, &mut night)
 }
 
-/// The same, for one who is also called by a word of its own.
+/// Waits for the bell or for a word of its own.
 fn wait_for_word(mine: &Side, theirs: &Side, heard: u32, word: &AtomicU32, read: u32) -> Woken {
     let mut night = Endless { theirs, bell: &mine.bell, heard, mark: 0, careless: false };
     sleep(&mine.bell, &mine.sleepers, heard, &|| word.load(SeqCst) != read, &mut night)

@@ -68,9 +68,9 @@ pub enum Place {
 
 /// What a pace is measured against; [`Machine`], but for tests.
 pub trait Surroundings {
-    /// The present.
+    /// Returns the present.
     fn now(&self) -> Moment;
-    /// Whether nobody but the two wants a CPU, of which there are two.
+    /// Returns whether nobody but the two wants a CPU, of which there are two.
     fn has_idle_cpu(&self) -> bool;
 }
 
@@ -92,7 +92,7 @@ impl Surroundings for Machine {
     }
 }
 
-/// How many tasks the kernel would run now (proc_loadavg(5)).
+/// Returns how many tasks the kernel would run now (proc_loadavg(5)).
 fn runnable() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
     text.split_whitespace().nth(3)?.split('/').next()?.parse().ok()
@@ -151,7 +151,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Where the two are to be now.
+    /// Returns where the two should run now.
     #[inline]
     pub fn place(&self) -> Place {
         match self.stage {
@@ -256,7 +256,7 @@ impl Pace {
         self.since = Moment(0);
     }
 
-    /// Whether others want a CPU, when it is time to look: seen so often in a row.
+    /// Returns whether others want a CPU, when it is time to look: seen so often in a row.
     fn is_busy(&mut self, now: Moment, around: &impl Surroundings) -> bool {
         if now < self.look {
             return false;
@@ -285,7 +285,7 @@ impl Pace {
     }
 }
 
-/// What the environment says, asked for once.
+/// Returns what the environment says, asked for once.
 fn forced() -> Option<Place> {
     static FORCED: OnceLock<Option<Place>> = OnceLock::new();
     *FORCED.get_or_init(|| match std::env::var("ORRERY_GATE").as_deref() {

@@ -13,7 +13,7 @@ use super::Woken;
 
 /// A word of shared memory. All accesses are sequentially consistent.
 pub(super) trait Word {
-    /// What it holds.
+    /// Returns what it holds.
     fn read(&self) -> u32;
     /// Adds to it, around the end.
     fn add(&self, change: u32);
@@ -23,14 +23,14 @@ pub(super) trait Word {
 
 /// The night of a sleeper: how long it lasts, and what it is slept on.
 pub(super) trait Night {
-    /// Whether there is no use in sleeping on: the partner is dead, or it is too late. Asked before each nap.
+    /// Returns whether there is no use in sleeping on: the partner is dead, or it is too late. Asked before each nap.
     fn is_over(&mut self) -> Option<Woken>;
     /// Sleeps until the bell is no longer what was heard, something happens that [`Night::is_over`] should look at, or for
     /// no reason at all.
     fn doze(&mut self);
 }
 
-/// Rings: whatever was written before is seen by whoever waits.
+/// Rings the bell: a partner that waits returns, and sees everything that was written before.
 pub(super) fn ring(bell: &impl Word, sleepers: &impl Word) {
     bell.add(1);
     if sleepers.read() != 0 {

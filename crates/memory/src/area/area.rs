@@ -106,38 +106,39 @@ impl Area {
         Ok(Self(inner))
     }
 
-    /// The area that holds `pointer`, if there is one.
+    /// Returns the area that holds `pointer`, if there is one.
     pub fn containing<T>(pointer: *const T) -> Option<Self> {
         let area: Arc<dyn Any + Send + Sync> = fork_locks::area_at(pointer.addr())?;
         area.downcast().ok().map(Self)
     }
 
-    /// Its first address.
+    /// Returns its first address.
     pub fn base(&self) -> usize {
         self.0.range.start
     }
 
-    /// The bytes up to which it can grow.
+    /// Returns the bytes up to which it can grow.
     pub fn capacity(&self) -> usize {
         self.0.range.len()
     }
 
-    /// How its pages reach orbits.
+    /// Returns how its pages reach orbits.
     pub fn mode(&self) -> Mode {
         self.0.mode
     }
 
-    /// The bytes from its start that orbits get to see: those in use by blocks, or what [`Area::set_used`] said.
+    /// Returns the bytes from its start that orbits get to see: those in use by blocks, or what [`Area::set_used`]
+    /// said.
     pub fn used(&self) -> usize {
         self.0.used.load(Ordering::Acquire)
     }
 
-    /// Whether `pointer` leads into it.
+    /// Returns whether `pointer` leads into it.
     pub fn contains<T>(&self, pointer: *const T) -> bool {
         self.0.range.contains(pointer.addr())
     }
 
-    /// A block of zeros, for any thread. The area grows as needed.
+    /// Allocates a block of zeros, for any thread. The area grows as needed.
     ///
     /// # Errors
     /// [`Error::AreaFull`], [`Error::Memory`], [`Error::Use`] after [`Area::raw`], [`Error::InOrbit`].
@@ -157,7 +158,7 @@ impl Area {
         }
     }
 
-    /// Gives a block back. In an orbit nothing happens: what main owns is main's to free.
+    /// Frees a block. In an orbit it is a no-op: what main owns is main's to free.
     ///
     /// # Safety
     /// The block came from this area with this layout and is not used any more.
@@ -208,13 +209,13 @@ impl Area {
         Ok(moved)
     }
 
-    /// How many blocks are in use.
+    /// Returns the number of blocks in use.
     pub fn blocks(&self) -> usize {
         self.0.heap.lock().blocks()
     }
 
-    /// The memory itself, for those who lay it out themselves: where it starts and how many bytes it has now. Nothing of
-    /// it reaches orbits before [`Area::set_used`] says how much is in use.
+    /// Returns the memory itself, for those who lay it out themselves: where it starts and how many bytes it has now.
+    /// Nothing of it reaches orbits before [`Area::set_used`] says how much is in use.
     ///
     /// # Errors
     /// [`Error::Use`] once blocks have been allocated.
@@ -333,7 +334,7 @@ impl Inner {
         self.home
     }
 
-    /// The bytes, in whole pages, that orbits get to see.
+    /// Returns the bytes, in whole pages, that orbits get to see.
     pub(super) fn seen(&self) -> usize {
         self.used.load(Ordering::Acquire).next_multiple_of(PAGE).min(self.committed.load(Ordering::Acquire))
     }
@@ -379,7 +380,7 @@ impl Inner {
         }
     }
 
-    /// The size to commit so that `bytes` are there, with something in advance.
+    /// Returns the size to commit so that `bytes` are there, with something in advance.
     fn size_for(&self, bytes: usize) -> Result<usize, Error> {
         let has = self.committed.load(Ordering::Acquire);
         let least = bytes.checked_next_multiple_of(PAGE).filter(|least| *least <= self.range.len()).ok_or(

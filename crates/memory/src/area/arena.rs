@@ -42,7 +42,7 @@ static FOUNDING: Lock<()> = Lock::new(());
 static IN_ORBIT: AtomicBool = AtomicBool::new(false);
 
 impl Arena {
-    /// The arena; the first call makes it. That has to be before the first orbit is forked.
+    /// Returns the arena. The first call reserves it, which must happen before the first orbit is forked.
     ///
     /// # Errors
     /// [`Error::Floor`] where no address space is to be had.
@@ -60,23 +60,23 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Its first address.
+    /// Returns its first address.
     pub fn base(&self) -> usize {
         self.range.start
     }
 
-    /// Its size in bytes.
+    /// Returns its size in bytes.
     #[expect(clippy::len_without_is_empty, reason = "an arena is never empty")]
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Where it lies.
+    /// Returns its range of addresses.
     pub fn range(&self) -> PageRange {
         self.range
     }
 
-    /// The capacity of an area whose user names none: ample, but always leaving room for more areas.
+    /// Returns the capacity of an area whose user names none: ample, but always leaving room for more areas.
     pub(super) fn usual_capacity(&self) -> usize {
         let largest = self.free.lock().iter().map(|span| span.len()).max().unwrap_or(0);
         (largest / 16).clamp(64 << 20, 16 << 30)
@@ -113,12 +113,12 @@ impl Arena {
         }
     }
 
-    /// The number of the page at `address` in the arena.
+    /// Returns the number of the page at `address` in the arena.
     pub(super) fn page(&self, address: usize) -> usize {
         (address - self.range.start) / PAGE
     }
 
-    /// How many pages it has.
+    /// Returns how many pages it has.
     pub(super) fn pages(&self) -> usize {
         self.range.pages()
     }
@@ -130,7 +130,7 @@ impl core::fmt::Debug for Arena {
     }
 }
 
-/// Whether this process is an orbit (a [`super::View`] was attached here or in a process that forked it).
+/// Returns whether this process is an orbit (a [`super::View`] was attached here or in a process that forked it).
 pub fn in_orbit() -> bool {
     IN_ORBIT.load(Ordering::Relaxed)
 }
@@ -165,7 +165,7 @@ fn reserve() -> Result<PageRange, Error> {
     Err(crate::Error::AddressSpace { bytes: SMALLEST, errno }.into())
 }
 
-/// The part of `range` that consists of whole spans: as much of it as page sets can number.
+/// Returns the part of `range` that consists of whole spans: as much of it as page sets can number.
 fn aligned(range: PageRange) -> PageRange {
     let whole = 64 * SPAN;
     let start = range.start.next_multiple_of(SPAN);

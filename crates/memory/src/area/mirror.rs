@@ -103,7 +103,7 @@ pub struct MirrorMemory {
 }
 
 impl Mirror {
-    /// An empty mirror. It has to be made before the orbit is forked.
+    /// Creates an empty mirror. That must happen before the orbit is forked.
     ///
     /// # Errors
     /// [`Error::Memory`], [`Error::Floor`], [`Error::InOrbit`].
@@ -141,7 +141,7 @@ impl Mirror {
         Ok(Self(inner))
     }
 
-    /// Snapshots `areas` for an orbit that is idle and has an empty queue: dirty pages go straight into the mirror.
+    /// Captures `areas` for an orbit that is idle and has an empty queue: dirty pages go straight into the mirror.
     ///
     /// The delta that comes back is to be treated like any other (given to the orbit with the call, released after); it
     /// is empty unless an area is in a mode in which pages come later.
@@ -158,7 +158,7 @@ impl Mirror {
         self.0.call(&mut state, areas, false)
     }
 
-    /// Snapshots `areas` for a queued call: dirty pages go to frames, and wait there for [`super::View::apply`].
+    /// Captures `areas` for a queued call: dirty pages go to frames, and wait there for [`super::View::apply`].
     ///
     /// Deltas have to be applied in the order in which they were captured, all of them: a later one lacks what an
     /// earlier one has.
@@ -202,7 +202,8 @@ impl Mirror {
         }
     }
 
-    /// Forgets all that the orbit has, for one that starts anew: every page of every area goes with the next call.
+    /// Drops everything that the orbit has, for an instance that starts again: every page of every area goes with the
+    /// next call.
     ///
     /// # Errors
     /// [`Error::Busy`] while captured deltas are not released, [`Error::Store`], [`Error::Foreign`].
@@ -219,7 +220,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// What it costs in memory.
+    /// Returns the memory that it takes.
     pub fn memory(&self) -> MirrorMemory {
         let state = self.0.state.lock();
         let mut held = 0;
@@ -227,12 +228,13 @@ impl Mirror {
         MirrorMemory { mirror: held * PAGE, deltas: state.frames.taken() * PAGE }
     }
 
-    /// The descriptors that [`super::View::attach`] needs; a child that closes what it inherited keeps these.
+    /// Returns the descriptors that [`super::View::attach`] needs; a child that closes what it inherited keeps these.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.0.file.as_fd(), self.0.frames_to_read.as_fd()]
     }
 
-    /// How many bytes of address space [`super::View::attach`] maps: privately and writable, so RLIMIT_DATA counts them.
+    /// Returns how many bytes of address space [`super::View::attach`] maps: privately and writable, so RLIMIT_DATA
+    /// counts them.
     pub fn viewed(&self) -> usize {
         self.0.arena.len()
     }
@@ -290,7 +292,7 @@ enum Way {
 }
 
 impl Mode {
-    /// Whether a copier is worth its fork for `dirty` pages that lie within `extent` pages.
+    /// Returns whether a copier is worth its fork for `dirty` pages that lie within `extent` pages.
     ///
     /// A copy takes main 0.4 us for each page. A fork takes 70 us and 0.022 us for each page that comes along, and then a
     /// page fault of main's takes 1.7 us more while the copier is at work.

@@ -27,7 +27,7 @@ impl Space {
         Ok(())
     }
 
-    /// The same on kernels that cannot scan.
+    /// Returns the same on kernels that cannot scan.
     pub(super) fn for_each_populated_entry(
         &mut self,
         range: PageRange,

@@ -75,7 +75,7 @@ pub struct WpAsync {
 }
 
 impl WpAsync {
-    /// A tracker of the calling process.
+    /// Creates a tracker of the calling process.
     ///
     /// # Errors
     /// [`Error::Tracker`] where the kernel lacks a part of it, or a filter keeps it back.
@@ -96,7 +96,7 @@ impl WpAsync {
         Ok(tracker)
     }
 
-    /// The same, as if on a kernel that says nothing about holes.
+    /// Creates a tracker as if on a kernel that does not report holes.
     ///
     /// # Errors
     /// Those of [`WpAsync::new`].

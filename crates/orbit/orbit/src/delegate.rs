@@ -34,7 +34,7 @@ use orrery_memory::area::{Area, AreaBox, Error as AreaError};
 /// let watcher = Orbit::builder("watcher")
 ///     .entry(|task: &mut Task<'_>| {
 ///         // SAFETY: main passes the address of the watched fields of one.
-///         let transaction = unsafe { &*task.argument::<*const TransactionWatched>().unwrap() };
+///         let transaction = unsafe { &*task.pointer::<TransactionWatched>().unwrap() };
 ///         transaction.version.cast_signed()
 ///     })
 ///     .create()?;
@@ -77,7 +77,7 @@ pub struct Place<T> {
 }
 
 impl<T> Place<T> {
-    /// Finds room.
+    /// Allocates room in `area`.
     ///
     /// # Errors
     /// Those of [`Area::allocate`].

@@ -16,7 +16,7 @@
 //! let doubler = Orbit::builder("doubler")
 //!     .entry(|task: &mut Task<'_>| {
 //!         // SAFETY: main passes the address of a number in the area that it names.
-//!         let number = unsafe { &mut *task.argument::<*mut i64>().unwrap() };
+//!         let number = unsafe { &mut *task.pointer::<i64>().unwrap() };
 //!         *number *= 2; // the orbit's own copy
 //!         *number
 //!     })

@@ -42,7 +42,7 @@ impl Mail {
         Ok(Self { main: descriptors::raise(main), orbit: descriptors::raise(orbit) })
     }
 
-    /// The orbit's end.
+    /// Returns the orbit's end.
     pub(crate) fn orbit_end(&self) -> &OwnedFd {
         &self.orbit
     }

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use orrery_domain::{Channel, Decision, Domain, End, History, Moment, Process, Side, StatisticsPage};
+use orrery_domain::{Channel, Decision, Domain, DomainState, End, History, Moment, Process, Side, StatisticsPage};
 use orrery_memory::area::{Delta, Mirror};
 use rustix::process::Signal;
 use rustix::thread::CpuSet;
@@ -216,7 +216,7 @@ impl State {
         self.decide(fault, end);
     }
 
-    /// What it died of.
+    /// Returns what it died of.
     fn fault_of(&mut self, end: End) -> Fault {
         let kills = self.domain.as_ref().map_or(0, Domain::memory_kills);
         let starved = kills > self.memory_kills;
@@ -275,7 +275,7 @@ impl State {
         match self.history.decide(end, Moment::now()) {
             Decision::NotBefore(due) => {
                 self.phase = Phase::Waiting(due);
-                self.statistics.state().store(3, Ordering::Relaxed);
+                self.statistics.set_state(DomainState::Restarting);
             }
             Decision::StayDown => self.go_down(fault, 0),
             Decision::GiveUp { restarts } => self.go_down(fault, restarts),
@@ -285,7 +285,7 @@ impl State {
     fn go_down(&mut self, fault: Fault, restarts: u32) {
         self.drop_flights(&fault);
         self.phase = Phase::Down { fault, restarts };
-        self.statistics.state().store(4, Ordering::Relaxed);
+        self.statistics.set_state(DomainState::Dead);
     }
 
     /// All that is under way will never run.
@@ -344,7 +344,7 @@ impl State {
                 self.place.pinned = None;
                 let pid = domain.process().pid().as_raw_pid().unsigned_abs();
                 self.statistics.domain().store(pid.into(), Ordering::Relaxed);
-                self.statistics.state().store(1, Ordering::Relaxed);
+                self.statistics.set_state(DomainState::Up);
                 for flight in &mut self.flights {
                     flight.seen_running = None;
                 }
@@ -433,7 +433,7 @@ impl State {
         let name = self.name.clone();
         self.records.close_all(|_| Error::Destroyed { orbit: name.clone() });
         self.phase = Phase::Destroyed;
-        self.statistics.state().store(4, Ordering::Relaxed);
+        self.statistics.set_state(DomainState::Dead);
         self.side.gate().stir();
     }
 
