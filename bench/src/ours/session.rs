@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use orrery_lwc::context::{Spec, create};
-use orrery_lwc::sessions::{Connection, Ended, Pool, Step};
+use orrery_context::{Spec, create};
+use orrery_sessions::{Connection, Ended, Pool, Step};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::contender::{Contender, Sample, Skipped};

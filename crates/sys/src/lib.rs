@@ -21,8 +21,10 @@ pub mod mapwatch;
 pub mod notify;
 pub mod pagemap;
 pub mod process;
+pub mod rseq;
 pub mod seccomp;
 pub mod signals;
+pub mod thread;
 pub mod timers;
 pub mod uffd;
 
