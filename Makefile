@@ -41,6 +41,7 @@ check: bootstrap ## the part of `make test` that runs no test
 	$(CARGO) fmt --all --check
 	scripts/c-format
 	scripts/circles
+	scripts/links
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --locked
 
@@ -58,7 +59,7 @@ bench-known:
 	fi
 
 bench-build: bootstrap
-	$(CARGO) build --release --locked -p orrery-bench -p orrery-capi -p orrery-signer -p orrery-cli -p orrery-warm -p orrery-orthros-guest
+	$(CARGO) build --release --locked -p orrery-bench -p orrery-capi -p orrery-signer -p orrery-cli -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load
 
 compare: bootstrap ## measure this tree and OLD=REVISION in turn: B=NAME, ROUNDS=6, SECONDS=15
 	@[ -n "$(OLD)" ] || { echo "make compare: OLD=REVISION is missing" >&2; exit 2; }
@@ -80,18 +81,20 @@ soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random pro
 	    $(CARGO) test --release --locked -p orrery-memory --test space_model
 	ORRERY_CONTEXTS=4095 scripts/bounded 20m \
 	    $(CARGO) test --release --locked -p orrery-lwc --test contexts -- hundreds_live_at_a_time
-	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test hijack_programs
-	ORRERY_CASES=200 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test hijack_fuzz
+	$(CARGO) build --locked -p orrery-cli
+	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test programs
+	ORRERY_CASES=200 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test fuzz
+	$(CARGO) build --release --locked -p orrery-cli
 	ORRERY_HAMMERINGS=500 scripts/bounded 60m \
-	    $(CARGO) test --release --locked -p orrery-cli --test hijack_windows -- rewriting
-	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test hijack_steps
+	    $(CARGO) test --release --locked -p orrery-hijack --test rewriting -- rewriting
+	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test steps
 	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test orc -- kills steps
-	$(CARGO) build --locked -p orrery-cli -p orrery-orthros-guest
+	$(CARGO) build --locked -p orrery-cli -p orrery-orthros-guest -p orrery-orthros-load
 	ORRERY_DATABASE=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_rescue -- database
 	ORRERY_TRANSFERS=20 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_transfer
-	$(CARGO) build --release --locked -p orrery-cli -p orrery-orthros-guest
+	$(CARGO) build --release --locked -p orrery-cli -p orrery-orthros-guest -p orrery-orthros-load
 	ORRERY_INSTANTS=5 scripts/bounded 20m \
-	    $(CARGO) test --release --locked -p orrery-orthros-guest -- after_each_instruction
+	    $(CARGO) test --release --locked -p orrery-orthros-images -- after_each_instruction
 	for kinds in panic,oops,oom,nmi,hang,spin,lockup 'panic --strict'; do \
 	    scripts/bounded 60m $(TARGET)/release/orrery orthros soak --kinds $$kinds --crashes $(or $(CRASHES),50) \
 	        --seed $(or $(SEED),1) --record $(TARGET)/soak-$${kinds%% *}.jsonl || exit 1; \

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use orrery_orc::ObjectId;
+use orrery_orc_client::ObjectId;
 use rustix::fs::XattrFlags;
 
 use crate::contender::Skipped;

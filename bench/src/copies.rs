@@ -13,8 +13,8 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use orrery_orc::measure::{areas, measure};
-use orrery_orc::{Client, auditor};
+use orrery_orc_client::Client;
+use orrery_orc_store::measure::{areas, measure};
 use tempfile::TempDir;
 
 use crate::contender::Skipped;
@@ -103,7 +103,7 @@ impl Store {
 
     /// Makes a command share through this store, as `orrery orc run` does it.
     pub fn share(&self, command: &mut Command) -> Result<()> {
-        let auditor = auditor::find(self.directory.path()).context("find the auditor")?;
+        let auditor = orrery_orc_auditor::find(self.directory.path()).context("find the auditor")?;
         command.env("ORRERY_ORC", self.directory.path()).env("LD_AUDIT", auditor);
         command.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
         Ok(())
@@ -278,7 +278,7 @@ pub fn processor_time(pid: i32) -> Result<f64> {
 
 /// Returns the bytes of relocated read-only data that are private to a process.
 pub fn relocated(pid: i32) -> Result<u64> {
-    let read_only = |area: &orrery_orc::measure::Area| {
+    let read_only = |area: &orrery_orc_store::measure::Area| {
         area.access.starts_with("r-") && (area.name.starts_with('/') || area.is_object())
     };
     Ok(areas(pid)?.iter().filter(|area| read_only(area)).map(|area| area.anonymous).sum())

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use orrery_orthros_host::{
-    Cause, DiskConfig, DiskSource, Error, Failover, Fault, Manner, Network, NetworkConfig, Pair, PairConfig,
-    Service, cache,
+    Cause, DiskConfig, DiskSource, Error, Failover, Fault, Network, NetworkConfig, Pair, PairConfig, Service,
+    cache,
 };
 
 use crate::contender::Skipped;
@@ -83,7 +83,7 @@ impl Running {
                 argv: words(wanted.service),
                 programs: words(wanted.programs),
                 files,
-                manner: Manner::default(),
+                ..Service::default()
             },
             memory_mib: wanted.memory,
             cpus: 1,
@@ -96,7 +96,7 @@ impl Running {
             }),
             append: wanted.append.to_owned(),
         };
-        let pair = Pair::up(config).map_err(|error| match error {
+        let pair = Pair::start(config).map_err(|error| match error {
             Error::Missing { .. } | Error::Rights { .. } | Error::Room { .. } => {
                 Skipped(error.to_string()).into()
             }

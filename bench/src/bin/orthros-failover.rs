@@ -20,7 +20,7 @@ use serde::Serialize;
 
 /// Parts of a failover, as they follow each other.
 const STEPS: [&str; 9] =
-    ["fence", "images", "disk", "write-back", "elsewhere", "restore", "network", "resume", "new backup"];
+    ["fence", "images", "disk", "write-back", "tmpfs", "restore", "network", "resume", "new backup"];
 /// How often what the promises are about is measured.
 const RUNS: usize = 3;
 const REBOOT: &str = "reboot + service start";
@@ -67,7 +67,7 @@ impl Load {
             (u64::from(self.memory) * 3).next_power_of_two().clamp(256, 2048)
         };
         let running = Running::start(&PairSpec {
-            service: &["orrery-guest", "burden", &numbers[0], &numbers[1], &numbers[2]],
+            service: &["orrery-orthros-load", "ballast", &numbers[0], &numbers[1], &numbers[2]],
             programs: &[],
             files: &[],
             memory,

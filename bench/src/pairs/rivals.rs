@@ -14,10 +14,10 @@ use orrery_orthros_host::{Fault, Initramfs, KernelFiles, cache, command};
 use super::{Client, LineClient, PairSpec, Running, TIMEOUT};
 use crate::contender::Skipped;
 
-/// The port of `orrery-guest burden`.
+/// The port of `orrery-orthros-load ballast`.
 pub const PORT: u16 = 7;
 /// The service that has as little as a service can: a MiB, no files, one thread.
-pub const LEAST: [&str; 5] = ["orrery-guest", "burden", "1", "0", "0"];
+pub const LEAST: [&str; 5] = ["orrery-orthros-load", "ballast", "1", "0", "0"];
 /// A checkpoint may take as long as this before it counts as none.
 const CHECKPOINTS: Duration = Duration::from_secs(60);
 /// How long a service is under way before its kernel dies.
@@ -81,7 +81,7 @@ pub fn kdump() -> Result<Waited> {
     let lost = client.end()?;
     let begin = Instant::now();
     running.pair.crash(Fault::Panic)?;
-    while running.pair.active_lives() {
+    while running.pair.active_is_alive() {
         ensure!(begin.elapsed() < TIMEOUT, "the kernel for crashes does not boot the machine");
         sleep(Duration::from_millis(2));
     }
@@ -97,7 +97,7 @@ if [ -e /data/last ]; then
     exec criu restore -D /data/$(cat /data/last) -W /run -o restore.log --tcp-close
 fi
 echo 100 > /proc/sys/kernel/ns_last_pid
-setsid orrery-guest burden 1 0 0 &
+setsid orrery-orthros-load ballast 1 0 0 &
 service=$!
 one=0
 while sleep 1; do
@@ -121,7 +121,7 @@ pub fn checkpoints() -> Result<Waited> {
     let filter = filter.display().to_string();
     let mut running = Running::start(&PairSpec {
         service: &["busybox", "sh", "-c", CHECKPOINTED],
-        programs: &[],
+        programs: &["orrery-orthros-load"],
         files: &[(&filter, "/usr/sbin/iptables"), (&filter, "/usr/sbin/ip6tables")],
         memory: 256,
         append: "",

@@ -159,10 +159,8 @@ impl Story {
             failover.steps.iter().map(|step| format!("{} {:.0} ms", step.name, step.seconds * 1e3)).collect();
         let mut text =
             format!("the service lives again after {:.0} ms: {}", failover.seconds * 1e3, steps.join(", "));
-        if let Some(remarks) = failover.summary["remarks"].as_array() {
-            for remark in remarks.iter().filter_map(|remark| remark.as_str()) {
-                text.push_str(&format!("\n          {remark}"));
-            }
+        for remark in &failover.summary.remarks {
+            text.push_str(&format!("\n          {remark}"));
         }
         let at = self.start.elapsed().as_secs_f64();
         let seconds = Some(failover.seconds);

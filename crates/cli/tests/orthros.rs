@@ -63,7 +63,7 @@ fn redis_and_files_survive_two_panics_under_load() {
 }
 
 /// Lets a guest write contents early and drop whatever it can from memory, again and again.
-const FORGETFUL: &str = "run orrery-guest forget";
+const FORGETFUL: &str = "run orrery-orthros-load drop-caches";
 
 /// A program that creates, fills, cuts, renames, links and removes files, and compares them with what it remembers.
 #[test]
@@ -93,7 +93,7 @@ fn files_survive_as_they_were_left_and_so_does_who_writes_them() {
             "--cpus",
             "2",
         ],
-        &["orrery-guest", "scribble", "/var/lib/service", "7"],
+        &["orrery-orthros-load", "file-stress", "/var/lib/service", "7"],
     );
     up.expect("help");
     // Long enough for the journal's own commit, which comes every five seconds, to fall in between at times.
@@ -171,9 +171,20 @@ fn an_editor_in_its_terminal_and_one_of_everything_survive() {
     let _one = ONE_PAIR.lock();
     let network = format!("orrery-nano-{}", std::process::id());
     let file = format!("{TERMINFO}:{TERMINFO}");
-    let script = "orrery-guest objects & exec orrery-guest terminal 23 nano -I /run/text";
+    let script = "orrery-orthros-load kernel-objects & exec orrery-guest terminal 23 nano -I /run/text";
     let mut up = Up::start(
-        &["--network", &network, "--program", "nano", "--file", &file, "--silence", "60"],
+        &[
+            "--network",
+            &network,
+            "--program",
+            "nano",
+            "--program",
+            "orrery-orthros-load",
+            "--file",
+            &file,
+            "--silence",
+            "60",
+        ],
         &["busybox", "sh", "-c", script],
     );
     up.expect("help");
@@ -240,7 +251,7 @@ fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().to_str().unwrap();
     let options = ["--disk", "64M", "--silence", "60", "--folder", at];
-    let mut up = Up::start(&options, &["orrery-guest", "scribble", "/data", "5"]);
+    let mut up = Up::start(&options, &["orrery-orthros-load", "file-stress", "/data", "5"]);
     up.expect("help");
     let first = backup_of(&mut up);
     kill_process(first, Signal::KILL).unwrap();

@@ -135,7 +135,7 @@ fn a_service_has_a_place_on_a_bridge_of_the_hosts() {
     assert!(Command::new("mkfs.ext4").arg("-q").arg(&image).status().unwrap().success());
     let file = folder.path().join("pair.toml");
     let text = format!(
-        "service = ['orrery-guest', 'burden', '1', '0', '0']\nbridge = '{}'\naddress = '{}'\ngateway = '192.168.77.1'\n\
+        "service = ['orrery-orthros-load', 'ballast', '1', '0', '0']\nbridge = '{}'\naddress = '{}'\ngateway = '192.168.77.1'\n\
          silence = 60\nfolder = '{}'\nappend = 'orrery.test=yes'\n[disk]\nimage = '{}'\n",
         Lan::BRIDGE,
         Lan::ADDRESS,
@@ -161,7 +161,7 @@ fn a_service_has_a_place_on_a_bridge_of_the_hosts() {
     };
     ask(1);
     // Neither its disk nor its address is anyone else's.
-    let service = ["--", "orrery-guest", "count", "/run/count"];
+    let service = ["--", "orrery-orthros-load", "counter", "/run/count"];
     let told = refused(orthros().arg("up").arg("--disk").arg(&image).args(service));
     assert!(told.contains("lock") && told.contains("image"), "{told}");
     let told =

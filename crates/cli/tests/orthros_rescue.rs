@@ -26,7 +26,7 @@ fn what_would_be_lost_keeps_a_service_where_it_is_and_it_survives_two_deaths() {
         return;
     }
     let _one = ONE_PAIR.lock();
-    let mut up = Up::start(&[], &["orrery-guest", "objects"]);
+    let mut up = Up::start(&[], &["orrery-orthros-load", "kernel-objects"]);
     up.expect("help");
     up.say("failover");
     let stays = up.expect_failure();
@@ -92,7 +92,7 @@ fn a_rescue_that_is_interrupted_begins_again_from_the_same_memory() {
     let network = format!("orrery-again-{}", std::process::id());
     let options =
         ["--network", &network, "--disk", image.to_str().unwrap(), "--file", &criu, "--silence", "60"];
-    let mut up = Up::start(&options, &["orrery-guest", "burden", "64", "0", "2"]);
+    let mut up = Up::start(&options, &["orrery-orthros-load", "ballast", "64", "0", "2"]);
     up.expect("help");
     let mut client = Client::of(connect(&network, 7));
     assert_eq!(client.ask(""), "1");
@@ -104,7 +104,7 @@ fn a_rescue_that_is_interrupted_begins_again_from_the_same_memory() {
         let survived = up.expect("survived");
         let failover = &survived["failover"];
         assert_eq!(failover["steps"][0]["name"], "new backup", "{survived}");
-        assert!(failover["summary"]["later"].as_u64().unwrap() >= 64 << 8, "{survived}");
+        assert!(failover["summary"]["lazy_pages"].as_u64().unwrap() >= 64 << 8, "{survived}");
         assert_eq!(client.ask(""), count);
         assert_eq!(client.ask("all"), "16384 of 16384 pages are right");
         up.expect("renewed");
@@ -154,7 +154,7 @@ fn a_rescue_that_hangs_begins_again_from_the_same_memory() {
     let mut options = vec!["--network", &network, "--disk", image.to_str().unwrap(), "--file", &criu];
     options.extend(["--cpus", "2", "--program", "chrt", "--silence", "60"]);
     options.extend(["--folder", pair.to_str().unwrap()]);
-    let mut up = Up::start(&options, &["orrery-guest", "burden", "16", "0", "2"]);
+    let mut up = Up::start(&options, &["orrery-orthros-load", "ballast", "16", "0", "2"]);
     up.expect("help");
     let mut client = Client::of(connect(&network, 7));
     assert_eq!(client.ask(""), "1");
@@ -402,7 +402,7 @@ fn a_database_goes_on_in_the_middle_of_a_transaction() {
 fn every_sentence_has_its_test() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = std::fs::read_to_string(root.join("docs/src/orthros-audit.md")).unwrap();
-    let crates = ["kimage", "orthros", "orthros-check", "orthros-guest", "orthros-preload", "cli/src"];
+    let crates = ["kimage", "orthros", "cli/src"];
     let text: String = crates.iter().map(|name| sources::below(&root.join("crates").join(name))).collect();
     let mut with_kernels = String::new();
     let files = [

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use orrery_orthros_host::{
-    BridgeConfig, DiskConfig, DiskSource, Manner, NetworkConfig, Service, UnitService, read_unit,
+    BridgeConfig, DiskConfig, DiskSource, NetworkConfig, Service, UnitService, read_unit,
 };
 use serde::Deserialize;
 
@@ -102,7 +102,7 @@ impl Named<'_> {
         files: Vec<(PathBuf, String)>,
     ) -> Result<(Service, Vec<String>)> {
         let Some(unit) = self.unit else {
-            return Ok((Service { argv: self.argv, programs, files, manner: Manner::default() }, Vec::new()));
+            return Ok((Service { argv: self.argv, programs, files, ..Service::default() }, Vec::new()));
         };
         let UnitService { mut service, told } = read_unit(unit, disk.map(|disk| Path::new(&disk.mount)))?;
         service.programs.extend(programs);

@@ -264,7 +264,7 @@ impl Machine {
     /// # Errors
     ///
     /// [`Error::File`] where that cannot be written; the memory is then still where it was.
-    pub fn keep_memory(&mut self) -> Result<()> {
+    pub fn preserve_memory(&mut self) -> Result<()> {
         let (path, aside) = (self.file("ram"), self.file("ram.new"));
         let copied = fs::File::open(&path).and_then(|mut from| {
             let mut to = fs::File::create(&aside)?;
@@ -281,7 +281,7 @@ impl Machine {
 
     /// Gives its memory back to the host, which others may still map, and of which nobody wants to know any more. The machine
     /// must be dead.
-    pub(crate) fn forget_memory(&self) -> Result<()> {
+    pub(crate) fn release_memory(&self) -> Result<()> {
         let failed = |error: rustix::io::Errno| file("empty", &self.file("ram"))(error.into());
         let length = rustix::fs::fstat(&self.memory).map_err(failed)?.st_size;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

@@ -10,9 +10,9 @@ use std::os::unix::fs::FileExt as _;
 
 use anyhow::{Context as _, Result, bail};
 use orrery_kimage::CachedPage;
+use orrery_orthros_wire::WrittenBack;
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 
-use super::Written;
 use super::handle::{self, Mounted, dress};
 use super::plan::{Contents, Plan, Planned, TOP};
 
@@ -31,6 +31,14 @@ const BATCH: usize = 256;
 /// So many files are named where there is no room for all.
 const MOST_TOLD: usize = 20;
 
+/// What was written.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    pub(crate) counts: WrittenBack,
+    /// What could not be carried over exactly.
+    pub(crate) remarks: Vec<String>,
+}
+
 pub(super) fn apply(plan: &Plan<'_>, mounted: &Mounted) -> Result<Written> {
     let mut work = Work::begin(plan, mounted)?;
     work.create()?;
@@ -41,7 +49,7 @@ pub(super) fn apply(plan: &Plan<'_>, mounted: &Mounted) -> Result<Written> {
     let mut short = Vec::new();
     for (number, file) in plan.files.iter().filter(|(_, file)| file.changed) {
         let put = work.fill(*number, file).with_context(|| format!("the contents of file {number}"))?;
-        work.written.bytes += put.written;
+        work.written.counts.bytes += put.written;
         if put.missing > 0 {
             short.push((work.path(*number)?, put.missing));
         }
@@ -123,15 +131,15 @@ impl<'p, 'k> Work<'p, 'k> {
                 moved.entry(number).or_default().push(name);
             }
         }
-        if plan.keeps() {
+        if plan.reads_free_blocks() {
             // Known before anything else can reach the disk: contents get there sooner than names do.
             let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
             let begun = format!("{BEGUN}{:x}", plan.death);
             let begun = rustix::fs::openat(&aside, begun, flags, Mode::RUSR)?;
             rustix::fs::fsync(begun).context("cannot force it to the disk")?;
         }
-        let written =
-            Written { files: plan.files.values().filter(|file| file.changed).count(), ..Written::default() };
+        let mut written = Written::default();
+        written.counts.files = plan.files.values().filter(|file| file.changed).count();
         Ok(Self { plan, mounted, aside, moved, created: BTreeMap::new(), written })
     }
 
@@ -153,7 +161,7 @@ impl<'p, 'k> Work<'p, 'k> {
             let made = rustix::fs::openat(&self.aside, &*name, flags, Mode::empty())?;
             self.moved.entry(inode_number(&made)?).or_default().push(name);
             self.created.insert(number, made);
-            self.written.created += 1;
+            self.written.counts.created += 1;
         }
         Ok(())
     }
@@ -190,11 +198,11 @@ impl<'p, 'k> Work<'p, 'k> {
                 {
                     continue;
                 }
-                let place = format!("{here}-{}", self.written.names);
+                let place = format!("{here}-{}", self.written.counts.names);
                 rustix::fs::renameat(&folder, OsStr::from_bytes(&name), &self.aside, &*place)
                     .with_context(|| format!("cannot move {:?} aside", String::from_utf8_lossy(&name)))?;
                 self.moved.entry(here).or_default().push(place);
-                self.written.names += 1;
+                self.written.counts.names += 1;
             }
         }
         Ok(())
@@ -209,7 +217,7 @@ impl<'p, 'k> Work<'p, 'k> {
                 self.place_one(&folder, OsStr::from_bytes(&name.name), name.number).with_context(|| {
                     format!("cannot make the name {:?}", String::from_utf8_lossy(&name.name))
                 })?;
-                self.written.names += 1;
+                self.written.counts.names += 1;
             }
         }
         Ok(())
@@ -253,7 +261,7 @@ impl<'p, 'k> Work<'p, 'k> {
         for name in self.moved.values().flatten() {
             remove(&self.aside, OsStr::new(name)).with_context(|| format!("cannot remove {name}"))?;
         }
-        if self.plan.keeps() {
+        if self.plan.reads_free_blocks() {
             return Ok(());
         }
         rustix::fs::unlinkat(&self.mounted.top, ASIDE, AtFlags::REMOVEDIR).context("cannot clear the disk")
@@ -505,7 +513,7 @@ mod tests {
     }
 
     fn plan(files: Vec<(u64, Planned<'static>)>, names: BTreeMap<u64, Vec<Name>>) -> Plan<'static> {
-        Plan { files: files.into_iter().collect(), names, nameless: Vec::new(), death: 7 }
+        Plan { files: files.into_iter().collect(), names, unnamed: Vec::new(), death: 7 }
     }
 
     /// In a file system of so little room that nobody else sees, which goes with the thread.
@@ -557,7 +565,7 @@ mod tests {
             // Where there is room, the next try ends well.
             let files = vec![planned(&mounted, place, "small", 4096, bytes(4096))];
             std::fs::remove_file(place.join("large")).unwrap();
-            assert_eq!(apply(&plan(files, BTreeMap::new()), &mounted).unwrap().bytes, 4096);
+            assert_eq!(apply(&plan(files, BTreeMap::new()), &mounted).unwrap().counts.bytes, 4096);
         });
         if let Err(error) = ran {
             orrery_testing::skipped!("a full disk: no file system can be mounted: {error}");

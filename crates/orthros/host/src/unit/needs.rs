@@ -4,8 +4,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
+use orrery_orthros_wire::Directory;
+
 use crate::error::{Error, Result, file};
-use crate::manner::Folder;
 
 /// What is a guest's own.
 const GUESTS: [&str; 5] = ["/dev", "/proc", "/sys", "/run", "/tmp"];
@@ -21,7 +22,7 @@ pub(super) struct Needs {
     /// Those of them that are programs.
     pub(super) programs: Vec<String>,
     /// Folders that are made empty.
-    pub(super) folders: Vec<Folder>,
+    pub(super) folders: Vec<Directory>,
     /// Where the service's disk is: what lies there is not this host's.
     disk: Option<PathBuf>,
     bytes: u64,
@@ -62,7 +63,7 @@ impl Needs {
             let path = path.to_string_lossy().trim_end_matches('/').to_owned();
             if !self.folders.iter().any(|folder| folder.path == path) {
                 let (mode, uid, gid) = (metadata.mode() & 0o7777, metadata.uid(), metadata.gid());
-                self.folders.push(Folder { path, mode, uid, gid, owned: false });
+                self.folders.push(Directory { path, mode, uid, gid, chown_existing: false });
             }
             return Ok(());
         }
