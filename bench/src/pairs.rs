@@ -34,7 +34,7 @@ pub struct Wanted<'w> {
     pub memory: u64,
     /// More for the command line of its kernel.
     pub append: &'w str,
-    /// Its disk, in MiB, and a folder whose files that has.
+    /// Its disk, in MiB, and a directory whose files that has.
     pub disk: Option<(u64, Option<&'w std::path::Path>)>,
 }
 
@@ -43,7 +43,7 @@ pub struct Running {
     /// The pair itself.
     pub pair: Pair,
     // Removed when the pair is gone.
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 /// A death and what came of it.
@@ -73,11 +73,11 @@ impl Running {
     /// # Errors
     /// [`Skipped`] where this host lacks something; where it does not come up.
     pub fn start(wanted: &Wanted<'_>) -> Result<Self> {
-        let folder = tempfile::tempdir().context("making a folder for a pair")?;
+        let directory = tempfile::tempdir().context("making a directory for a pair")?;
         let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         let files = wanted.files.iter().map(|&(here, there)| (here.into(), there.to_owned())).collect();
         let config = PairConfig {
-            folder: folder.path().to_owned(),
+            directory: directory.path().to_owned(),
             cache: cache(),
             service: Service {
                 argv: words(wanted.service),
@@ -103,7 +103,7 @@ impl Running {
             other => anyhow::Error::from(other),
         })?;
         pair.network().context("a pair without a network")?.enter()?;
-        Ok(Self { pair, _folder: folder })
+        Ok(Self { pair, _directory: directory })
     }
 
     /// Lets the kernel die, and the service go on.

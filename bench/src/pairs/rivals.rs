@@ -61,9 +61,9 @@ pub fn reboot() -> Result<Waited> {
 /// [`Skipped`] without kexec; where anything fails.
 pub fn kdump() -> Result<Waited> {
     command::require("kexec", "kexec-tools").map_err(|error| Skipped(error.to_string()))?;
-    let folder = tempfile::tempdir().context("making a folder")?;
+    let directory = tempfile::tempdir().context("making a directory")?;
     let kernel = KernelFiles::obtain(&cache())?;
-    let small = folder.path().join("crash");
+    let small = directory.path().join("crash");
     let mut image = Initramfs::new();
     image.program(&command::require("busybox", "busybox-static")?, "/bin/busybox")?;
     image.file("/init", "#!/bin/busybox sh\n/bin/busybox reboot -f\n", 0o755);
@@ -120,8 +120,8 @@ done";
 /// Where anything fails.
 pub fn checkpoints() -> Result<Waited> {
     // criu has packets of connections dropped while it looks at them. Here they get through, which saves it that time.
-    let folder = tempfile::tempdir().context("making a folder")?;
-    let filter = folder.path().join("iptables");
+    let directory = tempfile::tempdir().context("making a directory")?;
+    let filter = directory.path().join("iptables");
     fs::write(&filter, "#!/bin/busybox sh\nexit 0\n").context("writing a script")?;
     fs::set_permissions(&filter, fs::Permissions::from_mode(0o755)).context("making a script executable")?;
     let filter = filter.display().to_string();
