@@ -31,7 +31,7 @@ impl WholeRun {
     /// Sets rollback up for this process. Call it, and measure, on one thread of a process that has no other.
     ///
     /// # Errors
-    /// Where it cannot be set up; [`Skipped`](crate::Skipped) where `ORRERY_TRACKER` asks for what is not there.
+    /// Fails where it cannot be set up; [`Skipped`](crate::Skipped) where `ORRERY_TRACKER` asks for a tracker that is not available.
     pub fn new(footprint: Footprint, captures: Captures) -> Result<Self> {
         Ok(Self { footprint, rollback: rollback()?, captures })
     }
@@ -75,7 +75,7 @@ fn returned(outcome: Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Rollback of this process. A tracker that this kernel does not allow is no failure.
+/// Sets up rollback of this process. Turns the error of a tracker that this kernel does not allow into `Skipped`.
 pub(super) fn rollback() -> Result<Rollback> {
     Rollback::builder().build().map_err(|error| match error {
         orrery_lwc::Error::Memory(error) => super::absent(error),

@@ -17,27 +17,21 @@ const SET_FLAGS: libc::c_ulong = 0x4008_2104;
 const SYNCHRONOUS: libc::c_ulong = 1;
 const CONTINUE: u32 = 1;
 
-/// From now on a second thread decides about these calls of the calling thread, and lets each be performed.
-///
-/// # Errors
-/// Where the kernel has no such filters.
+/// Starts a second thread that decides about these calls of the calling thread, and allows each.
 pub fn supervise_this_thread(calls: &[libc::c_long]) -> Result<()> {
-    let (give, take) = mpsc::channel::<OwnedFd>();
+    let (sender, receiver) = mpsc::channel::<OwnedFd>();
     // Made before the filter, so not under it.
     thread::spawn(move || {
-        if let Ok(listener) = take.recv() {
+        if let Ok(listener) = receiver.recv() {
             monitor(&listener, |_| (0, CONTINUE));
         }
     });
-    give.send(hear_this_thread(calls)?)?;
+    sender.send(filter_this_thread(calls)?)?;
     Ok(())
 }
 
-/// Filters the calling thread, for good: each of these calls waits for an answer of whoever has the descriptor.
-///
-/// # Errors
-/// Where the kernel has no such filters.
-pub fn hear_this_thread(calls: &[libc::c_long]) -> Result<OwnedFd> {
+/// Filters the calling thread, irrevocably: each of these calls waits for an answer through the descriptor.
+pub fn filter_this_thread(calls: &[libc::c_long]) -> Result<OwnedFd> {
     let statement =
         |code: u32, k: u32| libc::sock_filter { code: u16::try_from(code).unwrap_or(0), jt: 0, jf: 0, k };
     let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
@@ -65,7 +59,7 @@ pub fn hear_this_thread(calls: &[libc::c_long]) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(listener)?) })
 }
 
-/// The least that can be done for a call that opens a file: opens this one, whatever was asked for, and hands its descriptor over
+/// Does the least that is possible for a call that opens a file: opens this one, whatever was asked for, and passes its descriptor
 /// with the answer. Returns when nobody is left who could call.
 pub fn open_for_all(listener: &OwnedFd, path: &CStr) {
     monitor(listener, |asked| {
@@ -84,7 +78,7 @@ pub fn open_for_all(listener: &OwnedFd, path: &CStr) {
     });
 }
 
-/// What stands for an answer that was given already.
+/// Marks a call that was answered already.
 const ANSWERED: (i32, u32) = (0, u32::MAX);
 
 /// Answers each call with an error, or 0, and flags.
@@ -113,7 +107,7 @@ fn monitor(listener: &OwnedFd, answer: impl Fn(&libc::seccomp_notif) -> (i32, u3
     }
 }
 
-/// Whether nobody is left who is filtered.
+/// Returns whether no filtered process is left.
 fn is_over(listener: BorrowedFd<'_>) -> bool {
     let mut one = libc::pollfd { fd: listener.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: one structure.

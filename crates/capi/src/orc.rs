@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use orrery_orc::{Client, Error, Flags, Mapping, Object, ObjectId, PageRange, Refusal};
+use orrery_orc_client::{Client, Error, Flags, Mapping, Object, ObjectId, PageRange, Refusal};
 
 /// `ORC_EXECUTABLE`.
 const EXECUTABLE: c_uint = 1;

@@ -8,7 +8,7 @@ use std::io::{self, Write as _};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use orrery_sys::probe::{self, Facility, System};
+use orrery_probe::{Facility, System};
 
 use plan::{Plan, TRACKER_VARIABLE};
 
@@ -59,7 +59,7 @@ impl Chosen {
 /// Those of writing to standard output.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let systems = arguments.system.map_or(System::ALL, Chosen::systems);
-    let tried = probe::all();
+    let tried = orrery_probe::all();
     let forced = std::env::var_os(TRACKER_VARIABLE).map(|name| name.to_string_lossy().into_owned());
     let plan = Plan::of(&tried, systems, forced);
     let shown: Vec<&Facility> =

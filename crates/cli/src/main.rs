@@ -5,12 +5,14 @@ mod doctor;
 mod faults;
 mod guard;
 mod kimage;
+mod log;
 mod orbits;
 mod orc;
 mod orthros;
 mod pipes;
 mod run;
 mod trace;
+mod units;
 mod vault;
 mod warm;
 
@@ -19,10 +21,16 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Companions for running Linux programs, on a stock kernel, from user space.
+/// Rollback, isolation, auxiliary processes, system call policies, memory sharing and kernel crash recovery for Linux programs
+///
+/// Exit status: 0 on success, 1 on failure, 2 for a wrong command line. Commands that run a program exit as the program
+/// does; they exit with 126 if it cannot be executed, and with 127 if it is not found.
 #[derive(Parser)]
-#[command(name = "orrery", version)]
+#[command(name = "orrery", version, max_term_width = 120)]
 struct Orrery {
+    #[command(flatten)]
+    log: log::Options,
+
     #[command(subcommand)]
     command: Command,
 }
@@ -44,7 +52,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Orrery::parse().command {
+    let arguments = Orrery::parse();
+    log::start(&arguments.log);
+    let result = match arguments.command {
         Command::Debug(arguments) => debug::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Faults(arguments) => faults::run(&arguments),
@@ -63,12 +73,19 @@ fn main() -> ExitCode {
         Err(error) if reader_is_gone(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("orrery: {error:#}");
-            ExitCode::FAILURE
+            exit_status(&error)
         }
     }
 }
 
-/// Whether writing failed because nobody reads any more, as under `orrery doctor | head`.
+/// Returns the exit status of an error: as shells have it where a program could not be executed.
+fn exit_status(error: &anyhow::Error) -> ExitCode {
+    error
+        .downcast_ref::<orrery_hijack::Error>()
+        .map_or(ExitCode::FAILURE, |error| ExitCode::from(error.exit_status()))
+}
+
+/// Returns whether writing failed because the reader has gone, as in `orrery doctor | head`.
 fn reader_is_gone(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -1,22 +1,193 @@
-//! `orrery warm`: the command line of `orrery-warm`, as a part of this one.
+//! `orrery warm`: a server of warm Python interpreters, and its clients.
 
-use clap::Args;
-use orrery_warm::cli::Command;
+mod python_arguments;
 
-/// Keep interpreters warm, and run every script in a pristine one.
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use orrery_warm::client::{AsPython, Client, Job, Source, run_as_python};
+use orrery_warm::config::{self, Interpreter, Limits, Sandbox, ServerConfig, WorkerConfig};
+
+use self::python_arguments::PythonArguments;
+use crate::units;
+
+/// Run Python scripts in interpreters that have started and imported already
 ///
-/// A server holds interpreters that have started and imported their modules. A script runs in one of them as it would run
-/// in `python3`; then all that it did to the process is undone.
+/// A server holds interpreters that have imported their modules. A script runs in one of them as it would run in
+/// python3; then everything that it did to the process is rolled back.
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Command,
 }
 
-/// Does what was asked; where that is to run a program, ends this process as the program ended.
+#[derive(Subcommand)]
+enum Command {
+    /// Start a server
+    Serve(ServeArguments),
+    /// Run a program on a server; works as python3 in a script's first line
+    Run(RunArguments),
+    /// Print the state of a server and its workers
+    Status(SocketArgument),
+}
+
+#[derive(Args)]
+struct SocketArgument {
+    /// Unix socket of the server [default: $ORRERY_WARM, else $XDG_RUNTIME_DIR/orrery-warm.socket]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct ServeArguments {
+    /// Python interpreter to start; that of a virtual environment has its packages
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, required = true,
+          default_missing_value = "/usr/bin/python3")]
+    python: PathBuf,
+    /// Modules to import before the first request
+    #[arg(long = "import", value_name = "MODULE,...", value_delimiter = ',')]
+    imports: Vec<String>,
+    #[command(flatten)]
+    socket: SocketArgument,
+    /// Number of workers; each runs one script at a time
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    workers: usize,
+    /// Time limit of a script, such as 2s or 500ms [default: none]
+    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    timeout: Option<Duration>,
+    /// Memory limit of a script beyond the interpreter's own, such as 256M [default: none]
+    #[arg(long, value_name = "SIZE", value_parser = units::size)]
+    memory: Option<u64>,
+    /// Number of requests that may wait for a worker; further ones fail as busy
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    queue: u16,
+    /// How a script is separated from the next
+    #[arg(long, value_enum, default_value_t = Isolation::Rollback)]
+    isolate: Isolation,
+    /// Sandbox the workers: system call filter, listed files only, own PID namespace, no network
+    #[arg(long)]
+    sandbox: bool,
+    /// Let sandboxed scripts read and execute files below PATH, besides the system's directories
+    #[arg(long, value_name = "PATH", requires = "sandbox")]
+    read: Vec<PathBuf>,
+    /// Let sandboxed scripts read and change files below PATH
+    #[arg(long, value_name = "PATH", requires = "sandbox")]
+    write: Vec<PathBuf>,
+    /// Let sandboxed scripts use the network
+    #[arg(long, requires = "sandbox")]
+    net: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Isolation {
+    /// The worker runs the script and rolls itself back (fast)
+    Rollback,
+    /// The worker forks a child for each script (works on every kernel)
+    Fork,
+}
+
+#[derive(Args)]
+struct RunArguments {
+    #[command(flatten)]
+    socket: SocketArgument,
+    /// Wait this long for a place in the server's queue, instead of failing when it is full
+    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    wait: Option<Duration>,
+    /// Start python3 if the server is absent, busy or refuses the program
+    #[arg(long)]
+    fallback: bool,
+    /// Arguments of python3: [-u] [-B] [-P] [-W FILTER] SCRIPT ..., -c TEXT ..., -m MODULE ..., or -
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "PYTHON ARGUMENTS")]
+    python: Vec<OsString>,
+}
+
+/// Runs the subcommand. `orrery warm run` ends this process as the program ended.
 ///
 /// # Errors
-/// What went wrong, for the user to read.
+/// A message for the user.
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
-    arguments.command.execute()
+    match arguments.command {
+        Command::Serve(arguments) => serve(arguments),
+        Command::Run(arguments) => run_program(arguments),
+        Command::Status(socket) => print_status(&socket),
+    }
+}
+
+impl SocketArgument {
+    fn path(&self) -> anyhow::Result<PathBuf> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let default = || {
+            variable("ORRERY_WARM").or_else(|| Some(variable("XDG_RUNTIME_DIR")?.join("orrery-warm.socket")))
+        };
+        self.socket
+            .clone()
+            .or_else(default)
+            .context("no socket: pass --socket or set ORRERY_WARM (XDG_RUNTIME_DIR is unset)")
+    }
+}
+
+fn serve(arguments: ServeArguments) -> anyhow::Result<()> {
+    let socket = arguments.socket.path()?;
+    // The workers' working directory is the root, so that the server keeps no file system busy.
+    let socket = std::path::absolute(&socket)
+        .with_context(|| format!("cannot make {} an absolute path", socket.display()))?;
+    let sandbox = arguments.sandbox.then_some(Sandbox {
+        read: arguments.read,
+        write: arguments.write,
+        net: arguments.net,
+    });
+    orrery_warm::server::serve(&ServerConfig {
+        socket,
+        workers: arguments.workers,
+        queue: arguments.queue,
+        worker: WorkerConfig {
+            interpreter: Interpreter { executable: arguments.python, imports: arguments.imports },
+            isolation: match arguments.isolate {
+                Isolation::Rollback => config::Isolation::Rollback,
+                Isolation::Fork => config::Isolation::Fork,
+            },
+            limits: Limits {
+                time: arguments.timeout.filter(|time| !time.is_zero()),
+                memory: arguments.memory,
+            },
+            sandbox,
+        },
+    })?;
+    Ok(())
+}
+
+fn run_program(arguments: RunArguments) -> anyhow::Result<()> {
+    let socket = arguments.socket.path()?;
+    let python = PythonArguments::parse(&arguments.python)?;
+    if matches!(python.source, Source::Stdin { .. }) && io::IsTerminal::is_terminal(&io::stdin()) {
+        bail!("cannot run an interactive session on a server: run python3");
+    }
+    let job = Job::new(python.source)
+        .arguments(python.arguments)
+        .options(python.unbuffered, python.no_bytecode, python.safe_path, python.warnings)
+        .standard_streams();
+    let fallback =
+        arguments.fallback.then(|| std::iter::once("python3".into()).chain(arguments.python).collect());
+    run_as_python(AsPython { client: Client::new(socket).wait(arguments.wait), job, fallback })
+}
+
+fn print_status(socket: &SocketArgument) -> anyhow::Result<()> {
+    let health = Client::new(socket.path()?).health()?;
+    println!(
+        "up {} s, {} requests served, {} workers replaced",
+        health.uptime, health.served, health.restarts
+    );
+    for worker in &health.workers {
+        let state = match (worker.ready, worker.busy) {
+            (false, _) => "starting",
+            (true, false) => "idle",
+            (true, true) => "busy",
+        };
+        println!("worker {}: {state}, {} requests served", worker.pid, worker.served);
+    }
+    Ok(())
 }

@@ -4,7 +4,7 @@
 //! neighbours that cannot be told apart are joined when the table is read.
 
 use orrery_sys::PageRange;
-use orrery_sys::maps::{Access, Line, Maps};
+use orrery_sys::maps::{Access, Entry, Maps};
 
 use crate::arena::{Arena, HeapVec};
 use crate::{Result, grow};
@@ -41,7 +41,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    fn of_line(line: &Line<'_>) -> Self {
+    fn of_entry(line: &Entry<'_>) -> Self {
         let backing = if line.inode != 0 {
             Backing::File { device: line.device, inode: line.inode, offset: line.offset }
         } else if is_the_kernels(line.name) {
@@ -128,7 +128,7 @@ impl Layout {
         self.mappings.clear();
         self.names.clear();
         let mut outcome = Ok(());
-        let mut take = |line: Line<'_>| {
+        let mut take = |line: Entry<'_>| {
             if outcome.is_ok() {
                 outcome = self.add(&line, scope, excluded, &mut visit);
             }
@@ -144,7 +144,7 @@ impl Layout {
 
     fn add(
         &mut self,
-        line: &Line<'_>,
+        line: &Entry<'_>,
         scope: &[PageRange],
         excluded: &[PageRange],
         visit: &mut impl FnMut(&Mapping) -> Result<()>,
@@ -156,7 +156,7 @@ impl Layout {
             visit(&piece)?;
             layout.push(piece)
         };
-        let mut mapping = Mapping::of_line(line);
+        let mut mapping = Mapping::of_entry(line);
         if matches!(mapping.backing, Backing::File { .. }) {
             mapping.name = self.name(line.name)?;
         }
@@ -317,12 +317,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn line(start: usize, end: usize, access: Access, inode: u64, offset: u64) -> Line<'static> {
+    fn line(start: usize, end: usize, access: Access, inode: u64, offset: u64) -> Entry<'static> {
         let range = PageRange::new(start * 0x1000, end * 0x1000);
-        Line { range, access, offset, device: 1, inode, name: if inode == 0 { b"" } else { b"/file" } }
+        Entry { range, access, offset, device: 1, inode, name: if inode == 0 { b"" } else { b"/file" } }
     }
 
-    fn layout(lines: &[Line<'_>], excluded: &[PageRange]) -> Layout {
+    fn layout(lines: &[Entry<'_>], excluded: &[PageRange]) -> Layout {
         let mut layout = Layout::empty(Arena::reserve().unwrap());
         let everything = [PageRange::new(0, usize::MAX & !0xfff)];
         for line in lines {
@@ -367,7 +367,7 @@ mod tests {
     type Model = Vec<Option<(u8, u64)>>;
 
     fn of_model(model: &Model) -> Layout {
-        let lines: Vec<Line<'_>> = model
+        let lines: Vec<Entry<'_>> = model
             .iter()
             .enumerate()
             .filter_map(|(page, cell)| {

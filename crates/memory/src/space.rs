@@ -29,9 +29,9 @@ mod take_up;
 
 use core::ffi::c_void;
 
-use orrery_sys::holder::Holder;
 use orrery_sys::maps::{Access, Maps};
 use orrery_sys::mapwatch::MapWatch;
+use orrery_sys::memory_copy::MemoryCopy;
 use orrery_sys::pagemap::Pagemap;
 use orrery_sys::process::Statm;
 use orrery_sys::{PAGE, PageRange, process};
@@ -160,7 +160,7 @@ pub struct Space {
     pagemap_scans: bool,
     watch: Option<MapWatch>,
     mapped_pages: usize,
-    holder: Option<Holder>,
+    holder: Option<MemoryCopy>,
     /// What the holder has not, because a fork does not copy it.
     not_forked: HeapVec<PageRange>,
     captured: bool,

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
 
 use crate::descriptors::raise;
-use crate::{Error, PAGE, PageRange, Result, own};
+use crate::{Error, PAGE, PageRange, Result, proc_self};
 
 bitflags! {
     /// `PAGE_IS_*`: what a page is.
@@ -163,7 +163,7 @@ impl Pagemap {
     /// # Errors
     /// Those of open(2): `/proc` may not be mounted, descriptors may be used up.
     pub fn open() -> Result<Self> {
-        let fd = own::open(c"/proc/self/pagemap", OFlags::empty())
+        let fd = proc_self::open(c"/proc/self/pagemap", OFlags::empty())
             .map_err(|e| Error::new("open /proc/self/pagemap", 0, e))?;
         Ok(Self { fd: raise(fd) })
     }

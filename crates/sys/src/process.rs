@@ -7,11 +7,11 @@ use rustix::fs::OFlags;
 use syscalls::{Sysno, syscall};
 
 use crate::descriptors::raise;
-use crate::{Error, Result, own};
+use crate::{Error, Result, proc_self};
 
 /// Opens `path` under `/proc/self` for repeated reading.
 fn open(path: &core::ffi::CStr, flags: OFlags) -> Result<OwnedFd> {
-    own::open(path, flags).map_err(|e| Error::new("open /proc/self", 0, e))
+    proc_self::open(path, flags).map_err(|e| Error::new("open /proc/self", 0, e))
 }
 
 /// Sizes of the calling process, in pages.
@@ -172,7 +172,7 @@ impl Children {
         use core::fmt::Write;
         let mut path = Text::<64>::default();
         let _ = write!(path, "/proc/self/task/{thread}/children");
-        own::open(path.as_bytes(), OFlags::empty())
+        proc_self::open(path.as_bytes(), OFlags::empty())
             .map(|fd| Self { fd: raise(fd) })
             .map_err(|e| Error::new("open /proc/self/task/children", usize::try_from(thread).unwrap_or(0), e))
     }

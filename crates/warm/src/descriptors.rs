@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// Where the worker's own descriptors begin.
 #[must_use]
-pub fn first_own() -> RawFd {
+pub fn first_reserved() -> RawFd {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024);
     RawFd::try_from(limit.clamp(64, 1024) - 32).unwrap_or(32)
 }
@@ -15,7 +15,7 @@ pub fn first_own() -> RawFd {
 /// # Errors
 /// Those of `fcntl(F_DUPFD_CLOEXEC)`.
 pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
-    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, first_own())?)
+    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, first_reserved())?)
 }
 
 /// Moves `fd` to `number`, close-on-exec, replacing whatever is there.
@@ -23,7 +23,7 @@ pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
 /// # Errors
 /// Those of `dup3(2)`.
 pub(crate) fn move_to(fd: OwnedFd, number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: plain system call; whoever owned the number does not use it any more, by the caller's arrangement.
+    // SAFETY: plain system call; whoever owned the number does not use it any more, by the connection's arrangement.
     if unsafe { libc::dup3(fd.as_raw_fd(), number, libc::O_CLOEXEC) } == -1 {
         return Err(io::Error::last_os_error());
     }
@@ -49,11 +49,11 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
 /// # Safety
 /// Nothing in this process uses any of them again.
 pub(crate) unsafe fn close_from(first: RawFd) {
-    // SAFETY: plain system calls, allowed by the caller.
+    // SAFETY: plain system calls, allowed by the connection.
     unsafe {
         // Linux before 5.9 does not know close_range(2).
         if libc::close_range(first.unsigned_abs(), libc::c_uint::MAX, 0) == -1 {
-            for fd in first..most_descriptors() {
+            for fd in first..max_descriptors() {
                 libc::close(fd);
             }
         }
@@ -61,13 +61,13 @@ pub(crate) unsafe fn close_from(first: RawFd) {
 }
 
 /// Lets exec close every descriptor from 3 on but these. Safe to call between fork and exec.
-pub(crate) fn keep_over_exec(kept: &[RawFd]) -> io::Result<()> {
+pub(crate) fn keep_only_over_exec(kept: &[RawFd]) -> io::Result<()> {
     let cloexec = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
     // SAFETY: plain system calls on descriptor flags; nothing is closed before exec.
     unsafe {
         // Linux before 5.11 does not know the flag.
         if libc::close_range(3, libc::c_uint::MAX, cloexec) == -1 {
-            for fd in 3..most_descriptors() {
+            for fd in 3..max_descriptors() {
                 libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
             }
         }
@@ -80,7 +80,7 @@ pub(crate) fn keep_over_exec(kept: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-fn most_descriptors() -> RawFd {
+fn max_descriptors() -> RawFd {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.and_then(|limit| RawFd::try_from(limit).ok()).unwrap_or(65_536)
 }

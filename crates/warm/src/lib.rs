@@ -48,12 +48,11 @@
 //! that are described in [`worker::sandbox`], and so is where trust ends: scripts of users who do not trust one another
 //! want servers of their own.
 
-pub mod cli;
+pub mod children;
 pub mod client;
 pub mod config;
 pub mod descriptors;
-pub mod ending;
-pub mod family;
+pub mod die;
 pub mod protocol;
 pub mod server;
 pub mod status;

@@ -30,12 +30,12 @@ use serde::{Deserialize, Serialize};
 /// Version of the conversation; both sides must speak the same.
 pub const VERSION: u16 = 1;
 /// Longest body of a frame in bytes: more than the kernel lets an argument list and environment hold together.
-pub const LONGEST_BODY: usize = 16 << 20;
+pub const MAX_BODY: usize = 16 << 20;
 
 const MAGIC: [u8; 4] = *b"ORRY";
 const HEADER: usize = 12;
 /// Descriptors 0, 1, 2, the working directory and the script.
-const MOST_DESCRIPTORS: usize = 5;
+const MAX_DESCRIPTORS: usize = 5;
 
 /// Names one request among all that the server has seen; drawn at random by the client, so that nobody else can
 /// ask for its fate.
@@ -237,7 +237,7 @@ pub enum Error {
     },
     /// The frame is too long.
     #[error(
-        "a message of {length} bytes is longer than the {LONGEST_BODY} allowed: pass large input through a file or stdin"
+        "a message of {length} bytes is longer than the {MAX_BODY} allowed: pass large input through a file or stdin"
     )]
     TooLong {
         /// Its length.
@@ -258,7 +258,7 @@ fn io_error(operation: &'static str) -> impl FnOnce(rustix::io::Errno) -> Error 
 /// Encodes `body` behind a header, ready to send.
 ///
 /// # Errors
-/// [`Error::TooLong`] beyond [`LONGEST_BODY`].
+/// [`Error::TooLong`] beyond [`MAX_BODY`].
 pub fn encode<T: Serialize>(body: &T) -> Result<Vec<u8>, Error> {
     let mut frame = postcard::to_extend(body, vec![0; HEADER])?;
     write_header(&mut frame)?;
@@ -279,7 +279,7 @@ pub fn encode_into<'a, T: Serialize>(body: &T, buffer: &'a mut [u8]) -> Result<&
 /// Writes the header of a frame whose body is in place.
 fn write_header(frame: &mut [u8]) -> Result<(), Error> {
     let length = frame.len() - HEADER;
-    let wire_length = u32::try_from(length).ok().filter(|_| length <= LONGEST_BODY);
+    let wire_length = u32::try_from(length).ok().filter(|_| length <= MAX_BODY);
     let wire_length = wire_length.ok_or(Error::TooLong { length })?;
     frame[..4].copy_from_slice(&MAGIC);
     frame[4..6].copy_from_slice(&VERSION.to_le_bytes());
@@ -292,7 +292,7 @@ fn write_header(frame: &mut [u8]) -> Result<(), Error> {
 /// # Errors
 /// [`Error::Io`]; a peer that has gone gives `EPIPE`, never a signal.
 pub fn send(socket: BorrowedFd<'_>, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Error> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
@@ -360,7 +360,7 @@ fn parse_header(header: &[u8; HEADER]) -> Result<usize, Error> {
         return Err(Error::Version { theirs });
     }
     let length = usize::try_from(u32::from_le_bytes([l0, l1, l2, l3])).unwrap_or(usize::MAX);
-    if length > LONGEST_BODY {
+    if length > MAX_BODY {
         return Err(Error::TooLong { length });
     }
     Ok(length)
@@ -394,7 +394,7 @@ fn receive_rights(
     buffer: &mut [u8],
     descriptors: &mut Vec<OwnedFd>,
 ) -> Result<rustix::io::Result<usize>, Error> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received =
         rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
@@ -488,7 +488,7 @@ mod tests {
 
     #[test]
     fn a_message_beyond_the_limit_is_not_sent() {
-        let environment = vec![b'x'; LONGEST_BODY + 1];
+        let environment = vec![b'x'; MAX_BODY + 1];
         assert!(matches!(encode(&example(&environment)), Err(Error::TooLong { .. })));
     }
 }

@@ -37,11 +37,11 @@ struct Layout {
     /// How long the note is; 0 for none.
     note_length: AtomicU64,
     /// How the request ended, encoded.
-    note: [AtomicU8; MOST_NOTE],
+    note: [AtomicU8; MAX_NOTE],
 }
 
 /// Longest note in bytes.
-const MOST_NOTE: usize = 1024;
+const MAX_NOTE: usize = 1024;
 
 /// One worker's page, mapped.
 #[derive(Debug)]
@@ -174,7 +174,7 @@ impl StatusPage {
     /// Worker: the running request ended like this, though it is not answered yet.
     pub fn note(&self, outcome: &Outcome) {
         let layout = self.layout();
-        let mut buffer = [0; MOST_NOTE];
+        let mut buffer = [0; MAX_NOTE];
         let encoded = match postcard::to_slice(outcome, &mut buffer) {
             Ok(encoded) => encoded,
             Err(_) => {
@@ -195,7 +195,7 @@ impl StatusPage {
     pub fn noted(&self) -> Option<Outcome> {
         let layout = self.layout();
         let length = usize::try_from(layout.note_length.load(Ordering::Acquire)).ok()?;
-        let mut bytes = [0_u8; MOST_NOTE];
+        let mut bytes = [0_u8; MAX_NOTE];
         for (byte, place) in bytes.iter_mut().zip(layout.note.get(..length)?) {
             *byte = place.load(Ordering::Relaxed);
         }

@@ -220,8 +220,8 @@ fn a_client_without_descriptors_says_so() {
     for limit in [4, 5, 6] {
         let mut shell = Command::new("/bin/sh");
         common::settle_environment(&mut shell).env("ORRERY_WARM", server.socket());
-        let client = env!("CARGO_BIN_EXE_orrery-warm");
-        shell.args(["-c", &format!("ulimit -n {limit}; exec {client} run /dev/null")]);
+        let client = orrery_testing::built("orrery");
+        shell.args(["-c", &format!("ulimit -n {limit}; exec {} warm run /dev/null", client.display())]);
         let ran = ran(&mut shell, b"");
         let (status, said) = (told(ran.status), ran.err());
         assert!(
@@ -462,10 +462,13 @@ fn it_serves_as_the_interpreter_of_a_first_line() {
     let server = Server::start(ways()[0], &[]);
     let scratch = tempfile::tempdir().unwrap();
     let script = scratch.path().join("tool");
-    let client = env!("CARGO_BIN_EXE_orrery-warm");
+    let client = orrery_testing::built("orrery");
     fs::write(
         &script,
-        format!("#!/usr/bin/env -S {client} run\nimport sys; print(sys.argv[1:], sys.stdin.read())\n"),
+        format!(
+            "#!/usr/bin/env -S {} warm run\nimport sys; print(sys.argv[1:], sys.stdin.read())\n",
+            client.display()
+        ),
     )
     .unwrap();
     fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();

@@ -321,7 +321,7 @@ fn streams_that_are_closed_are_none_and_the_terminal_is_a_terminal() {
                 let _ = fs::remove_file(scratch.path().join("out"));
                 (status, text)
             };
-            let warm = run(&format!("{} run", env!("CARGO_BIN_EXE_orrery-warm")));
+            let warm = run(&format!("{} warm run", orrery_testing::built("orrery").display()));
             assert_eq!(warm, run(common::PYTHON), "{way:?} {closed}");
         }
         let script = "import sys; print([(s.isatty(), s.line_buffering) for s in (sys.stdin, sys.stdout, sys.stderr)]); print(input('? '))";
@@ -337,7 +337,7 @@ fn streams_that_are_closed_are_none_and_the_terminal_is_a_terminal() {
             words.sort();
             words
         };
-        let warm = run(&format!("{} run", env!("CARGO_BIN_EXE_orrery-warm")));
+        let warm = run(&format!("{} warm run", orrery_testing::built("orrery").display()));
         assert_eq!(warm, run(common::PYTHON), "{way:?}");
         let yes = warm.iter().filter(|word| word.contains("True")).count();
         assert_eq!(yes, 6, "{warm:?}");
@@ -356,7 +356,7 @@ fn what_the_client_ignores_the_script_ignores() {
             ran(&mut shell, b"").out()
         };
         assert_eq!(
-            run(&format!("{} run", env!("CARGO_BIN_EXE_orrery-warm"))),
+            run(&format!("{} warm run", orrery_testing::built("orrery").display())),
             run(common::PYTHON),
             "{way:?}"
         );

@@ -1,6 +1,6 @@
 //! The report for programs. Keys and words stay as they are; new keys may join them.
 
-use orrery_sys::probe::{Facility, System};
+use orrery_probe::{Facility, System};
 use serde::Serialize;
 
 use super::plan::{Plan, Role};

@@ -3,7 +3,7 @@
 //! Each role (the tracker, the watch over the layout ...) lists its mechanisms, best first, with the facilities that each
 //! needs; the first whose needs are all met is used. The last one needs nothing.
 
-use orrery_sys::probe::{Facility, System};
+use orrery_probe::{Facility, System};
 
 /// The environment variable that forces a tracker.
 pub(super) const TRACKER_VARIABLE: &str = "ORRERY_TRACKER";
@@ -243,7 +243,7 @@ fn forced(name: &str, works: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use orrery_sys::probe::{Group, State};
+    use orrery_probe::{Group, State};
 
     use super::*;
 
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn every_need_is_probed_for_a_system_that_has_it() {
-        let probed = orrery_sys::probe::all();
+        let probed = orrery_probe::all();
         for choices in ROLES {
             for need in choices.mechanisms.iter().flat_map(|mechanism| mechanism.needs) {
                 let row = probed.iter().find(|facility| facility.name == *need);

@@ -6,7 +6,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{
     Attribute, Cell, Color, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle, Width,
 };
-use orrery_sys::probe::{Facility, Group, State, System};
+use orrery_probe::{Facility, Group, State, System};
 
 use super::plan::{Plan, TRACKER_VARIABLE};
 

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
-use orrery_orc::measure::{Area, areas};
-use orrery_orc::why::Process;
+use orrery_orc_store::explain::Process;
+use orrery_orc_store::measure::{Area, areas};
 use serde::Serialize;
 
 use super::size;

@@ -13,7 +13,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use orrery_orc::{SOCKET, auditor, default_directory};
+use orrery_orc_client::{SOCKET, default_directory};
 use serde_json::{Value, json};
 
 /// Where the store is in containers.
@@ -84,7 +84,8 @@ fn bundle(arguments: &[OsString]) -> Option<PathBuf> {
 fn share(bundle: &Path, folder: &Path) -> Result<()> {
     let folder =
         folder.canonicalize().with_context(|| format!("find the store's folder {}", folder.display()))?;
-    let auditor = auditor::find(&folder).context("find the auditor that the store has installed")?;
+    let auditor =
+        orrery_orc_auditor::find(&folder).context("find the auditor that the store has installed")?;
     let name = auditor.file_name().context("an auditor without a name")?.to_string_lossy().into_owned();
     let path = bundle.join("config.json");
     let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;

@@ -8,7 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use orrery_orc::{Client, auditor, default_directory, why};
+use orrery_orc_client::{Client, default_directory};
+use orrery_orc_store::explain;
 
 /// Run a program whose code and read-only data are shared with all programs that have the same bytes.
 ///
@@ -40,7 +41,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let folder = arguments.directory.clone().unwrap_or_else(default_directory);
     let folder = std::path::absolute(folder).context("find the working directory")?;
     Client::connect_to(&folder)?;
-    let auditor = auditor::find(&folder).context("find the auditor that the store has installed")?;
+    let auditor =
+        orrery_orc_auditor::find(&folder).context("find the auditor that the store has installed")?;
     let mut audit = auditor.into_os_string();
     let mut variables: Vec<(&str, OsString)> = vec![("ORRERY_ORC", folder.into_os_string())];
     if let Some(others) = std::env::var_os("LD_AUDIT").filter(|others| !others.is_empty() && *others != audit)
@@ -67,7 +69,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         return Ok(());
     };
     if arguments.verbose
-        && let Some(obstacle) = find(program).and_then(|path| why::program(&path).ok()?)
+        && let Some(obstacle) = find(program).and_then(|path| explain::program(&path).ok()?)
     {
         eprintln!("orrery orc: {}: left alone: {obstacle}", program.display());
     }

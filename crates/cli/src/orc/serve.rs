@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use orrery_orc::store::{
+use orrery_orc_client::{SOCKET, default_directory};
+use orrery_orc_store::{
     Config, Executables, Launcher, Part, Tenant, prove_disk, run as store, run_part as part,
 };
-use orrery_orc::{SOCKET, default_directory};
 
 /// Run the store: hold one copy of every object that programs register, until the end is asked for (SIGINT, SIGTERM).
 ///

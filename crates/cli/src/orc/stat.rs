@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
-use orrery_orc::measure::{Measured, measure};
-use orrery_orc::store::Report;
-use orrery_orc::{Client, default_directory};
+use orrery_orc_client::report::Report;
+use orrery_orc_client::{Client, default_directory};
+use orrery_orc_store::measure::{Measured, measure};
 use serde::Serialize;
 
 use super::size;

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use orrery_orc::{Flags, ObjectId, Refusal};
+use orrery_orc_client::{Flags, ObjectId, Refusal};
 use serde_json::Value;
 
 use crate::unmodified::run;

@@ -6,8 +6,8 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
-use orrery_orc::protocol::{EXECUTABLE, Piece};
-use orrery_orc::{Client, Flags};
+use orrery_orc_client::protocol::{EXECUTABLE, Piece};
+use orrery_orc_client::{Client, Flags};
 
 use crate::tracer::{can_trace, trace_all};
 use crate::{Store, bytes, connect, signal};
@@ -233,10 +233,14 @@ fn what_cannot_be_run_where_it_lies_becomes_no_code() {
         fs::write(room.path().join(&name), bytes(LENGTH, seed)).unwrap();
         let (here, there) = (room.path().join(&name), mount.path().join(&name));
         if seed == 1 {
-            assert_eq!(show(&there, EXECUTABLE), Some(orrery_orc::Refusal::Denied));
+            assert_eq!(show(&there, EXECUTABLE), Some(orrery_orc_client::Refusal::Denied));
         }
         assert_eq!(show(&there, 0), None, "as data it is shared");
         assert_eq!(show(&here, EXECUTABLE), None);
-        assert_eq!(show(&there, EXECUTABLE), Some(orrery_orc::Refusal::Denied), "although it is known");
+        assert_eq!(
+            show(&there, EXECUTABLE),
+            Some(orrery_orc_client::Refusal::Denied),
+            "although it is known"
+        );
     }
 }

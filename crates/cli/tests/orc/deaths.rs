@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use orrery_orc::{Client, Flags, ObjectId};
+use orrery_orc_client::{Client, Flags, ObjectId};
 
 use crate::{Store, bytes, children, connect, eventually, signal, start, zombie};
 
@@ -133,7 +133,7 @@ fn when_both_die_no_page_is_lost_and_a_new_store_is_filled_again() {
     store.keeper = start(store.path(), &[]);
     let _ = store.client();
     // The old client finds the new store by itself, which knows nothing yet.
-    assert_eq!(crate::refusal(client.request(object.id())), orrery_orc::Refusal::NotFound);
+    assert_eq!(crate::refusal(client.request(object.id())), orrery_orc_client::Refusal::NotFound);
     let again = client.register(&content, Flags::none()).unwrap();
     assert_eq!(again.id(), object.id());
     // The old handle's hold went with the old store: letting go of it does not touch the new one.

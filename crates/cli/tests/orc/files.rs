@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use orrery_orc::protocol::{EXECUTABLE, Piece};
-use orrery_orc::{Client, Refusal};
+use orrery_orc_client::protocol::{EXECUTABLE, Piece};
+use orrery_orc_client::{Client, Refusal};
 
 use crate::guest::{Guest, TALK, Workshop};
 use crate::{Store, bytes, refusal};

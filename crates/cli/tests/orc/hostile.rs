@@ -3,10 +3,10 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use orrery_orc::protocol::{
+use orrery_orc_client::protocol::{
     Content, Handle, MOST_PIECES, Piece, Relocated, Reply, Request, Room, decode_reply,
 };
-use orrery_orc::{Client, Flags, ObjectId, Refusal};
+use orrery_orc_client::{Client, Flags, ObjectId, Refusal};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::net::{
@@ -158,7 +158,7 @@ fn bytes_that_change_while_they_are_registered_cannot_lie() {
                     object.verify().unwrap();
                     good += 1;
                 }
-                Err(orrery_orc::Error::Refused { refusal: Refusal::Changed, .. }) => refused += 1,
+                Err(orrery_orc_client::Error::Refused { refusal: Refusal::Changed, .. }) => refused += 1,
                 Err(other) => panic!("{other}"),
             }
         }
@@ -292,7 +292,7 @@ fn tenants_learn_nothing_of_one_another() {
     assert!(b.report().unwrap().objects.is_empty());
     assert_eq!(b.report().unwrap().connections, 1);
     let own = b.register(&secret, Flags::none()).unwrap();
-    let inode = |object: &orrery_orc::Object| rustix::fs::fstat(object.as_fd()).unwrap().st_ino;
+    let inode = |object: &orrery_orc_client::Object| rustix::fs::fstat(object.as_fd()).unwrap().st_ino;
     assert_ne!(inode(&own), inode(&object), "equal bytes of strangers lie in memory twice");
     // What a uses up is a's.
     assert_eq!(refusal(a.register(&bytes(1 << 20, 2), Flags::none())), Refusal::Quota);
@@ -356,7 +356,7 @@ fn a_store_of_somebody_else_is_not_believed() {
     .join()
     .unwrap();
     let error = Client::connect_to(folder.path()).unwrap_err();
-    assert!(matches!(error, orrery_orc::Error::Owner { uid: 65_534, .. }), "{error}");
+    assert!(matches!(error, orrery_orc_client::Error::Owner { uid: 65_534, .. }), "{error}");
 }
 
 #[test]
@@ -386,7 +386,7 @@ fn a_lying_store_is_found_out() {
             let mut buffer = vec![0; 65_536];
             let tag = loop {
                 let (got, _) = rustix::net::recv(&peer, &mut buffer[..], RecvFlags::empty()).unwrap();
-                match orrery_orc::protocol::decode_request(&buffer[..got]).unwrap() {
+                match orrery_orc_client::protocol::decode_request(&buffer[..got]).unwrap() {
                     // What was refused is released.
                     (tag, Request::Release(_)) => {
                         send(&peer, &Reply::Released.encode(tag), &[]).unwrap();

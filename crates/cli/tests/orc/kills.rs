@@ -9,8 +9,8 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-use orrery_orc::protocol::Piece;
-use orrery_orc::{Client, Error, Flags, Object};
+use orrery_orc_client::protocol::Piece;
+use orrery_orc_client::{Client, Error, Flags, Object};
 use rustix::mm::MprotectFlags;
 
 use crate::publish::{memory, publish};
@@ -42,8 +42,8 @@ struct Witness {
     code: Vec<(u64, Vec<u8>)>,
     client: Client,
     object: Object,
-    mapped: orrery_orc::Mapping,
-    published: (*mut u8, orrery_orc::Published),
+    mapped: orrery_orc_client::Mapping,
+    published: (*mut u8, orrery_orc_client::Published),
 }
 
 const LENGTH: usize = 200_000;
@@ -75,9 +75,9 @@ impl Witness {
     fn pages(&self) -> Vec<(u64, Vec<u8>)> {
         let pid = self.sleeper.0.id();
         let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
-        let areas = orrery_orc::measure::areas(i32::try_from(pid).unwrap()).unwrap();
+        let areas = orrery_orc_store::measure::areas(i32::try_from(pid).unwrap()).unwrap();
         let objects = areas.iter().filter(|area| area.is_object() && !area.access.contains('w'));
-        let read = |area: &orrery_orc::measure::Area| {
+        let read = |area: &orrery_orc_store::measure::Area| {
             let start = u64::from_str_radix(area.range.split('-').next().unwrap(), 16).unwrap();
             let mut bytes = vec![0; usize::try_from(area.size).unwrap()];
             memory.read_exact_at(&mut bytes, start).unwrap();

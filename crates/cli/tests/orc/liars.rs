@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::thread::JoinHandle;
 
-use orrery_orc::auditor;
-use orrery_orc::protocol::{Piece, PieceAnswer, Refusal, Reply, Request, decode_request};
+use orrery_orc_auditor;
+use orrery_orc_client::protocol::{Piece, PieceAnswer, Refusal, Reply, Request, decode_request};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -100,7 +100,7 @@ impl Lie {
 }
 
 fn listen(folder: &Path) -> OwnedFd {
-    auditor::install(folder, &[]).unwrap();
+    orrery_orc_auditor::install(folder, &[]).unwrap();
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .unwrap();
@@ -167,7 +167,7 @@ fn programs_do_not_talk_to_other_users_stores() {
     fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
     let path = folder.path().to_owned();
     let socket = std::thread::spawn(move || {
-        auditor::install(&path, &[]).unwrap();
+        orrery_orc_auditor::install(&path, &[]).unwrap();
         // SAFETY: the bare system call changes this thread alone, which ends soon.
         assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) }, 0);
         listen(&path)

@@ -30,7 +30,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use orrery_orc::{Client, Error, Refusal};
+use orrery_orc_client::{Client, Error, Refusal};
 use tempfile::TempDir;
 
 /// A store of the test's own, ended with it.

@@ -162,7 +162,7 @@ fn what_is_used_without_asking_stays_and_what_is_not_goes() {
     // Objects that nobody uses go at once, which shows that the store has looked.
     let file = tree.path().join("unused");
     fs::write(&file, crate::bytes(10_000, 5)).unwrap();
-    let shown = orrery_orc::protocol::Piece { flags: 0, offset: 0, length: 12_288 };
+    let shown = orrery_orc_client::protocol::Piece { flags: 0, offset: 0, length: 12_288 };
     let passing = store.client();
     let (answers, _) = passing.files(&[(shown, fs::File::open(&file).unwrap().as_fd())]).unwrap();
     assert!(answers[0].refusal.is_none());

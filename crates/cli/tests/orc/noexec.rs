@@ -107,7 +107,7 @@ fn an_auditor_that_cannot_run_is_told_before_programs_fail_to_load_it() {
     // Nor is one installed where it could not run.
     let other = mount.0.path().join("other");
     let error =
-        orrery_orc::auditor::install(mount.0.path(), std::slice::from_ref(&other)).unwrap_err().to_string();
+        orrery_orc_auditor::install(mount.0.path(), std::slice::from_ref(&other)).unwrap_err().to_string();
     let home = other.join("auditor").display().to_string();
     assert!(error.contains(&format!("nor from {home}")) && error.contains("noexec"), "{error}");
     assert!(!mount.0.path().join("liborrery-orc.so").exists());

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use orrery_orc::{Client, Error, PageRange};
+use orrery_orc_client::{Client, Error, PageRange};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
 
 use crate::{Store, bytes};
@@ -27,7 +27,7 @@ pub(crate) fn publish(
     client: &Client,
     range: PageRange,
     freeze: bool,
-) -> Result<orrery_orc::Published, Error> {
+) -> Result<orrery_orc_client::Published, Error> {
     // SAFETY: memory of this test's own, which nobody writes to or remaps.
     unsafe { client.publish(range, freeze) }
 }
@@ -193,12 +193,12 @@ fn what_is_not_fit_is_left_alone() {
     assert!(reason(&client, shared, false).contains("shared memory"));
     // Code that the policy does not allow stays what it is.
     let (_, code) = memory(&bytes(PAGE, 4), read | MprotectFlags::EXEC);
-    assert_eq!(crate::refusal(publish(&client, code, false)), orrery_orc::Refusal::Denied);
+    assert_eq!(crate::refusal(publish(&client, code, false)), orrery_orc_client::Refusal::Denied);
     assert!(!backing(code.start).contains("memfd"));
     // Memory that could not be published is writable again.
     let small = Store::new(&["--quota", "4K"]);
     let (start, range) = memory(&bytes(4 * PAGE, 5), read | MprotectFlags::WRITE);
-    assert_eq!(crate::refusal(publish(&small.client(), range, true)), orrery_orc::Refusal::Quota);
+    assert_eq!(crate::refusal(publish(&small.client(), range, true)), orrery_orc_client::Refusal::Quota);
     // SAFETY: the test's own memory.
     unsafe { start.write(1) };
 }

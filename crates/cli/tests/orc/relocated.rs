@@ -170,7 +170,7 @@ fn files_own_pages_are_needed_no_more() {
             lines.iter().any(|line| line.access == "r-xp" && line.name.contains("orc:sleep"))
         });
         // Given to the store once, and so are writable pages that nobody has written.
-        let areas = orrery_orc::measure::areas(i32::try_from(child.0.id()).unwrap()).unwrap();
+        let areas = orrery_orc_store::measure::areas(i32::try_from(child.0.id()).unwrap()).unwrap();
         drop(child);
         let own: Vec<_> = areas.iter().filter(|area| area.name.contains("/sleep")).collect();
         assert!(own.iter().all(|area| area.resident == area.anonymous), "{kernel}: {own:?}");
@@ -270,7 +270,7 @@ fn reader(workshop: &Workshop, numbers: &[i32]) -> std::path::PathBuf {
 
 /// The mapping of what the store has prepared, and how many bytes of it are the program's own.
 fn prepared(pid: u32) -> Option<(String, u64)> {
-    let areas = orrery_orc::measure::areas(i32::try_from(pid).unwrap()).unwrap();
+    let areas = orrery_orc_store::measure::areas(i32::try_from(pid).unwrap()).unwrap();
     let area = areas.into_iter().find(|area| area.name.contains("orc:prepared"))?;
     Some((area.access, area.anonymous))
 }

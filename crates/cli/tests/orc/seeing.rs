@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use orrery_orc::Flags;
+use orrery_orc_client::Flags;
 use serde_json::Value;
 
 use crate::unmodified::{Running, code, run};
@@ -185,7 +185,7 @@ fn what_is_counted_is_what_the_kernel_counts_for_each_page() {
     let mut pages = std::collections::BTreeSet::new();
     for program in &programs {
         let pid = i32::try_from(program.pid()).unwrap();
-        for area in orrery_orc::measure::areas(pid).unwrap().iter().filter(|area| area.is_object()) {
+        for area in orrery_orc_store::measure::areas(pid).unwrap().iter().filter(|area| area.is_object()) {
             mapped += area.resident - area.anonymous;
             seen.push(area.clone());
             if area.anonymous == 0 {
@@ -205,7 +205,7 @@ fn what_is_counted_is_what_the_kernel_counts_for_each_page() {
             .unwrap();
     let told: u64 =
         stat["realms"].as_object().unwrap().values().map(|realm| realm["mapped"].as_u64().unwrap()).sum();
-    let known = |area: &orrery_orc::measure::Area| {
+    let known = |area: &orrery_orc_store::measure::Area| {
         stat["objects"].as_array().unwrap().iter().any(|object| object["inode"] == area.inode)
     };
     let unknown: Vec<_> = seen.iter().filter(|area| !known(area)).collect();

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use orrery_orc::{Error, Flags, ObjectId, Refusal};
+use orrery_orc_client::{Error, Flags, ObjectId, Refusal};
 
 use crate::{Store, bytes, eventually, refusal};
 

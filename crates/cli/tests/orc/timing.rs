@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use orrery_orc::{Client, Flags, ObjectId};
+use orrery_orc_client::{Client, Flags, ObjectId};
 
 use crate::{Store, bytes, connect, refusal};
 
@@ -106,7 +106,7 @@ fn registering_takes_as_long_whether_another_tenant_has_it_or_not() {
 fn showing_files_takes_as_long_whether_another_tenant_has_shown_them_or_not() {
     use std::os::fd::AsFd as _;
 
-    use orrery_orc::protocol::Piece;
+    use orrery_orc_client::protocol::Piece;
 
     let (folder, _store, [a, b]) = tenants();
     let piece = Piece { flags: 0, offset: 0, length: 4096 };

@@ -1,7 +1,7 @@
 //! What the kernel has mapped for a program that has just been executed: its code, its loader's, and the vDSO.
 //!
 //! Asked for one by one (`PROCMAP_QUERY`, Linux 6.11), mappings of code take two microseconds in all. The table of
-//! proc_pid_maps(5), which tells the same, takes twenty to be written by the kernel and read here.
+//! proc_pid_maps(5), which has the same, takes twenty to be written by the kernel and read here.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -137,7 +137,7 @@ mod tests {
     fn this_processs_own_code_is_found() {
         let maps = Maps::read(&mut own()).unwrap();
         assert!(!maps.code.is_empty());
-        // SAFETY: asks for a number.
+        // SAFETY: the call takes no pointer.
         assert_eq!(maps.vdso, Some(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) }));
     }
 

@@ -6,6 +6,9 @@
 
 use core::fmt;
 
+use orrery_sys::seccomp::{Action, Condition, Filter, sock_filter};
+use rustix::io::Errno;
+
 /// One more than the highest number that a set can hold.
 const MOST: u32 = 1024;
 
@@ -41,10 +44,11 @@ const ESSENTIAL: [libc::c_long; 22] = [
 ];
 
 /// Calls that are allowed where an argument (its number first) says that they are about nobody else, but not otherwise.
-fn harmless(own: u32) -> [(u32, u32, u32); 9] {
-    const ADDRESS: u32 = 4;
+fn harmless(own: u32) -> [(u32, u8, u64); 9] {
+    const ADDRESS: u8 = 4;
     /// Another filter can only take more away.
-    const SET_MODE_FILTER: u32 = 1;
+    const SET_MODE_FILTER: u64 = 1;
+    let own = u64::from(own);
     [
         (number_of(libc::SYS_kill), 0, own),
         (number_of(libc::SYS_tgkill), 0, own),
@@ -201,7 +205,7 @@ const GLOBAL: &[libc::c_long] = &[
 
 /// Calls by which a process changes how others of its user run: whom they are about is said by this argument, which must be
 /// 0 or the caller's number, if a kind that an argument before it tells is this.
-const ABOUT_PROCESSES: [(libc::c_long, u32, Option<u32>); 7] = [
+const ABOUT_PROCESSES: [(libc::c_long, u8, Option<u32>); 7] = [
     (libc::SYS_prlimit64, 0, None),
     (libc::SYS_sched_setaffinity, 0, None),
     (libc::SYS_sched_setscheduler, 0, None),
@@ -213,66 +217,29 @@ const ABOUT_PROCESSES: [(libc::c_long, u32, Option<u32>); 7] = [
 /// `IOPRIO_WHO_PROCESS`.
 const WHO_PROCESS: u32 = 1;
 
-/// The filter that refuses such calls about other processes than `own`, but for those `taken` by another filter.
-pub(crate) fn about_others(own: u32, taken: &Calls) -> Vec<libc::sock_filter> {
-    let mut program = preamble();
+/// Returns the filter that refuses such calls about other processes than `own`, except those of `taken`, which another
+/// filter decides.
+pub(crate) fn about_others(own: u32, taken: &Calls) -> Vec<sock_filter> {
+    let mut filter = own_interface(Filter::new(Action::Allow));
     let judged = ABOUT_PROCESSES.iter().filter(|(call, ..)| !taken.has(number_of(*call)));
     for (call, whom, kind) in judged {
-        let test =
-            |argument: u32, value| [step(LOAD, 0, 0, ARGUMENTS + 8 * argument), step(EQUAL, 0, 0, value)];
-        // The kernel takes the lower half of each.
-        let mut body = Vec::new();
+        // The kernel takes the lower half of each argument.
         if let Some(kind) = kind {
-            let [load, mut is] = test(0, *kind);
-            (is.jt, is.jf) = (0, 4);
-            body.extend([load, is]);
+            filter.add(*call, Condition::Differs { argument: 0, value: *kind }, REFUSED);
         }
-        let [load, mut nobody] = test(*whom, 0);
-        nobody.jt = 1;
-        let mut us = nobody;
-        (us.k, us.jt, us.jf) = (own, 0, 1);
-        body.extend([
-            load,
-            nobody,
-            us,
-            step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-            step(RETURN, 0, 0, REFUSED),
-        ]);
-        let length = u8::try_from(body.len()).unwrap_or(u8::MAX);
-        program.push(step(EQUAL, 0, length, number_of(*call)));
-        program.extend(body);
+        for value in [0, own] {
+            filter.add(*call, Condition::Equals { argument: *whom, value }, Action::Allow);
+        }
+        filter.add(*call, Condition::Always, REFUSED);
     }
-    program.push(step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW));
-    program
+    filter.program()
 }
 
-// What filters are made of (seccomp(2)).
-const LOAD: u16 = 0x20;
-const EQUAL: u16 = 0x15;
-const ABOVE: u16 = 0x25;
-const FROM: u16 = 0x35;
-const RETURN: u16 = 0x06;
-const NUMBER: u32 = 0;
-const ARCHITECTURE: u32 = 4;
-const ARGUMENTS: u32 = 16;
-/// Numbers of the x32 interface, under which every call exists a second time.
-const X32: u32 = 0x4000_0000;
-const REFUSED: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs();
+const REFUSED: Action = Action::Fail(Errno::PERM);
 
-const fn step(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code, jt, jf, k }
-}
-
-/// What all filters begin with: calls by other interfaces are refused, and the number is loaded.
-fn preamble() -> Vec<libc::sock_filter> {
-    vec![
-        step(LOAD, 0, 0, ARCHITECTURE),
-        step(EQUAL, 1, 0, ARCHITECTURE_HERE),
-        step(RETURN, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
-        step(LOAD, 0, 0, NUMBER),
-        step(FROM, 0, 1, X32),
-        step(RETURN, 0, 0, REFUSED),
-    ]
+/// Closes the other interfaces, under which every call exists a second time.
+fn own_interface(filter: Filter) -> Filter {
+    filter.foreign(Action::KillProcess).x32(REFUSED)
 }
 
 impl Calls {
@@ -357,33 +324,23 @@ impl Calls {
         runs
     }
 
-    /// The filter that answers these calls with `action`, in process `own`.
-    pub(crate) fn filter(&self, action: u32, own: u32) -> Vec<libc::sock_filter> {
-        let mut program = preamble();
+    /// Returns the filter that decides these calls by `action`, in process `own`.
+    pub(crate) fn filter(&self, action: Action, own: u32) -> Vec<sock_filter> {
+        let mut filter = own_interface(Filter::new(Action::Allow));
+        let essential = ESSENTIAL.map(number_of);
+        let withheld = |number: u32| self.has(number) && !essential.contains(&number);
         for (number, argument, value) in harmless(own) {
-            program.extend([
-                step(EQUAL, 0, 6, number),
-                step(LOAD, 0, 0, ARGUMENTS + 8 * argument),
-                step(EQUAL, 0, 3, value),
-                step(LOAD, 0, 0, ARGUMENTS + 8 * argument + 4),
-                step(EQUAL, 0, 1, 0),
-                step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-                step(LOAD, 0, 0, NUMBER),
-            ]);
+            if withheld(number) {
+                filter.add(number, Condition::EqualsWide { argument, value }, Action::Allow);
+            }
         }
-        let mut one = |first, last, action| {
-            program.extend([step(FROM, 0, 2, first), step(ABOVE, 1, 0, last), step(RETURN, 0, 0, action)]);
-        };
-        one(number_of(libc::SYS_io_uring_setup), number_of(libc::SYS_io_uring_register), REFUSED);
-        let mut withheld = *self;
-        for number in ESSENTIAL.map(number_of) {
-            withheld.0[(number / 64) as usize] &= !(1 << (number % 64));
+        for number in (0..MOST).filter(|number| withheld(*number)) {
+            filter.add(number, Condition::Always, action);
         }
-        for (first, last) in withheld.runs() {
-            one(first, last, action);
+        for number in number_of(libc::SYS_io_uring_setup)..=number_of(libc::SYS_io_uring_register) {
+            filter.set(number, REFUSED);
         }
-        program.push(step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW));
-        program
+        filter.program()
     }
 }
 
@@ -399,9 +356,6 @@ impl Default for Calls {
     }
 }
 
-/// The machine's number, as filters see it (`AUDIT_ARCH_X86_64`).
-const ARCHITECTURE_HERE: u32 = 0xc000_003e;
-
 const fn number_of(call: libc::c_long) -> u32 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "numbers of calls are small")]
     let number = call as u32;
@@ -410,93 +364,71 @@ const fn number_of(call: libc::c_long) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use orrery_sys::seccomp::{NATIVE, simulate};
+
     use super::*;
 
-    /// What a filter says to a call: the kernel's interpreter, as far as our filters use it.
-    fn run(program: &[libc::sock_filter], number: u32, architecture: u32, arguments: [u64; 6]) -> u32 {
-        let (mut at, mut loaded) = (0, 0);
-        loop {
-            let step = &program[at];
-            at += 1;
-            let jump = |yes: bool| usize::from(if yes { step.jt } else { step.jf });
-            match step.code {
-                0x20 => {
-                    loaded = match step.k {
-                        0 => number,
-                        4 => architecture,
-                        at @ 16..64 if at % 4 == 0 => {
-                            let word = arguments[(at as usize - 16) / 8];
-                            u32::try_from(word >> (8 * (at % 8)) & 0xffff_ffff).unwrap()
-                        }
-                        odd => panic!("loads {odd}"),
-                    }
-                }
-                0x15 => at += jump(loaded == step.k),
-                0x25 => at += jump(loaded > step.k),
-                0x35 => at += jump(loaded >= step.k),
-                0x06 => return step.k,
-                odd => panic!("code {odd:#x}"),
-            }
-        }
-    }
+    const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+    const NOTIFY: u32 = libc::SECCOMP_RET_USER_NOTIF;
+    const EPERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs();
 
     #[test]
     fn filters_withhold_what_is_in_the_set() {
         let set = Calls::none().with(2, 4).with(9, 9).with(62, 62).with(200, 230);
-        let program = set.filter(77, 1000);
-        let say = |number, first| run(&program, number, ARCHITECTURE_HERE, [first, 0, 0, 0, 7, 0]);
+        let program = set.filter(Action::Notify, 1000);
+        let say = |number, first| simulate(&program, NATIVE, number, [first, 0, 0, 0, 7, 0]);
         for number in 0..500 {
             let essential = ESSENTIAL.iter().any(|call| number_of(*call) == number);
             let expected = if (425..=427).contains(&number) {
-                libc::SECCOMP_RET_ERRNO | 1
+                EPERM
             } else if set.has(number) && !essential {
-                77
+                NOTIFY
             } else {
-                libc::SECCOMP_RET_ALLOW
+                ALLOW
             };
             assert_eq!(say(number, 5), expected, "{number}");
         }
-        assert_eq!(say(62, 1000), libc::SECCOMP_RET_ALLOW, "a signal to itself");
-        assert_eq!(say(0x4000_0002, 0), libc::SECCOMP_RET_ERRNO | 1, "by its other number");
-        assert_eq!(run(&program, 0, 0x4000_0003, [0; 6]), libc::SECCOMP_RET_KILL_PROCESS, "by 32 bits");
+        assert_eq!(say(62, 1000), ALLOW, "a signal to itself");
+        assert_eq!(say(0x4000_0002, 0), EPERM, "by its other number");
+        assert_eq!(simulate(&program, 0x4000_0003, 0, [0; 6]), libc::SECCOMP_RET_KILL_PROCESS, "by 32 bits");
     }
 
     #[test]
     fn what_concerns_nobody_else_passes() {
-        let program = Calls::global().filter(77, 1000);
-        let say = |call, arguments| run(&program, number_of(call), ARCHITECTURE_HERE, arguments);
+        let program = Calls::global().filter(Action::Notify, 1000);
+        let say = |call, arguments| simulate(&program, NATIVE, number_of(call), arguments);
         let send = |address| say(libc::SYS_sendto, [3, 4, 5, 6, address, 0]);
-        assert_eq!(send(0), libc::SECCOMP_RET_ALLOW);
-        assert_eq!((send(8), send(1 << 40)), (77, 77));
-        assert_eq!(say(libc::SYS_prlimit64, [0; 6]), libc::SECCOMP_RET_ALLOW);
-        assert_eq!(say(libc::SYS_prlimit64, [1, 0, 0, 0, 0, 0]), 77);
-        assert_eq!(say(libc::SYS_tgkill, [1000, 5, 6, 0, 0, 0]), libc::SECCOMP_RET_ALLOW);
-        assert_eq!(say(libc::SYS_tgkill, [0, 5, 6, 0, 0, 0]), 77);
-        assert_eq!(say(libc::SYS_sendmsg, [0; 6]), 77);
+        assert_eq!(send(0), ALLOW);
+        assert_eq!((send(8), send(1 << 40)), (NOTIFY, NOTIFY));
+        assert_eq!(say(libc::SYS_prlimit64, [0; 6]), ALLOW);
+        assert_eq!(say(libc::SYS_prlimit64, [1, 0, 0, 0, 0, 0]), NOTIFY);
+        assert_eq!(say(libc::SYS_tgkill, [1000, 5, 6, 0, 0, 0]), ALLOW);
+        assert_eq!(say(libc::SYS_tgkill, [0, 5, 6, 0, 0, 0]), NOTIFY);
+        assert_eq!(say(libc::SYS_sendmsg, [0; 6]), NOTIFY);
     }
 
     #[test]
     fn how_others_run_is_left_alone() {
         let program = about_others(1000, &Calls::none());
-        let say = |call, arguments| run(&program, number_of(call), ARCHITECTURE_HERE, arguments);
-        let allow = libc::SECCOMP_RET_ALLOW;
+        let say = |call, arguments| simulate(&program, NATIVE, number_of(call), arguments);
+        let allow = ALLOW;
         for (call, whom, kind) in ABOUT_PROCESSES {
-            for (pid, expected) in [(0, allow), (1000, allow), (1 << 32, allow), (5, REFUSED), (1, REFUSED)] {
+            for (pid, expected) in [(0, allow), (1000, allow), (1 << 32, allow), (5, EPERM), (1, EPERM)] {
                 let mut arguments = [u64::from(kind.unwrap_or(0)), 0, 0, 0, 0, 0];
-                arguments[whom as usize] = pid;
+                arguments[usize::from(whom)] = pid;
                 assert_eq!(say(call, arguments), expected, "{call} of {pid}");
             }
         }
         // Whole groups, and all of a user, even if named by 0.
         for kind in [libc::PRIO_PGRP, libc::PRIO_USER] {
-            assert_eq!(say(libc::SYS_setpriority, [kind.into(), 0, 0, 0, 0, 0]), REFUSED);
+            assert_eq!(say(libc::SYS_setpriority, [kind.into(), 0, 0, 0, 0, 0]), EPERM);
         }
-        assert_eq!(say(libc::SYS_ioprio_set, [2, 0, 0, 0, 0, 0]), REFUSED);
+        assert_eq!(say(libc::SYS_ioprio_set, [2, 0, 0, 0, 0, 0]), EPERM);
         assert_eq!(say(libc::SYS_setrlimit, [5; 6]), allow);
         assert_eq!(say(libc::SYS_read, [5; 6]), allow);
-        assert_eq!(run(&program, 0x4000_0000, ARCHITECTURE_HERE, [0; 6]), REFUSED, "by its other number");
+        assert_eq!(simulate(&program, NATIVE, 0x4000_0000, [0; 6]), EPERM, "by its other number");
         let left = about_others(1000, &Calls::all());
-        assert_eq!(run(&left, number_of(libc::SYS_prlimit64), ARCHITECTURE_HERE, [5; 6]), allow);
+        assert_eq!(simulate(&left, NATIVE, number_of(libc::SYS_prlimit64), [5; 6]), allow);
     }
 
     #[test]

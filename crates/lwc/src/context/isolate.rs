@@ -14,8 +14,9 @@
 use landlock::{CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetError, RulesetStatus, Scope};
 use rustix::io::Errno;
 
+use orrery_sys::seccomp;
+
 use super::calls::{self, Calls};
-use super::trap;
 
 /// Puts the calling thread into a domain of its own. It gives up gaining privileges (`no_new_privs` in prctl(2)). What is
 /// `taken` from it anyway, or is for its creator to decide, is left to that filter.
@@ -39,5 +40,5 @@ pub(crate) fn enter(taken: &Calls) -> rustix::io::Result<()> {
 ///
 /// Filters add up: a copy of an isolated process that does this, too, may name only 0 from then on.
 pub(crate) fn from_limits(own: u32, taken: &Calls) -> rustix::io::Result<()> {
-    trap::put_on(&calls::about_others(own, taken), 0).map(|_| ())
+    seccomp::install(&calls::about_others(own, taken), seccomp::Scope::Thread).map(drop)
 }

@@ -8,7 +8,7 @@
 
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
 use orrery_domain::forked::Creator;
@@ -459,7 +459,7 @@ impl State {
     /// that all contexts have of the root.
     pub(crate) fn own_numbers(&self) -> Vec<RawFd> {
         let heard = |listener: &Listener| {
-            [Some(listener.fd.as_raw_fd()), listener.memory.as_ref().map(AsRawFd::as_raw_fd)]
+            [Some(listener.calls.as_fd().as_raw_fd()), listener.memory.as_ref().map(AsRawFd::as_raw_fd)]
         };
         let peers = self.peers.iter().flatten();
         let listeners = peers.clone().filter_map(|peer| peer.listener.as_ref());

@@ -29,6 +29,7 @@ use core::time::Duration;
 
 use orrery_domain::Moment;
 use orrery_sys::process::Threads;
+use orrery_sys::seccomp::{self, Filter, Scope};
 use orrery_sys::signals::{self, Action, Mask};
 use rustix::io::Errno;
 use rustix::thread::futex;
@@ -421,18 +422,10 @@ fn begin(stop: &Stop, frame: &mut Frame) {
 
 /// Has a filtered context's other threads obey the filter of the calling one, and answer to the same listener.
 pub(crate) fn spread_filter() -> rustix::io::Result<()> {
-    const SET_MODE_FILTER: usize = 1;
-    const TO_ALL_THREADS: usize = 1;
-    let allow = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW };
-    let program = libc::sock_fprog { len: 1, filter: (&raw const allow).cast_mut() };
-    // SAFETY: the kernel copies the program.
-    let spread = unsafe { syscall!(Sysno::seccomp, SET_MODE_FILTER, TO_ALL_THREADS, &raw const program) };
-    match spread {
-        Ok(0) => Ok(()),
-        // The number of a thread that has other filters.
-        Ok(_) => Err(Errno::SRCH),
-        Err(errno) => Err(Errno::from_raw_os_error(errno.into_raw())),
-    }
+    let allow = seccomp::Action::Allow;
+    // A filter that allows everything: what counts is that it spreads those of this thread.
+    let allow_all = Filter::new(allow).foreign(allow).x32(allow).program();
+    seccomp::install(&allow_all, Scope::Process).map(drop)
 }
 
 /// In a new context whose creator had other threads: takes and gives back each lock of the C library that a new context

@@ -19,12 +19,12 @@ use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
+use orrery_sys::notify;
+use orrery_sys::seccomp::{self, Action, Scope, sock_filter};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{Opcode, opcode};
 use rustix::thread::futex;
-use syscalls::{Sysno, syscall};
 
 use super::calls::Calls;
 use super::error::{Error, Result};
@@ -58,7 +58,7 @@ pub(crate) enum Answer {
 /// The parent's hold of a context whose calls it hears.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    pub(crate) fd: OwnedFd,
+    pub(crate) calls: notify::Listener,
     /// Its memory, as long as the right to all of it was not given up.
     pub(crate) memory: Option<OwnedFd>,
     /// What of it is ours to use: the system calls that we may make for it.
@@ -71,22 +71,13 @@ pub(crate) struct Listener {
     pub(crate) is_over: bool,
 }
 
-/// Sizes that this file's structures must have in the kernel's eyes are those of Linux 5.5 and later.
-const RECEIVE: Opcode = opcode::read_write::<libc::seccomp_notif>(b'!', 0);
-const SEND: Opcode = opcode::read_write::<libc::seccomp_notif_resp>(b'!', 1);
-const ADD_DESCRIPTOR: Opcode = opcode::write::<libc::seccomp_notif_addfd>(b'!', 3);
-const SET_FLAGS: Opcode = opcode::write::<u64>(b'!', 4);
-const SYNC_WAKE_UP: usize = 1;
-const NEW_LISTENER: usize = 1 << 3;
-const WAIT_KILLABLE: usize = 1 << 5;
-
 /// What a new context's thread and its watcher do together to hand the listener out.
 #[derive(Debug)]
 pub(crate) struct Handing {
     socket: RawFd,
     memory: RawFd,
     starter: RawFd,
-    filter: Vec<libc::sock_filter>,
+    filter: Vec<sock_filter>,
     /// There are other threads, and the filter is spread to them and to the watcher once the listener is out.
     counterparts: bool,
     /// The listener's number; -1 before there is one; -2 where there will be none.
@@ -113,11 +104,7 @@ pub(crate) fn filter(
 ) -> rustix::io::Result<()> {
     let own = rustix::process::getpid().as_raw_pid().unsigned_abs();
     let trapped = memory.is_some();
-    let action = if trapped {
-        libc::SECCOMP_RET_USER_NOTIF
-    } else {
-        libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs()
-    };
+    let action = if trapped { Action::Notify } else { Action::Fail(Errno::PERM) };
     let starter = eventfd(1, EventfdFlags::CLOEXEC)?;
     let handing: &'static Handing = Box::leak(Box::new(Handing {
         socket: socket.as_raw_fd(),
@@ -130,10 +117,9 @@ pub(crate) fn filter(
     }));
     leash.hand_out(handing, &starter)?;
     let _ = starter.into_raw_fd();
-    let made = put_on(&handing.filter, if trapped { NEW_LISTENER | WAIT_KILLABLE } else { 0 });
-    let (number, outcome) = match made {
-        Ok(fd) if trapped => (i32::try_from(fd).unwrap_or(-2), Ok(())),
-        Ok(_) => (-2, Ok(())),
+    let scope = if trapped { Scope::ThreadWithListener } else { Scope::Thread };
+    let (number, outcome) = match seccomp::install(&handing.filter, scope) {
+        Ok(listener) => (listener.map_or(-2, IntoRawFd::into_raw_fd), Ok(())),
         Err(errno) => (-2, Err(errno)),
     };
     handing.listener.store(number, SeqCst);
@@ -188,7 +174,7 @@ pub(crate) fn hand_over(handing: &Handing) {
     }
     // Without a listener of its own, what is trapped elsewhere fails here.
     let outcome = match outcome {
-        Ok(()) if !handing.counterparts => put_on(&handing.filter, 0).map(|_| ()),
+        Ok(()) if !handing.counterparts => seccomp::install(&handing.filter, Scope::Thread).map(drop),
         other => other,
     };
     let done = match outcome {
@@ -199,31 +185,10 @@ pub(crate) fn hand_over(handing: &Handing) {
     let _ = futex::wake(&handing.done, futex::Flags::empty(), 1);
 }
 
-/// Filters the calling thread.
-pub(crate) fn put_on(filter: &[libc::sock_filter], flags: usize) -> rustix::io::Result<usize> {
-    let program = libc::sock_fprog {
-        len: u16::try_from(filter.len()).map_err(|_| Errno::INVAL)?,
-        filter: filter.as_ptr().cast_mut(),
-    };
-    const SET_MODE_FILTER: usize = 1;
-    // SAFETY: the kernel copies the program.
-    unsafe { syscall!(Sysno::seccomp, SET_MODE_FILTER, flags, &raw const program) }
-        .map_err(|errno| Errno::from_raw_os_error(errno.into_raw()))
-}
-
-fn ioctl<T>(fd: BorrowedFd<'_>, what: Opcode, with: *mut T) -> rustix::io::Result<usize> {
-    // SAFETY: the kernel reads and writes one structure that belongs to the opcode.
-    unsafe { syscall!(Sysno::ioctl, fd.as_raw_fd(), what, with) }
-        .map_err(|errno| Errno::from_raw_os_error(errno.into_raw()))
-}
-
 impl Listener {
     pub(crate) fn new(fd: OwnedFd, memory: OwnedFd) -> Self {
-        // A parent on the same CPU is then switched to at once (Linux 6.6); without it, a little later.
-        // SAFETY: the flags go by value.
-        let _ = unsafe { syscall!(Sysno::ioctl, fd.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) };
         Self {
-            fd,
+            calls: notify::Listener::new(fd),
             memory: Some(memory),
             rights: Rights::all(),
             pending: Vec::new(),
@@ -232,23 +197,16 @@ impl Listener {
         }
     }
 
-    fn receive(&self) -> Option<libc::seccomp_notif> {
-        // SAFETY: all-zero is what the kernel demands to be handed.
-        let mut call: libc::seccomp_notif = unsafe { core::mem::zeroed() };
-        ioctl(self.fd.as_fd(), RECEIVE, &raw mut call).ok().map(|_| call)
-    }
-
     fn answer(&self, id: u64, answer: Answer) {
-        let mut response = libc::seccomp_notif_resp { id, val: 0, error: 0, flags: 0 };
-        match answer {
-            Answer::Returns(error @ -4095..=-1) => {
-                response.error = i32::try_from(error).unwrap_or(-libc::EIO)
-            }
-            Answer::Returns(value) => response.val = value,
-            Answer::GoesOn => response.flags = 1,
-        }
         // It fails where the context is dead by now, as whoever waits for it will notice.
-        let _ = ioctl(self.fd.as_fd(), SEND, &raw mut response);
+        let _ = match answer {
+            Answer::Returns(error @ -4095..=-1) => {
+                let errno = i32::try_from(-error).map_or(Errno::IO, Errno::from_raw_os_error);
+                self.calls.answer(id, Err(errno))
+            }
+            Answer::Returns(value) => self.calls.answer(id, Ok(value)),
+            Answer::GoesOn => self.calls.proceed(id),
+        };
     }
 }
 
@@ -261,18 +219,20 @@ pub(crate) fn take(state: &mut State, slot: usize) -> Option<Arrival> {
         let peer = state.peers.get_mut(slot)?.as_mut()?;
         let (seat, them) = (peer.seat, peer.holder());
         let listener = peer.listener.as_mut()?;
-        if !handover::is_ready(listener.fd.as_fd()) {
+        if !handover::is_ready(listener.calls.as_fd()) {
             return None;
         }
-        let notice = listener.receive()?;
+        let notice = listener.calls.receive().ok()?;
         // Threads and processes that the context made have no counterpart here.
-        let strand = program.strand_of(seat, notice.pid).filter(|strand| program.exists(*strand, me));
+        let strand = program
+            .strand_of(seat, notice.thread.unsigned_abs())
+            .filter(|strand| program.exists(*strand, me));
         let Some(strand) = strand.filter(|strand| them.gives_way(program.control(*strand), us).is_ok())
         else {
             listener.answer(notice.id, Answer::Returns(-i64::from(libc::EPERM)));
             continue;
         };
-        let call = Call { number: notice.data.nr.unsigned_abs(), arguments: notice.data.args };
+        let call = Call { number: notice.number.unsigned_abs(), arguments: notice.arguments };
         listener.kept.push((strand, notice.id, call));
         if strand == own {
             return take_from(state, slot);
@@ -302,8 +262,8 @@ fn take_from(state: &mut State, slot: usize) -> Option<Arrival> {
 /// While a context is asked for something that its library does: whatever call it makes for that is refused.
 pub(crate) fn refuse_all(peer: &Peer) {
     let Some(listener) = &peer.listener else { return };
-    while handover::is_ready(listener.fd.as_fd()) {
-        match listener.receive() {
+    while handover::is_ready(listener.calls.as_fd()) {
+        match listener.calls.receive().ok() {
             Some(notice) => listener.answer(notice.id, Answer::Returns(-i64::from(libc::EPERM))),
             None => return,
         }
@@ -345,16 +305,9 @@ pub(crate) fn give(state: &State, slot: usize, fd: BorrowedFd<'_>, close_on_exec
     let (Some((id, _)), Some(listener)) = (pending(state, slot), &peer.listener) else {
         return Err(Error::NoCall { descriptor });
     };
-    let mut addition = libc::seccomp_notif_addfd {
-        id,
-        flags: 0,
-        srcfd: fd.as_raw_fd().unsigned_abs(),
-        newfd: 0,
-        newfd_flags: if close_on_exec { libc::O_CLOEXEC.unsigned_abs() } else { 0 },
-    };
-    let number = ioctl(listener.fd.as_fd(), ADD_DESCRIPTOR, &raw mut addition)
-        .map_err(|errno| Error::system("put a descriptor into a context", addition.srcfd as usize, errno))?;
-    i32::try_from(number).map_err(|_| Error::system("put a descriptor into a context", number, Errno::IO))
+    listener.calls.add_descriptor(id, fd, close_on_exec).map_err(|errno| {
+        Error::system("put a descriptor into a context", fd.as_raw_fd().unsigned_abs() as usize, errno)
+    })
 }
 
 fn memory_of(state: &State, slot: usize) -> Result<&OwnedFd> {

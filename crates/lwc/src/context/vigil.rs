@@ -419,7 +419,9 @@ impl Source {
 
     fn fd(self, state: &State) -> Option<RawFd> {
         match self {
-            Self::Listener(slot) => Some(state.peers.get(slot)?.as_ref()?.listener.as_ref()?.fd.as_raw_fd()),
+            Self::Listener(slot) => {
+                Some(state.peers.get(slot)?.as_ref()?.listener.as_ref()?.calls.as_fd().as_raw_fd())
+            }
             Self::Grant(grant) => Some(state.grants.get(grant)?.as_ref()?.socket.as_raw_fd()),
             Self::Watched(fd) | Self::Kick(fd) => Some(fd),
         }

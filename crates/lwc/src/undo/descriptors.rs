@@ -1,7 +1,7 @@
 //! File descriptors: new ones closed, closed or replaced ones brought back, flags and offsets as they were.
 //!
 //! That a descriptor is still the same open file cannot be told from the outside, so the table is copied into a
-//! [`Keeper`], with which each descriptor is compared and from which lost ones are fetched. A keeper is made when the
+//! [`FdTableCopy`], with which each descriptor is compared and from which lost ones are fetched. A keeper is made when the
 //! table changed, not for every run. Where none can be made, or it may not be asked, files are compared by device and
 //! inode, and a lost one stays lost.
 //!
@@ -11,7 +11,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use orrery_memory::{Arena, HeapVec};
-use orrery_sys::keeper::Keeper;
+use orrery_sys::fd_table_copy::FdTableCopy;
 use orrery_sys::process;
 use rustix::fs::{FileType, OFlags, SeekFrom};
 use rustix::io::{Errno, FdFlags};
@@ -35,7 +35,7 @@ struct File {
 /// Keepers, each shared by every state whose files it holds, and the descriptors that all states leave alone.
 #[derive(Debug)]
 pub(crate) struct Keepers {
-    keepers: HeapVec<Option<(Keeper, usize)>>,
+    keepers: HeapVec<Option<(FdTableCopy, usize)>>,
     /// The one that was made last.
     latest: Option<usize>,
     /// Whether a keeper may be made and asked at all.
@@ -111,13 +111,13 @@ impl Keepers {
         self.keepers.iter().flatten().any(|(keeper, _)| keeper.pid().as_raw_pid() == pid)
     }
 
-    fn get(&self, at: Option<usize>) -> Option<&Keeper> {
+    fn get(&self, at: Option<usize>) -> Option<&FdTableCopy> {
         self.keepers.get(at?)?.as_ref().map(|(keeper, _)| keeper)
     }
 
     /// A keeper that holds all of `files`, with one more user; none where none may be had.
     fn acquire(&mut self, files: &[File]) -> Result<Option<usize>> {
-        let holds_all = |keeper: &Keeper| files.iter().all(|file| keeper.holds(file.fd) == Ok(true));
+        let holds_all = |keeper: &FdTableCopy| files.iter().all(|file| keeper.holds(file.fd) == Ok(true));
         if let Some(at) = self.latest
             && let Some((keeper, users)) = &mut self.keepers[at]
             && holds_all(keeper)
@@ -128,7 +128,7 @@ impl Keepers {
         if !self.allowed {
             return Ok(None);
         }
-        let Ok(keeper) = Keeper::spawn() else {
+        let Ok(keeper) = FdTableCopy::spawn() else {
             return Ok(None);
         };
         if !holds_all(&keeper) {
@@ -294,7 +294,7 @@ impl Descriptors {
 
 impl File {
     /// Whether it is open, and still the same file as far as can be told.
-    fn is_there(&self, keeper: Option<&Keeper>) -> bool {
+    fn is_there(&self, keeper: Option<&FdTableCopy>) -> bool {
         match keeper.map(|keeper| keeper.holds(self.fd)) {
             Some(Ok(same)) => same,
             // Closed, or the keeper is dead, or there is none: go by what shows.
@@ -302,7 +302,7 @@ impl File {
         }
     }
 
-    fn restore(&self, keeper: Option<&Keeper>, there: bool) -> core::result::Result<(), Leftover> {
+    fn restore(&self, keeper: Option<&FdTableCopy>, there: bool) -> core::result::Result<(), Leftover> {
         let file = self;
         let lost = Leftover::Descriptor(file.fd);
         if !there {
@@ -353,7 +353,7 @@ fn look(number: i32, outputs: &[Option<Identity>]) -> Option<File> {
 }
 
 /// Puts the file that the keeper has at number `fd` there again.
-fn bring_back(fd: i32, keeper: Option<&Keeper>) -> core::result::Result<(), Leftover> {
+fn bring_back(fd: i32, keeper: Option<&FdTableCopy>) -> core::result::Result<(), Leftover> {
     let lost = Leftover::Descriptor(fd);
     let fetched = keeper.and_then(|keeper| keeper.fetch(fd).ok()).ok_or(lost)?;
     if fetched.as_raw_fd() == fd {

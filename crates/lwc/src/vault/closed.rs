@@ -1,7 +1,6 @@
 //! Closing a process to all who could look into it.
 
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
-
+use orrery_sys::seccomp::{self, Action, Filter, Scope};
 use rustix::io::Errno;
 use rustix::mm::MlockAllFlags;
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
@@ -47,14 +46,11 @@ pub(super) fn drop_capabilities() {
 pub(super) fn give_up() {
     let _ = limit(Resource::Fsize, 0);
     let _ = limit(Resource::Nproc, 0);
-    let forbidden = FORBIDDEN.iter().map(|call| (*call, Vec::new())).collect();
-    let refuse = SeccompAction::Errno(libc::EPERM.cast_unsigned());
-    let Ok(arch) = std::env::consts::ARCH.try_into() else { return };
-    // Where the kernel has no filters, the other walls must do.
-    if let Ok(filter) = SeccompFilter::new(forbidden, SeccompAction::Allow, refuse, arch)
-        && let Ok(program) = BpfProgram::try_from(filter)
-    {
-        let _ = seccompiler::apply_filter_all_threads(&program);
+    let mut filter = Filter::new(Action::Allow).foreign(Action::KillProcess);
+    FORBIDDEN.iter().for_each(|&call| filter.set(call, Action::Fail(Errno::PERM)));
+    // Where the kernel has no filters, the other restrictions remain.
+    if rustix::thread::set_no_new_privs(true).is_ok() {
+        let _ = seccomp::install(&filter.program(), Scope::Process);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Taking pages up: their content becomes the base's.
 
-use orrery_sys::holder::Holder;
 use orrery_sys::maps::Access;
+use orrery_sys::memory_copy::MemoryCopy;
 
 use super::{FORK_ABOVE, First, SHORT_RUN, Space, protect};
 use crate::images::{Image, Page};
@@ -102,7 +102,7 @@ impl Space {
         }
         // Where no process may be made, or its memory not be read (that of one that is closed to debuggers, by an ordinary
         // user), copying still works.
-        self.holder = Holder::spawn().ok().filter(|holder| {
+        self.holder = MemoryCopy::spawn().ok().filter(|holder| {
             let code = protect as *const () as usize;
             holder.read(code, &mut [0]).is_ok()
         });

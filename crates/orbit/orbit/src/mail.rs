@@ -4,18 +4,14 @@
 //! is sealed against any change before main looks into it (F_SEAL_WRITE in fcntl(2)). A message arrives whole or not at
 //! all, and what was sent before a crash still arrives.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 
-use orrery_sys::descriptors;
+use orrery_sys::{descriptors, scm};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 
 /// Larger updates go as a memfd.
 pub(crate) const INLINE: usize = 32 << 10;
@@ -59,17 +55,10 @@ impl Mail {
         head[16..].copy_from_slice(&(records.len() as u64).to_ne_bytes());
         let file = if records.len() > INLINE { Some(sealed(records)?) } else { None };
         let parts = [IoSlice::new(&head), IoSlice::new(if file.is_some() { &[] } else { records })];
+        let file = file.as_ref().map(AsFd::as_fd);
         loop {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            let one;
-            if let Some(file) = &file {
-                one = [file.as_fd()];
-                control.push(SendAncillaryMessage::ScmRights(&one));
-            }
-            match sendmsg(&self.orbit, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match scm::send(self.orbit.as_fd(), &parts, file.as_slice(), SendFlags::DONTWAIT) {
                 Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
                 // ETOOMANYREFS: too many files are under way.
                 Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS) => {
                     full();
@@ -85,30 +74,18 @@ impl Mail {
     /// In main: what has arrived, if anything. Never waits.
     pub(crate) fn receive(&self, buffer: &mut Vec<u8>, largest: usize) -> Option<Arrival> {
         buffer.resize(HEAD + INLINE, 0);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let received = rustix::io::retry_on_intr(|| {
-            recvmsg(&self.main, &mut [IoSliceMut::new(buffer)], &mut control, flags)
-        })
-        .ok()?;
-        let mut file = None;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(files) = message {
-                file = files.last().or(file);
-            }
-        }
-        let bytes = &buffer[..received.bytes];
+        let mut received = scm::receive(self.main.as_fd(), buffer, 1, RecvFlags::DONTWAIT).ok()?;
+        let bytes = &buffer[..received.length];
         let word = |at: usize| -> u64 {
             bytes.get(at..at + 8).and_then(|w| w.try_into().ok()).map_or(0, u64::from_ne_bytes)
         };
         let (call, claimed) = (word(8), usize::try_from(word(16)).unwrap_or(usize::MAX));
         let refuse = |reason: &str| Some(Arrival::Refused { call, reason: reason.to_owned() });
-        if received.bytes == 0 {
+        if received.length == 0 {
             // The peer's end is never closed while we hold it, so this is an empty message.
             return refuse("it is empty");
         }
-        if word(0) != MAGIC || received.bytes < HEAD {
+        if word(0) != MAGIC || received.length < HEAD {
             return refuse("its head makes no sense");
         }
         if claimed > largest {
@@ -117,7 +94,7 @@ impl Mail {
                 reason: format!("it has {claimed} bytes, and {largest} are the most that is taken"),
             });
         }
-        match file {
+        match received.fds.pop() {
             None if bytes.len() - HEAD == claimed => {
                 Some(Arrival::Update { call, bytes: bytes[HEAD..].to_vec() })
             }
@@ -230,11 +207,8 @@ mod tests {
         // A file that the sender could still change.
         let file = rustix::fs::memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::io::write(&file, &[0; 100]).unwrap();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let one = [file.as_fd()];
-        control.push(SendAncillaryMessage::ScmRights(&one));
-        sendmsg(&mail.orbit, &[IoSlice::new(&head[..HEAD])], &mut control, SendFlags::empty()).unwrap();
+        let parts = [IoSlice::new(&head[..HEAD])];
+        scm::send(mail.orbit.as_fd(), &parts, &[file.as_fd()], SendFlags::empty()).unwrap();
         assert!(refused("open").contains("not sealed"));
     }
 }

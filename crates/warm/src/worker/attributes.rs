@@ -110,7 +110,7 @@ impl Attributes {
         if kept.is_empty() { Ok(()) } else { Err(format!("changed for good: {}", kept.join(", "))) }
     }
 
-    /// Tries; whether it helped, the caller sees.
+    /// Tries; whether it helped, the connection sees.
     fn set_back(&self, now: &Self) {
         // SAFETY: plain system calls; every pointer is to a live local of the size that the call reads.
         unsafe {
@@ -179,7 +179,7 @@ fn identity(directory: impl AsFd, path: &CStr) -> (u64, u64) {
 pub(super) fn open_namespaces() -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(c"/proc/self/ns", flags, Mode::empty())?;
-    rustix::io::fcntl_dupfd_cloexec(&directory, crate::descriptors::first_own())
+    rustix::io::fcntl_dupfd_cloexec(&directory, crate::descriptors::first_reserved())
 }
 
 #[cfg(test)]

@@ -13,8 +13,11 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus};
 
-use super::sandbox::Walls;
-use super::{Ending, Interpreter, SLOWEST_CLIENT, WorkerError, io_error, stage};
+use super::connection::REQUEST_TIMEOUT;
+use super::error::{WorkerError, io_error};
+use super::interpreter::{Ending, Interpreter};
+use super::sandbox::Protections;
+use super::surroundings;
 use crate::config::Limits;
 use crate::protocol::{self, Outcome, Request};
 use crate::status::StatusPage;
@@ -25,7 +28,7 @@ const NOTE: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Fork {
     limits: Limits,
-    walls: Walls,
+    protections: Protections,
     /// Bound on the child's private memory, the interpreter's own included.
     data_limit: Option<u64>,
     /// A shared page: zero, or what the child could not say by its exit status.
@@ -40,7 +43,7 @@ enum Event {
 }
 
 impl Fork {
-    pub(super) fn new(limits: Limits, walls: Walls) -> Result<Self, WorkerError> {
+    pub(super) fn new(limits: Limits, protections: Protections) -> Result<Self, WorkerError> {
         let data_limit = match limits.memory {
             None => None,
             Some(growth) => {
@@ -58,7 +61,7 @@ impl Fork {
         };
         let note = note.map_err(io_error("mmap"))?;
         let note = NonNull::new(note.cast()).ok_or_else(|| io_error("mmap")(io::Error::other("null")))?;
-        Ok(Self { limits, walls, data_limit, note })
+        Ok(Self { limits, protections, data_limit, note })
     }
 
     /// Runs the request that waits on `connection`, until nothing of it is left.
@@ -69,7 +72,7 @@ impl Fork {
         interpreter: &dyn Interpreter,
     ) -> Result<Outcome, WorkerError> {
         let deadline = self.limits.time.map(|limit| Instant::now() + limit);
-        let received = match stage::receive(connection, self.limits.time.unwrap_or(SLOWEST_CLIENT)) {
+        let received = match surroundings::receive(connection, self.limits.time.unwrap_or(REQUEST_TIMEOUT)) {
             Ok(received) => received,
             Err(message) => return Ok(Outcome::Refused(message)),
         };
@@ -88,23 +91,24 @@ impl Fork {
                 let child =
                     Pid::from_raw(child).ok_or_else(|| io_error("fork")(io::Error::other("no child")))?;
                 let outcome = self.attend(child, connection, deadline);
-                crate::family::end_all_descendants();
+                crate::children::kill_descendants();
                 outcome
             }
         }
     }
 
     fn be_child(&self, request: &Request<'_>, descriptors: Vec<OwnedFd>, interpreter: &dyn Interpreter) -> ! {
-        let ending = self.prepare_child().and_then(|()| stage::enter(request, descriptors, self.walls)).map(
-            |script| {
+        let ending = self
+            .prepare_child()
+            .and_then(|()| surroundings::enter(request, descriptors, self.protections))
+            .map(|script| {
                 interpreter.after_fork();
                 interpreter.run(request, script)
-            },
-        );
+            });
         match ending.unwrap_or_else(Ending::Refused) {
             // SAFETY: ends the process without running exit handlers that belong to the parent.
             Ending::Exit(status) => unsafe { libc::_exit(status.into()) },
-            Ending::Signal(signal) => crate::ending::die_by(signal),
+            Ending::Signal(signal) => crate::die::die_by_signal(signal),
             Ending::Refused(message) => {
                 self.write_note(&message);
                 // SAFETY: as above.
@@ -123,7 +127,7 @@ impl Fork {
         }
         // The script has no business with the worker's own descriptors, the listening socket above all.
         // SAFETY: the child never uses them again: it leaves by `_exit` or a signal.
-        unsafe { crate::descriptors::close_from(crate::descriptors::first_own()) };
+        unsafe { crate::descriptors::close_from(crate::descriptors::first_reserved()) };
         Ok(())
     }
 

@@ -20,11 +20,14 @@ use orrery_lwc::Error;
 use orrery_lwc::rollback::{self, Children, KeptBuffer, Rollback};
 
 use super::attributes::{self, Attributes};
-use super::link::{self, Reason};
-use super::sandbox::Walls;
-use super::{Ending, Interpreter, SLOWEST_CLIENT, WorkerError, accept, answer, io_error, stage};
+use super::client_signals::{self, Reason};
+use super::connection::{REQUEST_TIMEOUT, accept, answer};
+use super::error::{WorkerError, io_error};
+use super::interpreter::{Ending, Interpreter};
+use super::sandbox::Protections;
+use super::surroundings;
+use crate::children;
 use crate::config::Limits;
-use crate::family;
 use crate::protocol::{self, Outcome, Request};
 use crate::status::StatusPage;
 
@@ -35,7 +38,7 @@ pub(super) struct InPlace {
     /// The descriptor number of every connection.
     connection: RawFd,
     limits: Limits,
-    walls: Walls,
+    protections: Protections,
     /// What the process is between requests.
     attributes: Option<Attributes>,
     /// Where the namespaces are seen.
@@ -46,21 +49,25 @@ pub(super) struct InPlace {
 
 impl InPlace {
     /// Sets rollback up; `connection` is the descriptor number that it is to leave alone.
-    pub(super) fn new(limits: Limits, walls: Walls, connection: RawFd) -> Result<Self, WorkerError> {
+    pub(super) fn new(
+        limits: Limits,
+        protections: Protections,
+        connection: RawFd,
+    ) -> Result<Self, WorkerError> {
         let failed = |error: Error| WorkerError::Rollback(error);
         let mut rollback = Rollback::builder().children(Children::Kill).build().map_err(failed)?;
         rollback.set_time_limit(limits.time);
         rollback.set_memory_limit(limits.memory);
         rollback.exempt_descriptor(connection).map_err(failed)?;
-        link::prepare().map_err(io_error("sigaction"))?;
+        client_signals::prepare().map_err(io_error("sigaction"))?;
         Ok(Self {
             connection,
             rollback,
             limits,
-            walls,
+            protections,
             attributes: None,
             namespaces: attributes::open_namespaces().map_err(io_error("/proc/self/ns"))?,
-            streams: stage::own_streams().map_err(io_error("fcntl"))?,
+            streams: surroundings::save_streams().map_err(io_error("fcntl"))?,
         })
     }
 
@@ -81,9 +88,9 @@ impl InPlace {
     ) -> Result<(), WorkerError> {
         // What ends the worker, in memory that is not rolled back.
         let verdict = KeptBuffer::with_capacity(4096).map_err(WorkerError::Rollback)?;
-        let Self { rollback, limits, walls, attributes, namespaces, streams, connection } = self;
-        let (limits, walls, number) = (*limits, *walls, *connection);
-        let patience = limits.time.unwrap_or(SLOWEST_CLIENT);
+        let Self { rollback, limits, protections, attributes, namespaces, streams, connection } = self;
+        let (limits, protections, number) = (*limits, *protections, *connection);
+        let patience = limits.time.unwrap_or(REQUEST_TIMEOUT);
         let worker = rustix::process::getpid();
         let end = |reason: &str| {
             // A reason too long to keep is still a reason.
@@ -100,10 +107,10 @@ impl InPlace {
                     return end(&reason);
                 }
             }
-            link::forget_arrivals();
+            client_signals::forget_arrivals();
             match accept(listener, number) {
                 Ok(Some(connection)) => {
-                    page.begin(link::inode(number));
+                    page.begin(client_signals::inode(number));
                     ControlFlow::Continue(connection)
                 }
                 Ok(None) => ControlFlow::Break(()),
@@ -111,16 +118,18 @@ impl InPlace {
             }
         };
         let work = |connection: OwnedFd| {
-            let ending = attend(&connection, page, walls, patience, interpreter);
+            let ending = attend(&connection, page, protections, patience, interpreter);
             if rustix::process::getpid() != worker {
                 // A child that the script forked has come to the script's end, too.
                 end_child(ending);
             }
-            link::close();
-            stage::leave(streams);
+            client_signals::close();
+            surroundings::leave(streams);
             let outcome = outcome_of(ending);
             page.note(&outcome);
-            if family::is_alone() && link::is_intact(number, page.connection()) {
+            if children::is_single_threaded_without_children()
+                && client_signals::is_intact(number, page.connection())
+            {
                 // What is left to undo concerns nobody but this worker.
                 answer(&connection, outcome, page.micros());
                 page.end();
@@ -148,7 +157,7 @@ fn conclude(outcome: Outcome, page: &StatusPage, number: RawFd) -> Result<(), St
     if !page.read().busy() {
         return Ok(());
     }
-    if link::is_intact(number, page.connection()) {
+    if client_signals::is_intact(number, page.connection()) {
         // SAFETY: it is the connection, which nobody owns any more: what did was rolled back.
         let connection = unsafe { OwnedFd::from_raw_fd(number) };
         answer(&connection, outcome, page.micros());
@@ -188,11 +197,11 @@ fn told(limits: Limits, outcome: rollback::Outcome, page: &StatusPage) -> Outcom
 fn attend(
     connection: &OwnedFd,
     page: &StatusPage,
-    walls: Walls,
+    protections: Protections,
     patience: Duration,
     interpreter: &dyn Interpreter,
 ) -> Ending {
-    let received = match stage::receive(connection, patience) {
+    let received = match surroundings::receive(connection, patience) {
         Ok(received) => received,
         Err(message) => return Ending::Refused(message),
     };
@@ -201,11 +210,11 @@ fn attend(
         Err(error) => return Ending::Refused(error.to_string()),
     };
     page.name(request.id);
-    let script = match stage::enter(&request, received.descriptors, walls) {
+    let script = match surroundings::enter(&request, received.descriptors, protections) {
         Ok(script) => script,
         Err(message) => return Ending::Refused(message),
     };
-    if let Err(error) = link::open(connection) {
+    if let Err(error) = client_signals::open(connection) {
         return Ending::Refused(format!("listening on the connection: {error}"));
     }
     interpreter.run(&request, script)
@@ -216,7 +225,7 @@ fn end_child(ending: Ending) -> ! {
     match ending {
         // SAFETY: ends the process; nothing here wants to be cleaned up but what the interpreter has cleaned up.
         Ending::Exit(status) => unsafe { libc::_exit(status.into()) },
-        Ending::Signal(signal) => crate::ending::die_by(signal),
+        Ending::Signal(signal) => crate::die::die_by_signal(signal),
         // SAFETY: as above. Requests are refused before a script could fork.
         Ending::Refused(_) => unsafe { libc::_exit(1) },
     }

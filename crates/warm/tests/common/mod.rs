@@ -36,7 +36,7 @@ pub fn ways() -> Vec<Way> {
 
 /// The examples' directory.
 pub fn examples() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/warm").canonicalize().unwrap()
+    orrery_testing::root().join("examples/warm")
 }
 
 /// A server for one test.
@@ -76,8 +76,8 @@ impl Server {
 
     /// A command of the client.
     pub fn orrery(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_orrery-warm"));
-        settle_environment(&mut command).env("ORRERY_WARM", self.socket()).args(arguments);
+        let mut command = Command::new(orrery_testing::built("orrery"));
+        settle_environment(&mut command).env("ORRERY_WARM", self.socket()).arg("warm").args(arguments);
         command
     }
 
@@ -96,16 +96,9 @@ impl Server {
         text.lines().filter_map(worker).collect()
     }
 
-    pub fn wait_until(&self, what: &str, mut done: impl FnMut() -> bool) {
-        let begun = Instant::now();
-        while !done() {
-            assert!(
-                begun.elapsed() < Duration::from_secs(30),
-                "in vain: {what}; the server says:\n{}",
-                self.log()
-            );
-            std::thread::sleep(Duration::from_millis(10));
-        }
+    pub fn wait_until(&self, what: &str, done: impl FnMut() -> bool) {
+        let log = self.directory.path().join("log");
+        orrery_testing::eventually(&format!("{what} (log: {})", log.display()), done);
     }
 }
 
@@ -127,11 +120,14 @@ impl Drop for Server {
     }
 }
 
-/// `orrery-warm serve` as the tests use it.
+/// Returns the command that starts a server for a test.
 pub fn serve_command(way: Way, socket: &Path, options: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_orrery-warm"));
+    let mut command = Command::new(orrery_testing::built("orrery"));
     settle_environment(&mut command);
-    command.args(["serve", "--python", "--isolate", way.isolation, "--socket"]).arg(socket).args(options);
+    command
+        .args(["warm", "serve", "--python", "--isolate", way.isolation, "--socket"])
+        .arg(socket)
+        .args(options);
     if let Some(tracker) = way.tracker {
         command.env("ORRERY_TRACKER", tracker);
     }

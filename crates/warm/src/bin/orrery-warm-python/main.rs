@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, RawFd};
 use anyhow::{Context, bail};
 use orrery_warm::config::WorkerConfig;
 use orrery_warm::status::StatusPage;
-use orrery_warm::worker::sandbox::Walls;
+use orrery_warm::worker::sandbox::Protections;
 use orrery_warm::{descriptors, worker};
 
 fn main() {
@@ -50,14 +50,14 @@ fn run() -> anyhow::Result<()> {
         StatusPage::open(fd.as_fd()).context("the status page")?
     };
     let config = read_config(config)?;
-    let walls = match &config.sandbox {
-        Some(sandbox) => worker::sandbox::nest(sandbox).context("sandbox")?,
-        None => Walls::default(),
+    let protections = match &config.sandbox {
+        Some(sandbox) => worker::sandbox::enter_namespaces(sandbox).context("sandbox")?,
+        None => Protections::default(),
     };
     forget_signals();
     let python = interpreter::Python::start(&config.interpreter)?;
     python.settle();
-    worker::serve(&listener, &page, &config, walls, &python)?;
+    worker::serve(&listener, &page, &config, protections, &python)?;
     Ok(())
 }
 

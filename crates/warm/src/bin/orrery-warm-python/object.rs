@@ -72,7 +72,7 @@ impl Held {
     /// # Safety
     /// The calling thread holds the interpreter lock, and keeps it whenever Rust code of this program runs.
     pub(crate) unsafe fn new() -> Result<Self> {
-        // SAFETY: the lock is held, by the caller's promise; gives a borrowed reference or null.
+        // SAFETY: the lock is held, by the connection's promise; gives a borrowed reference or null.
         let sys = unsafe { Object::borrow(ffi::PyImport_AddModule(c"sys".as_ptr())) }.ok_or(Raised)?;
         // SAFETY: a module, whose dictionary is borrowed.
         let sys = unsafe { Object::borrow(ffi::PyModule_GetDict(sys.pointer())) }.ok_or(Raised)?;
@@ -123,7 +123,7 @@ impl Object {
     /// Takes over a new reference as C functions return it: null means that an exception is set.
     ///
     /// # Safety
-    /// `pointer` is null or a reference that the caller owns.
+    /// `pointer` is null or a reference that the connection owns.
     pub(crate) unsafe fn own(pointer: *mut ffi::PyObject) -> Result<Self> {
         NonNull::new(pointer).map(Self).ok_or(Raised)
     }
@@ -134,7 +134,7 @@ impl Object {
     /// `pointer` is null or points to a living object.
     pub(crate) unsafe fn borrow(pointer: *mut ffi::PyObject) -> Option<Self> {
         let pointer = NonNull::new(pointer)?;
-        // SAFETY: living, by the caller's promise.
+        // SAFETY: living, by the connection's promise.
         unsafe { ffi::Py_INCREF(pointer.as_ptr()) }
         Some(Self(pointer))
     }

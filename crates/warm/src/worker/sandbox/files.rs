@@ -10,7 +10,7 @@ use landlock::{
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
 };
 
-use super::{SandboxError, Walls};
+use super::error::{Protections, SandboxError};
 use crate::config::Sandbox;
 
 /// The newest interface whose rights are asked for; an older kernel gives what it has.
@@ -72,7 +72,11 @@ const PROC_COMMON: [&str; 11] = [
     "/proc/self",
 ];
 
-pub(super) fn restrict(sandbox: &Sandbox, walls: Walls, library: &[PathBuf]) -> Result<(), SandboxError> {
+pub(super) fn restrict(
+    sandbox: &Sandbox,
+    protections: Protections,
+    library: &[PathBuf],
+) -> Result<(), SandboxError> {
     let read = AccessFs::from_read(NEWEST);
     let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -82,7 +86,7 @@ pub(super) fn restrict(sandbox: &Sandbox, walls: Walls, library: &[PathBuf]) -> 
         ruleset = ruleset.handle_access(AccessNet::from_all(NEWEST))?;
     }
     let mut rules = ruleset.create()?;
-    let proc: &[&str] = if walls.namespaces { &["/proc"] } else { &PROC_COMMON };
+    let proc: &[&str] = if protections.namespaces { &["/proc"] } else { &PROC_COMMON };
     for path in SYSTEM.iter().chain(proc).map(Path::new).chain(library.iter().map(PathBuf::as_path)) {
         rules = allow_if_there(rules, path, read)?;
     }

@@ -21,7 +21,7 @@ use std::path::Path;
 
 use rustix::process::{Signal, WaitOptions};
 
-use super::{SandboxError, Walls, io_error};
+use super::error::{Protections, SandboxError, io_error};
 use crate::config::Sandbox;
 
 /// Puts this process into namespaces of its own, as far as that is permitted. Returns in the process that is to be
@@ -31,12 +31,12 @@ use crate::config::Sandbox;
 ///
 /// # Errors
 /// See [`SandboxError`].
-pub fn nest(sandbox: &Sandbox) -> Result<Walls, SandboxError> {
-    // For tests of what the other walls do alone.
+pub fn enter_namespaces(sandbox: &Sandbox) -> Result<Protections, SandboxError> {
+    // For tests of what the other protections do alone.
     let forbidden = std::env::var_os("ORRERY_NAMESPACES").is_some_and(|value| value == "off");
     if forbidden || !unshare(sandbox)? {
-        eprintln!("orrery: warm: namespaces are not permitted here; the sandbox does without them");
-        return Ok(Walls::default());
+        eprintln!("orrery: warm: namespaces are not permitted; the sandbox works without them");
+        return Ok(Protections::default());
     }
     let (reader, writer) = io::pipe().map_err(io_error("pipe"))?;
     // SAFETY: the process has one thread, so the child may do whatever the parent may.
@@ -49,7 +49,7 @@ pub fn nest(sandbox: &Sandbox) -> Result<Walls, SandboxError> {
         }
     }
     die_with_parent().map_err(io_error("PR_SET_PDEATHSIG"))?;
-    let walls = Walls { namespaces: rearrange_mounts(sandbox)? };
+    let protections = Protections { namespaces: rearrange_mounts(sandbox)? };
     // SAFETY: as above.
     match unsafe { libc::fork() } {
         -1 => Err(io_error("fork")(io::Error::last_os_error())),
@@ -57,7 +57,7 @@ pub fn nest(sandbox: &Sandbox) -> Result<Walls, SandboxError> {
             drop(writer);
             die_with_parent().map_err(io_error("PR_SET_PDEATHSIG"))?;
             rustix::process::setsid().map_err(io_error("setsid"))?;
-            Ok(walls)
+            Ok(protections)
         }
         worker => be_init(worker, writer.into()),
     }
@@ -106,7 +106,7 @@ fn be_outer(init: libc::pid_t, mut report: io::PipeReader) -> ! {
         {}
     }
     if libc::WIFSIGNALED(status) {
-        crate::ending::die_by(libc::WTERMSIG(status));
+        crate::die::die_by_signal(libc::WTERMSIG(status));
     }
     // SAFETY: ends the process; there is nothing to clean up.
     unsafe { libc::_exit(libc::WEXITSTATUS(status)) }
@@ -115,7 +115,7 @@ fn be_outer(init: libc::pid_t, mut report: io::PipeReader) -> ! {
 /// Reaps whatever dies, until it is the worker.
 fn be_init(worker: libc::pid_t, report: OwnedFd) -> ! {
     rename(c"orrery-init");
-    let report = rustix::io::fcntl_dupfd_cloexec(&report, crate::descriptors::first_own());
+    let report = rustix::io::fcntl_dupfd_cloexec(&report, crate::descriptors::first_reserved());
     if let Ok(report) = report {
         // SAFETY: init uses nothing but the report, which was moved out of the way. Without close_range(2) it keeps
         // what it has, which is no more than the worker has.
@@ -161,7 +161,7 @@ fn rearrange_mounts(sandbox: &Sandbox) -> Result<bool, SandboxError> {
     match steps() {
         Ok(()) => Ok(true),
         Err(error) => {
-            eprintln!("orrery: warm: mounts cannot be rearranged here ({error}); the sandbox does without");
+            eprintln!("orrery: warm: cannot change mounts: {error}; the sandbox works without");
             Ok(false)
         }
     }

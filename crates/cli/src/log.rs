@@ -1,0 +1,57 @@
+//! Log messages of the long-running commands: level and format.
+//!
+//! Libraries emit events of the crate `tracing`; this module writes them to standard error. Messages that belong to a
+//! command's result go to standard output or are errors, and are not logged.
+
+use std::io;
+
+use clap::{Args, ValueEnum};
+use tracing_subscriber::filter::LevelFilter;
+
+/// Options that every command accepts.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Log messages of this level and above
+    #[arg(long, global = true, value_name = "LEVEL", value_enum, default_value_t = Level::Info, hide_possible_values = false)]
+    log_level: Level,
+
+    /// Format of log messages
+    #[arg(long, global = true, value_name = "FORMAT", value_enum, default_value_t = Format::Text)]
+    log_format: Format,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Level {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    /// One line per message
+    Text,
+    /// One JSON object per message
+    Json,
+}
+
+/// Directs log messages to standard error. Called once, before the command runs.
+pub(crate) fn start(options: &Options) {
+    let level = match options.log_level {
+        Level::Off => LevelFilter::OFF,
+        Level::Error => LevelFilter::ERROR,
+        Level::Warn => LevelFilter::WARN,
+        Level::Info => LevelFilter::INFO,
+        Level::Debug => LevelFilter::DEBUG,
+        Level::Trace => LevelFilter::TRACE,
+    };
+    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).with_target(false);
+    match options.log_format {
+        // systemd and most log readers add the time themselves.
+        Format::Text => builder.without_time().with_ansi(false).init(),
+        Format::Json => builder.json().flatten_event(true).init(),
+    }
+}

@@ -1,0 +1,40 @@
+//! Builds the auditor: a shared object without a C library, which the store carries along.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+const SOURCES: [&str; 11] = [
+    "auditor",
+    "environment",
+    "files",
+    "libraries",
+    "line",
+    "names",
+    "place",
+    "prepared",
+    "relocated",
+    "segments",
+    "start",
+];
+
+fn main() {
+    println!("cargo::rerun-if-changed=c");
+    println!("cargo::rerun-if-env-changed=CC");
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default()).join("liborrery-orc.so");
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let mut command = Command::new(&compiler);
+    command.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared"]);
+    // Nothing may be called that is not in it.
+    command.args(["-nostdlib", "-ffreestanding", "-fno-builtin", "-fno-stack-protector"]);
+    command.args(["-fvisibility=hidden", "-U_FORTIFY_SOURCE"]);
+    // Few segments: each is a mapping to be made when a program starts.
+    command.args(["-Wl,-z,defs,-z,now,-z,norelro,-z,noseparate-code,--hash-style=gnu,--build-id=none"]);
+    command.arg("-Wl,-soname,liborrery-orc.so");
+    command.args(SOURCES.map(|name| format!("c/{name}.c"))).arg("-o").arg(&out);
+    let built = command.status();
+    assert!(
+        matches!(&built, Ok(status) if status.success()),
+        "building the auditor with {}: {built:?}; `make bootstrap` installs a C compiler",
+        compiler.display()
+    );
+}

@@ -1,0 +1,5 @@
+//! TODO
+
+pub(crate) mod elf;
+pub(crate) mod placement_table;
+pub(crate) mod prelink;

@@ -1,0 +1,5 @@
+//! TODO
+
+pub(crate) mod directory;
+pub(crate) mod index;
+pub(crate) mod open_tracker;

@@ -1,0 +1,262 @@
+//! What a program may know without asking: an index that it maps, one for each realm.
+//!
+//! A round trip to the store wakes up another process and costs as much as a small program's whole start. So what the store has
+//! once said it also writes down where the realm's programs can read it:
+//!
+//! ```text
+//! 0      8       16      24    32          512
+//! | magic | slots | start | end | base ...  | slot | slot | ...
+//!
+//! slot:  | state | key, 8 words | value, 3 words | name, 160 bytes |
+//! ```
+//!
+//! | key | value | name |
+//! |---|---|---|
+//! | 1, device, inode, size, time of modification, of change: a file | bytes from its beginning, flags | of the object |
+//! | 2, key: a library | its place | |
+//! | 3, key, address, start, length: a library's relocated data | bytes | of the object |
+//! | 4, key, address, start: the same as [prepared](crate::libraries::prelink) | bytes, relocations, tag of the library's object | of the object |
+//!
+//! `base` is the folder of the objects, where that is not the index' own. `start` and `end` are those of the places ([`book`](crate::libraries::placement_table)).
+//! A key is looked for from slot `hash % slots` on until it, or an empty slot, is found. A slot is filled once, its state
+//! last; what is no longer true is struck out (state 2) and entered anew. What is written down is a hint: an object that is
+//! gone is not found under its name, and the client asks.
+//!
+//! The file is written by pwrite(2), as a mapping has no way of saying that a disk is full.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"ORCINDX1");
+/// How many slots there are; half of them are used.
+const SLOTS: u64 = 4096;
+/// Bytes before the slots.
+const HEAD: usize = 512;
+/// Where the folder's name begins, and how long it may be with its final zero.
+const BASE: usize = 32;
+const KEY_WORDS: usize = 8;
+const VALUE_WORDS: usize = 3;
+/// The longest name, with its final zero.
+const NAME: usize = 160;
+const SLOT: usize = 8 * (1 + KEY_WORDS + VALUE_WORDS) + NAME;
+const FULL: u64 = 1;
+const STRUCK_OUT: u64 = 2;
+
+/// What something is known by.
+pub(crate) type Key = [u64; KEY_WORDS];
+
+/// Of a file's flags beside [`EXECUTABLE`](orrery_orc_wire::protocol::EXECUTABLE): the object has all that the dynamic loader maps.
+pub(crate) const LOADABLE: u64 = 2;
+/// Another: it has too few relocated data to be worth a place, which need not be found out each time.
+pub(crate) const UNPLACED: u64 = 4;
+
+/// The key of a file.
+pub(crate) const FILE: u64 = 1;
+/// The key of a library's place.
+pub(crate) const PLACE: u64 = 2;
+/// The key of a library's relocated data.
+pub(crate) const RELOCATED: u64 = 3;
+/// The key of a library's relocated data that the store has prepared.
+pub(crate) const PREPARED: u64 = 4;
+
+/// A realm's index.
+#[derive(Debug)]
+pub(crate) struct Index {
+    file: OwnedFd,
+    used: u64,
+}
+
+fn hash(key: &Key) -> u64 {
+    key.iter().fold(1, |hash, word| {
+        let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash ^ hash >> 29
+    })
+}
+
+fn place(slot: u64) -> u64 {
+    HEAD as u64 + slot * SLOT as u64
+}
+
+impl Index {
+    /// A new one, in the place of what had that path; `base` is the objects' folder, if that is another than the index' own.
+    ///
+    /// # Errors
+    /// Those of making a file there; `InvalidInput` where the folder's name is too long.
+    pub(crate) fn create(path: &Path, base: Option<&Path>, span: (u64, u64)) -> io::Result<Self> {
+        let base = base.map_or(OsStr::new(""), Path::as_os_str).as_bytes();
+        if base.len() >= HEAD - BASE {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the folder's name is too long"));
+        }
+        let mut head = vec![0; HEAD];
+        for (place, word) in head.as_chunks_mut::<8>().0.iter_mut().zip([MAGIC, SLOTS, span.0, span.1]) {
+            *place = word.to_le_bytes();
+        }
+        head[BASE..BASE + base.len()].copy_from_slice(base);
+        let draft = path.with_extension("new");
+        let _ = std::fs::remove_file(&draft);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&draft, flags, Mode::from_raw_mode(0o444))?;
+        // Whatever the umask.
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(0o444))?;
+        rustix::fs::ftruncate(&file, place(SLOTS))?;
+        write(&file, &head, 0)?;
+        rustix::fs::rename(&draft, path)?;
+        Ok(Self { file, used: 0 })
+    }
+
+    /// The one that a store before this process has made, with the same folder of objects.
+    ///
+    /// # Errors
+    /// Where there is none.
+    pub(crate) fn open(path: &Path, base: Option<&Path>) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        let mut index = Self { file, used: 0 };
+        let mut head = [0; HEAD];
+        let is_whole = rustix::io::pread(&index.file, &mut head, 0)? == HEAD;
+        let folder = head[BASE..].split(|byte| *byte == 0).next().unwrap_or_default();
+        let wanted = base.map_or(OsStr::new(""), Path::as_os_str).as_bytes();
+        if !is_whole || head[..8] != MAGIC.to_le_bytes() || folder != wanted {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        for slot in 0..SLOTS {
+            index.used += u64::from(index.state(slot)? != 0);
+        }
+        Ok(index)
+    }
+
+    fn state(&self, slot: u64) -> io::Result<u64> {
+        let mut word = [0; 8];
+        rustix::io::pread(&self.file, &mut word, place(slot))?;
+        Ok(u64::from_le_bytes(word))
+    }
+
+    fn read(&self, slot: u64) -> io::Result<[u8; SLOT]> {
+        let mut bytes = [0; SLOT];
+        rustix::io::pread(&self.file, &mut bytes, place(slot))?;
+        Ok(bytes)
+    }
+
+    /// Enters something, in the place of what was entered under the same key.
+    ///
+    /// # Errors
+    /// `StorageFull` where there is no slot left; those of writing; `InvalidInput` where the name is too long.
+    pub(crate) fn enter(&mut self, key: &Key, value: [u64; VALUE_WORDS], name: &[u8]) -> io::Result<()> {
+        if name.len() >= NAME {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut bytes = [0; SLOT];
+        for (place, word) in
+            bytes.as_chunks_mut::<8>().0.iter_mut().skip(1).zip(key.iter().chain(value.iter()))
+        {
+            *place = word.to_le_bytes();
+        }
+        bytes[SLOT - NAME..][..name.len()].copy_from_slice(name);
+        let first = hash(key);
+        for slot in (0..SLOTS).map(|step| first.wrapping_add(step) % SLOTS) {
+            match self.state(slot)? {
+                0 => {
+                    if self.used >= SLOTS / 2 {
+                        return Err(io::ErrorKind::StorageFull.into());
+                    }
+                    self.used += 1;
+                    write(&self.file, &bytes[8..], place(slot) + 8)?;
+                    return write(&self.file, &FULL.to_le_bytes(), place(slot));
+                }
+                FULL => {
+                    let there = self.read(slot)?;
+                    if there[8..] == bytes[8..] {
+                        return Ok(());
+                    }
+                    if there[8..8 + 8 * KEY_WORDS] == bytes[8..8 + 8 * KEY_WORDS] {
+                        write(&self.file, &STRUCK_OUT.to_le_bytes(), place(slot))?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Err(io::ErrorKind::StorageFull.into())
+    }
+}
+
+fn write(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let count = rustix::io::retry_on_intr(|| rustix::io::pwrite(file, bytes, offset))?;
+        if count == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        bytes = &bytes[count..];
+        offset += count as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `auditor/names.c` does it.
+    fn find(index: &Index, key: &Key) -> Option<(u64, String)> {
+        let wanted: Vec<u8> = key.iter().flat_map(|word| word.to_le_bytes()).collect();
+        for slot in (0..SLOTS).map(|step| hash(key).wrapping_add(step) % SLOTS) {
+            let bytes = index.read(slot).unwrap();
+            match index.state(slot).unwrap() {
+                0 => return None,
+                FULL if bytes[8..8 + 8 * KEY_WORDS] == wanted[..] => {
+                    let value = u64::from_le_bytes(bytes[72..80].try_into().unwrap());
+                    let name = bytes[SLOT - NAME..].split(|byte| *byte == 0).next().unwrap();
+                    return Some((value, String::from_utf8(name.to_vec()).unwrap()));
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn what_is_entered_is_found_and_may_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("index");
+        let mut index = Index::create(&path, None, (1, 2)).unwrap();
+        let key = |number: u64| [FILE, number, 0, 0, 0, 0, 0, 0];
+        for number in 0..50 {
+            index.enter(&key(number), [number, 0, 0], format!("name {number}").as_bytes()).unwrap();
+        }
+        index.enter(&key(7), [7, 0, 0], b"name 7").unwrap();
+        assert_eq!(index.used, 50, "the same again takes nothing");
+        index.enter(&key(7), [8, 0, 0], b"another").unwrap();
+        let mut again = Index::open(&path, None).unwrap();
+        assert!(Index::open(&path, Some(Path::new("/elsewhere"))).is_err(), "its objects lie here");
+        assert_eq!(again.used, 51);
+        again.enter(&key(60), [1, 0, 0], b"later").unwrap();
+        assert_eq!(find(&index, &key(7)), Some((8, "another".to_owned())));
+        assert_eq!(find(&index, &key(49)), Some((49, "name 49".to_owned())));
+        assert_eq!(find(&index, &key(60)), Some((1, "later".to_owned())));
+        assert_eq!(find(&index, &key(61)), None);
+        assert_eq!(
+            index.enter(&key(62), [0; 3], &[b'x'; NAME]).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
+    }
+
+    #[test]
+    fn a_full_index_takes_no_more_and_nonsense_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("index");
+        let mut index = Index::create(&path, Some(Path::new("/somewhere")), (1, 2)).unwrap();
+        index.used = SLOTS / 2;
+        let refused = index.enter(&[1; KEY_WORDS], [0; 3], b"").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        std::fs::remove_file(&path).unwrap();
+        assert!(Index::open(&path, None).is_err());
+        std::fs::write(&path, vec![7; HEAD]).unwrap();
+        assert_eq!(Index::open(&path, None).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let long = "x".repeat(HEAD);
+        assert!(Index::create(&path, Some(Path::new(&long)), (0, 0)).is_err());
+    }
+}

@@ -1,0 +1,7 @@
+//! TODO
+
+pub(crate) mod backing_file;
+pub(crate) mod cache_dropper;
+pub(crate) mod huge_pages;
+pub(crate) mod small_objects;
+pub(crate) mod table;

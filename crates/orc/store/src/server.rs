@@ -1,0 +1,6 @@
+//! TODO
+
+pub(crate) mod event_loop;
+pub(crate) mod listen;
+pub(crate) mod report;
+pub(crate) mod requests;

@@ -1,0 +1,4 @@
+//! TODO
+
+pub(crate) mod process;
+pub(crate) mod records;

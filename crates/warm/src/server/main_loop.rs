@@ -1,0 +1,330 @@
+//! The master's loop: wait for whatever happens next (a worker's exit, a question, a signal, a deadline), act on
+//! it, wait again.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::control::ControlConnections;
+use super::signalfd::{SignalFd, StopSignal};
+use super::socket::{Claim, ClaimError};
+use super::worker_process::{WorkerExit, WorkerProcess, find_worker_program};
+use crate::config::ServerConfig;
+use crate::protocol::Health;
+
+/// How far beyond its limit a request may run before the master kills its worker: the worker's own means come first.
+const KILL_DELAY: Duration = Duration::from_millis(500);
+/// How long a stopping server waits for scripts without a time limit.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// First pause before a worker that died young is replaced; doubled every time, up to [`MAX_RESTART_DELAY`].
+const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
+
+/// Why a server could not start, or ended other than by request.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The socket could not be claimed.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// No workers were asked for.
+    #[error("--workers 0: a server needs at least one worker")]
+    NoWorkers,
+    /// The worker program is missing.
+    #[error("{0}")]
+    NoProgram(io::Error),
+    /// A worker could not be started at all.
+    #[error("starting a worker ({program})")]
+    Spawn {
+        /// The program.
+        program: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The first workers ended before they were ready.
+    #[error("the worker ended before it was ready ({status}); what it said stands above")]
+    EndedBeforeReady {
+        /// Its wait status.
+        status: std::process::ExitStatus,
+    },
+    /// The master's own machinery failed.
+    #[error("{operation}")]
+    Io {
+        /// What was being done.
+        operation: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+fn io_error<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> ServeError {
+    move |source| ServeError::Io { operation, source: source.into() }
+}
+
+/// A place for a worker.
+enum Slot {
+    Running(WorkerProcess),
+    /// To be filled at this time.
+    StartAt(Instant),
+}
+
+struct Master<'a> {
+    config: &'a ServerConfig,
+    program: PathBuf,
+    claim: Claim,
+    slots: Vec<Slot>,
+    control: ControlConnections,
+    signals: SignalFd,
+    started: Instant,
+    reported_ready: bool,
+    /// Requests finished by workers that are gone.
+    served_before: u64,
+    restarts: u64,
+    /// Workers that died young, one after another.
+    failed_starts: u32,
+    /// Set when a stop was asked for: until then scripts may finish.
+    stopping: Option<Instant>,
+}
+
+/// Serves until `SIGTERM` or `SIGINT`; blocks these signals in the calling thread, which should be the only one.
+///
+/// # Errors
+/// See [`ServeError`].
+pub fn serve(config: &ServerConfig) -> Result<(), ServeError> {
+    if config.workers == 0 {
+        return Err(ServeError::NoWorkers);
+    }
+    let program = find_worker_program().map_err(ServeError::NoProgram)?;
+    let signals = SignalFd::new().map_err(io_error("signalfd"))?;
+    // Children that a dead worker leaves behind come to the master instead of escaping to init.
+    rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))
+        .map_err(io_error("PR_SET_CHILD_SUBREAPER"))?;
+    let claim = Claim::take(&config.socket, config.queue)?;
+    let now = Instant::now();
+    let mut master = Master {
+        config,
+        program,
+        claim,
+        slots: (0..config.workers).map(|_| Slot::StartAt(now)).collect(),
+        control: ControlConnections::new(),
+        signals,
+        started: now,
+        reported_ready: false,
+        served_before: 0,
+        restarts: 0,
+        failed_starts: 0,
+        stopping: None,
+    };
+    master.run()
+}
+
+impl Master<'_> {
+    fn run(&mut self) -> Result<(), ServeError> {
+        loop {
+            self.start_due_workers()?;
+            self.sleep()?;
+            match self.signals.take().map_err(io_error("reading a signal"))? {
+                Some(StopSignal::Stop) if self.stopping.is_some() => return Ok(()),
+                Some(StopSignal::Stop) => self.begin_to_stop(),
+                None => {}
+            }
+            self.reap_workers()?;
+            self.watch()?;
+            self.answer_questions();
+            self.report_ready();
+            if let Some(deadline) = self.stopping
+                && (Instant::now() >= deadline || self.workers().next().is_none())
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    fn workers(&self) -> impl Iterator<Item = &WorkerProcess> {
+        self.slots.iter().filter_map(|slot| match slot {
+            Slot::Running(worker) => Some(worker),
+            Slot::StartAt(_) => None,
+        })
+    }
+
+    fn start_due_workers(&mut self) -> Result<(), ServeError> {
+        if self.stopping.is_some() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        for slot in &mut self.slots {
+            if matches!(slot, Slot::StartAt(due) if *due <= now) {
+                let worker =
+                    WorkerProcess::start(&self.program, &self.config.worker, self.claim.requests.as_fd());
+                let spawn_error = |source| ServeError::Spawn { program: self.program.clone(), source };
+                *slot = Slot::Running(worker.map_err(spawn_error)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps until something happens.
+    fn sleep(&self) -> Result<(), ServeError> {
+        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(8);
+        fn add<'a>(fds: &mut Vec<PollFd<'a>>, fd: BorrowedFd<'a>) {
+            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        }
+        add(&mut fds, self.signals.as_fd());
+        self.workers().for_each(|worker| add(&mut fds, worker.pidfd()));
+        self.control.poll_fds().for_each(|fd| add(&mut fds, fd));
+        if self.control.has_room() {
+            add(&mut fds, self.claim.control.as_fd());
+        }
+        let timeout = self.next_deadline().map(|at| {
+            let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+            Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(errno) => Err(io_error("poll")(errno)),
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let starts = self.slots.iter().filter_map(|slot| match slot {
+            Slot::StartAt(due) if self.stopping.is_none() => Some(*due),
+            _ => None,
+        });
+        // Until the workers are ready there is no event that tells when they are.
+        let readiness = (!self.reported_ready).then(|| now + Duration::from_millis(10));
+        let watch = self.watch_period().map(|period| now + period);
+        starts.chain(readiness).chain(watch).chain(self.control.deadline()).chain(self.stopping).min()
+    }
+
+    /// How often the master looks for overdue requests: often enough to be at most half as late again as the limit.
+    fn watch_period(&self) -> Option<Duration> {
+        let limit = self.config.worker.limits.time?;
+        Some((limit / 2).clamp(Duration::from_millis(50), Duration::from_secs(1)))
+    }
+
+    fn reap_workers(&mut self) -> Result<(), ServeError> {
+        for index in 0..self.slots.len() {
+            let Slot::Running(worker) = &mut self.slots[index] else {
+                continue;
+            };
+            let Some(exit) = worker.reap().map_err(io_error("waiting for a worker"))? else {
+                continue;
+            };
+            let due = self.handle_exit(&exit)?;
+            self.slots[index] = Slot::StartAt(due);
+        }
+        reap_orphans(&self.slots);
+        Ok(())
+    }
+
+    /// Draws the consequences of a exit; says when the slot is to be filled again.
+    fn handle_exit(&mut self, exit: &WorkerExit) -> Result<Instant, ServeError> {
+        self.served_before += exit.served;
+        if let Some((id, outcome)) = &exit.request {
+            self.control.record(*id, outcome.clone());
+        }
+        if self.stopping.is_some() {
+            return Ok(Instant::now());
+        }
+        if !exit.was_ready && !self.reported_ready {
+            return Err(ServeError::EndedBeforeReady { status: exit.status });
+        }
+        self.restarts += 1;
+        // A worker that ends of its own accord has found the socket shut.
+        if exit.status.success() && self.claim.renew()? {
+            tracing::warn!("a script shut down the request socket; it was opened again");
+        }
+        tracing::warn!(
+            pid = exit.pid,
+            seconds = exit.lived.as_secs_f64(),
+            requests = exit.served,
+            "worker ended ({}); starting another",
+            exit.status
+        );
+        if exit.was_ready {
+            self.failed_starts = 0;
+            return Ok(Instant::now());
+        }
+        let pause = MIN_RESTART_DELAY.saturating_mul(1 << self.failed_starts.min(16)).min(MAX_RESTART_DELAY);
+        self.failed_starts += 1;
+        Ok(Instant::now() + pause)
+    }
+
+    fn watch(&mut self) -> Result<(), ServeError> {
+        let Some(limit) = self.config.worker.limits.time else {
+            return Ok(());
+        };
+        for slot in &mut self.slots {
+            if let Slot::Running(worker) = slot {
+                worker.kill_if_overdue(limit, KILL_DELAY).map_err(io_error("killing a worker"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn answer_questions(&mut self) {
+        let mut control = std::mem::replace(&mut self.control, ControlConnections::new());
+        if control.has_room() {
+            control.admit(self.claim.control.as_fd());
+        }
+        control.work(|id| self.workers().any(|worker| worker.runs(id)), || self.health());
+        self.control = control;
+    }
+
+    fn health(&self) -> Health {
+        let workers: Vec<_> = self.workers().map(WorkerProcess::health).collect();
+        Health {
+            uptime: self.started.elapsed().as_secs(),
+            served: self.served_before + workers.iter().map(|worker| worker.served).sum::<u64>(),
+            restarts: self.restarts,
+            workers,
+        }
+    }
+
+    fn report_ready(&mut self) {
+        if self.reported_ready || self.workers().filter(|worker| worker.is_ready()).count() < self.slots.len()
+        {
+            return;
+        }
+        self.reported_ready = true;
+        tracing::info!(
+            workers = self.slots.len(),
+            seconds = self.started.elapsed().as_secs_f64(),
+            "serving on {}",
+            self.config.socket.display()
+        );
+    }
+
+    /// Lets running and queued requests finish; takes no new ones.
+    fn begin_to_stop(&mut self) {
+        // Workers take what is queued, then find the socket shut and leave. Nothing can go wrong here that a
+        // later deadline would not mend.
+        let _ = rustix::net::shutdown(&self.claim.requests, rustix::net::Shutdown::Both);
+        let patience = self.config.worker.limits.time.map_or(STOP_TIMEOUT, |limit| limit + 2 * KILL_DELAY);
+        self.stopping = Some(Instant::now() + patience);
+    }
+}
+
+/// Kills and reaps what dead workers left behind: being subreaper, the master is now its parent.
+fn reap_orphans(slots: &[Slot]) {
+    let own: Vec<i32> = slots
+        .iter()
+        .filter_map(|slot| match slot {
+            Slot::Running(worker) => Some(worker.health().pid),
+            Slot::StartAt(_) => None,
+        })
+        .collect();
+    for pid in crate::children::children() {
+        if !own.contains(&pid.as_raw_nonzero().get()) {
+            // Either fails only if the process is gone already.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+        }
+    }
+}

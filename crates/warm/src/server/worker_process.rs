@@ -1,0 +1,203 @@
+//! One worker process as the master sees it: how it is started, watched and ended.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::MemfdFlags;
+use rustix::process::{Pid, PidfdFlags};
+
+use crate::config::WorkerConfig;
+use crate::protocol::{Outcome, RequestId, WorkerHealth};
+use crate::status::StatusPage;
+
+/// The worker program's file name.
+pub const WORKER_PROGRAM: &str = "orrery-warm-python";
+
+/// A worker process.
+#[derive(Debug)]
+pub(super) struct WorkerProcess {
+    child: Child,
+    pidfd: OwnedFd,
+    page: StatusPage,
+    started: Instant,
+    /// The last `turns` seen on the page, and since when.
+    seen: (u64, Instant),
+    /// Why the master killed it.
+    kill_reason: Option<Outcome>,
+}
+
+/// How a worker ended.
+#[derive(Debug)]
+pub(super) struct WorkerExit {
+    /// Its process id.
+    pub(super) pid: u32,
+    /// Its wait status.
+    pub(super) status: ExitStatus,
+    /// Whether it had become ready.
+    pub(super) was_ready: bool,
+    /// How long it lived.
+    pub(super) lived: Duration,
+    /// Requests that it finished.
+    pub(super) served: u64,
+    /// The request that died with it, and how.
+    pub(super) request: Option<(RequestId, Outcome)>,
+}
+
+impl WorkerProcess {
+    /// Starts a worker that accepts on `listener`.
+    ///
+    /// Must be called on the thread that lives as long as the server: the kernel kills the worker when the thread
+    /// that started it ends (`PR_SET_PDEATHSIG`).
+    pub(super) fn start(program: &Path, config: &WorkerConfig, listener: BorrowedFd<'_>) -> io::Result<Self> {
+        let (page, page_fd) = StatusPage::create()?;
+        let config_fd = config_file(config)?;
+        let inherited = [listener.as_raw_fd(), page_fd.as_raw_fd(), config_fd.as_raw_fd()];
+        let parent = rustix::process::getpid().as_raw_nonzero().get();
+        let mut command = Command::new(program);
+        command.args(inherited.map(|fd| fd.to_string())).arg(parent.to_string());
+        // Functions that are bound at their first call would be bound anew in every request.
+        command.env("LD_BIND_NOW", "1");
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        // SAFETY: the closure calls only async-signal-safe functions and does not allocate.
+        unsafe { command.pre_exec(move || prepare_child(&inherited)) };
+        let child = command.spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::other("a child without a process id"))?;
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        let now = Instant::now();
+        Ok(Self { child, pidfd, page, started: now, seen: (0, now), kill_reason: None })
+    }
+
+    /// Readable when the worker has ended.
+    pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Whether the worker's interpreter is ready.
+    pub(super) fn is_ready(&self) -> bool {
+        self.page.read().ready
+    }
+
+    /// Whether `id` runs there now, or died there unreaped.
+    pub(super) fn runs(&self, id: RequestId) -> bool {
+        self.page.read().current == Some(id)
+    }
+
+    /// For `orrery warm status`.
+    pub(super) fn health(&self) -> WorkerHealth {
+        let status = self.page.read();
+        let pid = i32::try_from(self.child.id()).unwrap_or(-1);
+        WorkerHealth { pid, ready: status.ready, busy: status.busy(), served: status.served }
+    }
+
+    /// Kills the worker if the request it runs has run for longer than `limit` by the master's clock.
+    pub(super) fn kill_if_overdue(&mut self, limit: Duration, patience: Duration) -> io::Result<bool> {
+        let turns = self.page.read().turns;
+        let now = Instant::now();
+        if turns != self.seen.0 {
+            self.seen = (turns, now);
+        }
+        if turns.is_multiple_of(2) || self.kill_reason.is_some() || now - self.seen.1 < limit + patience {
+            return Ok(false);
+        }
+        self.kill_reason = Some(Outcome::TimedOut { limit });
+        self.kill()?;
+        Ok(true)
+    }
+
+    /// Kills the worker without mercy.
+    pub(super) fn kill(&mut self) -> io::Result<()> {
+        self.child.kill()
+    }
+
+    /// Reaps the worker if it has ended.
+    pub(super) fn reap(&mut self) -> io::Result<Option<WorkerExit>> {
+        let Some(status) = self.child.try_wait()? else {
+            return Ok(None);
+        };
+        let page = self.page.read();
+        let noted = self.page.noted().or_else(|| self.kill_reason.clone());
+        let outcome = noted.unwrap_or_else(|| outcome_of(status));
+        Ok(Some(WorkerExit {
+            pid: self.child.id(),
+            status,
+            was_ready: page.ready,
+            lived: self.started.elapsed(),
+            served: page.served,
+            request: page.current.map(|id| (id, outcome)),
+        }))
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        // A worker never outlives its server; one that has ended already makes both calls fail, which is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn outcome_of(status: ExitStatus) -> Outcome {
+    match status.signal() {
+        Some(signal) => Outcome::Signaled(signal),
+        None => Outcome::Exited(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)),
+    }
+}
+
+fn config_file(config: &WorkerConfig) -> io::Result<File> {
+    let bytes = postcard::to_stdvec(config).map_err(io::Error::other)?;
+    let mut file = File::from(rustix::fs::memfd_create("orrery-warm-config", MemfdFlags::CLOEXEC)?);
+    file.write_all(&bytes)?;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// Between fork and exec: let these descriptors through and no others that the server happens to have inherited,
+/// leave the terminal's session, die with the master.
+fn prepare_child(inherited: &[RawFd]) -> io::Result<()> {
+    crate::descriptors::keep_only_over_exec(inherited)?;
+    // SAFETY: plain system calls; the set is initialised before it is used.
+    unsafe {
+        // The master waits for its signals with them blocked; a worker takes them as they come.
+        let mut none = std::mem::MaybeUninit::uninit();
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
+        // So that ^C in the server's terminal reaches the master only, and a script's kill(0, ...) the worker only.
+        libc::setsid();
+        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == -1 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Finds the worker program: beside this executable, else in `$ORRERY_LIBEXEC`.
+///
+/// # Errors
+/// `NotFound` with the places that were searched.
+pub fn find_worker_program() -> io::Result<PathBuf> {
+    let mut places: Vec<PathBuf> = Vec::new();
+    if let Ok(executable) = std::env::current_exe()
+        && let Some(directory) = executable.parent()
+    {
+        places.push(directory.to_owned());
+        // Test programs live one level below the programs they test.
+        places.extend(directory.parent().filter(|_| directory.ends_with("deps")).map(Path::to_owned));
+    }
+    places.extend(std::env::var_os("ORRERY_LIBEXEC").map(PathBuf::from));
+    let found = places.iter().map(|place| place.join(WORKER_PROGRAM)).find(|path| path.is_file());
+    found.ok_or_else(|| {
+        let searched: Vec<OsString> = places.into_iter().map(OsString::from).collect();
+        let message = format!(
+            "the worker program {WORKER_PROGRAM} is in none of {searched:?}: \
+             install it beside this program, or set ORRERY_LIBEXEC to its directory"
+        );
+        io::Error::new(io::ErrorKind::NotFound, message)
+    })
+}
