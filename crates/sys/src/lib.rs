@@ -16,6 +16,7 @@
 //! | descriptors over sockets, and out of the way of the program's own | [`scm`], [`descriptors`] |
 //! | whether this is a forked child | [`generation`] |
 //! | filters for system calls, and answers to their notifications | [`seccomp`], [`notify`] |
+//! | the calling thread | [`thread`], [`rseq`] |
 //! | the control group of this process | [`cgroups`] |
 
 mod error;
@@ -36,9 +37,11 @@ pub mod pagemap;
 pub mod process;
 pub mod process_memory;
 pub mod ptrace;
+pub mod rseq;
 pub mod scm;
 pub mod seccomp;
 pub mod signals;
+pub mod thread;
 pub mod timers;
 pub mod uffd;
 
