@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
-use orrery_domain::{DomainState, Moment};
 use orrery_domain::statistics::{Found, of_process};
+use orrery_domain::{DomainState, Moment};
 use serde::Serialize;
 
 /// Show the orbits of running programs: state, calls, queue, snapshots, restarts, memory, limits.

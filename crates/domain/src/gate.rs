@@ -13,7 +13,7 @@
 //!    try now and then.
 //! 3. It sleeps on the partner's bell (futex(2)). Ringing costs a system call only where somebody sleeps.
 //!
-//! Which of the first two rooms a wait goes through depends on where the two run; [`Pace`] says where they should.
+//! Which of the first two rooms a wait goes through depends on where the two run; [`CpuPolicy`] says where they should.
 //!
 //! A wait also ends when the partner dies. A domain's watcher thread keeps a *mark* in the domain's face on its robust
 //! list (get_robust_list(2)), so the kernel itself changes the mark and wakes a sleeper when the domain dies of whatever
@@ -21,8 +21,8 @@
 //! corrupted domain can spoil, so sleeps are also cut short regularly to ask the pidfd, which cannot lie; where a mark stands,
 //! the first sleep of a wait is trusted to it.
 
-mod here;
-mod pace;
+mod cpu_policy;
+mod current_cpu;
 mod protocol;
 
 #[cfg(test)]
@@ -37,11 +37,11 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 use rustix::time::ClockId;
 
-pub use here::current_cpu;
-pub use pace::{Machine, Pace, Place, Surroundings};
+pub use cpu_policy::{CpuPlacement, CpuPolicy, Machine, Surroundings};
+pub use current_cpu::current_cpu;
 
 use crate::time::Moment;
-use protocol::{Night, Word};
+use protocol::{FutexWait, Word};
 
 /// How long a cross-CPU wait spins: about what waking a sleeper over there costs.
 const SPIN: Duration = Duration::from_micros(20);
@@ -260,7 +260,7 @@ impl<'a> Gate<'a> {
         Self { mine, theirs, bell: &mine.bell, apart: false }
     }
 
-    /// Returns this view with spinning on two CPUs ([`Place::Apart`]) switched on or off. When it is on, a partner
+    /// Returns this view with spinning on two CPUs ([`CpuPlacement::Apart`]) switched on or off. When it is on, a partner
     /// that sleeps and has just been called is waited for awake. To sleep meanwhile would make it find this side
     /// asleep in turn, and so on, at the price of a wake-up for each hand-over.
     #[inline]
@@ -451,7 +451,7 @@ struct Rest<'a> {
     now: Moment,
 }
 
-impl Night for Rest<'_> {
+impl FutexWait for Rest<'_> {
     fn is_over(&mut self) -> Option<Woken> {
         self.seen = match self.partner {
             Partner::Pidfd(_) if !WITHOUT_WAITV.load(Ordering::Relaxed) => self.mark.load(Ordering::SeqCst),

@@ -39,7 +39,7 @@ impl Image {
     pub const UNTOUCHED: Self = Self(0);
     /// A page of zeros.
     pub const ZERO: Self = Self(1);
-    /// The content is still in the holder ([`orrery_sys::memory_copy`]) at the page's own address.
+    /// The content is still in the memory copy ([`orrery_sys::memory_copy`]) at the page's own address.
     pub const HELD: Self = Self(u32::MAX);
 
     /// Returns whether the store counts holders of this image.

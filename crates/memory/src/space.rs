@@ -22,10 +22,10 @@
 //! Pages that nobody touched cost nothing. The others are copied where they are few ([`First`]); a large process is
 //! forked instead, and a page is fetched from that copy when it is first found written.
 
-mod layout;
+mod capture;
+mod layout_changes;
 mod populated;
-mod put_back;
-mod take_up;
+mod restore;
 
 use core::ffi::c_void;
 
@@ -136,16 +136,16 @@ pub struct Statistics {
     pub mappings: usize,
 }
 
-/// Memory that can be remembered and put back.
+/// Memory that can be captured and restored.
 #[derive(Debug)]
 pub struct Space {
     arena: &'static Arena,
     first: First,
     whole_process: bool,
     scope: HeapVec<PageRange>,
-    /// Ranges inside the scope that are not ours to touch, sorted.
+    /// Ranges inside the scope that are left alone, sorted.
     excluded: HeapVec<PageRange>,
-    /// Byte ranges that are never put back, because the kernel writes them behind everybody's back.
+    /// Byte ranges that are never restored, because the kernel writes them without a system call.
     live: HeapVec<(usize, usize)>,
     tracker: AnyTracker,
     images: Images,
@@ -162,8 +162,8 @@ pub struct Space {
     pagemap_scans: bool,
     watch: Option<MapWatch>,
     mapped_pages: usize,
-    holder: Option<MemoryCopy>,
-    /// What the holder has not, because a fork does not copy it.
+    memory_copy: Option<MemoryCopy>,
+    /// Memory that the copy lacks, because a fork does not copy it.
     not_forked: HeapVec<PageRange>,
     captured: bool,
     zeroed: usize,
@@ -231,7 +231,7 @@ impl Space {
             pagemap_scans,
             watch,
             mapped_pages: 0,
-            holder: None,
+            memory_copy: None,
             not_forked: arena.vec(),
             captured: false,
             zeroed: 0,
@@ -276,7 +276,7 @@ impl Space {
     ///
     /// # Errors
     /// [`Error::Keep`] where it is not mapped throughout or holds the address `stack`; [`Error::Memory`].
-    pub fn keep(&mut self, range: PageRange, stack: usize) -> Result<()> {
+    pub fn exclude(&mut self, range: PageRange, stack: usize) -> Result<()> {
         let refuse = |reason| Err(Error::Keep { range, reason });
         if range.is_empty() {
             return refuse("it is empty");
@@ -308,7 +308,7 @@ impl Space {
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn leave_live(&mut self, address: usize, length: usize) -> Result<()> {
+    pub fn exclude_bytes(&mut self, address: usize, length: usize) -> Result<()> {
         if let Err(at) = self.live.binary_search(&(address, length)) {
             grow(&mut self.live, 1)?;
             self.live.insert(at, (address, length));
@@ -321,7 +321,7 @@ impl Space {
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn doubt(&mut self, range: PageRange) -> Result<()> {
+    pub fn assume_written(&mut self, range: PageRange) -> Result<()> {
         self.doubted.push(range)
     }
 
@@ -352,7 +352,7 @@ impl Space {
             while let Some(mapping) = self.mapping_from(next, range.end) {
                 let piece = mapping.range.intersection(range);
                 if mapping.is_private() {
-                    let pages = self.take_up(&mapping, piece)?;
+                    let pages = self.capture_pages(&mapping, piece)?;
                     taken += pages;
                     first_images |= pages > 0 && self.is_file_without_images(&mapping);
                 }
@@ -365,7 +365,7 @@ impl Space {
             self.rearrange()?;
         }
         self.hot.clear();
-        self.tracker.get().settle(&self.work, &[])?;
+        self.tracker.get().mark_clean(&self.work, &[])?;
         self.captured = true;
         self.base_is = None;
         self.note_layout()?;
@@ -451,7 +451,7 @@ impl Space {
             while let Some(mapping) = self.mapping_from(next, range.end) {
                 let piece = mapping.range.intersection(range);
                 if mapping.is_private() {
-                    self.put_back(&mapping, piece, target, &mut done)?;
+                    self.restore_pages(&mapping, piece, target, &mut done)?;
                 }
                 next = piece.end;
             }
@@ -461,7 +461,7 @@ impl Space {
             self.hot.clear();
         }
         let (cold, spared) = self.hot.round(&self.work)?;
-        self.tracker.get().settle(cold, spared)?;
+        self.tracker.get().mark_clean(cold, spared)?;
         self.doubted.clear();
         self.zeroed += done.cleared;
         if self.zeroed > ZEROED_MOST {

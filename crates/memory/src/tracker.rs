@@ -122,7 +122,7 @@ pub trait Tracker: core::fmt::Debug {
     ///
     /// # Errors
     /// [`Error::System`].
-    fn settle(&mut self, ranges: &[PageRange], spared: &[PageRange]) -> Result<()>;
+    fn mark_clean(&mut self, ranges: &[PageRange], spared: &[PageRange]) -> Result<()>;
 }
 
 /// Which tracker to use.

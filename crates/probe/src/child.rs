@@ -37,7 +37,7 @@ pub(crate) struct Trouble {
 }
 
 impl Trouble {
-    /// Returns the facility is not there, or does not do what it should.
+    /// Reports that the facility is not there, or does not do what it should.
     pub(crate) fn missing(step: &'static str) -> Self {
         Self { step, errno: None }
     }

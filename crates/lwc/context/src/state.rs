@@ -12,27 +12,27 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawF
 use std::rc::Rc;
 
 use orrery_domain::forked::Creator;
-use orrery_domain::gate::Pace;
+use orrery_domain::gate::CpuPolicy;
 use orrery_sys::{PageRange, descriptors};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::CpuSet;
 
-use crate::types::Context;
 use crate::credentials::shared::Common;
-use crate::fork::rendezvous::Door;
+use crate::descriptors::shared_table::Table;
 use crate::error::{Error, Result};
-use crate::shared::control::Holder;
+use crate::fork::rendezvous::Door;
 use crate::id::Id;
+use crate::memory::ranges::SharedRange;
 use crate::peers::introduction;
-use crate::spawn::lifetime::Leash;
-use crate::switch::priority::Loan;
+use crate::rights::Rights;
+use crate::shared::control::Holder;
 use crate::shared::link::Link;
 use crate::shared::program::{Place, Program, ROOT, Seat};
-use crate::memory::ranges::SharedRange;
-use crate::rights::Rights;
-use crate::descriptors::shared_table::Table;
+use crate::spawn::lifetime::Leash;
+use crate::switch::priority::Loan;
 use crate::syscalls::trap::Listener;
+use crate::types::Context;
 
 /// The number of the root's descriptor in all contexts.
 pub(crate) const WELL_KNOWN: RawFd = 1000;
@@ -63,7 +63,7 @@ pub(crate) struct Peer {
     /// Where its system calls arrive, if it is ours to answer them.
     pub(crate) listener: Option<Listener>,
     /// How often we two switch, for each strand.
-    pub(crate) paces: Vec<Option<Pace>>,
+    pub(crate) paces: Vec<Option<CpuPolicy>>,
     /// What priority each strand has lent to it.
     pub(crate) loans: Vec<Option<Loan>>,
 }

@@ -11,7 +11,7 @@ use allocator_api2::alloc::{AllocError, Allocator};
 use orrery_sys::{PAGE, PageRange};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 
-use super::arena::{self, Arena, in_orbit, only_in_main};
+use super::area_arena::{self, AreaArena, in_orbit, only_in_main};
 use super::fork_locks::ForkLocks;
 use super::heap::Heap;
 use super::lock::Lock;
@@ -75,7 +75,7 @@ impl Area {
     /// [`Error::Size`], [`Error::Address`], [`Error::ArenaFull`], [`Error::Memory`], [`Error::InOrbit`].
     pub fn new(initial: usize, options: &AreaOptions) -> Result<Self, Error> {
         only_in_main("making an area")?;
-        let arena = Arena::get()?;
+        let arena = AreaArena::get()?;
         let wanted =
             if options.capacity == 0 { arena.usual_capacity().max(initial) } else { options.capacity };
         let wrong = Error::Size { initial, capacity: wanted };
@@ -357,7 +357,7 @@ impl Inner {
             Some(watcher) => watcher,
             None => watcher.insert(Watcher::new(self.range)?),
         };
-        let first = Arena::get()?.page(self.home.start);
+        let first = AreaArena::get()?.page(self.home.start);
         if !mirrors.iter().any(|other| Arc::ptr_eq(other, marks)) {
             mirrors.retain(|other| other.is_in_use());
             mirrors.push(Arc::clone(marks));
@@ -435,7 +435,7 @@ impl Inner {
 
 /// Finds a place for an area: where it lies, and where in the mirrors.
 fn place(
-    arena: &'static Arena,
+    arena: &'static AreaArena,
     capacity: usize,
     options: &AreaOptions,
 ) -> Result<(PageRange, PageRange), Error> {
@@ -469,7 +469,7 @@ fn place(
                 // SAFETY: the mapping was just made by a kernel that takes addresses as hints.
                 let _ = unsafe { munmap(elsewhere, capacity) };
             }
-            arena.give_back(home);
+            arena.free(home);
             Err(refused("other memory is there, or the kernel keeps the address back"))
         }
     }
@@ -488,7 +488,7 @@ impl Drop for Inner {
         drop(watcher);
         if self.range == self.home {
             // Where even this fails the addresses stay in use; nothing else is lost.
-            if arena::empty(self.home).is_err() {
+            if area_arena::empty(self.home).is_err() {
                 return;
             }
         } else {
@@ -496,8 +496,8 @@ impl Drop for Inner {
             let _ =
                 unsafe { munmap(core::ptr::with_exposed_provenance_mut(self.range.start), self.range.len()) };
         }
-        if let Ok(arena) = Arena::get() {
-            arena.give_back(self.home);
+        if let Ok(arena) = AreaArena::get() {
+            arena.free(self.home);
         }
     }
 }

@@ -50,7 +50,7 @@ const PER_FRAME: usize = PAGE / size_of::<Entry>();
 const SPARE: u32 = 2_048;
 
 /// The pages that a queued call owns. It must go back to its mirror: [`super::Mirror::release`] once it is applied,
-/// [`super::Mirror::give_back`] if it never will be.
+/// [`super::Mirror::withdraw`] if it never will be.
 #[must_use = "frames stay taken until the delta is released or given back"]
 #[derive(Debug)]
 pub struct Delta {

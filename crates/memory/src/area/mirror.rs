@@ -13,7 +13,7 @@ use std::vec::Vec;
 use allocator_api2::alloc::Global;
 use orrery_sys::{PAGE, PageRange};
 
-use super::arena::{Arena, only_in_main};
+use super::area_arena::{AreaArena, only_in_main};
 use super::copier::{Copier, Job, Jobs};
 use super::delta::{Board, Delta, DeltaRef, Entry, Frames, OUTSIDERS, Outsider, WAIT, ZEROS, short};
 use super::file::PageFile;
@@ -67,7 +67,7 @@ pub struct Mirror(Arc<Inner>);
 
 pub(super) struct Inner {
     number: u64,
-    arena: &'static Arena,
+    arena: &'static AreaArena,
     file: PageFile,
     frames_to_read: OwnedFd,
     marks: Arc<Marks>,
@@ -110,7 +110,7 @@ impl Mirror {
     pub fn new() -> Result<Self, Error> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         only_in_main("making an orbit's memory")?;
-        let arena = Arena::get()?;
+        let arena = AreaArena::get()?;
         let pages = arena.pages();
         let frames = Frames::new(pages)?;
         let (file, frames_to_read) = (PageFile::new("orrery-mirror", pages)?, frames.file().read_only()?);
@@ -175,7 +175,7 @@ impl Mirror {
     /// # Errors
     /// The delta itself, where a later one was captured or delivered already: then the orbit has to apply it, though it
     /// skips the call, or the later call would see older pages than it should.
-    pub fn give_back(&self, mut delta: Delta) -> Result<(), Delta> {
+    pub fn withdraw(&self, mut delta: Delta) -> Result<(), Delta> {
         let mut state = self.0.state.lock();
         if delta.mirror != self.0.number || delta.sequence != state.sequence {
             return Err(delta);
@@ -239,7 +239,7 @@ impl Mirror {
         self.0.arena.len()
     }
 
-    pub(super) fn arena(&self) -> &'static Arena {
+    pub(super) fn arena(&self) -> &'static AreaArena {
         self.0.arena
     }
 

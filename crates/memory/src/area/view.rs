@@ -17,7 +17,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Error;
-use super::arena::become_orbit;
+use super::area_arena::become_orbit;
 use super::delta::{Board, DeltaRef, OUTSIDERS, Outsider, WAIT, ZEROS};
 use super::file::punch;
 use super::mirror::Mirror;

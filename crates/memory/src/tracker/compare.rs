@@ -98,7 +98,7 @@ impl Tracker for Compare {
         Ok(Scan::Complete)
     }
 
-    fn settle(&mut self, _: &[PageRange], _: &[PageRange]) -> Result<()> {
+    fn mark_clean(&mut self, _: &[PageRange], _: &[PageRange]) -> Result<()> {
         Ok(())
     }
 }

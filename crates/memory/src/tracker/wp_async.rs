@@ -344,7 +344,7 @@ impl Tracker for WpAsync {
         Ok(Scan::Complete)
     }
 
-    fn settle(&mut self, ranges: &[PageRange], spared: &[PageRange]) -> Result<()> {
+    fn mark_clean(&mut self, ranges: &[PageRange], spared: &[PageRange]) -> Result<()> {
         for span in &self.spans {
             let first = ranges.partition_point(|range| range.end <= span.range.start);
             let inside = ranges[first..].iter().take_while(|range| range.start < span.range.end);

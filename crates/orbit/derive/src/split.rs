@@ -95,7 +95,7 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
                 self,
                 area: &::orrery_orbit::Area,
             ) -> ::core::result::Result<Self::Object, (::orrery_orbit::AreaError, Self)> {
-                let place = match ::orrery_orbit::Place::new(area) {
+                let place = match ::orrery_orbit::DelegateSlot::new(area) {
                     Ok(place) => place,
                     Err(error) => return Err((error, self)),
                 };

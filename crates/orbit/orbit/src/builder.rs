@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 
 use orrery_domain::forked::Creator;
 use orrery_domain::{
-    Channel, Descriptors, Domain, DomainState, End, History, Limits, Moment, Partner, Reaper, Restart, Scheduling,
-    Settings, Signals, StatisticsPage, Woken,
+    Channel, Descriptors, Domain, DomainState, End, History, Limits, Moment, Partner, Reaper, Restart,
+    Scheduling, Settings, Signals, StatisticsPage, Woken,
 };
 use orrery_memory::area::{Mirror, without_areas};
 
@@ -21,16 +21,16 @@ use crate::arguments::ARGUMENTS;
 use crate::code::Code;
 use crate::error::{Error, Fault, Result};
 use crate::ledger::Ledger;
-use crate::mail::Mail;
 use crate::orbit::Orbit;
 use crate::policy::{BackPressure, Placement};
 use crate::protocol::{Function, REQUEST};
 use crate::records::Records;
 use crate::serve::{Entry, Init, Program};
 use crate::shared::Shared;
-use crate::state::{Phase, Place, State};
+use crate::state::{CpuPin, Phase, State};
 use crate::task::{self, Task};
 use crate::update::Permissions;
+use crate::update_socket::UpdateSocket;
 
 /// An orbit's description.
 pub struct Builder {
@@ -248,7 +248,7 @@ impl Builder {
         let channel =
             Arc::new(Channel::new("orrery-queue", self.bound.saturating_mul(2), REQUEST + ARGUMENTS)?);
         let ledger = Arc::new(Ledger::new(channel.slots())?);
-        let mail = Arc::new(Mail::new().map_err(orrery_domain::Error::from)?);
+        let mail = Arc::new(UpdateSocket::new().map_err(orrery_domain::Error::from)?);
         let statistics = StatisticsPage::new(&self.name)?;
         let program = Program {
             name: self.name.clone(),
@@ -304,7 +304,7 @@ impl Builder {
             next_call: 1,
             history: History::new(self.restart, born),
             phase: Phase::Up,
-            place: Place { allowed, pinned: None },
+            cpu: CpuPin { allowed, pinned: None },
             memory_limit,
             memory_kills: 0,
             statistics,

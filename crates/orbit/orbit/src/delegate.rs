@@ -71,12 +71,12 @@ pub trait Delegate: Sized {
 
 /// Room for one value in an area: what can fail about putting a value there is over before the value is touched.
 #[derive(Debug)]
-pub struct Place<T> {
+pub struct DelegateSlot<T> {
     start: NonNull<T>,
     area: Area,
 }
 
-impl<T> Place<T> {
+impl<T> DelegateSlot<T> {
     /// Allocates room in `area`.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl<T> Place<T> {
     }
 }
 
-impl<T> Drop for Place<T> {
+impl<T> Drop for DelegateSlot<T> {
     fn drop(&mut self) {
         // SAFETY: allocated so by `new`, and not filled.
         unsafe { self.area.free(self.start.cast(), Layout::new::<T>()) };

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use orrery_domain::Channel;
 
 use crate::ledger::Ledger;
-use crate::mail::Mail;
 use crate::update::Scratch;
+use crate::update_socket::UpdateSocket;
 use crate::{Error, Result};
 
 /// A running task, as a Rust entry function gets it.
@@ -94,7 +94,7 @@ pub(crate) struct Inside {
     pub(crate) name: String,
     pub(crate) channel: Arc<Channel>,
     pub(crate) ledger: Arc<Ledger>,
-    pub(crate) mail: Arc<Mail>,
+    pub(crate) mail: Arc<UpdateSocket>,
     pub(crate) call: Cell<Option<u64>>,
 }
 

@@ -32,16 +32,16 @@ const PLACE: usize = 0x6000_0000_0000;
 const PART_OF_LIMIT: u64 = 8;
 
 /// The process-wide reservation in which areas lie.
-pub struct Arena {
+pub struct AreaArena {
     range: PageRange,
     free: Lock<Vec<PageRange>>,
 }
 
-static ARENA: OnceLock<Arena> = OnceLock::new();
+static ARENA: OnceLock<AreaArena> = OnceLock::new();
 static FOUNDING: Lock<()> = Lock::new(());
 static IN_ORBIT: AtomicBool = AtomicBool::new(false);
 
-impl Arena {
+impl AreaArena {
     /// Returns the arena. The first call reserves it, which must happen before the first orbit is forked.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl Arena {
     }
 
     /// Takes a span back; nothing may be left in it.
-    pub(super) fn give_back(&self, span: PageRange) {
+    pub(super) fn free(&self, span: PageRange) {
         let mut free = self.free.lock();
         let index = free.partition_point(|other| other.start < span.start);
         free.insert(index, span);
@@ -124,9 +124,9 @@ impl Arena {
     }
 }
 
-impl core::fmt::Debug for Arena {
+impl core::fmt::Debug for AreaArena {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Arena").field("range", &self.range).finish_non_exhaustive()
+        f.debug_struct("AreaArena").field("range", &self.range).finish_non_exhaustive()
     }
 }
 
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn spans_come_back_whole() {
-        let arena = Arena {
+        let arena = AreaArena {
             range: PageRange::new(0, 16 * SPAN),
             free: Lock::new(vec![PageRange::new(0, 16 * SPAN)]),
         };
@@ -202,9 +202,9 @@ mod tests {
         assert!(arena.cut(SPAN, Some(12 * SPAN)).is_err(), "taken");
         assert!(arena.cut(usize::MAX, None).is_err());
         for span in [2, 0, 3, 1].map(|n| spans[n]) {
-            arena.give_back(span);
+            arena.free(span);
         }
-        arena.give_back(PageRange::new(12 * SPAN, 13 * SPAN));
+        arena.free(PageRange::new(12 * SPAN, 13 * SPAN));
         assert_eq!(*arena.free.lock(), [arena.range]);
     }
 }
