@@ -133,7 +133,7 @@ pub enum Error {
         fault: Fault,
     },
     /// The orbit is dead, and by its policy stays so.
-    #[error("orbit {orbit} is dead ({fault}) and is not restarted{}: create it anew", after(*restarts))]
+    #[error("orbit {orbit} is dead ({fault}) and is not restarted{}: create it again", after(*restarts))]
     Dead {
         /// The orbit's name.
         orbit: String,
