@@ -15,7 +15,8 @@ use rustix::process::Pid;
 use rustix::thread::CpuSet;
 
 use crate::shared::program::{Place, ROOT};
-use crate::state::{Peer, State, entry};
+use crate::state::{Peer, State};
+use crate::threads::per_thread::entry;
 
 /// In a place's `pinned`: its owner is to be anywhere *but* on the CPU that the rest of the word, less 1, is.
 const APART: u32 = 1 << 31;
