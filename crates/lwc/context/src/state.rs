@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawF
 use std::rc::Rc;
 
 use orrery_domain::forked::Creator;
-use orrery_domain::gate::Pace;
+use orrery_domain::gate::CpuPolicy;
 use orrery_sys::{PageRange, descriptors};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, PidfdFlags};
@@ -64,7 +64,7 @@ pub(crate) struct Peer {
     /// Where its system calls arrive, if it is ours to answer them.
     pub(crate) listener: Option<Listener>,
     /// How often we two switch, for each strand.
-    pub(crate) paces: Vec<Option<Pace>>,
+    pub(crate) cpu_policies: Vec<Option<CpuPolicy>>,
     /// What priority each strand has lent to it.
     pub(crate) loans: Vec<Option<Loan>>,
 }
@@ -376,7 +376,7 @@ impl State {
             through,
             silent: Vec::new(),
             listener: None,
-            paces: Vec::new(),
+            cpu_policies: Vec::new(),
             loans: Vec::new(),
         });
         Ok(slot)
