@@ -78,7 +78,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             text.insert_str(0, "\x1b[H\x1b[J");
         }
         let mut output = io::stdout().lock();
-        writeln!(output, "{text}").and_then(|()| output.flush()).context("cannot write to standard output")?;
+        writeln!(output, "{text}")
+            .and_then(|()| output.flush())
+            .context("cannot write to standard output")?;
         drop(output);
         if !arguments.watch {
             return Ok(());

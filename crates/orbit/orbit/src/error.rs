@@ -196,7 +196,10 @@ pub enum Error {
         address: usize,
     },
     /// The name of an orbit.
-    #[error("{name:?} cannot be the name of an orbit: take 1 to 50 characters without control characters")]
+    #[error(
+        "\"{}\" cannot be the name of an orbit: take 1 to 50 characters without control characters",
+        name.escape_debug()
+    )]
     Name {
         /// The name.
         name: String,
