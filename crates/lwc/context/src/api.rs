@@ -12,13 +12,13 @@ use crate::memory::overlay::{self, Overlay};
 use crate::memory::ranges::pages;
 use crate::requests::HANDLERS;
 use crate::rights::Rights;
-use crate::spawn::create::{self as spawn, Born};
+use crate::spawn::create::{self as spawn, SpawnSide};
 use crate::spec::Spec;
 use crate::state;
 use crate::switch::fast::{self, Crossed};
 use crate::switch::slow;
 use crate::syscalls::listener::Answer;
-use crate::syscalls::remote::{self, Own};
+use crate::syscalls::remote::{self, FromCaller};
 use crate::syscalls::trap;
 use crate::threads::state_lock;
 use crate::types::{Arrival, Context, Created, Forked, Start};
@@ -62,8 +62,8 @@ pub fn root() -> Result<Context> {
 pub fn create_here(spec: &Spec) -> Result<Created> {
     let mut state = state_lock::hold_or_become_root(&HANDLERS)?;
     spawn::create(&mut state, spec).map(|born| match born {
-        Born::Creator(context) => Created::Creator(context),
-        Born::Context(creator, arrival) => Created::Context(Start { creator, arrival }),
+        SpawnSide::Creator(context) => Created::Creator(context),
+        SpawnSide::Context(creator, arrival) => Created::Context(Start { creator, arrival }),
     })
 }
 
@@ -140,10 +140,10 @@ impl Context {
     /// # Errors
     /// [`Error::Denied`] where this descriptor does not carry all rights, or the context's calls are withheld; those of
     /// [`Context::overlay`].
-    pub fn keep_good(self) -> Result<()> {
+    pub fn checkpoint(self) -> Result<()> {
         let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
-        overlay::keep_good(&mut state, slot)
+        overlay::checkpoint(&mut state, slot)
     }
 
     /// Gives that context a copy of a descriptor of ours: it waits there until it is taken with [`Context::passed`].
@@ -276,7 +276,7 @@ impl Context {
     ///
     /// # Safety
     /// The call may do to either context whatever such a call can do, to memory for instance.
-    pub unsafe fn syscall(self, own: Own, number: u32, arguments: [u64; 6]) -> Result<i64> {
+    pub unsafe fn syscall(self, own: FromCaller, number: u32, arguments: [u64; 6]) -> Result<i64> {
         let mut state = held_to_ask(self.fd)?;
         let slot = state.find(self)?;
         remote::perform(&mut state, slot, own, number, arguments)

@@ -32,12 +32,12 @@
 //! copies the calling process, and the copy waits. Its first moment is inside the creator's call, with a copy of the
 //! creator's stack, so control transfers have fork's shape: one call, two returns.
 //!
-//! There is **one thread of control** for each thread of the program, a *strand*: exactly one context runs it, in all
+//! There is **one thread of control** for each thread of the program, a *logical thread*: exactly one context runs it, in all
 //! others it is parked in a switch. From this follows most of the rest:
 //!
 //! - A switch is a message and a call, then waiting: microseconds between two CPUs, far less on one. So a context
 //!   follows its caller's CPU.
-//! - A context in which a strand is parked can give out parts of its memory when asked, or turn them into shared memory.
+//! - A context in which a logical thread is parked can give out parts of its memory when asked, or turn them into shared memory.
 //! - Whoever waits for the one that has control notices its death, and gets control back together with an error. Where
 //!   that one is dead, too, the one that waits for it does, and so on; the root in the end.
 //!
@@ -57,7 +57,7 @@
 //! waits for it ([`Error::ThreadEnded`]); other contexts keep their counterparts. A time limit kills the context, and so
 //! concerns all threads in it: each is told.
 //!
-//! The threads of a context take turns at what the library knows there (`turn.rs`), and let go of it while they wait for
+//! The threads of a context take turns at what the library knows there (`turn.rs`), and release it while they wait for
 //! another context: no wait for another context ever holds up a context's other threads.
 //!
 //! # Names and rights
@@ -110,5 +110,5 @@ pub use rights::Rights;
 pub use shared::link::ROOM;
 pub use spec::Spec;
 pub use syscalls::filter::Calls;
-pub use syscalls::remote::Own;
+pub use syscalls::remote::FromCaller;
 pub use types::{Arrival, Call, Context, Created, Forked, Start};

@@ -77,7 +77,7 @@ impl Spec {
     /// rather than a copy each: what either opens or closes is open or closed in both, at once. A part of it cannot be shared.
     ///
     /// Both then have all names of contexts that either has, with all rights, and what they live by: share it with whom
-    /// you trust with these. A copy of the context ([`fork`](crate::fork), [`Context::keep_good`](crate::Context::keep_good))
+    /// you trust with these. A copy of the context ([`fork`](crate::fork), [`Context::checkpoint`](crate::Context::keep_good))
     /// has a table of its own.
     #[must_use]
     pub fn share_descriptors(mut self, yes: bool) -> Self {
@@ -90,7 +90,7 @@ impl Spec {
     /// gives up for good, both have given up.
     ///
     /// One that cannot become who the others are, because those calls are kept from it, ends. So does the program if that is
-    /// the root. A copy of the context ([`fork`](crate::fork), [`Context::keep_good`](crate::Context::keep_good)) has
+    /// the root. A copy of the context ([`fork`](crate::fork), [`Context::checkpoint`](crate::Context::keep_good)) has
     /// credentials of its own.
     #[must_use]
     pub fn share_credentials(mut self, yes: bool) -> Self {

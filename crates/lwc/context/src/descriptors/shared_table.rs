@@ -16,7 +16,7 @@ use orrery_domain::SharedMemory;
 use orrery_domain::gate::is_dead;
 use orrery_sys::descriptors;
 
-use crate::descriptors::table::{Owners, SIZE, Table, Tenant, close};
+use crate::descriptors::table::{Member, Owners, SIZE, SharedTable, close};
 use crate::error::Result;
 use crate::state::State;
 
@@ -27,17 +27,17 @@ impl State {
             let owners = Owners(SharedMemory::new("orrery-table", SIZE)?);
             let me = owners.reserve()?;
             owners.join(me);
-            self.table = Some(Table { owners, me, next: 0, said: Vec::new(), tenants: Vec::new() });
+            self.table = Some(SharedTable { owners, me, next: 0, said: Vec::new(), members: Vec::new() });
         }
         if let Some(table) = &mut self.table {
             table.next = table.owners.reserve()?;
         }
-        self.say_own();
+        self.publish_descriptors();
         Ok(())
     }
 
     /// Says which descriptors of a shared table are ours.
-    pub(crate) fn say_own(&mut self) {
+    pub(crate) fn publish_descriptors(&mut self) {
         if self.table.is_none() {
             return;
         }
@@ -57,34 +57,34 @@ impl State {
     }
 
     /// A context that shares the table has been created.
-    pub(crate) fn add_tenant(&mut self, pidfd: Rc<OwnedFd>, grant: usize) {
+    pub(crate) fn add_member(&mut self, pidfd: Rc<OwnedFd>, grant: usize) {
         if let Some(table) = &mut self.table {
-            table.tenants.push(Tenant { who: table.next, pidfd, grant });
+            table.members.push(Member { who: table.next, pidfd, grant });
         }
     }
 
     /// Closes what contexts that shared the table, and are dead, have left in it.
     pub(crate) fn sweep_table(&mut self) {
         let Some(table) = &mut self.table else { return };
-        let dead: Vec<Tenant> =
-            table.tenants.extract_if(.., |tenant| is_dead(tenant.pidfd.as_fd())).collect();
-        for tenant in &dead {
-            table.owners.clear_out(tenant.who);
+        let dead: Vec<Member> =
+            table.members.extract_if(.., |member| is_dead(member.pidfd.as_fd())).collect();
+        for member in &dead {
+            table.owners.close_all_of(member.who);
         }
         // Those whom others have created.
         for who in table.owners.dead() {
-            table.owners.clear_out(who);
+            table.owners.close_all_of(who);
         }
         // The root sees for itself that nobody holds them any more.
-        if self.leash.is_some() {
-            dead.iter().for_each(|tenant| self.drop_grant(tenant.grant));
+        if self.lifetime.is_some() {
+            dead.iter().for_each(|member| self.drop_grant(member.grant));
         }
     }
 
     /// Closes what a context has left that was to share the table, and died before it did.
-    pub(crate) fn clear_out_unborn(&self) {
+    pub(crate) fn clear_failed_spawn(&self) {
         if let Some(table) = &self.table {
-            table.owners.clear_out(table.next);
+            table.owners.close_all_of(table.next);
         }
     }
 
@@ -107,12 +107,12 @@ impl State {
         for grant in self.grants.drain(..).flatten() {
             leave(grant.socket);
         }
-        self.leash = None;
-        core::mem::forget(self.door.take());
+        self.lifetime = None;
+        core::mem::forget(self.rendezvous.take());
         self.leave_kicks();
-        if let Some(knocker) = self.knocker.take() {
-            self.knocker = Some(copy(&knocker)?);
-            leave(knocker);
+        if let Some(connector) = self.connector.take() {
+            self.connector = Some(copy(&connector)?);
+            leave(connector);
         }
         let pidfd = copy(&self.pidfd)?;
         leave(core::mem::replace(&mut self.pidfd, pidfd));
@@ -129,7 +129,7 @@ impl State {
             table.me = table.next;
             table.owners.join(table.me);
             table.said.clear();
-            table.tenants.drain(..).for_each(core::mem::forget);
+            table.members.drain(..).for_each(core::mem::forget);
         }
         Ok(())
     }

@@ -21,19 +21,19 @@ use crate::threads::per_thread::entry;
 /// How often a caller looks at most whether it is more urgent than it was.
 const EVERY: Duration = Duration::from_millis(1);
 
-/// Before the calling strand sleeps: lends its priority to a peer that it waits for, or takes back what it lent.
+/// Before the calling logical thread sleeps: lends its priority to a peer that it waits for, or takes back what it lent.
 pub(crate) fn lend(state: &mut State, slot: usize) {
     // Whoever is filtered keeps to calls that it is sure to be allowed; who is isolated changes nobody.
     if state.filtered || !state.may_place {
         return;
     }
-    let (program, strand) = (state.program, state.strand);
+    let (program, logical_thread) = (state.program, state.logical_thread);
     let Ok(peer) = state.peer_mut(slot) else { return };
-    if peer.seat == ROOT {
+    if peer.context_slot == ROOT {
         return;
     }
-    let place = program.place(strand, peer.seat);
-    let loan = entry(&mut peer.loans, strand).get_or_insert_default();
+    let place = program.place(logical_thread, peer.context_slot);
+    let loan = entry(&mut peer.loans, logical_thread).get_or_insert_default();
     let now = Moment::now();
     if loan.next.is_some_and(|next| now < next) {
         return;

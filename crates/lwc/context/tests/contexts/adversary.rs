@@ -529,7 +529,7 @@ pub(crate) fn attack_by_limits_and_priorities() {
         }
         // One's own are one's own.
         // SAFETY: takes numbers only; what the kernel makes of them is the attack.
-        assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 3) }, 0);
+        assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) }, 0);
         // SAFETY: reads the set.
         assert_eq!(unsafe { libc::sched_setaffinity(0, size, &raw const cpus) }, 0);
         got

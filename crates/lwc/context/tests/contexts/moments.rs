@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use orrery_context::{self as context, Context, Error, Own, Spec, create};
+use orrery_context::{self as context, Context, Error, FromCaller, Spec, create};
 
 use crate::support::{call_number, server, shared_words};
 use crate::threads::{CREATOR, await_word, is_root, noting, waiting};
@@ -73,7 +73,7 @@ fn switch_all_the_time(thread: usize, expected: u64) {
 /// An answer to the original is none to its copy, which is told so.
 fn ask(thread: usize, count: u64) {
     let offset = (thread as u64) << 32 | count;
-    let all_theirs = Own { memory: false, descriptors: false, credentials: false };
+    let all_theirs = FromCaller { memory: false, descriptors: false, credentials: false };
     let seek = [FILE.load(SeqCst), offset, libc::SEEK_SET.unsigned_abs().into(), 0, 0, 0];
     // SAFETY: the call touches no memory.
     let got = unsafe { FIRST.get().unwrap().syscall(all_theirs, call_number(libc::SYS_lseek), seek) };
