@@ -1,15 +1,15 @@
-//! What one context knows: itself, the contexts that it holds descriptors of (its *peers*), and who holds descriptors of
-//! it (its *grants*).
+//! What one context knows: itself, the contexts that it holds descriptors of (its *peers*), and who holds descriptors
+//! of it (its *grants*).
 //!
 //! A descriptor of a context is one end of a socket pair (unix(7)), so the kernel counts its holders: when the last one
 //! closes it, the other end, which the context itself keeps as a *grant*, is hung up. Each grant has rights of its own.
 //!
 //! The process has one, at which its threads take turns ([`crate::threads::state_lock`]).
 
-use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use orrery_domain::forked::Creator;
 use orrery_domain::gate::Pace;
@@ -185,8 +185,8 @@ impl State {
         Ok(root)
     }
 
-    /// Has the root be named by [`WELL_KNOWN`] in all contexts. Where the program uses the number, or may not have one so
-    /// high, it is not.
+    /// Has the root be named by [`WELL_KNOWN`] in all contexts. Where the program uses the number, or may not have one
+    /// so high, it is not.
     fn name_itself(&mut self) -> Result<()> {
         let (own, theirs, id) = pair()?;
         let Ok(name) = rustix::io::fcntl_dupfd_cloexec(&theirs, WELL_KNOWN) else { return Ok(()) };
@@ -227,7 +227,8 @@ impl State {
         self.call_state().looked = heard;
     }
 
-    /// Notes that the calling logical thread has control from a peer that waits at the link, or has it in any other way.
+    /// Notes that the calling logical thread has control from a peer that waits at the link, or has it in any other
+    /// way.
     pub(crate) fn set_caller(&mut self, slot: Option<usize>) {
         let caller = slot.and_then(|slot| self.peers.get(slot)?.as_ref()).map(Peer::waiting);
         self.call_state().caller = caller;
@@ -269,8 +270,8 @@ impl State {
         self.call_states.resize(self.logical_thread as usize + 1, CallState::default());
     }
 
-    /// What wakes the calling logical thread while it waits for descriptors, made where there is none yet; `None` where the
-    /// program has one logical thread, or there is no room.
+    /// What wakes the calling logical thread while it waits for descriptors, made where there is none yet; `None` where
+    /// the program has one logical thread, or there is no room.
     pub(crate) fn own_kick(&mut self) -> Option<&OwnedFd> {
         if *self.program.logical_threads().end() == 0 {
             return None;
@@ -412,7 +413,8 @@ impl State {
         Ok(self.add_members_grant(socket, id, rights))
     }
 
-    /// The same for one who shares our table, and so holds us by all names that are there: by this one we do not live on.
+    /// The same for one who shares our table, and so holds us by all names that are there: by this one we do not live
+    /// on.
     pub(crate) fn add_members_grant(&mut self, socket: OwnedFd, id: Id, rights: Rights) -> usize {
         let slot = place(&mut self.grants);
         self.grants[slot] = Some(Grant { socket, id, rights });
@@ -478,8 +480,8 @@ impl State {
             || self.peers.iter().flatten().any(|peer| peer.fd.as_raw_fd() == number)
     }
 
-    /// The numbers of the library's descriptors in this context, but those that name contexts for the program, and the one
-    /// that all contexts have of the root.
+    /// The numbers of the library's descriptors in this context, but those that name contexts for the program, and the
+    /// one that all contexts have of the root.
     pub(crate) fn own_numbers(&self) -> Vec<RawFd> {
         let heard = |listener: &Listener| {
             [Some(listener.calls.as_fd().as_raw_fd()), listener.memory.as_ref().map(AsRawFd::as_raw_fd)]
@@ -594,7 +596,7 @@ impl Peer {
     /// Whether it has ended.
     pub(crate) fn is_gone(&self, program: &Program) -> bool {
         let generation =
-            program.context_slot(self.context_slot).generation.load(core::sync::atomic::Ordering::SeqCst);
+            program.context_slot(self.context_slot).generation.load(std::sync::atomic::Ordering::SeqCst);
         generation != self.generation
             || (self.context_slot != ROOT && program.is_marked_dead(self.context_slot))
     }

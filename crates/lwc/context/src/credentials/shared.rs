@@ -1,17 +1,18 @@
 //! Credentials that contexts have in common (`LWC_SHARE` of credentials, section 3.3 of the paper).
 //!
-//! A kernel has them per thread, and no two processes have the same. So each of those who share them says what it changed
-//! before it releases control, in memory that those who share them share, and each takes on what was said before it goes
-//! on. Since a thread is in one context at a time, it meets the same credentials in all of them. Whoever shares them could
-//! reach by itself whatever the others did step by step: users and groups are chosen among those that one has.
+//! A kernel has them per thread, and no two processes have the same. So each of those who share them says what it
+//! changed before it releases control, in memory that those who share them share, and each takes on what was said
+//! before it goes on. Since a thread is in one context at a time, it meets the same credentials in all of them. Whoever
+//! shares them could reach by itself whatever the others did step by step: users and groups are chosen among those that
+//! one has.
 //!
-//! Shared are real, effective and saved user and group, the list of groups, and the capability sets (permitted, effective,
-//! inheritable: those of a thread, as the kernel has them). **One that cannot take on what the others have ends**, and with
-//! the root the program: what was given up is not to be there still.
+//! Shared are real, effective and saved user and group, the list of groups, and the capability sets (permitted,
+//! effective, inheritable: those of a thread, as the kernel has them). **One that cannot take on what the others have
+//! ends**, and with the root the program: what was given up is not to be there still.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
-use core::time::Duration;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 use orrery_domain::{Moment, SharedMemory};
 use rustix::io::Errno;
@@ -213,7 +214,7 @@ impl Credentials {
     }
 }
 
-fn checked(result: core::result::Result<usize, syscalls::Errno>) -> rustix::io::Result<usize> {
+fn checked(result: std::result::Result<usize, syscalls::Errno>) -> rustix::io::Result<usize> {
     result.map_err(|errno| Errno::from_raw_os_error(errno.into_raw()))
 }
 

@@ -1,12 +1,12 @@
-//! A table of descriptors that contexts have in common (`LWC_SHARE` of descriptors, section 5.2 of the paper): the kernel's
-//! own, by CLONE_FILES in clone(2). What one opens or closes is open or closed in the other, at once; kcmp(2) says that they
-//! are one. A part of a table cannot be shared.
+//! A table of descriptors that contexts have in common (`LWC_SHARE` of descriptors, section 5.2 of the paper): the
+//! kernel's own, by CLONE_FILES in clone(2). What one opens or closes is open or closed in the other, at once; kcmp(2)
+//! says that they are one. A part of a table cannot be shared.
 //!
-//! The library's own descriptors lie in there, too, those of all who share it: ends of names, pidfds and so on. None may
-//! outlive its owner, for others would hear of its end by them, and a new context with a table of its own must have none but
-//! its creator's. So each says which numbers are its own, in memory that those who share the table share: before it lets
-//! go of control, and before it creates a context. The others, when they next create or close something, close what
-//! one that is dead has left. Numbers of 65536 and above are not noted.
+//! The library's own descriptors lie in there, too, those of all who share it: ends of names, pidfds and so on. None
+//! may outlive its owner, for others would hear of its end by them, and a new context with a table of its own must have
+//! none but its creator's. So each says which numbers are its own, in memory that those who share the table share:
+//! before it lets go of control, and before it creates a context. The others, when they next create or close something,
+//! close what one that is dead has left. Numbers of 65536 and above are not noted.
 
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::rc::Rc;
@@ -97,8 +97,8 @@ impl State {
         }
     }
 
-    /// In a new context that shares its creator's table: what is its creator's stays that one's, and what both need, this one
-    /// has a copy of.
+    /// In a new context that shares its creator's table: what is its creator's stays that one's, and what both need,
+    /// this one has a copy of.
     pub(crate) fn share_table(&mut self) -> rustix::io::Result<()> {
         let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 0).map(descriptors::raise);
         let leave = |fd: OwnedFd| {
@@ -108,28 +108,28 @@ impl State {
             leave(grant.socket);
         }
         self.lifetime = None;
-        core::mem::forget(self.rendezvous.take());
+        std::mem::forget(self.rendezvous.take());
         self.leave_kicks();
         if let Some(connector) = self.connector.take() {
             self.connector = Some(copy(&connector)?);
             leave(connector);
         }
         let pidfd = copy(&self.pidfd)?;
-        leave(core::mem::replace(&mut self.pidfd, pidfd));
+        leave(std::mem::replace(&mut self.pidfd, pidfd));
         for shared in &mut self.shared {
             let file = copy(&shared.file)?;
-            leave(core::mem::replace(&mut shared.file, file));
+            leave(std::mem::replace(&mut shared.file, file));
         }
         for peer in self.peers.iter_mut().flatten() {
             let pidfd = Rc::new(copy(&peer.pidfd)?);
-            core::mem::forget(core::mem::replace(&mut peer.pidfd, pidfd));
-            core::mem::forget(peer.listener.take());
+            std::mem::forget(std::mem::replace(&mut peer.pidfd, pidfd));
+            std::mem::forget(peer.listener.take());
         }
         if let Some(table) = &mut self.table {
             table.me = table.next;
             table.owners.join(table.me);
             table.said.clear();
-            table.members.drain(..).for_each(core::mem::forget);
+            table.members.drain(..).for_each(std::mem::forget);
         }
         Ok(())
     }

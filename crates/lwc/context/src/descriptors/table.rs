@@ -28,7 +28,7 @@ pub(super) struct Owners(pub(super) SharedMemory);
 impl Owners {
     fn all(&self) -> &[AtomicU16] {
         // SAFETY: the memory is page-aligned, zeroed, of that size, and holds nothing but atomics.
-        unsafe { core::slice::from_raw_parts(self.0.start().as_ptr().cast(), NUMBERS) }
+        unsafe { std::slice::from_raw_parts(self.0.start().as_ptr().cast(), NUMBERS) }
     }
 
     pub(super) fn of(&self, number: RawFd) -> Option<&AtomicU16> {
@@ -39,7 +39,7 @@ impl Owners {
         // SAFETY: as above, behind the numbers.
         unsafe {
             let start = self.0.start().as_ptr().add(NUMBERS * size_of::<AtomicU16>());
-            core::slice::from_raw_parts(start.cast(), MEMBERS)
+            std::slice::from_raw_parts(start.cast(), MEMBERS)
         }
     }
 

@@ -1,11 +1,12 @@
-//! Checkpoints: a context that is killed goes on from a state that was good ([`Context::checkpoint`](crate::Context::keep_good)).
+//! Checkpoints: a context that is killed goes on from a state that was good
+//! ([`Context::checkpoint`](crate::Context::keep_good)).
 //!
-//! Asked to, a context forks: the copy, its *checkpoint*, has the same ends of descriptors and links, and sleeps. When the root
-//! reaps the context, it gives the slot to the checkpoint, with its generation: all names stay what they are. The checkpoint passes
-//! over whatever was said to its predecessor since, and parks.
+//! Asked to, a context forks: the copy, its *checkpoint*, has the same ends of descriptors and links, and sleeps. When
+//! the root reaps the context, it gives the slot to the checkpoint, with its generation: all names stay what they are.
+//! The checkpoint passes over whatever was said to its predecessor since, and parks.
 //!
-//! A checkpoint is its original's child, for that one to reap when it is replaced by a newer one; and when the original dies,
-//! nobody's, as a copy is ([`crate::fork::context_copy`]).
+//! A checkpoint is its original's child, for that one to reap when it is replaced by a newer one; and when the original
+//! dies, nobody's, as a copy is ([`crate::fork::context_copy`]).
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
@@ -37,8 +38,8 @@ use orrery_rollback::watcher;
 /// How long a checkpoint may take to set itself up.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// In a context that a peer asked for a checkpoint: makes it and says so. In the checkpoint, once it has the context's slot: waits
-/// until somebody switches to it.
+/// In a context that a peer asked for a checkpoint: makes it and says so. In the checkpoint, once it has the context's
+/// slot: waits until somebody switches to it.
 pub(crate) fn serve(state: &mut Held, slot: usize) -> Option<Arrival> {
     let through = state.peer(slot).ok().and_then(|peer| peer.through);
     let entitled = through

@@ -1,23 +1,25 @@
 //! Copies: a program forks, and its contexts with it.
 //!
-//! A process can only be copied by itself. So the copy of the root, the *new root*, asks each context for a copy of itself,
-//! its *copy*, and makes of all these a program of its own:
+//! A process can only be copied by itself. So the copy of the root, the *new root*, asks each context for a copy of
+//! itself, its *copy*, and makes of all these a program of its own:
 //!
-//! 1. It rings each context at the place of the logical thread that forked. There the context, parked, connects at the root's door
-//!    ([`crate::fork::rendezvous`]), which the new root has inherited.
+//! 1. It rings each context at the place of the logical thread that forked. There the context, parked, connects at the
+//!    root's door ([`crate::fork::rendezvous`]), which the new root has inherited.
 //! 2. It forks twice, so that the copy is nobody's child who would have to reap it, and goes on waiting. The copy says
-//!    who it is, and what it has: the ends of descriptors that others hold of it, the descriptors that it holds, with the
+//!    who it is, and what it has: the ends of descriptors that others hold of it, the descriptors that it holds, with
+//!    the
 //!    memory that it shares with each of those, and memory that it shares with others ([`crate::Spec::share`]).
-//! 3. The new root makes all of these again: one socket pair for each pair of ends, one link for each link, one file for
-//!    each shared file, with its bytes. Doubles that knew each other name the same [`Id`]s, and nobody else can. Shared files
-//!    are shown, not named.
-//! 4. Each copy puts what it gets into the place of what it had, under the same numbers, starts its watcher, which watches
-//!    the new root, and parks.
+//! 3. The new root makes all of these again: one socket pair for each pair of ends, one link for each link, one file
+//!    for each shared file, with its bytes. Doubles that knew each other name the same [`Id`]s, and nobody else can.
+//!    Shared files are shown, not named.
+//! 4. Each copy puts what it gets into the place of what it had, under the same numbers, starts its watcher, which
+//!    watches the new root, and parks.
 //!
-//! So no copy has any way to the contexts of the other program, nor they to it. A context that does not answer in time, because
-//! it runs or is stopped, has no copy, nor has one whose system calls are trapped: its copy's would go on arriving in the
-//! old program, for the kernel knows one listener for a filter and all who inherit it. Nor has one from which calls are withheld that
-//! this takes ([`NEEDED`]). Descriptors of such contexts are there, and their contexts gone.
+//! So no copy has any way to the contexts of the other program, nor they to it. A context that does not answer in time,
+//! because it runs or is stopped, has no copy, nor has one whose system calls are trapped: its copy's would go on
+//! arriving in the old program, for the kernel knows one listener for a filter and all who inherit it. Nor has one from
+//! which calls are withheld that this takes ([`NEEDED`]). Descriptors of such contexts are there, and their contexts
+//! gone.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
@@ -105,8 +107,8 @@ pub(crate) fn serve(state: &mut Held) -> Option<Arrival> {
     let [program, root, connector] = <[OwnedFd; 3]>::try_from(fds).ok()?;
     let others = StoppedThreads::hold(state.program, state.me).ok()?;
     let mask = others.as_ref().map_or_else(signals::block_all, StoppedThreads::mask);
-    // SAFETY: the first copy does nothing but make the second. That one hangs where another thread held what it needs, and
-    // is not waited for beyond the limit.
+    // SAFETY: the first copy does nothing but make the second. That one hangs where another thread held what it needs,
+    // and is not waited for beyond the limit.
     let copied = unsafe { copy_process(Kin::HiddenChild) };
     if let Ok(None) = copied {
         let _left = ManuallyDrop::new(others);
@@ -166,8 +168,8 @@ fn become_double(
     let here = ForkMessage { what: HERE, context_slot: me, index: own, ..ForkMessage::default() };
     here.send(line.as_fd(), &[pidfd.as_fd()]).map_err(failed)?;
 
-    // SAFETY: nothing of the former program's is used from here on: whatever refers to it belongs to waits that are broken
-    // off, or is replaced.
+    // SAFETY: nothing of the former program's is used from here on: whatever refers to it belongs to waits that are
+    // broken off, or is replaced.
     unsafe { state.program.leave() };
     state.program = Box::leak(Box::new(Program::join(program.as_fd())?));
     state.creator = Creator::here();
@@ -178,7 +180,7 @@ fn become_double(
     if let Some(lifetime) = state.lifetime.take() {
         lifetime.close_copy();
     }
-    let main = core::mem::replace(&mut state.main, root.into_raw_fd());
+    let main = std::mem::replace(&mut state.main, root.into_raw_fd());
     // SAFETY: nobody else closes it.
     unsafe { rustix::io::close(main) };
     exchange(state, line, until).map_err(failed)?;

@@ -1,4 +1,5 @@
-//! A forked root, that makes a program of its own of itself and of copies of the contexts: see [`crate::fork::context_copy`].
+//! A forked root, that makes a program of its own of itself and of copies of the contexts: see
+//! [`crate::fork::context_copy`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
@@ -37,8 +38,8 @@ struct Double {
     has: Vec<(ForkMessage, Vec<OwnedFd>)>,
 }
 
-/// In a process that was forked from a root, by one of its threads: makes a program of its own of it, with copies of the
-/// contexts.
+/// In a process that was forked from a root, by one of its threads: makes a program of its own of it, with copies of
+/// the contexts.
 ///
 /// # Errors
 /// [`Error::OtherProcess`] where that cannot be; everything is as before then.

@@ -1,9 +1,10 @@
-//! The rendezvous: a socket at which the root's contexts connect when a copy of the root asks them for copies of themselves.
+//! The rendezvous: a socket at which the root's contexts connect when a copy of the root asks them for copies of
+//! themselves.
 //!
-//! The root opens it before there is any context, and its forked children inherit it; contexts close it before any code of
-//! the program's runs in them, and keep its other end, the *connector*. So who hears them is the root or a copy of it, whatever
-//! else they are kept from: it takes no name, and no permission to connect. What they send there is one end of a line of their own, of
-//! which the kernel says which process made it (SO_PEERCRED in unix(7)).
+//! The root opens it before there is any context, and its forked children inherit it; contexts close it before any code
+//! of the program's runs in them, and keep its other end, the *connector*. So who hears them is the root or a copy of
+//! it, whatever else they are kept from: it takes no name, and no permission to connect. What they send there is one
+//! end of a line of their own, of which the kernel says which process made it (SO_PEERCRED in unix(7)).
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;

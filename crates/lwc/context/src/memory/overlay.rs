@@ -1,9 +1,9 @@
 //! Overlays: memory of another context, mapped into one's own.
 //!
 //! The kernel's own ways into another process' memory (process_vm_readv(2), ptrace(2)) know users, not capabilities. So
-//! the *owner* gives its memory out: it is parked while another context asks, answers on the spot, and checks the rights
-//! of the descriptor over which the question came. What it gives is a file without a name: a copy of the bytes, or the
-//! memory itself, which becomes shared ([`crate::memory::ranges`]).
+//! the *owner* gives its memory out: it is parked while another context asks, answers on the spot, and checks the
+//! rights of the descriptor over which the question came. What it gives is a file without a name: a copy of the bytes,
+//! or the memory itself, which becomes shared ([`crate::memory::ranges`]).
 
 use std::os::fd::{AsFd, AsRawFd};
 

@@ -1,13 +1,13 @@
 //! Introductions: how a context speaks to one that it never spoke to.
 //!
-//! It sends, over the descriptor that it holds, a new link, a descriptor of itself, and its pidfd (SCM_RIGHTS in unix(7)).
-//! Holding a descriptor is thus what it takes to be heard. The creator of a context and the context itself need no
-//! introduction: they have a link from the beginning.
+//! It sends, over the descriptor that it holds, a new link, a descriptor of itself, and its pidfd (SCM_RIGHTS in
+//! unix(7)). Holding a descriptor is thus what it takes to be heard. The creator of a context and the context itself
+//! need no introduction: they have a link from the beginning.
 
-use core::mem::MaybeUninit;
-use core::sync::atomic::Ordering;
 use std::io::IoSlice;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use orrery_sys::descriptors;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -20,7 +20,8 @@ use crate::shared::link::Link;
 use crate::shared::program::MAX_CONTEXTS;
 use crate::state::State;
 
-/// Sees to it that we have a link to the peer, and it a descriptor of us. True where it has to look for an introduction.
+/// Sees to it that we have a link to the peer, and it a descriptor of us. True where it has to look for an
+/// introduction.
 pub(crate) fn ensure(state: &mut State, slot: usize) -> Result<bool> {
     let peer = state.peer(slot)?;
     let held = peer.through.is_some_and(|grant| state.is_held(grant));

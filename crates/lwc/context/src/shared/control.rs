@@ -1,10 +1,12 @@
-//! Who has a logical thread's control, in one word: a slot, and which of the contexts that had the slot one after the other.
+//! Who has a logical thread's control, in one word: a slot, and which of the contexts that had the slot one after the
+//! other.
 //!
 //! The word changes by compare-and-swap only. Who has control passes it on; who notices that the one that has it is
-//! dead, or has had it for too long, takes it. With the slot alone, a context that took its time to notice a death could
-//! take control from another one that sat there by then, and had it rightfully: the model below shows that order of events.
+//! dead, or has had it for too long, takes it. With the slot alone, a context that took its time to notice a death
+//! could take control from another one that sat there by then, and had it rightfully: the model below shows that order
+//! of events.
 
-use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use crate::shared::program::MAX_CONTEXTS;
 
@@ -34,8 +36,8 @@ impl Word for AtomicU32 {
 }
 
 impl Controller {
-    /// The context that is the `generation`th on a slot. Of generations 2^20 apart, which no two contexts are that live at
-    /// once, one is as good as the other.
+    /// The context that is the `generation`th on a slot. Of generations 2^20 apart, which no two contexts are that live
+    /// at once, one is as good as the other.
     pub(crate) const fn new(context_slot: u32, generation: u32) -> Self {
         Self(generation << BITS | context_slot & ((1 << BITS) - 1))
     }
@@ -95,8 +97,9 @@ mod tests {
         assert_eq!(Controller::new(0, 0).word(), 0, "the root has control when all is zero");
     }
 
-    /// A context waits for `former`, to which it has switched. That one dies, with control or right after it passed that on
-    /// to the root, which reaps it, has `next` on its slot, and switches there. Exactly one has control at the end.
+    /// A context waits for `former`, to which it has switched. That one dies, with control or right after it passed
+    /// that on to the root, which reaps it, has `next` on its slot, and switches there. Exactly one has control at the
+    /// end.
     fn a_seat_changes_hands(former: Controller, next: Controller) {
         let word = Arc::new(Modelled::new(former.word()));
         let dead = Arc::new(Modelled::new(0));

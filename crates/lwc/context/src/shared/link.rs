@@ -5,15 +5,16 @@
 //!
 //! Each logical thread has a part of it to itself, of which only what is used becomes memory.
 //!
-//! Copies of the process do not have it (MADV_DONTFORK in madvise(2)): what one context says to another is no third one's
-//! business, and a program with thousands of contexts forks without thousands of mappings. Only between two sides that are
-//! about to be one process each, and for a checkpoint of one's own ([`crate::fork::checkpoint`]), is it there in the copy, too.
+//! Copies of the process do not have it (MADV_DONTFORK in madvise(2)): what one context says to another is no third
+//! one's business, and a program with thousands of contexts forks without thousands of mappings. Only between two sides
+//! that are about to be one process each, and for a checkpoint of one's own ([`crate::fork::checkpoint`]), is it there
+//! in the copy, too.
 
-use core::cell::Cell;
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use orrery_domain::forked::Creator;
 use orrery_sys::PAGE;
@@ -32,7 +33,8 @@ const PART: usize = PAGE + 2 * ROOM;
 
 const LENGTH: usize = MAX_THREADS * PART;
 
-/// What one side says. It has two lines of the cache, for processors fetch them in pairs, and the other half is another CPU's.
+/// What one side says. It has two lines of the cache, for processors fetch them in pairs, and the other half is another
+/// CPU's.
 #[repr(C, align(128))]
 struct Half {
     sent: AtomicU32,
@@ -160,7 +162,8 @@ impl RawReplySlot {
     }
 }
 
-// SAFETY: the mapping belongs to the process; link and ears are used by one thread at a time, the one that holds the state.
+// SAFETY: the mapping belongs to the process; link and ears are used by one thread at a time, the one that holds the
+// state.
 unsafe impl Send for Link {}
 
 impl Link {
@@ -197,7 +200,7 @@ impl Link {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
         let start =
-            unsafe { rustix::mm::mmap(core::ptr::null_mut(), LENGTH, protection, MapFlags::SHARED, fd, 0) }
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), LENGTH, protection, MapFlags::SHARED, fd, 0) }
                 .map_err(|e| Error::system("mmap(memfd)", LENGTH, e))?;
         let start = NonNull::new(start.cast::<u8>()).ok_or(Error::system(
             "mmap(memfd)",
@@ -324,7 +327,7 @@ impl Link {
         // SAFETY: our half of the bytes is ROOM long and written by us alone.
         unsafe {
             let to = self.part(logical_thread).as_ptr().add(PAGE + self.side * ROOM);
-            core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, length);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, length);
         }
     }
 
@@ -354,8 +357,8 @@ impl Link {
         (message.kind == Kind::Switch).then_some((message.word, message.bytes, message.listens))
     }
 
-    /// Takes the other side's message, which is there, if it is control: the argument that is a value, the one that is a
-    /// buffer, and whether who said it waits at the link. Anything else is left for [`Link::take`].
+    /// Takes the other side's message, which is there, if it is control: the argument that is a value, the one that is
+    /// a buffer, and whether who said it waits at the link. Anything else is left for [`Link::take`].
     #[inline(always)]
     pub(crate) fn take_switch(&mut self, logical_thread: u32) -> Option<(u64, Vec<u8>, bool)> {
         let theirs = self.theirs(logical_thread);
@@ -393,11 +396,11 @@ impl Link {
             return Some(Message { kind: kind?, word, extent, bytes: Vec::new(), listens });
         }
         let mut bytes = Vec::with_capacity(length);
-        // SAFETY: the other half of the bytes is ROOM long, and so many bytes were reserved. Should a hostile other side
-        // write meanwhile, we get a mixture, which is as good as anything else it could have sent.
+        // SAFETY: the other half of the bytes is ROOM long, and so many bytes were reserved. Should a hostile other
+        // side write meanwhile, we get a mixture, which is as good as anything else it could have sent.
         unsafe {
             let from = self.part(logical_thread).as_ptr().add(PAGE + (1 - self.side) * ROOM);
-            core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), length);
+            std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), length);
             bytes.set_len(length);
         }
         Some(Message { kind: kind?, word, extent, bytes, listens })

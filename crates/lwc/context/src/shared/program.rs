@@ -1,14 +1,15 @@
 //! What all contexts of a program share: which context has each thread's control, and places at which it is called.
 //!
-//! A context has a *slot*, a thread of the program is a *logical thread*, and each logical thread has a *place* in each context in which it
-//! exists. Every context can write all of this. That is why nothing here says *what* is handed over, by whom, or who may do
-//! what: a context that writes nonsense can stop the program, as any part of a program can, and no more. Arguments and
-//! the identity of callers travel in memory that two contexts have to themselves ([`crate::shared::link`]).
+//! A context has a *slot*, a thread of the program is a *logical thread*, and each logical thread has a *place* in each
+//! context in which it exists. Every context can write all of this. That is why nothing here says *what* is handed
+//! over, by whom, or who may do what: a context that writes nonsense can stop the program, as any part of a program
+//! can, and no more. Arguments and the identity of callers travel in memory that two contexts have to themselves
+//! ([`crate::shared::link`]).
 //!
 //! It is a quarter of a gigabyte of address space, of which only what is used becomes memory.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use orrery_domain::SharedMemory;
 use orrery_domain::gate::Face;
@@ -40,7 +41,8 @@ pub(crate) struct ContextSlot {
     pub(crate) settled: AtomicU32,
     /// How the last owner ended, packed.
     pub(crate) end: AtomicU32,
-    /// The process that is to have the slot when its owner is killed; 0 for none. And the one logical thread that it has.
+    /// The process that is to have the slot when its owner is killed; 0 for none. And the one logical thread that it
+    /// has.
     pub(crate) checkpoint_pid: AtomicU32,
     pub(crate) spare_strand: AtomicU32,
     /// The logical thread in whose place the kernel marks the context's death: that of its creation.
@@ -67,7 +69,8 @@ pub(crate) struct Place {
     pub(crate) stopped: AtomicU32,
     /// 1 where control had been left here by somebody else, who died, when the owner came.
     pub(crate) left: AtomicU32,
-    /// [`COPY_REQUESTED`] while the owner is asked to make a copy of itself for a forked program, [`DECLINED`] where it will not.
+    /// [`COPY_REQUESTED`] while the owner is asked to make a copy of itself for a forked program, [`DECLINED`] where it
+    /// will not.
     pub(crate) copy_requested: AtomicU32,
 }
 
@@ -104,8 +107,8 @@ pub(crate) struct LogicalThread {
     origin: AtomicU32,
 }
 
-/// A descriptor that names a context, by the number of the socket behind it, for those who got it by ways that the library
-/// does not see. What is said here tells nobody anything and opens nothing: to be heard takes the socket.
+/// A descriptor that names a context, by the number of the socket behind it, for those who got it by ways that the
+/// library does not see. What is said here tells nobody anything and opens nothing: to be heard takes the socket.
 #[repr(C)]
 struct Name {
     socket: AtomicU64,
@@ -145,13 +148,13 @@ impl Program {
         Ok(program)
     }
 
-    /// Of the calling process and thread, which are copies of another program's root and of one logical thread of it. Has no
-    /// contexts yet, and no slot's generation is one that had a context that is not copied. Also the file, for others to
-    /// [`Program::join`].
+    /// Of the calling process and thread, which are copies of another program's root and of one logical thread of it.
+    /// Has no contexts yet, and no slot's generation is one that had a context that is not copied. Also the file, for
+    /// others to [`Program::join`].
     pub(crate) fn succeed(former: &Self, logical_thread: u32) -> Result<(Self, OwnedFd)> {
         let (memory, file) = SharedMemory::with_file("orrery-contexts", LENGTH)?;
         let program = Self { memory };
-        for context_slot in core::iter::once(ROOT).chain(former.used()) {
+        for context_slot in std::iter::once(ROOT).chain(former.used()) {
             let generation = former.context_slot(context_slot).generation.load(SeqCst);
             program.context_slot(context_slot).generation.store(generation, SeqCst);
             program.context_slot(context_slot).marked.store(logical_thread, SeqCst);
@@ -261,7 +264,8 @@ impl Program {
         &self.logical_thread(logical_thread).control
     }
 
-    /// Whether the context of a slot has any logical thread's control. Neither allocates nor touches thread-local storage.
+    /// Whether the context of a slot has any logical thread's control. Neither allocates nor touches thread-local
+    /// storage.
     pub(crate) fn has_control(&self, context_slot: u32) -> bool {
         self.logical_threads().any(|logical_thread| {
             Controller::of(self.control(logical_thread)) == self.controller(context_slot)
@@ -270,7 +274,7 @@ impl Program {
     }
 
     /// The numbers of all logical threads that there are or were.
-    pub(crate) fn logical_threads(&self) -> core::ops::RangeInclusive<u32> {
+    pub(crate) fn logical_threads(&self) -> std::ops::RangeInclusive<u32> {
         let most = u32::try_from(MAX_THREADS - 1).unwrap_or(0);
         0..=self.head().highest_strand.load(SeqCst).min(most)
     }
@@ -295,8 +299,8 @@ impl Program {
         thread != 0 && found.map_err(syscalls::Errno::into_raw) != Err(libc::ESRCH)
     }
 
-    /// Whether the thread with which a logical thread began has ended in a context that goes on: so do then all that it is
-    /// elsewhere.
+    /// Whether the thread with which a logical thread began has ended in a context that goes on: so do then all that it
+    /// is elsewhere.
     pub(crate) fn has_ended(&self, logical_thread: u32) -> bool {
         match self.logical_thread(logical_thread).origin.load(SeqCst) {
             0 => false,
@@ -342,7 +346,7 @@ impl Program {
 
     /// Whether a logical thread lives on in any context.
     fn is_anywhere(&self, logical_thread: u32) -> bool {
-        core::iter::once(ROOT).chain(self.used()).any(|context_slot| self.lives(logical_thread, context_slot))
+        std::iter::once(ROOT).chain(self.used()).any(|context_slot| self.lives(logical_thread, context_slot))
     }
 
     /// Makes a place ready for a thread that begins to exist there.

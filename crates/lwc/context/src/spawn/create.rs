@@ -3,11 +3,11 @@
 //! The copy is a hidden child of the *root* ([`orrery_domain::copy`]), whoever creates it. So contexts outlive their
 //! creators, the root can reap all of them, and none shows up in the program's wait(2).
 
-use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use core::time::Duration;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
 
 use orrery_domain::Moment;
 use orrery_domain::copy::{Copied, Kin, copy_process, copy_process_sharing_files};
@@ -97,8 +97,8 @@ struct Ends {
     watcher: Watcher,
 }
 
-/// How often a new context of a program with other threads is tried: whichever lock another thread held when the copy was
-/// made is held for ever there.
+/// How often a new context of a program with other threads is tried: whichever lock another thread held when the copy
+/// was made is held for ever there.
 const ATTEMPTS: u32 = 64;
 /// How long it may take to set itself up.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -142,8 +142,8 @@ fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> 
         stop_threads::StoppedThreads::hold(state.program, state.me)?
     };
     let mask = others.as_ref().map_or_else(signals::block_all, stop_threads::StoppedThreads::mask);
-    // SAFETY: no other thread holds anything that we need; where it holds what the C library needs, the copy hangs, and is
-    // given up.
+    // SAFETY: no other thread holds anything that we need; where it holds what the C library needs, the copy hangs, and
+    // is given up.
     let copied =
         unsafe { if spec.shares_table { copy_process_sharing_files(kin) } else { copy_process(kin) } };
     let copied = match copied {
@@ -350,7 +350,7 @@ fn settle(
     spec: &Spec,
     checked: &Checked,
     counterparts: bool,
-) -> core::result::Result<usize, (u32, Errno)> {
+) -> std::result::Result<usize, (u32, Errno)> {
     let Ends { mut link, context_slot, child, parent, watcher } = ends;
     let (own_end, creators_name_of_us, own_id) = child;
     let (creators_end, creators_name, creators_id) = parent;
@@ -382,19 +382,19 @@ fn settle(
     // Only copies of the root may ask contexts for copies.
     state.rendezvous = None;
     state.connector.take_if(|_| spec.stays_behind);
-    // Our creator's ends are its own, and so is what it says to others. Of its books about those, as little as can be is written to:
-    // each page is the creator's until then, and freeing memory writes to all.
+    // Our creator's ends are its own, and so is what it says to others. Of its books about those, as little as can be
+    // is written to: each page is the creator's until then, and freeing memory writes to all.
     for grant in state.grants.iter().flatten() {
         // SAFETY: the handles are forgotten with the list.
         unsafe { rustix::io::close(grant.socket.as_raw_fd()) };
     }
-    core::mem::forget(core::mem::take(&mut state.grants));
+    std::mem::forget(std::mem::take(&mut state.grants));
     if let Some(lifetime) = state.lifetime.take() {
         lifetime.close_copy();
     }
     for peer in state.peers.iter_mut().flatten() {
         // It is not mapped here.
-        core::mem::forget(peer.link.take());
+        std::mem::forget(peer.link.take());
         peer.through = None;
         peer.listener = None;
         peer.silent.clear();
@@ -406,7 +406,7 @@ fn settle(
     let lifetime = Lifetime::make(state.program, context_slot).map_err(because(0))?;
     state.lifetime = Some(lifetime);
     let creators_pidfd =
-        core::mem::replace(&mut state.pidfd, crate::peers::socket::own_pidfd().map_err(because(0))?);
+        std::mem::replace(&mut state.pidfd, crate::peers::socket::own_pidfd().map_err(because(0))?);
     let grant = state.add_grant(own_end, own_id, Rights::all()).map_err(because(0))?;
     link.turn();
     let slot = state

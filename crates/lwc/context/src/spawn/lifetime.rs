@@ -2,9 +2,9 @@
 //!
 //! Its watcher ([`orrery_domain::watch`]) hears, through an epoll(7) instance over all grants, of each that is hung up.
 
-use core::ffi::c_void;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
+use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
 
 use orrery_domain::watch::Ear;
 use orrery_sys::PageRange;
@@ -26,7 +26,8 @@ pub(crate) struct Lifetime {
     hung_up: [AtomicU8; 2 * MAX_CONTEXTS],
     program: &'static Program,
     me: u32,
-    /// What the watcher hands out when its starter is readable: a [`crate::syscalls::listener_transfer::ListenerTransfer`].
+    /// What the watcher hands out when its starter is readable: a
+    /// [`crate::syscalls::listener_transfer::ListenerTransfer`].
     transfer: AtomicPtr<c_void>,
 }
 
@@ -50,7 +51,7 @@ impl Lifetime {
             hung_up: [const { AtomicU8::new(0) }; 2 * MAX_CONTEXTS],
             program,
             me,
-            transfer: AtomicPtr::new(core::ptr::null_mut()),
+            transfer: AtomicPtr::new(std::ptr::null_mut()),
         })))
     }
 
@@ -60,11 +61,11 @@ impl Lifetime {
 
     /// The pages that it has to itself.
     pub(crate) fn pages(&'static self) -> PageRange {
-        PageRange::covering(core::ptr::from_ref(self).addr(), size_of::<Self>())
+        PageRange::covering(std::ptr::from_ref(self).addr(), size_of::<Self>())
     }
 
     pub(crate) fn ear(&'static self) -> Ear {
-        Ear { fd: self.epoll.as_raw_fd(), heed: on_event, with: core::ptr::from_ref(self).cast() }
+        Ear { fd: self.epoll.as_raw_fd(), heed: on_event, with: std::ptr::from_ref(self).cast() }
     }
 
     /// In a context that was just created: closes its copy of its creator's epoll instance, through which it could
@@ -88,13 +89,14 @@ impl Lifetime {
             })
     }
 
-    /// Has the watcher call [`crate::syscalls::listener_transfer::on_event`] with `transfer`, once; `starter` is readable already.
+    /// Has the watcher call [`crate::syscalls::listener_transfer::on_event`] with `transfer`, once; `starter` is
+    /// readable already.
     pub(crate) fn transfer_listener(
         &self,
         transfer: &'static ListenerTransfer,
         starter: &OwnedFd,
     ) -> rustix::io::Result<()> {
-        self.transfer.store(core::ptr::from_ref(transfer).cast_mut().cast(), Ordering::SeqCst);
+        self.transfer.store(std::ptr::from_ref(transfer).cast_mut().cast(), Ordering::SeqCst);
         epoll::add(&self.epoll, starter.as_fd(), epoll::EventData::new_u64(STARTER), epoll::EventFlags::IN)
     }
 

@@ -1,11 +1,11 @@
 //! The root is the kernel's parent of all contexts: it alone can learn how one ended, and must, or its process stays.
 //!
-//! The root asks the kernel itself. Others ask the root, where their logical thread is parked while they have control: they write a
-//! request into the program's memory and call. A logical thread that does not exist in the root kills for itself, and the root
-//! reaps when it next looks. An exit in any context ends the program with its status.
+//! The root asks the kernel itself. Others ask the root, where their logical thread is parked while they have control:
+//! they write a request into the program's memory and call. A logical thread that does not exist in the root kills for
+//! itself, and the root reaps when it next looks. An exit in any context ends the program with its status.
 
-use core::sync::atomic::Ordering;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use orrery_domain::End;
 use orrery_domain::gate::is_dead;
@@ -23,9 +23,9 @@ use crate::threads::fork_lock::Guarded;
 /// A request is a slot's number with this; the root's own number asks for a look at all slots.
 const ASKED: u32 = 1 << 31;
 
-/// Contexts of the calling root that are not its children: copies that contexts of another program made of themselves, by
-/// slot and pidfd. Who holds the lock is the one thread of the root that waits for processes, so that the end of a dead
-/// process is reported once.
+/// Contexts of the calling root that are not its children: copies that contexts of another program made of themselves,
+/// by slot and pidfd. Who holds the lock is the one thread of the root that waits for processes, so that the end of a
+/// dead process is reported once.
 static FOREIGN: Guarded<Foreign> = Guarded::new(Foreign(Vec::new()));
 
 #[derive(Debug)]
@@ -58,7 +58,7 @@ fn end_of_foreign(pidfd: BorrowedFd<'_>) -> End {
         if let Some(end) = listed_end(pidfd) {
             return end;
         }
-        std::thread::sleep(core::time::Duration::from_millis(2));
+        std::thread::sleep(std::time::Duration::from_millis(2));
     }
     End::Unknown
 }
@@ -119,8 +119,8 @@ fn ask(program: &Program, logical_thread: u32, what: u32) {
     }
 }
 
-/// In the root, on the thread that is `logical_thread` there: does what was asked. Needs no turn at the state: who asks may have
-/// that of its own context.
+/// In the root, on the thread that is `logical_thread` there: does what was asked. Needs no turn at the state: who asks
+/// may have that of its own context.
 pub(crate) fn serve(program: &Program, me: u32, logical_thread: u32) {
     let asked = program.logical_thread(logical_thread);
     let what = asked.request.load(Ordering::SeqCst);

@@ -1,12 +1,12 @@
 //! Where a context runs: on the CPU of whoever switches to it, or beside it, spinning.
 //!
-//! A switch is expensive where it has to wake another CPU. So the two are put on one, or, where both hand over so often that
-//! a second CPU would never wait long, on two ([`orrery_domain::gate::Pace`]). A context that keeps control for longer
-//! than a moment may roam.
+//! A switch is expensive where it has to wake another CPU. So the two are put on one, or, where both hand over so often
+//! that a second CPU would never wait long, on two ([`orrery_domain::gate::Pace`]). A context that keeps control for
+//! longer than a moment may roam.
 //!
 //! Of two who switch to each other only one places the other: whoever was put apart leaves the one that did it alone.
 
-use core::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::SeqCst;
 
 use orrery_domain::gate::{Machine, Place as Side, Surroundings, current_cpu};
 use orrery_domain::{Gate, Moment};
@@ -99,8 +99,8 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     }
 }
 
-/// The machine, as far as the program may use it. CPUs are counted only where somebody asks: that takes longer than the rest
-/// of a switch's looks.
+/// The machine, as far as the program may use it. CPUs are counted only where somebody asks: that takes longer than the
+/// rest of a switch's looks.
 struct Around {
     cpus: Option<CpuSet>,
 }

@@ -1,22 +1,23 @@
 //! The lane: the way of most switches, which go back to whoever control came from, with nothing else to say or to hear.
 //!
-//! [`crate::switch::slow`] knows all that can happen on the way. Here it is first seen that none of it does; then control is handed
-//! over, and the answer awaited, in one function that touches as little as it can. Where anything is unusual, that is found
-//! before anything was done, and the other way is taken.
+//! [`crate::switch::slow`] knows all that can happen on the way. Here it is first seen that none of it does; then
+//! control is handed over, and the answer awaited, in one function that touches as little as it can. Where anything is
+//! unusual, that is found before anything was done, and the other way is taken.
 //!
-//! What a hand-over on one CPU costs beside the kernel's part is mostly its length: the other side has run in between, so
-//! each line of code and data is fetched again from wherever that left it, and each return from a function that was entered
-//! before the wait is guessed wrong (return stack buffers are filled at a change of process, against Spectre). A locked
-//! operation is more expensive than ten others. So what leads from the call to the wait is one function, and a context whose thread is the only
-//! one that uses contexts keeps its turn at the books while it waits for a moment, where others give it back
-//! ([`Held::away`]).
+//! What a hand-over on one CPU costs beside the kernel's part is mostly its length: the other side has run in between,
+//! so each line of code and data is fetched again from wherever that left it, and each return from a function that was
+//! entered before the wait is guessed wrong (return stack buffers are filled at a change of process, against Spectre).
+//! A locked operation is more expensive than ten others. So what leads from the call to the wait is one function, and a
+//! context whose thread is the only one that uses contexts keeps its turn at the books while it waits for a moment,
+//! where others give it back ([`Held::away`]).
 //!
-//! On two CPUs, what counts are lines of the cache that both write: the word that says who has control, and either side's
-//! half of the link. The first is fetched as soon as control has come, for the next hand-over; the partner spins on the other.
+//! On two CPUs, what counts are lines of the cache that both write: the word that says who has control, and either
+//! side's half of the link. The first is fetched as soon as control has come, for the next hand-over; the partner spins
+//! on the other.
 
-use core::sync::atomic::Ordering::SeqCst;
-use core::sync::atomic::fence;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::fence;
 
 use orrery_domain::Gate;
 
@@ -98,8 +99,8 @@ fn call_again(state: &State, slot: usize, place: &Place) {
     call(state, slot, place);
 }
 
-/// Where the peer waits for control, if it does so at the link, and nothing has happened that a switch would have to look
-/// at.
+/// Where the peer waits for control, if it does so at the link, and nothing has happened that a switch would have to
+/// look at.
 #[inline(always)]
 fn other_side(state: &State, own: &Place, slot: usize) -> Option<&'static Place> {
     let (program, logical_thread) = (state.program, state.logical_thread);
@@ -144,7 +145,7 @@ fn take(state: &mut State, slot: usize, raw_reply_slot: RawReplySlot) -> Option<
     let waiting = peer.waiting();
     let link = peer.link.as_mut()?;
     let (word, bytes, listens) = link.take_switch(logical_thread)?;
-    arch::fetch_for_writing(core::ptr::from_ref(control).cast());
+    arch::fetch_for_writing(std::ptr::from_ref(control).cast());
     state.call_state().caller = listens.then_some(waiting);
     Some(Crossed::Back { caller, word, bytes })
 }

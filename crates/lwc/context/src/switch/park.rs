@@ -1,10 +1,10 @@
-//! Waiting for control: what a parked context looks out for beside its bell. It waits for control, and where whoever has that dies,
-//! stops being there, or takes too long, it takes control over.
+//! Waiting for control: what a parked context looks out for beside its bell. It waits for control, and where whoever
+//! has that dies, stops being there, or takes too long, it takes control over.
 
-use core::sync::atomic::Ordering::SeqCst;
-use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 
 use orrery_domain::gate::is_dead;
 use orrery_domain::{Gate, Moment, Partner, Woken};
@@ -32,7 +32,8 @@ pub(crate) const MOMENT: Duration = Duration::from_millis(20);
 const ABANDONED: Duration = Duration::from_secs(3);
 /// How long a parked context sleeps before it looks whether all is well.
 pub(crate) const NAP: Duration = Duration::from_millis(500);
-/// How long one sleeps at most that waits for nobody but the root, with which it ends: thousands of them are not to keep a machine busy.
+/// How long one sleeps at most that waits for nobody but the root, with which it ends: thousands of them are not to
+/// keep a machine busy.
 const LONG_NAP: Duration = Duration::from_secs(4);
 /// How long a context that waits for descriptors, too, goes without a look at its bell. Only the root's help to reap
 /// somebody is asked for without a descriptor.
@@ -118,9 +119,9 @@ impl ParkWait {
 
     /// In a copy of the thread, in a new context, which watches nobody. What the state knows of, too, that one closes.
     pub(crate) fn forget(&mut self) {
-        let former = core::mem::replace(self, Self::new(None, None));
+        let former = std::mem::replace(self, Self::new(None, None));
         // The original's, in a table that may be the original's, too.
-        core::mem::forget((former.successor, former.died_silently));
+        std::mem::forget((former.successor, former.died_silently));
     }
 
     fn is_answered(&self, state: &State) -> bool {
@@ -136,7 +137,7 @@ impl ParkWait {
     pub(crate) fn wait(&mut self, state: &mut Held) -> Result<()> {
         let (program, me, logical_thread) = (state.program, state.me, state.logical_thread);
         let own = &state.place().face;
-        let polled = core::mem::take(&mut self.polled);
+        let polled = std::mem::take(&mut self.polled);
         let successor = self.successor.as_ref().filter(|_| self.watched.is_none());
         let watched = self.watched.as_ref().or(successor);
         let theirs = watched.map_or(own, |watched| &program.place(logical_thread, watched.context_slot).face);
@@ -203,8 +204,8 @@ impl ParkWait {
             let fds: Vec<RawFd> = sources.iter().filter_map(|source| source.fd(state)).collect();
             let mut fds: Vec<PollFd<'_>> = fds
                 .into_iter()
-                // SAFETY: of a number that another thread closes meanwhile, the kernel says so, or something about another
-                // file, which is then not found ready below.
+                // SAFETY: of a number that another thread closes meanwhile, the kernel says so, or something about
+                // another file, which is then not found ready below.
                 .map(|fd| PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(fd) }, PollFlags::IN))
                 .collect();
             let left = end.since(Moment::now()).min(POLL_INTERVAL);
@@ -257,8 +258,8 @@ impl ParkWait {
     fn on_death(&mut self, state: &mut Held) -> Result<()> {
         let first = self.watched.is_some();
         let Some(dead) = self.watched.take().or_else(|| self.successor.take()) else { return Ok(()) };
-        // Its slot may be another one's by now, to which this logical thread has gone on: then control is where it belongs, unless it
-        // was left there by the dead one.
+        // Its slot may be another one's by now, to which this logical thread has gone on: then control is where it
+        // belongs, unless it was left there by the dead one.
         let place = state.program.place(state.logical_thread, dead.context_slot);
         if state.program.context_slot(dead.context_slot).pid.load(SeqCst) != dead.pid
             && place.thread.load(SeqCst) != 0

@@ -1,14 +1,15 @@
 //! The switch: control leaves one context and enters another.
 //!
-//! Of each logical thread exactly one context has control; in all others it is parked, here. The word that says who has it changes
-//! by compare-and-swap only, so that of those who notice a death or the end of a time limit one takes over.
+//! Of each logical thread exactly one context has control; in all others it is parked, here. The word that says who has
+//! it changes by compare-and-swap only, so that of those who notice a death or the end of a time limit one takes over.
 //!
-//! A switch crosses between processes; where the two should run for it to be cheap is [`crate::switch::cpu`]'s business.
+//! A switch crosses between processes; where the two should run for it to be cheap is [`crate::switch::cpu`]'s
+//! business.
 
-use core::sync::atomic::Ordering::SeqCst;
-use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 
 use orrery_domain::gate::is_dead;
 use orrery_domain::{Gate, Moment, Partner, Woken};
@@ -260,7 +261,8 @@ pub(crate) fn ask(
         let nap = Moment::now().after(if peer.listener.is_some() { SHORT_NAP } else { NAP });
         let partner = Partner::Pidfd(pidfd.as_fd());
         let Some(woken) = state.away(|| gate.wait(heard, Some(nap), partner)) else {
-            // A copy of the asking thread, in a new context, where nobody will answer. Like every copy it waits for control first.
+            // A copy of the asking thread, in a new context, where nobody will answer. Like every copy it waits for
+            // control first.
             park(state, None, None)?;
             return Err(Error::system("ask another context", 0, Errno::INTR));
         };
@@ -283,8 +285,8 @@ pub(crate) fn ask(
 /// Waits for control. `watched` is whom it was handed to.
 ///
 /// Inlined with all that leads to the wait: a change of the running process makes the processor forget where to return
-/// to (return stack buffers are filled against Spectre), so each function that was entered before the wait costs a wrong guess
-/// after it.
+/// to (return stack buffers are filled against Spectre), so each function that was entered before the wait costs a
+/// wrong guess after it.
 #[inline(always)]
 pub(crate) fn park(state: &mut Held, watched: Option<usize>, until: Option<Moment>) -> Result<Arrival> {
     let me = state.me;
@@ -327,8 +329,8 @@ fn wait(
     let mut vigil = ParkWait::new(watched, until);
     loop {
         if state.me != me {
-            // A copy of the thread that parked, in a new context: it waits there, for whoever comes. It handed nothing to anybody,
-            // and where its original's partner would have spoken is no memory of its own.
+            // A copy of the thread that parked, in a new context: it waits there, for whoever comes. It handed nothing
+            // to anybody, and where its original's partner would have spoken is no memory of its own.
             me = state.me;
             vigil.forget();
         }
@@ -362,7 +364,8 @@ fn wait(
     }
 }
 
-/// The answer of a peer, should it come before it is time to sleep, as most do. Nothing is made ready for any other case.
+/// The answer of a peer, should it come before it is time to sleep, as most do. Nothing is made ready for any other
+/// case.
 #[inline(always)]
 fn await_answer(state: &mut Held, watched: &WatchedContext) -> Option<Arrival> {
     let (program, me, logical_thread) = (state.program, state.me, state.logical_thread);
@@ -407,8 +410,8 @@ fn look(state: &mut Held) -> Option<Arrival> {
         return None;
     }
     reaper::serve(state.program, state.me, state.logical_thread);
-    // The hint may be a lie, or that of a caller whose message was taken for another's. And another thread of the caller may
-    // have introduced it, of which we have not taken note yet.
+    // The hint may be a lie, or that of a caller whose message was taken for another's. And another thread of the
+    // caller may have introduced it, of which we have not taken note yet.
     let is_stranger = hint == UNKNOWN_PEER;
     if is_stranger || Controller::of(state.control()) == state.own_controller() {
         if is_stranger {

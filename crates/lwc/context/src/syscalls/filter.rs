@@ -1,10 +1,10 @@
 //! System calls that a context is not to make, and the filter that sees to it (seccomp(2)).
 //!
 //! The filter knows numbers, not memory: what a call's pointers point to is looked at by the parent, on a copy
-//! ([`crate::syscalls::trap`]). Two things it decides itself: a context may always send signals to itself, and where anything is
-//! withheld, io_uring(7) is refused, whose requests pass by every filter.
+//! ([`crate::syscalls::trap`]). Two things it decides itself: a context may always send signals to itself, and where
+//! anything is withheld, io_uring(7) is refused, whose requests pass by every filter.
 
-use core::fmt;
+use std::fmt;
 
 use orrery_sys::seccomp::{Action, Condition, Filter, sock_filter};
 use rustix::io::Errno;
@@ -203,8 +203,8 @@ const GLOBAL: &[libc::c_long] = &[
     libc::SYS_ioperm,
 ];
 
-/// Calls by which a process changes how others of its user run: whom they are about is said by this argument, which must be
-/// 0 or the caller's number, if a kind that an argument before it tells is this.
+/// Calls by which a process changes how others of its user run: whom they are about is said by this argument, which
+/// must be 0 or the caller's number, if a kind that an argument before it tells is this.
 const ABOUT_PROCESSES: [(libc::c_long, u8, Option<u32>); 7] = [
     (libc::SYS_prlimit64, 0, None),
     (libc::SYS_sched_setaffinity, 0, None),

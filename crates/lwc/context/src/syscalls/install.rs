@@ -20,9 +20,9 @@ pub(crate) fn open_memory() -> rustix::io::Result<OwnedFd> {
         .map(orrery_sys::descriptors::raise)
 }
 
-/// In a new context, whose watcher runs, and that gave up gaining privileges before (`no_new_privs` in prctl(2), which is
-/// each thread's): takes calls away, on both threads, and on its `counterparts` of the creator's other
-/// threads. With `memory` they are trapped: listener and memory go out over `socket`.
+/// In a new context, whose watcher runs, and that gave up gaining privileges before (`no_new_privs` in prctl(2), which
+/// is each thread's): takes calls away, on both threads, and on its `counterparts` of the creator's other threads. With
+/// `memory` they are trapped: listener and memory go out over `socket`.
 pub(crate) fn install_filter(
     lifetime: &'static Lifetime,
     calls: &Calls,

@@ -75,7 +75,8 @@ fn send_listener(transfer: &ListenerTransfer) {
     let _ = futex::wake(&transfer.done, futex::Flags::empty(), 1);
 }
 
-/// Called by [`Lifetime`](crate::spawn::lifetime::Leash) with what [`install_filter`](crate::syscalls::install::install_filter) gave it.
+/// Called by [`Lifetime`](crate::spawn::lifetime::Leash) with what
+/// [`install_filter`](crate::syscalls::install::install_filter) gave it.
 ///
 /// # Safety
 /// `with` is a [`ListenerTransfer`] that is never freed.

@@ -1,10 +1,11 @@
 //! System calls on behalf of another context (the paper's lwSyscall).
 //!
-//! Memory, descriptors and credentials of such a call are each the caller's or the target's. A target that is parked in a
-//! switch makes the call itself, when asked, after it has looked at the rights of the descriptor over which it was asked;
-//! where the memory is the caller's, the arguments' bytes go there and back. Where the descriptors are the caller's, or its
-//! credentials, and those differ, the target could not make the call; nor can one that is stopped in a trapped call. Then the
-//! caller makes it, with copies of the target's memory and descriptors ([`crate::syscalls::target`]), and its credentials where wanted.
+//! Memory, descriptors and credentials of such a call are each the caller's or the target's. A target that is parked in
+//! a switch makes the call itself, when asked, after it has looked at the rights of the descriptor over which it was
+//! asked; where the memory is the caller's, the arguments' bytes go there and back. Where the descriptors are the
+//! caller's, or its credentials, and those differ, the target could not make the call; nor can one that is stopped in a
+//! trapped call. Then the caller makes it, with copies of the target's memory and descriptors
+//! ([`crate::syscalls::target`]), and its credentials where wanted.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -120,8 +121,8 @@ fn there(
     Ok(result)
 }
 
-/// In the target: makes the call that it was asked for, with the right to ask checked already. Gives its result, and the
-/// bytes back.
+/// In the target: makes the call that it was asked for, with the right to ask checked already. Gives its result, and
+/// the bytes back.
 pub(crate) fn serve(number: u64, flags: u64, bytes: &[u8]) -> rustix::io::Result<(u64, Vec<u8>)> {
     let number = u32::try_from(number).map_err(|_| Errno::INVAL)?;
     if RETURN_ODDLY.contains(&libc::c_long::from(number)) {

@@ -141,8 +141,8 @@ pub(crate) struct Parcel {
 const MOST: usize = ROOM - 2 * PATH;
 
 impl Parcel {
-    /// Copies what the arguments point to with `copy`, which fills a buffer as far as there is memory. Lengths above the
-    /// bound are cut in `arguments`.
+    /// Copies what the arguments point to with `copy`, which fills a buffer as far as there is memory. Lengths above
+    /// the bound are cut in `arguments`.
     pub(crate) fn pack<E>(
         signature: &Signature,
         arguments: &mut [u64; 6],

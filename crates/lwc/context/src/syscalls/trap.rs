@@ -1,18 +1,18 @@
 //! Traps: a context's system call that it may not make arrives in its parent, which answers it.
 //!
-//! The context is filtered (seccomp(2)), and its parent has the filter's listener (seccomp_unotify(2)). The kernel stops
-//! the context in the call, with its arguments in registers; what they point to the parent copies once, decides on the
-//! copy, and acts on the copy. So it does not matter what else changes in the context's memory meanwhile.
+//! The context is filtered (seccomp(2)), and its parent has the filter's listener (seccomp_unotify(2)). The kernel
+//! stops the context in the call, with its arguments in registers; what they point to the parent copies once, decides
+//! on the copy, and acts on the copy. So it does not matter what else changes in the context's memory meanwhile.
 //!
 //! # How the parent gets hold of it
 //!
 //! The listener comes into being with the filter, and with the filter on, the context might no longer be able to send
-//! it. Its watcher can: that thread is filtered last. It hands over listener and memory, closes both, and filters itself;
-//! only then does the context wait for control. So no code of the program's ever runs in it without a filter, on whatever
-//! thread, and nothing in it can answer its own traps.
+//! it. Its watcher can: that thread is filtered last. It hands over listener and memory, closes both, and filters
+//! itself; only then does the context wait for control. So no code of the program's ever runs in it without a filter,
+//! on whatever thread, and nothing in it can answer its own traps.
 //!
-//! The context's memory is `/proc/PID/mem`, opened by itself before it closes itself to debuggers: the kernel checks who
-//! may look into a process when that file is opened.
+//! The context's memory is `/proc/PID/mem`, opened by itself before it closes itself to debuggers: the kernel checks
+//! who may look into a process when that file is opened.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -29,8 +29,9 @@ use crate::types::{Arrival, Call};
 /// The longest path, with its end.
 const PATH: usize = 4096;
 
-/// In the parent: takes the call that the calling logical thread made in a context, with control. One that another logical thread made
-/// is kept for that; one that is made out of turn, or by a logical thread that does not exist here, is refused.
+/// In the parent: takes the call that the calling logical thread made in a context, with control. One that another
+/// logical thread made is kept for that; one that is made out of turn, or by a logical thread that does not exist here,
+/// is refused.
 pub(crate) fn take(state: &mut State, slot: usize) -> Option<Arrival> {
     let program = state.program;
     let (me, own, us) = (state.me, state.logical_thread, state.own_controller());

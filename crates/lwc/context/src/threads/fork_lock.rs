@@ -7,7 +7,7 @@
 //! The standard library's locks stay locked for ever in the child of a fork(2) that happened while another thread held
 //! one.
 
-use core::sync::atomic::{
+use std::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
@@ -47,8 +47,8 @@ impl Lock {
         }
     }
 
-    /// Waits for it. True where a process that this one is a copy of held it when it was copied: what it protects may be
-    /// half changed.
+    /// Waits for it. True where a process that this one is a copy of held it when it was copied: what it protects may
+    /// be half changed.
     #[inline]
     pub(crate) fn take(&self) -> bool {
         self.take_in(Creator::here())
@@ -189,8 +189,8 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// A lock whose word names the thread that has it: a copied thread can tell whether it has it itself, or only what it is a copy of
-/// does. Slower than [`Lock`]: it asks the kernel which thread it is.
+/// A lock whose word names the thread that has it: a copied thread can tell whether it has it itself, or only what it
+/// is a copy of does. Slower than [`Lock`]: it asks the kernel which thread it is.
 #[derive(Debug)]
 pub(crate) struct NamedLock {
     word: AtomicU32,
@@ -215,7 +215,8 @@ impl NamedLock {
             // Who has waited does not know whether others do.
             taken = own_thread() | WANTED;
         }
-        // Copied between asking who it is and taking it: what was taken here bears the original's name, which nobody else here has.
+        // Copied between asking who it is and taking it: what was taken here bears the original's name, which nobody
+        // else here has.
         let here = own_thread();
         if here != taken & !WANTED {
             let _ = self.word.fetch_update(Relaxed, Relaxed, |word| {
@@ -301,7 +302,8 @@ mod tests {
         assert_eq!(sum.load(SeqCst), 20_000);
     }
 
-    /// In a copy of the process the lock is given to nobody, and then to whoever takes it: not to the copy of who has it.
+    /// In a copy of the process the lock is given to nobody, and then to whoever takes it: not to the copy of who has
+    /// it.
     #[test]
     fn a_copied_thread_knows_that_it_has_no_named_lock() {
         let lock = NamedLock::new();

@@ -1,11 +1,11 @@
 //! Which logical thread a thread is: the program's number for it, the same in all contexts.
 //!
-//! Thread-local state, because threads are: this file is where it lives, and so are the marks by which a thread is found in
-//! a copy of its process ([`crate::threads::stop_threads`]).
+//! Thread-local state, because threads are: this file is where it lives, and so are the marks by which a thread is
+//! found in a copy of its process ([`crate::threads::stop_threads`]).
 
-use core::cell::Cell;
-use core::ffi::c_void;
-use core::mem::MaybeUninit;
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
 
 use orrery_domain::forked::Creator;
 

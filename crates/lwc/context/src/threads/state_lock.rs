@@ -5,9 +5,9 @@
 //!
 //! Process-wide state, because fork(2) and signal handlers are: this file is where it lives.
 
-use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::cell::UnsafeCell;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use orrery_domain::forked::Creator;
 
@@ -28,8 +28,8 @@ static STATE: StateCell = StateCell(UnsafeCell::new(None));
 /// Whether anything lies there: a program without contexts, or a rollback in it, is to notice nothing of this file.
 static ANY: AtomicBool = AtomicBool::new(false);
 static TURN: Lock = Lock::new();
-/// Has one thread at a time ask other contexts for what comes over sockets: answers would be mixed up there. Taken before
-/// `TURN`, and kept while the asker waits.
+/// Has one thread at a time ask other contexts for what comes over sockets: answers would be mixed up there. Taken
+/// before `TURN`, and kept while the asker waits.
 static ASKING: NamedLock = NamedLock::new();
 
 /// What the calling context does for others, and where it was forked.
@@ -61,7 +61,7 @@ pub(crate) struct Held {
     asking: bool,
 }
 
-impl core::ops::Deref for Held {
+impl std::ops::Deref for Held {
     type Target = State;
 
     fn deref(&self) -> &State {
@@ -73,7 +73,7 @@ impl core::ops::Deref for Held {
     }
 }
 
-impl core::ops::DerefMut for Held {
+impl std::ops::DerefMut for Held {
     fn deref_mut(&mut self) -> &mut State {
         // SAFETY: as above.
         match unsafe { &mut *STATE.0.get() } {
@@ -84,11 +84,12 @@ impl core::ops::DerefMut for Held {
 }
 
 impl Held {
-    /// Lets other threads have their turns during `wait`. `None` in a counterpart of this thread, in a new context, where the
-    /// state is that of the new context, and `wait` is nobody's business.
+    /// Lets other threads have their turns during `wait`. `None` in a counterpart of this thread, in a new context,
+    /// where the state is that of the new context, and `wait` is nobody's business.
     ///
-    /// Whoever copies the process has the turn. So the landing is there before it is released, and until it is ours again: a
-    /// thread that is copied meanwhile was parked, even where it had been called already, and was only waiting for its turn.
+    /// Whoever copies the process has the turn. So the landing is there before it is released, and until it is ours
+    /// again: a thread that is copied meanwhile was parked, even where it had been called already, and was only waiting
+    /// for its turn.
     ///
     /// What `wait` owns is lost there: it must not matter.
     #[inline(always)]
@@ -128,8 +129,8 @@ pub(crate) fn is_alone(state: &State) -> bool {
     *state.program.logical_threads().end() == 0 && !TURN.is_wanted()
 }
 
-/// Says whether who has the turn leaves the state alone for a moment, to wait. To keep the turn checkpoints giving it back and taking it
-/// again; by way of this library nobody can copy the context meanwhile. For one that [`is_alone`].
+/// Says whether who has the turn leaves the state alone for a moment, to wait. To keep the turn checkpoints giving it
+/// back and taking it again; by way of this library nobody can copy the context meanwhile. For one that [`is_alone`].
 #[inline(always)]
 pub(crate) fn set_at_rest(at_rest: bool) {
     TURN.set_at_rest(at_rest);
@@ -210,7 +211,7 @@ fn identify_process(mut held: Held, half_changed: bool) -> Result<Option<Held>> 
     let state = unsafe { &mut *STATE.0.get() };
     if half_changed {
         // What another thread was changing when this process was forked is of no use to anybody.
-        core::mem::forget(state.take());
+        std::mem::forget(state.take());
     }
     match state {
         None => Ok(None),

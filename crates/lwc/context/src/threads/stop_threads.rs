@@ -1,31 +1,31 @@
 //! Holding the program's other threads still, for the moment of a copy, and going on with them in the copy.
 //!
-//! clone(2) copies the calling thread alone. So the creator of a context asks each other thread, by a signal, to wait in
-//! the handler until the copy is made, and to say where it waits. Its stack is then part of the copy, down to the
+//! clone(2) copies the calling thread alone. So the creator of a context asks each other thread, by a signal, to wait
+//! in the handler until the copy is made, and to say where it waits. Its stack is then part of the copy, down to the
 //! handler's frame, and the new context makes a thread that goes on in that frame: a *counterpart*. What it has of the
 //! original are the registers (the kernel put them on the stack for the handler, and takes them from there at its end),
 //! the stack, the thread pointer with all thread-local storage behind it, the C library's list of robust futexes, and
-//! where the kernel is to clear its number when it ends, for which pthread_join(3) waits. What is the kernel's is registered
-//! again: rseq(2), and the number in the C library's books.
+//! where the kernel is to clear its number when it ends, for which pthread_join(3) waits. What is the kernel's is
+//! registered again: rseq(2), and the number in the C library's books.
 //!
 //! A counterpart does not run before control comes to it. Then it does one of two things:
 //!
-//! - where the original waited in a call about contexts, or had been called there and was waiting for its turn to look, that
-//!   call returns, with whoever switched to the counterpart;
-//! - else it goes on where the original was, by returning from the handler. Whoever switched there is not told: the paper
-//!   has no way either.
+//! - where the original waited in a call about contexts, or had been called there and was waiting for its turn to look,
+//!   that call returns, with whoever switched to the counterpart;
+//! - else it goes on where the original was, by returning from the handler. Whoever switched there is not told: the
+//!   paper has no way either.
 //!
 //! The signal is the C library's own for setuid(2) in programs with threads, which no program can block by way of the C
 //! library (signal(7) calls it internal); what does not come from here is passed on to the C library. A thread that
-//! blocks it all the same, by a bare system call, does not exist in the new context, nor does one that the kernel does not
-//! let answer for [`PATIENCE`].
+//! blocks it all the same, by a bare system call, does not exist in the new context, nor does one that the kernel does
+//! not let answer for [`PATIENCE`].
 //!
-//! **From the first signal to the release nothing here may allocate or lock**: another thread may have been stopped while it
-//! held whatever lock.
+//! **From the first signal to the release nothing here may allocate or lock**: another thread may have been stopped
+//! while it held whatever lock.
 
-use core::ffi::c_void;
-use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use core::time::Duration;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
 
 use orrery_domain::Moment;
 use orrery_sys::process::Threads;
@@ -46,7 +46,8 @@ use orrery_sys::{rseq, thread};
 
 /// `SIGSETXID` of the GNU C library.
 const SIGNAL: i32 = 33;
-/// For how long a thread may not answer. One that only waits for a CPU answers; on a busy machine that may take seconds.
+/// For how long a thread may not answer. One that only waits for a CPU answers; on a busy machine that may take
+/// seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long its creator sleeps before it looks whether those who do not answer have ended.
 const NAP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
@@ -322,7 +323,7 @@ fn pass_on(signal: i32, info: *const Info, frame: *mut Frame) {
         type Handler = extern "C" fn(i32, *const Info, *mut Frame);
         // SAFETY: it was installed for this signal.
         let handler =
-            unsafe { core::mem::transmute::<*const (), Handler>(core::ptr::with_exposed_provenance(former)) };
+            unsafe { std::mem::transmute::<*const (), Handler>(std::ptr::with_exposed_provenance(former)) };
         handler(signal, info, frame);
     }
 }
@@ -337,7 +338,7 @@ pub(crate) fn make_counterparts(
     program: &'static Program,
     context_slot: u32,
     deaf: Mask,
-) -> core::result::Result<(), Errno> {
+) -> std::result::Result<(), Errno> {
     DEAF.fetch_or(deaf, SeqCst);
     let Some(still) = still else { return Ok(()) };
     let flags = libc::CLONE_VM
@@ -444,13 +445,13 @@ pub(crate) fn try_locks() {
     // no stream is written to.
     unsafe {
         let _ = libc::mallinfo2();
-        libc::dl_iterate_phdr(Some(stop), core::ptr::null_mut());
+        libc::dl_iterate_phdr(Some(stop), std::ptr::null_mut());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use core::sync::atomic::AtomicI32;
+    use std::sync::atomic::AtomicI32;
 
     use super::*;
 
@@ -463,8 +464,8 @@ mod tests {
         }
         FORMER.store(note as *const () as usize, SeqCst);
         // SAFETY: all-zero is a siginfo.
-        let info: Info = unsafe { core::mem::zeroed() };
-        on_signal(SIGNAL, &raw const info, core::ptr::null_mut());
+        let info: Info = unsafe { std::mem::zeroed() };
+        on_signal(SIGNAL, &raw const info, std::ptr::null_mut());
         assert_eq!(PASSED.load(SeqCst), SIGNAL);
         FORMER.store(0, SeqCst);
     }

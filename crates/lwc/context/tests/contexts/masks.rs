@@ -1,4 +1,5 @@
-//! Calls that are put together of two contexts: memory, descriptors and credentials are each the caller's or the target's.
+//! Calls that are put together of two contexts: memory, descriptors and credentials are each the caller's or the
+//! target's.
 
 use std::fs::{File, Permissions, create_dir, set_permissions, write};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -13,8 +14,8 @@ use crate::support::{OWN_MEMORY, call_number, only, set_users, uname};
 /// Of each kind there is one of the caller's and one of the target's.
 const WHOSE: [&str; 2] = ["target", "caller"];
 
-/// A program with a context that have different things by the same names: behind the number, a folder with the owner's name;
-/// at the address, a text with the owner's name; and files that only the caller's user may read.
+/// A program with a context that have different things by the same names: behind the number, a folder with the owner's
+/// name; at the address, a text with the owner's name; and files that only the caller's user may read.
 struct Scene {
     _place: tempfile::TempDir,
     folder: File,

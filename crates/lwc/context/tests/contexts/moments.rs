@@ -1,5 +1,5 @@
-//! A new context has copies of all threads, whatever each was doing at that moment: on its way into a switch, parked there,
-//! called already and on its way out, or on its way to where a copy begins.
+//! A new context has copies of all threads, whatever each was doing at that moment: on its way into a switch, parked
+//! there, called already and on its way out, or on its way to where a copy begins.
 
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
@@ -68,9 +68,8 @@ fn switch_all_the_time(thread: usize, expected: u64) {
     }
 }
 
-/// Has the first context make a call whose result nobody else asks for: more than one of a process that asked at a time would be given
-/// one another's answers.
-/// An answer to the original is none to its copy, which is told so.
+/// Has the first context make a call whose result nobody else asks for: more than one of a process that asked at a time
+/// would be given one another's answers. An answer to the original is none to its copy, which is told so.
 fn ask(thread: usize, count: u64) {
     let offset = (thread as u64) << 32 | count;
     let all_theirs = FromCaller { memory: false, descriptors: false, credentials: false };

@@ -78,8 +78,8 @@ pub(crate) enum Burial {
     Late,
 }
 
-/// Runs `root` like [`in_child`], where orphans go to this process and not to init, of whose habits nothing is known. All
-/// of them end.
+/// Runs `root` like [`in_child`], where orphans go to this process and not to init, of whose habits nothing is known.
+/// All of them end.
 pub(crate) fn with_orphans(buried: Burial, root: impl FnOnce()) {
     set_child_subreaper(Some(getpid())).unwrap();
     let pid = match plain_fork() {
