@@ -41,6 +41,7 @@ check: bootstrap ## the part of `make test` that runs no test
 	$(CARGO) fmt --all --check
 	scripts/c-format
 	scripts/circles
+	scripts/links
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --locked
 

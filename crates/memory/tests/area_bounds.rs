@@ -143,9 +143,9 @@ fn deltas_go_back_to_their_mirror_only() {
     let first = other.give_back(first).expect_err("another mirror's");
     let second = mirror.capture(&[&area]).unwrap();
     assert!(second.is_empty(), "nothing was written since the first");
-    let first = mirror.give_back(first).expect_err("the second relies on the first");
-    mirror.give_back(second).unwrap();
-    mirror.give_back(first).unwrap();
+    let first = mirror.withdraw(first).expect_err("the second relies on the first");
+    mirror.withdraw(second).unwrap();
+    mirror.withdraw(first).unwrap();
     assert_eq!(mirror.deliver(&[&area]).unwrap().pages(), 1, "pending again");
     assert_eq!(mirror.memory().deltas, 0);
     assert_eq!(mirror.deliver(&[&area]).unwrap().pages(), 0);

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use orrery_domain::forked::Creator;
-use orrery_domain::gate::Pace;
+use orrery_domain::gate::CpuPolicy;
 use orrery_sys::{PageRange, descriptors};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, PidfdFlags};
@@ -64,7 +64,7 @@ pub(crate) struct Peer {
     /// Where its system calls arrive, if it is ours to answer them.
     pub(crate) listener: Option<Listener>,
     /// How often we two switch, for each logical thread.
-    pub(crate) paces: Vec<Option<Pace>>,
+    pub(crate) paces: Vec<Option<CpuPolicy>>,
     /// What priority each logical thread has lent to it.
     pub(crate) loans: Vec<Option<Loan>>,
 }

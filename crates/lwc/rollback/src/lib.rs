@@ -7,8 +7,7 @@
 //! let answer = KeptBuffer::with_capacity(100)?;
 //! let mut numbers = vec![1, 2, 3];
 //! let outcome = rollback.run(|| {
-//!     numbers.push(4);
-//!     std::env::set_current_dir("/").unwrap();
+//!     numbers.push(4); std::env::set_current_dir("/").unwrap();
 //!     answer.push(format!("{numbers:?}").as_bytes()).unwrap();
 //! })?;
 //! assert_eq!(outcome, Outcome::Returned);

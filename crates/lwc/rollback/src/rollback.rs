@@ -174,8 +174,7 @@ impl Rollback {
     ///         1 => assert_eq!(last, None),
     ///         2 => std::process::exit(7),
     ///         _ => assert_eq!(last, Some(Outcome::Exited(7))),
-    ///     }
-    ///     if rounds.bytes().len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    ///     } if rounds.bytes().len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     /// })?;
     /// assert_eq!(rounds.bytes(), [1, 1, 1]);
     /// # Ok::<(), orrery_rollback::Error>(())
@@ -209,13 +208,11 @@ impl Rollback {
     ///     |last| {
     ///         if let Some(outcome) = last {
     ///             answers.push(&[if outcome == Outcome::TimedOut { b'T' } else { b'R' }]).unwrap();
-    ///         }
-    ///         // Whoever waits long is not at fault.
+    ///         } // Whoever waits long is not at fault.
     ///         std::thread::sleep(Duration::from_millis(40));
     ///         let count = answers.bytes().len();
     ///         if count == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(count) }
-    ///     },
-    ///     |request| while request == 1 {},
+    ///     }, |request| while request == 1 {},
     /// )?;
     /// assert_eq!(answers.bytes(), b"RT");
     /// # Ok::<(), orrery_rollback::Error>(())

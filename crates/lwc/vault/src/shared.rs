@@ -8,8 +8,7 @@
 //!     fn load(&mut self, key: &[u8], _answer: &mut [u8]) -> Result<usize, Errno> {
 //!         self.0 = key.to_vec(); // or read it from a file
 //!         Ok(0)
-//!     }
-//!     fn serve(&mut self, data: &[u8], answer: &mut [u8]) -> Result<usize, Errno> {
+//!     } fn serve(&mut self, data: &[u8], answer: &mut [u8]) -> Result<usize, Errno> {
 //!         answer[0] = self.0.iter().chain(data).fold(0, |a, b| a ^ b);
 //!         Ok(1)
 //!     }

@@ -7,8 +7,7 @@
 //!    root's door ([`crate::fork::rendezvous`]), which the new root has inherited.
 //! 2. It forks twice, so that the copy is nobody's child who would have to reap it, and goes on waiting. The copy says
 //!    who it is, and what it has: the ends of descriptors that others hold of it, the descriptors that it holds, with
-//!    the
-//!    memory that it shares with each of those, and memory that it shares with others ([`crate::Spec::share`]).
+//!    the memory that it shares with each of those, and memory that it shares with others ([`crate::Spec::share`]).
 //! 3. The new root makes all of these again: one socket pair for each pair of ends, one link for each link, one file
 //!    for each shared file, with its bytes. Doubles that knew each other name the same [`Id`]s, and nobody else can.
 //!    Shared files are shown, not named.

@@ -1,14 +1,14 @@
 //! Where a context runs: on the CPU of whoever switches to it, or beside it, spinning.
 //!
 //! A switch is expensive where it has to wake another CPU. So the two are put on one, or, where both hand over so often
-//! that a second CPU would never wait long, on two ([`orrery_domain::gate::Pace`]). A context that keeps control for
+//! that a second CPU would never wait long, on two ([`orrery_domain::gate::CpuPolicy`]). A context that keeps control for
 //! longer than a moment may roam.
 //!
 //! Of two who switch to each other only one places the other: whoever was put apart leaves the one that did it alone.
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use orrery_domain::gate::{Machine, Place as Side, Surroundings, current_cpu};
+use orrery_domain::gate::{CpuPlacement as Side, Machine, Surroundings, current_cpu};
 use orrery_domain::{Gate, Moment};
 use rustix::io::Errno;
 use rustix::process::Pid;

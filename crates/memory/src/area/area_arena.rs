@@ -7,18 +7,19 @@
 //! An area at an address that its user chose lies elsewhere, but has a span here all the same: the span's place in the
 //! arena is the area's place in every mirror.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::OnceLock;
 use std::vec::Vec;
 
 use orrery_sys::{PAGE, PageRange};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use rustix::process::{Resource, getrlimit};
 
+use super::Error;
+use super::fork_locks;
 use super::lock::Lock;
 use super::pageset::GROUP;
-use super::{Error, forking};
 
 /// What spans are multiples of.
 const SPAN: usize = GROUP * PAGE;
@@ -31,17 +32,17 @@ const PLACE: usize = 0x6000_0000_0000;
 const PART_OF_LIMIT: u64 = 8;
 
 /// The process-wide reservation in which areas lie.
-pub struct Arena {
+pub struct AreaArena {
     range: PageRange,
     free: Lock<Vec<PageRange>>,
 }
 
-static ARENA: OnceLock<Arena> = OnceLock::new();
+static ARENA: OnceLock<AreaArena> = OnceLock::new();
 static FOUNDING: Lock<()> = Lock::new(());
 static IN_ORBIT: AtomicBool = AtomicBool::new(false);
 
-impl Arena {
-    /// The arena; the first call makes it. That has to be before the first orbit is forked.
+impl AreaArena {
+    /// Returns the arena. The first call reserves it, which must happen before the first orbit is forked.
     ///
     /// # Errors
     /// [`Error::Floor`] where no address space is to be had.
@@ -54,27 +55,28 @@ impl Arena {
             return Ok(arena);
         }
         let range = reserve()?;
-        forking::watch()?;
-        Ok(ARENA.get_or_init(|| Self { range, free: Lock::new(vec![range]) }))
+        let arena = ARENA.get_or_init(|| Self { range, free: Lock::new(vec![range]) });
+        fork_locks::install(&arena.free)?;
+        Ok(arena)
     }
 
-    /// Its first address.
+    /// Returns its first address.
     pub fn base(&self) -> usize {
         self.range.start
     }
 
-    /// Its size in bytes.
+    /// Returns its size in bytes.
     #[expect(clippy::len_without_is_empty, reason = "an arena is never empty")]
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Where it lies.
+    /// Returns its range of addresses.
     pub fn range(&self) -> PageRange {
         self.range
     }
 
-    /// The capacity of an area whose user names none: ample, but always leaving room for more areas.
+    /// Returns the capacity of an area whose user names none: ample, but always leaving room for more areas.
     pub(super) fn usual_capacity(&self) -> usize {
         let largest = self.free.lock().iter().map(|span| span.len()).max().unwrap_or(0);
         (largest / 16).clamp(64 << 20, 16 << 30)
@@ -99,7 +101,7 @@ impl Arena {
     }
 
     /// Takes a span back; nothing may be left in it.
-    pub(super) fn give_back(&self, span: PageRange) {
+    pub(super) fn free(&self, span: PageRange) {
         let mut free = self.free.lock();
         let index = free.partition_point(|other| other.start < span.start);
         free.insert(index, span);
@@ -111,28 +113,24 @@ impl Arena {
         }
     }
 
-    /// The number of the page at `address` in the arena.
+    /// Returns the number of the page at `address` in the arena.
     pub(super) fn page(&self, address: usize) -> usize {
         (address - self.range.start) / PAGE
     }
 
-    /// How many pages it has.
+    /// Returns how many pages it has.
     pub(super) fn pages(&self) -> usize {
         self.range.pages()
     }
-
-    pub(super) fn spans(&self) -> &Lock<Vec<PageRange>> {
-        &self.free
-    }
 }
 
-impl core::fmt::Debug for Arena {
+impl core::fmt::Debug for AreaArena {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Arena").field("range", &self.range).finish_non_exhaustive()
+        f.debug_struct("AreaArena").field("range", &self.range).finish_non_exhaustive()
     }
 }
 
-/// Whether this process is an orbit (a [`super::View`] was attached here or in a process that forked it).
+/// Returns whether this process is an orbit (a [`super::View`] was attached here or in a process that forked it).
 pub fn in_orbit() -> bool {
     IN_ORBIT.load(Ordering::Relaxed)
 }
@@ -167,7 +165,7 @@ fn reserve() -> Result<PageRange, Error> {
     Err(crate::Error::AddressSpace { bytes: SMALLEST, errno }.into())
 }
 
-/// The part of `range` that consists of whole spans: as much of it as page sets can number.
+/// Returns the part of `range` that consists of whole spans: as much of it as page sets can number.
 fn aligned(range: PageRange) -> PageRange {
     let whole = 64 * SPAN;
     let start = range.start.next_multiple_of(SPAN);
@@ -187,44 +185,13 @@ pub(super) fn empty(span: PageRange) -> rustix::io::Result<()> {
     map_nothing(span.start, span.len(), MapFlags::FIXED).map(|_| ())
 }
 
-/// Which process this is: a number that differs in every forked child, without a system call.
-///
-/// It is kept on a page that the kernel wipes in a child.
-pub(super) fn process() -> u64 {
-    static PAGE_OF_NUMBER: OnceLock<usize> = OnceLock::new();
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    let page = *PAGE_OF_NUMBER.get_or_init(|| {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice takes nothing from anybody.
-        let page = unsafe { mmap_anonymous(core::ptr::null_mut(), PAGE, access, MapFlags::PRIVATE) };
-        page.map_or(0, |page| {
-            // SAFETY: the page is ours; it holds nothing yet.
-            let _ = unsafe { madvise(page, PAGE, Advice::LinuxWipeOnFork) };
-            page.expose_provenance()
-        })
-    });
-    if page == 0 {
-        // No memory for a page: ask the kernel each time.
-        return u64::try_from(rustix::process::getpid().as_raw_pid()).unwrap_or(0);
-    }
-    // SAFETY: the page stays for good and is only used as this atomic number.
-    let number = unsafe { &*core::ptr::with_exposed_provenance::<AtomicU64>(page) };
-    match number.load(Ordering::Acquire) {
-        0 => {
-            let next = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-            number.compare_exchange(0, next, Ordering::AcqRel, Ordering::Acquire).map_or_else(|n| n, |_| next)
-        }
-        known => known,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn spans_come_back_whole() {
-        let arena = Arena {
+        let arena = AreaArena {
             range: PageRange::new(0, 16 * SPAN),
             free: Lock::new(vec![PageRange::new(0, 16 * SPAN)]),
         };
@@ -235,29 +202,9 @@ mod tests {
         assert!(arena.cut(SPAN, Some(12 * SPAN)).is_err(), "taken");
         assert!(arena.cut(usize::MAX, None).is_err());
         for span in [2, 0, 3, 1].map(|n| spans[n]) {
-            arena.give_back(span);
+            arena.free(span);
         }
-        arena.give_back(PageRange::new(12 * SPAN, 13 * SPAN));
+        arena.free(PageRange::new(12 * SPAN, 13 * SPAN));
         assert_eq!(*arena.free.lock(), [arena.range]);
-    }
-
-    #[test]
-    fn a_child_is_another_process() {
-        let here = process();
-        assert_eq!(process(), here);
-        // SAFETY: the child only calls what is safe after a fork, and ends.
-        match unsafe { libc::fork() } {
-            0 => {
-                let differs = process() != here && process() == process();
-                // SAFETY: nothing of the test's process may run in the child any more.
-                unsafe { libc::_exit(i32::from(!differs)) }
-            }
-            child => {
-                let mut status = 0;
-                // SAFETY: a plain wait for our own child.
-                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-                assert_eq!(status, 0);
-            }
-        }
     }
 }

@@ -4,7 +4,6 @@
 //! threads, and whatever lock they held stays held for ever in the child. System calls are made directly, on data that
 //! was laid out before the fork; nothing allocates, locks, panics or touches libc's state.
 
-use core::fmt;
 use std::os::fd::RawFd;
 
 use orrery_sys::signals::{self, Action};
@@ -13,73 +12,7 @@ use syscalls::{Sysno, syscall};
 
 use crate::limits::Bounds;
 use crate::scheduling;
-
-/// A step on the way, for errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Step {
-    /// Being forked.
-    Fork = 1,
-    /// Starting the thread that watches main.
-    Watch,
-    /// Joining the control groups.
-    JoinGroup,
-    /// Setting process limits.
-    Limit,
-    /// Setting scheduling class or niceness.
-    Schedule,
-    /// Choosing CPUs.
-    ChooseCpus,
-    /// Closing descriptors.
-    CloseFiles,
-    /// Setting signal dispositions.
-    SetSignals,
-}
-
-impl Step {
-    const ALL: [Self; 8] = [
-        Self::Fork,
-        Self::Watch,
-        Self::JoinGroup,
-        Self::Limit,
-        Self::Schedule,
-        Self::ChooseCpus,
-        Self::CloseFiles,
-        Self::SetSignals,
-    ];
-
-    pub(crate) fn of(number: u32) -> Self {
-        Self::ALL.into_iter().find(|step| *step as u32 == number).unwrap_or(Self::Fork)
-    }
-
-    /// The way out.
-    pub(crate) fn advice(self) -> &'static str {
-        match self {
-            Self::Fork | Self::Watch => "raise RLIMIT_NPROC, the group's pids.max, or free memory",
-            Self::JoinGroup => "check who may write to the group's cgroup.procs, or drop the limits",
-            Self::Limit => "ask for limits below the program's own",
-            Self::Schedule => "SCHED_FIFO and lower niceness need CAP_SYS_NICE",
-            Self::ChooseCpus => "name CPUs that the program itself may use",
-            Self::CloseFiles => "keep the descriptors",
-            Self::SetSignals => "keep the dispositions",
-        }
-    }
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Fork => "be forked",
-            Self::Watch => "start its watcher",
-            Self::JoinGroup => "join its control group",
-            Self::Limit => "set its limits",
-            Self::Schedule => "set its scheduling class",
-            Self::ChooseCpus => "choose its CPUs",
-            Self::CloseFiles => "close descriptors",
-            Self::SetSignals => "set signal dispositions",
-        })
-    }
-}
+use crate::setup_step::SetupStep;
 
 /// Which of main's open files a domain keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -105,7 +38,7 @@ pub enum Signals {
 
 /// The choices, laid out for the child.
 #[derive(Debug)]
-pub(crate) struct Settlement {
+pub(crate) struct PostForkSetup {
     pub(crate) bounds: Bounds,
     pub(crate) scheduling: scheduling::Prepared,
     pub(crate) signals: Signals,
@@ -115,17 +48,17 @@ pub(crate) struct Settlement {
     pub(crate) name: [u8; 16],
 }
 
-impl Settlement {
+impl PostForkSetup {
     /// Makes the calling process what it should be. Signals are blocked and stay so.
-    pub(crate) fn apply(&self) -> Result<(), (Step, Errno)> {
-        let at = |step: Step| move |errno: Errno| (step, errno);
-        self.bounds.group.join().map_err(at(Step::JoinGroup))?;
-        self.bounds.set_process_limits().map_err(at(Step::Limit))?;
-        self.scheduling.set_class().map_err(at(Step::Schedule))?;
-        self.scheduling.set_cpus().map_err(at(Step::ChooseCpus))?;
-        self.close_files().map_err(at(Step::CloseFiles))?;
+    pub(crate) fn apply(&self) -> Result<(), (SetupStep, Errno)> {
+        let at = |step: SetupStep| move |errno: Errno| (step, errno);
+        self.bounds.group.join().map_err(at(SetupStep::JoinGroup))?;
+        self.bounds.set_process_limits().map_err(at(SetupStep::Limit))?;
+        self.scheduling.set_class().map_err(at(SetupStep::Schedule))?;
+        self.scheduling.set_cpus().map_err(at(SetupStep::ChooseCpus))?;
+        self.close_files().map_err(at(SetupStep::CloseFiles))?;
         if self.signals == Signals::Fresh {
-            freshen().map_err(at(Step::SetSignals))?;
+            reset_signals().map_err(at(SetupStep::SetSignals))?;
         }
         set_name(&self.name);
         Ok(())
@@ -170,7 +103,7 @@ fn close_range(first: u32, last: u32) -> Result<(), Errno> {
     }
 }
 
-fn freshen() -> Result<(), Errno> {
+fn reset_signals() -> Result<(), Errno> {
     for signal in 1..=signals::LAST {
         if signal == libc::SIGKILL || signal == libc::SIGSTOP {
             continue;
