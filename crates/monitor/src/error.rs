@@ -33,7 +33,7 @@ pub enum Error {
         /// Why not.
         String,
     ),
-    /// A call to be mediated that does not exist.
+    /// A call to be by_callback that does not exist.
     #[error("{0}")]
     Call(
         /// Which, and how it is done right.

@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::calls::{ESSENTIAL, Word, error_named, named};
 use super::network::Allowed;
+use super::syscalls::{ESSENTIAL, Word, error_named, named};
 use super::{Calls, Limits, Network, Opens, Policy, Refusal, Rights, Trees, network};
 use crate::Error;
 
@@ -20,7 +20,7 @@ type Entries = Vec<Spanned<String>>;
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Text {
     refusal: Option<Spanned<String>>,
-    mediation: Option<Spanned<String>>,
+    callback: Option<Spanned<String>>,
     #[serde(default)]
     files: Files,
     #[serde(default)]
@@ -94,13 +94,13 @@ fn build(text: Text) -> Result<Policy, Wrong> {
         Some(word) if word.get_ref() == "kill" => Refusal::Kills,
         Some(name) => Refusal::Fails(of(name, error_named)?),
     };
-    let opens = match &text.mediation {
+    let opens = match &text.callback {
         None => Opens::Auto,
         Some(word) => of(word, |word| match word {
             "auto" => Ok(Opens::Auto),
             "always" => Ok(Opens::Monitor),
             "kernel" => Ok(Opens::Kernel),
-            other => Err(format!("{other:?} is no kind of mediation: \"auto\", \"always\" or \"kernel\"")),
+            other => Err(format!("{other:?} is no kind of callback: \"auto\", \"always\" or \"kernel\"")),
         })?,
     };
     Ok(Policy {

@@ -4,7 +4,9 @@ use anyhow::Result;
 use orrery_kimage::TcpConnection;
 
 use crate::image_file::{ImageFile, ImageType};
-use crate::messages::{FilePermissions, Fown, InetSocket, Scm, SocketOptions, SocketPacket, TcpStream, UnixSocket};
+use crate::messages::{
+    FilePermissions, Fown, InetSocket, Scm, SocketOptions, SocketPacket, TcpStream, UnixSocket,
+};
 use crate::model::{File, Inet, Unix};
 
 /// `TCPI_OPT_*` of `linux/tcp.h`.
