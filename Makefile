@@ -41,6 +41,7 @@ check: bootstrap ## the part of `make test` that runs no test
 	$(CARGO) fmt --all --check
 	scripts/c-format
 	scripts/circles
+	scripts/links
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --locked
 
@@ -75,11 +76,11 @@ docs: bootstrap ## the book (docs/book) and the interfaces' reference (target/do
 
 soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random programs, CRASHES=50 kernels (SEED=1)
 	ORRERY_RUNS=$(or $(RUNS),1000000) scripts/bounded 60m \
-	    $(CARGO) test --release --locked -p orrery-lwc --test rollback -- runs_leave_nothing_behind
+	    $(CARGO) test --release --locked -p orrery-rollback --test rollback -- runs_leave_nothing_behind
 	ORRERY_CASES=$(or $(CASES),5000) scripts/bounded 60m \
 	    $(CARGO) test --release --locked -p orrery-memory --test space_model
 	ORRERY_CONTEXTS=4095 scripts/bounded 20m \
-	    $(CARGO) test --release --locked -p orrery-lwc --test contexts -- hundreds_live_at_a_time
+	    $(CARGO) test --release --locked -p orrery-context --test contexts -- hundreds_live_at_a_time
 	$(CARGO) build --locked -p orrery-cli
 	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test programs
 	ORRERY_CASES=200 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test fuzz

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
-use orrery_lwc::sessions::{Connection, Pool};
+use orrery_sessions::{Connection, Pool};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::net::SocketFlags;
 use rustix::process::{Pid, Resource, Rlimit, Signal};

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use orrery_lwc::rollback::Outcome;
+use orrery_rollback::Outcome;
 
 use crate::machine;
 use crate::process::Worker;

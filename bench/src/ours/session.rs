@@ -1,8 +1,8 @@
 //! Sessions of a pool, each with one request; and contexts that are made for one switch.
 
 use anyhow::{Result, ensure};
-use orrery_lwc::context::{Spec, create};
-use orrery_lwc::sessions::{Connection, Ended, Pool, Step};
+use orrery_context::{Spec, create};
+use orrery_sessions::{Connection, Ended, Pool, Step};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::cell::RefCell;
 use std::io::{Read, Write};

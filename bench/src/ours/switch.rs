@@ -1,8 +1,8 @@
 //! Contexts: there and back.
 
 use anyhow::{Result, ensure};
-use orrery_lwc::context::{Context, Spec, create};
-use orrery_lwc::vault::Vault;
+use orrery_context::{Context, Spec, create};
+use orrery_vault::Vault;
 
 use crate::contender::{Contender, Sample};
 use crate::rival::round_trips;

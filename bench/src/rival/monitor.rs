@@ -352,7 +352,7 @@ impl LeastOpen {
         }
         drop((served, sending));
         let listener = receive(&receiving)?;
-        std::thread::Builder::new().spawn(move || notify::open_for_all(&listener, &path))?;
+        std::thread::Builder::new().spawn(move || notify::open_for_all(listener, &path))?;
         Ok(Self { caller })
     }
 }

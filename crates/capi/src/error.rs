@@ -4,9 +4,9 @@ use core::cell::{Cell, RefCell};
 use core::ffi::{c_char, c_int};
 use core::fmt::{self, Write};
 
-use orrery_lwc::Error;
-use orrery_lwc::context::Error as ContextError;
-use orrery_lwc::sessions::Error as SessionsError;
+use orrery_rollback::Error;
+use orrery_context::Error as ContextError;
+use orrery_sessions::Error as SessionsError;
 use orrery_memory::Error as MemoryError;
 
 /// Room for the longest message.

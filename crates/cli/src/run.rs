@@ -48,7 +48,6 @@ pub(crate) struct Arguments {
     #[arg(
         required_unless_present = "check",
         trailing_var_arg = true,
-        allow_hyphen_values = true,
         value_name = "PROGRAM"
     )]
     command: Vec<OsString>,

@@ -132,7 +132,6 @@ pub(crate) struct Arguments {
     #[arg(
         required_unless_present = "attach",
         trailing_var_arg = true,
-        allow_hyphen_values = true,
         value_name = "PROGRAM"
     )]
     command: Vec<OsString>,

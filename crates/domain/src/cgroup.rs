@@ -11,8 +11,8 @@ use orrery_sys::cgroups::own_group;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::enforcement::Means;
 use crate::forked::Creator;
-use crate::limits::Means;
 
 const PREFIX: &str = "orrery-";
 

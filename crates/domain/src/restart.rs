@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::process::End;
+use crate::end::End;
 use crate::time::Moment;
 
 /// When to restart.

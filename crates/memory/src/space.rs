@@ -37,8 +37,8 @@ use orrery_sys::process::Statm;
 use orrery_sys::{PAGE, PageRange, process};
 use rustix::mm::{MprotectFlags, mprotect};
 
-use crate::arena::{Arena, HeapVec};
-use crate::hot::Hot;
+use crate::arena::{Arena, Heap, HeapVec};
+use crate::hot_pages::HotPages;
 use crate::images::{Images, Visibility};
 use crate::layout::{Layout, Mapping};
 use crate::pages::PageMap;
@@ -61,6 +61,8 @@ const FORK_ABOVE: usize = 32 << 20;
 const USER_END: usize = 0x7fff_ffff_f000;
 /// How often a layout that keeps changing under our eyes is read again.
 const PATIENCE: usize = 4;
+/// How many pages can be hot.
+const MOST_HOT: usize = 2048;
 
 /// How the first capture gets hold of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -170,7 +172,7 @@ pub struct Space {
     /// Ranges that the next restore takes for written.
     doubted: Ranges,
     work: Ranges,
-    hot: Hot,
+    hot: HotPages<Heap>,
     tracked: HeapVec<Tracked>,
     /// Gaps that no tracked mapping is next to.
     voids: Ranges,
@@ -237,7 +239,7 @@ impl Space {
             lost: Ranges::new(arena),
             doubted: Ranges::new(arena),
             work: Ranges::new(arena),
-            hot: Hot::new(arena),
+            hot: HotPages::new_in(arena.heap(), MOST_HOT),
             tracked: arena.vec(),
             voids: Ranges::new(arena),
             text: arena.stack(16 * PAGE)?,
@@ -458,7 +460,7 @@ impl Space {
             self.rebase(at)?;
             self.hot.clear();
         }
-        let (cold, spared) = self.hot.learn(&self.work)?;
+        let (cold, spared) = self.hot.round(&self.work)?;
         self.tracker.get().settle(cold, spared)?;
         self.doubted.clear();
         self.zeroed += done.cleared;

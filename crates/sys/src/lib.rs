@@ -11,12 +11,16 @@
 //! | which pages were written | [`uffd`] protects them without a handler, [`pagemap`] reads the records |
 //! | what is mapped | [`maps`]; [`mapwatch`] notices changes without a system call |
 //! | a process' memory or descriptors as they were | [`memory_copy`], [`fd_table_copy`], [`kcmp`] |
+//! | the memory and threads of other processes | [`process_memory`], [`ptrace`] |
 //! | threads, children, descriptors, sizes | [`process`], [`timers`], [`signals`] |
 //! | descriptors over sockets, and out of the way of the program's own | [`scm`], [`descriptors`] |
+//! | whether this is a forked child | [`generation`] |
 //! | filters for system calls, and answers to their notifications | [`seccomp`], [`notify`] |
+//! | the calling thread | [`thread`], [`rseq`] |
 //! | the control group of this process | [`cgroups`] |
 
 mod error;
+mod generation;
 mod paused_child;
 mod proc_self;
 mod range;
@@ -33,11 +37,14 @@ pub mod pagemap;
 pub mod process;
 pub mod process_memory;
 pub mod ptrace;
+pub mod rseq;
 pub mod scm;
 pub mod seccomp;
 pub mod signals;
+pub mod thread;
 pub mod timers;
 pub mod uffd;
 
 pub use error::{Error, Result, errno};
+pub use generation::generation;
 pub use range::{PAGE, PageRange};

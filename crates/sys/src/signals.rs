@@ -129,6 +129,13 @@ pub fn send_to_thread(process: i32, thread: i32, signal: i32) -> Result<()> {
     Ok(())
 }
 
+/// Returns from a signal handler (rt_sigreturn(2)). It is what [`Action::restorer`] points to; nothing calls it.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+pub extern "C" fn restorer() {
+    core::arch::naked_asm!("mov eax, 15", "syscall") // rt_sigreturn
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

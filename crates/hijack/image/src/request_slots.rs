@@ -1,16 +1,16 @@
-//! The places for requests on the page: how a thread comes to one, asks, waits, and gives it back.
+//! Request slots in the shared page: how a thread acquires one, submits a request, waits for the answer, and releases the slot.
 //!
-//! There are [`REQUESTS`] places, and as many threads as there are may ask at once. Who finds none waits in a line, which is the
-//! kernel's: it wakes who has slept on [`SharedPage::line`] longest. A slot that is released while others wait is *reserved*: only
-//! those who wait may take it, so nobody who comes later gets in before them.
+//! There are [`REQUESTS`] slots. A thread that finds none waits in the kernel's queue of [`Requests::line`], which wakes the longest
+//! waiter first. A slot that is released while others wait is *reserved*: only waiting threads may take it, so no later one overtakes
+//! them.
 //!
 //! ```text
 //!   FREE ---> CLAIMED ---> PENDING ---> IN_SERVICE ---> ANSWERED ---> RESERVED ---> FREE, if nobody waits
 //!              asker        asker      supervisor     supervisor       asker  `--> CLAIMED, by who was woken
 //! ```
 //!
-//! A state carries the number of the thread whose place it is. Threads may be killed at any point, and numbers are not the same in all
-//! PID namespaces: the supervisor may take somebody for dead who is not. So a thread goes on with a slot only if it still is its
+//! A state carries the ID of the thread whose slot it is. Threads may be killed at any point, and IDs differ between PID namespaces:
+//! the supervisor may take a living thread for dead. So a thread goes on with a slot only if it still is its
 //! own, and submits its request again if not.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
@@ -37,7 +37,7 @@ pub const RESERVED: u32 = 5;
 pub struct Requests {
     /// Counts requests; the supervisor sleeps on it.
     pub doorbell: AtomicU32,
-    /// Whether there is a helper: zero before it begins, its PID while it lives, and then what the kernel leaves there: [`DEAD`].
+    /// Whether there is a supervisor: zero before it begins, its PID while it lives, and then what the kernel leaves there: [`DEAD`].
     pub supervisor_alive: AtomicU32,
     /// Changes when a slot becomes free; threads that wait for one sleep on it.
     pub line: AtomicU32,
@@ -54,7 +54,7 @@ pub struct Request {
     pub state: AtomicU32,
     /// [`EXEC`] or [`SITE`].
     pub kind: AtomicU32,
-    /// [`YES`], or zero, or for [`EXEC`] one more than an [`Unfollowed`].
+    /// [`YES`], or zero, or for [`EXEC`] one more than an [`Unfollowed`](crate::shared_page::Unfollowed).
     pub answer: AtomicU32,
     /// For [`EXEC`]: not zero where SIGTRAP is ignored, and is to be in the new program.
     pub ignores_trap: AtomicU32,
@@ -86,7 +86,7 @@ pub const CODE: usize = 96;
 const TAG_BITS: u32 = 3;
 const TAG: u32 = (1 << TAG_BITS) - 1;
 
-/// What the kernel leaves in [`SharedPage::supervisor_alive`] when the supervisor dies: `FUTEX_OWNER_DIED`.
+/// What the kernel leaves in [`Requests::supervisor_alive`] when the supervisor dies: `FUTEX_OWNER_DIED`.
 pub const DEAD: u32 = 0x4000_0000;
 /// So often is waited for a supervisor that has not begun yet, and for places of which none becomes free: a program may have written
 /// nonsense there.

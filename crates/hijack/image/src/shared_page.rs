@@ -75,7 +75,7 @@ pub const USED_BLOCK: u32 = 2;
 pub struct Verdict {
     /// Its [`code_hash`], stored last; zero: this place is free.
     pub hash: AtomicU64,
-    /// How to rewrite it: see [`crate::rewrite_plan::Plan::decode`].
+    /// How to rewrite it: see [`crate::rewrite_plan::RewritePlan::decode`].
     pub plan: [AtomicU64; WORDS],
 }
 

@@ -1,9 +1,10 @@
 //! An area: memory that main uses like any other and orbits see snapshots of.
 
 use core::alloc::Layout;
+use core::any::Any;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::vec::Vec;
 
 use allocator_api2::alloc::{AllocError, Allocator};
@@ -11,11 +12,12 @@ use orrery_sys::{PAGE, PageRange};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 
 use super::arena::{self, Arena, in_orbit, only_in_main};
+use super::fork_locks::ForkLocks;
 use super::heap::Heap;
 use super::lock::Lock;
 use super::mirror::Marks;
 use super::tracking::Watcher;
-use super::{Error, Mode, forking};
+use super::{Error, Mode, fork_locks};
 
 /// The least by which an area's memory grows, and the most by which it grows in advance.
 const STEP: usize = 64 << 10;
@@ -99,13 +101,15 @@ impl Area {
         };
         inner.commit(first)?;
         let inner = Arc::new(inner);
-        forking::add_area(&inner);
+        let registered: Weak<Inner> = Arc::downgrade(&inner);
+        fork_locks::add_area(registered);
         Ok(Self(inner))
     }
 
     /// The area that holds `pointer`, if there is one.
     pub fn containing<T>(pointer: *const T) -> Option<Self> {
-        forking::area_at(pointer.addr()).map(Self)
+        let area: Arc<dyn Any + Send + Sync> = fork_locks::area_at(pointer.addr())?;
+        area.downcast().ok().map(Self)
     }
 
     /// Its first address.
@@ -297,6 +301,25 @@ unsafe impl Allocator for Area {
     }
 }
 
+impl ForkLocks for Inner {
+    fn acquire(&self) {
+        self.watch.take();
+        self.heap.take();
+    }
+
+    unsafe fn release(&self) {
+        // SAFETY: the caller's promise is the same for both.
+        unsafe {
+            self.heap.give();
+            self.watch.give();
+        }
+    }
+
+    fn memory(&self) -> Option<PageRange> {
+        Some(self.range)
+    }
+}
+
 impl Inner {
     pub(super) fn range(&self) -> PageRange {
         self.range
@@ -344,24 +367,6 @@ impl Inner {
             mirrors.iter().for_each(|mirror| mirror.add(page, run.pages()));
         })?;
         Ok(then(watcher))
-    }
-
-    /// Before a fork: nobody may be in the middle of anything.
-    pub(super) fn take_locks(&self) {
-        self.watch.take();
-        self.heap.take();
-    }
-
-    /// After a fork, on both sides.
-    ///
-    /// # Safety
-    /// [`Inner::take_locks`] was called by this thread, or by the one that forked it.
-    pub(super) unsafe fn give_locks(&self) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.heap.give();
-            self.watch.give();
-        }
     }
 
     fn use_as(&self, kind: u8) -> Result<(), Error> {

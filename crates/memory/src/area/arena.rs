@@ -7,18 +7,19 @@
 //! An area at an address that its user chose lies elsewhere, but has a span here all the same: the span's place in the
 //! arena is the area's place in every mirror.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::OnceLock;
 use std::vec::Vec;
 
 use orrery_sys::{PAGE, PageRange};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use rustix::process::{Resource, getrlimit};
 
+use super::Error;
+use super::fork_locks;
 use super::lock::Lock;
 use super::pageset::GROUP;
-use super::{Error, forking};
 
 /// What spans are multiples of.
 const SPAN: usize = GROUP * PAGE;
@@ -54,8 +55,9 @@ impl Arena {
             return Ok(arena);
         }
         let range = reserve()?;
-        forking::watch()?;
-        Ok(ARENA.get_or_init(|| Self { range, free: Lock::new(vec![range]) }))
+        let arena = ARENA.get_or_init(|| Self { range, free: Lock::new(vec![range]) });
+        fork_locks::install(&arena.free)?;
+        Ok(arena)
     }
 
     /// Its first address.
@@ -120,10 +122,6 @@ impl Arena {
     pub(super) fn pages(&self) -> usize {
         self.range.pages()
     }
-
-    pub(super) fn spans(&self) -> &Lock<Vec<PageRange>> {
-        &self.free
-    }
 }
 
 impl core::fmt::Debug for Arena {
@@ -187,37 +185,6 @@ pub(super) fn empty(span: PageRange) -> rustix::io::Result<()> {
     map_nothing(span.start, span.len(), MapFlags::FIXED).map(|_| ())
 }
 
-/// Which process this is: a number that differs in every forked child, without a system call.
-///
-/// It is kept on a page that the kernel wipes in a child.
-pub(super) fn process() -> u64 {
-    static PAGE_OF_NUMBER: OnceLock<usize> = OnceLock::new();
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    let page = *PAGE_OF_NUMBER.get_or_init(|| {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice takes nothing from anybody.
-        let page = unsafe { mmap_anonymous(core::ptr::null_mut(), PAGE, access, MapFlags::PRIVATE) };
-        page.map_or(0, |page| {
-            // SAFETY: the page is ours; it holds nothing yet.
-            let _ = unsafe { madvise(page, PAGE, Advice::LinuxWipeOnFork) };
-            page.expose_provenance()
-        })
-    });
-    if page == 0 {
-        // No memory for a page: ask the kernel each time.
-        return u64::try_from(rustix::process::getpid().as_raw_pid()).unwrap_or(0);
-    }
-    // SAFETY: the page stays for good and is only used as this atomic number.
-    let number = unsafe { &*core::ptr::with_exposed_provenance::<AtomicU64>(page) };
-    match number.load(Ordering::Acquire) {
-        0 => {
-            let next = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-            number.compare_exchange(0, next, Ordering::AcqRel, Ordering::Acquire).map_or_else(|n| n, |_| next)
-        }
-        known => known,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -239,25 +206,5 @@ mod tests {
         }
         arena.give_back(PageRange::new(12 * SPAN, 13 * SPAN));
         assert_eq!(*arena.free.lock(), [arena.range]);
-    }
-
-    #[test]
-    fn a_child_is_another_process() {
-        let here = process();
-        assert_eq!(process(), here);
-        // SAFETY: the child only calls what is safe after a fork, and ends.
-        match unsafe { libc::fork() } {
-            0 => {
-                let differs = process() != here && process() == process();
-                // SAFETY: nothing of the test's process may run in the child any more.
-                unsafe { libc::_exit(i32::from(!differs)) }
-            }
-            child => {
-                let mut status = 0;
-                // SAFETY: a plain wait for our own child.
-                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-                assert_eq!(status, 0);
-            }
-        }
     }
 }

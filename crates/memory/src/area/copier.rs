@@ -12,7 +12,7 @@ mod others;
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use orrery_sys::{PAGE, signals};
+use orrery_sys::{PAGE, PageRange, signals};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::process::{Pid, Signal, WaitOptions};
@@ -89,9 +89,10 @@ pub(super) struct Copier {
 }
 
 impl Copier {
-    /// Forks one that does `jobs`, writing to `file`, and then a 1 at byte `sign` of `signs`.
+    /// Forks one that does `jobs` on areas, most of which lie in `arena`, writing to `file`, and then a 1 at byte `sign` of `signs`.
     pub(super) fn spawn(
         jobs: Jobs,
+        arena: PageRange,
         file: BorrowedFd<'_>,
         signs: BorrowedFd<'_>,
         sign: u64,
@@ -99,7 +100,7 @@ impl Copier {
         let mut others = FORKING.lock();
         let main = rustix::process::getpid();
         let mask = signals::block_all();
-        let left_out = others.leave_out(jobs.as_slice());
+        let left_out = others.leave_out(jobs.as_slice(), arena);
         // SAFETY: the child has a copy of this stack and does nothing but system calls before it ends.
         let forked = unsafe { libc::syscall(libc::SYS_clone, 0_usize, 0_usize, 0_usize, 0_usize, 0_usize) };
         if forked == 0 {

@@ -10,17 +10,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::vec::Vec;
 
+use allocator_api2::alloc::Global;
 use orrery_sys::{PAGE, PageRange};
 
 use super::arena::{Arena, only_in_main};
 use super::copier::{Copier, Job, Jobs};
 use super::delta::{Board, Delta, DeltaRef, Entry, Frames, OUTSIDERS, Outsider, WAIT, ZEROS, short};
 use super::file::PageFile;
+use super::fork_locks::ForkLocks;
 use super::lock::Lock;
 use super::pageset::PageSet;
 use super::tracking::Tracking;
-use super::warm::Warm;
-use super::{Area, Error, Mode, forking};
+use super::{Area, Error, Mode, fork_locks};
+use crate::hot_pages::HotPages;
 
 /// Runs of at least this many pages are asked whether they are there at all.
 const WORTH_ASKING: usize = 16;
@@ -134,7 +136,8 @@ impl Mirror {
                 sequence: 0,
             }),
         });
-        forking::add_mirror(&inner);
+        let registered: Weak<Inner> = Arc::downgrade(&inner);
+        fork_locks::add_mirror(registered);
         Ok(Self(inner))
     }
 
@@ -303,21 +306,18 @@ impl Mode {
     }
 }
 
-impl Inner {
-    /// Before a fork.
-    pub(super) fn take_lock(&self) {
+impl ForkLocks for Inner {
+    fn acquire(&self) {
         self.state.take();
     }
 
-    /// After a fork, on both sides.
-    ///
-    /// # Safety
-    /// [`Inner::take_lock`] was called by this thread, or by the one that forked it.
-    pub(super) unsafe fn give_lock(&self) {
-        // SAFETY: the caller's promise.
+    unsafe fn release(&self) {
+        // SAFETY: the caller's promise is the same.
         unsafe { self.state.give() }
     }
+}
 
+impl Inner {
     /// Makes a call's delta. After an error all pages are pending as before.
     fn call(&self, state: &mut State, areas: &[&Area], queued: bool) -> Result<Delta, Error> {
         let State { frames, runs, jobs, list, .. } = state;
@@ -363,8 +363,8 @@ impl Inner {
                         result = split(watcher.tracking(), run, runs);
                     }
                 });
-                if !queued && !watcher.warm().is_empty() {
-                    self.leave_out_idle(watcher.warm(), runs, begin);
+                if !queued && !watcher.hot().is_empty() {
+                    self.leave_out_idle(watcher.hot(), runs, begin);
                 }
                 result
             })??;
@@ -380,8 +380,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Leaves those warm pages out of the runs from `begin` on that the mirror has already. It must be up to date.
-    fn leave_out_idle(&self, warm: &Warm, runs: &mut Vec<Run>, begin: usize) {
+    /// Leaves those hot pages out of the runs from `begin` on that the mirror has already. It must be up to date.
+    fn leave_out_idle(&self, hot: &HotPages<Global>, runs: &mut Vec<Run>, begin: usize) {
         let mut idle = 0;
         for at in begin..runs.len() {
             let run = runs[at];
@@ -391,12 +391,12 @@ impl Inner {
             let is_new = |index: usize| {
                 let (page, address) = (run.page + index, run.address + index * PAGE);
                 // SAFETY: both pages are mapped and readable. The area's may be written meanwhile: libc looks at bytes and
-                // no reference is made; the page is warm, so the next call gets it again.
+                // no reference is made; the page is hot, so the next call gets it again.
                 let same = || unsafe {
                     let main = core::ptr::with_exposed_provenance::<u8>(address);
                     libc::memcmp(main.cast(), self.file.at(page).cast(), PAGE) == 0
                 };
-                !(warm.contains(address) && self.marks.held.contains_all(page, 1) && same())
+                !(hot.contains(address) && self.marks.held.contains_all(page, 1) && same())
             };
             // The first part takes the run's place, which is empty if there is none; the others come behind.
             runs[at].count = 0;
@@ -422,7 +422,7 @@ impl Inner {
             }
         }
         runs.retain(|run| run.count > 0);
-        warm.note_idle(idle);
+        hot.note_idle(idle);
     }
 
     /// Brings pages on their way: into the mirror at once, or, if queued, into frames. Somebody may be left at work.
@@ -466,8 +466,9 @@ impl Inner {
         }
         let file = if queued { frames.file() } else { &self.file };
         let sign = Entry::sign_of(stored);
-        let forked =
-            Jobs::new(jobs).and_then(|jobs| Copier::spawn(jobs, file.as_fd(), frames.file().as_fd(), sign));
+        let forked = Jobs::new(jobs).and_then(|jobs| {
+            Copier::spawn(jobs, self.arena.range(), file.as_fd(), frames.file().as_fd(), sign)
+        });
         if let Ok(copier) = forked {
             frames.name_copier(stored, copier.pid().as_raw_pid().unsigned_abs());
             return Ok((stored, Some(copier)));

@@ -17,46 +17,20 @@ use orrery_domain::{
 };
 use orrery_memory::area::{Mirror, without_areas};
 
+use crate::arguments::ARGUMENTS;
 use crate::code::Code;
 use crate::error::{Error, Fault, Result};
 use crate::ledger::Ledger;
 use crate::mail::Mail;
 use crate::orbit::Orbit;
-use crate::protocol::{ARGUMENTS, Function, REQUEST};
+use crate::policy::{BackPressure, Placement};
+use crate::protocol::{Function, REQUEST};
 use crate::records::Records;
 use crate::serve::{Entry, Init, Program};
 use crate::shared::Shared;
 use crate::state::{Phase, Place, State};
 use crate::task::{self, Task};
 use crate::update::Permissions;
-
-/// What to do with a call when the queue is full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BackPressure {
-    /// Wait for room.
-    Wait,
-    /// Wait for room, then fail.
-    WaitAtMost(Duration),
-    /// Fail.
-    Fail,
-    /// Cancel the oldest waiting call that is cancellable; fail where there is none.
-    CancelOldest,
-}
-
-/// Where an orbit runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Placement {
-    /// On the caller's CPU for synchronous calls (main waits anyway, and no other CPU has to be woken), anywhere for
-    /// asynchronous ones.
-    #[default]
-    Auto,
-    /// On the CPU of whoever called last.
-    Caller,
-    /// On this CPU.
-    Cpu(usize),
-    /// Where the scheduler wants it.
-    Anywhere,
-}
 
 /// An orbit's description.
 pub struct Builder {

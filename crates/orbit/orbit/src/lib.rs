@@ -37,6 +37,7 @@
 //! # Ok::<_, orrery_orbit::Error>(())
 //! ```
 
+mod arguments;
 mod builder;
 mod call;
 mod code;
@@ -49,6 +50,7 @@ mod ledger;
 mod limit;
 mod mail;
 mod orbit;
+mod policy;
 mod protocol;
 mod records;
 mod serve;
@@ -59,7 +61,8 @@ mod task;
 mod update;
 mod waiting;
 
-pub use builder::{BackPressure, Builder, Placement};
+pub use arguments::ARGUMENTS;
+pub use builder::Builder;
 pub use call::Call;
 pub use delegate::{Delegate, Place};
 pub use error::{Error, Fault, Result};
@@ -71,6 +74,7 @@ pub use orrery_domain::{
 };
 pub use orrery_memory::area::{Area, AreaBox, AreaOptions, AreaVec, Error as AreaError, Mode};
 pub use orrery_orbit_derive::Delegate;
-pub use protocol::{ARGUMENTS, Function};
+pub use policy::{BackPressure, Placement};
+pub use protocol::Function;
 pub use task::{Task, current_call, is_orbit, name, send, send_bytes};
 pub use update::{OPERATION_ARGUMENTS, Operation, Record, Records, Scratch, Update};

@@ -4,9 +4,6 @@
 
 use core::ffi::{c_long, c_ulong, c_void};
 
-/// The most bytes of arguments that fit a call.
-pub const ARGUMENTS: usize = 1024;
-
 /// What a task runs.
 #[derive(Clone, Copy)]
 #[non_exhaustive]

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use orrery_domain::{Channel, Moment, Partner, Side};
 use orrery_memory::area::{DeltaRef, Mirror, View};
 
+use crate::arguments::ARGUMENTS;
 use crate::ledger::{Claim, Ledger};
 use crate::mail::Mail;
-use crate::protocol::{ANSWER, ARGUMENTS, Answer, Function, REQUEST, Request};
+use crate::protocol::{ANSWER, Answer, Function, REQUEST, Request};
 use crate::task::{self, Inside, Store, Task};
 use crate::{crash, limit};
 

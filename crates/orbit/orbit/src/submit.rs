@@ -8,11 +8,12 @@ use orrery_domain::Moment;
 use orrery_domain::gate::current_cpu;
 use rustix::thread::CpuSet;
 
-use crate::builder::{BackPressure, Placement};
+use crate::arguments::ARGUMENTS;
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::flags::Flags;
-use crate::protocol::{ARGUMENTS, Request};
+use crate::policy::{BackPressure, Placement};
+use crate::protocol::Request;
 use crate::shared::{Shared, Ticket};
 use crate::state::{Flight, Phase, State};
 

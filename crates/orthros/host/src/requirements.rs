@@ -3,7 +3,7 @@
 use crate::command::require;
 use crate::error::{Error, Result};
 use crate::net::NetworkConfig;
-use crate::pair::PairConfig;
+use crate::config::PairConfig;
 
 /// What QEMU needs beside its guest's memory, in MiB.
 const OWN_MIB: u64 = 64;

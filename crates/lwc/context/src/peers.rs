@@ -1,0 +1,3 @@
+//! What a context knows of the contexts that it holds descriptors of.
+
+pub(crate) mod introduction;

@@ -1,0 +1,7 @@
+//! System calls that are filtered, trapped, or made on behalf of another context.
+
+pub(crate) mod filter;
+pub(crate) mod remote;
+pub(crate) mod signatures;
+pub(crate) mod target;
+pub(crate) mod trap;
