@@ -6,8 +6,8 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use orrery_context::{
-    self as context, Arrival, Call, Calls, Context, Created, Error, Forked, Overlay, Own, Result, Rights, Spec,
-    create_here, remove_overlay,
+    self as context, Arrival, Call, Calls, Context, Created, Error, Forked, Overlay, Own, Result, Rights,
+    Spec, create_here, remove_overlay,
 };
 use orrery_sys::PAGE;
 

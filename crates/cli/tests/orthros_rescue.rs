@@ -272,7 +272,8 @@ fn a_service_waits_for_room_on_its_host_and_a_rescue_without_room_is_refused_wit
     let failed = up.expect_failure();
     assert!(failed.contains("this host has no room") && failed.contains("the dead memory is"), "{failed}");
     assert!(!up.child.wait().unwrap().success());
-    let kept: Vec<_> = std::fs::read_dir(directory.path()).unwrap().flatten().map(|file| file.path()).collect();
+    let kept: Vec<_> =
+        std::fs::read_dir(directory.path()).unwrap().flatten().map(|file| file.path()).collect();
     let memory = kept.iter().find(|path| path.extension().is_some_and(|kind| kind == "ram"));
     assert_eq!(std::fs::metadata(memory.unwrap()).unwrap().len(), 256 << 20, "{kept:?}");
 }

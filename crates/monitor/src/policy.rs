@@ -31,7 +31,7 @@ use crate::Error;
 ///     "#,
 /// )?;
 /// let error = orrery_monitor::Policy::parse("[files]\nraed = ['/usr']").unwrap_err();
-/// assert!(error.to_string().starts_with("policy: line 2, column 1: unknown field `raed`"));
+/// assert!(error.to_string().starts_with("policy:2:1: unknown field `raed`"));
 /// # drop(policy);
 /// # Ok::<(), orrery_monitor::Error>(())
 /// ```

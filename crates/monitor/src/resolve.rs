@@ -191,8 +191,7 @@ impl Syscall<'_> {
             return Err(Errno::ISDIR);
         }
         let Location::Path(at) =
-            self.examine(walked.directory.try_clone().map_err(|_| Errno::MFILE)?, None)?
-                .location
+            self.examine(walked.directory.try_clone().map_err(|_| Errno::MFILE)?, None)?.location
         else {
             return Err(Errno::NOTDIR);
         };

@@ -45,7 +45,13 @@ const HARMLESS: [&[u8]; 12] = [
 
 impl<'m> Syscall<'m> {
     pub(crate) fn new(state: &'m Arc<State>, notification: Notification) -> Self {
-        Self { state, notification, caller: OnceCell::new(), rewrote: RefCell::default(), returns: Cell::new(None) }
+        Self {
+            state,
+            notification,
+            caller: OnceCell::new(),
+            rewrote: RefCell::default(),
+            returns: Cell::new(None),
+        }
     }
 }
 
@@ -103,7 +109,10 @@ impl Syscall<'_> {
 
     /// The call's name.
     pub(crate) fn name(&self) -> &'static str {
-        usize::try_from(self.notification.number).ok().and_then(Sysno::new).map_or("unknown", |call| call.name())
+        usize::try_from(self.notification.number)
+            .ok()
+            .and_then(Sysno::new)
+            .map_or("unknown", |call| call.name())
     }
 
     /// Makes sure that the copies came from the caller: that its number has not come to mean another thread. To be asked

@@ -32,7 +32,8 @@ pub(super) struct Lines {
 impl Lines {
     /// Listens in a directory, where only one pair can be, and to standard input unless it is `quiet`.
     pub(super) fn listen(directory: &Path, quiet: bool) -> Result<Self> {
-        std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
         let socket = directory.join(SOCKET);
         if UnixStream::connect(&socket).is_ok() {
             bail!("another pair runs in {}", directory.display());

@@ -81,7 +81,6 @@
 //! control. getpid(2) differs between contexts. A hostile context may compute on while another one has control, and may
 //! stop or end the program. The book tells all differences.
 
-
 mod api;
 mod arch;
 mod credentials;
@@ -104,10 +103,10 @@ mod types;
 
 pub use api::{ROOT, create, create_here, fork, remove_overlay, root};
 pub use error::{Error, Result};
+pub use exit::kill_self;
 pub use memory::overlay::Overlay;
 pub use rights::Rights;
 pub use shared::link::ROOM;
-pub use exit::kill_self;
 pub use spec::Spec;
 pub use syscalls::filter::Calls;
 pub use syscalls::remote::Own;

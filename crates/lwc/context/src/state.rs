@@ -18,21 +18,21 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::CpuSet;
 
-use crate::types::Context;
 use crate::credentials::shared::Common;
-use crate::fork::rendezvous::Door;
+use crate::descriptors::shared_table::Table;
 use crate::error::{Error, Result};
-use crate::shared::control::Holder;
+use crate::fork::rendezvous::Door;
 use crate::id::Id;
+use crate::memory::ranges::SharedRange;
 use crate::peers::introduction;
-use crate::spawn::lifetime::Leash;
-use crate::switch::priority::Loan;
+use crate::rights::Rights;
+use crate::shared::control::Holder;
 use crate::shared::link::Link;
 use crate::shared::program::{Place, Program, ROOT, Seat};
-use crate::memory::ranges::SharedRange;
-use crate::rights::Rights;
-use crate::descriptors::shared_table::Table;
+use crate::spawn::lifetime::Leash;
+use crate::switch::priority::Loan;
 use crate::syscalls::trap::Listener;
+use crate::types::Context;
 
 /// The number of the root's descriptor in all contexts.
 pub(crate) const WELL_KNOWN: RawFd = 1000;

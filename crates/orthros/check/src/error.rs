@@ -24,7 +24,11 @@ impl fmt::Display for Error {
         match self {
             Self::NoProcess(pid) => write!(f, "cannot find process {pid}; `ps -e` lists all processes"),
             Self::Read { path, error } => {
-                write!(f, "cannot read {}: {error}; run this as root, or as the owner of the process", path.display())
+                write!(
+                    f,
+                    "cannot read {}: {error}; run this as root, or as the owner of the process",
+                    path.display()
+                )
             }
         }
     }

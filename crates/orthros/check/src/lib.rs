@@ -20,8 +20,8 @@ mod report;
 mod sockets;
 
 pub use error::{Error, Result};
-pub use report::{Finding, Report, Verdict};
 use report::Findings;
+pub use report::{Finding, Report, Verdict};
 
 /// Checks the process `pid` and all its descendants.
 ///

@@ -87,8 +87,9 @@ impl Findings {
 
     /// Returns all findings, the worst first.
     pub(crate) fn into_sorted(mut self) -> Vec<Finding> {
-        self.all
-            .sort_by(|a, b| (a.verdict, a.pid).cmp(&(b.verdict, b.pid)).then_with(|| a.object.cmp(&b.object)));
+        self.all.sort_by(|a, b| {
+            (a.verdict, a.pid).cmp(&(b.verdict, b.pid)).then_with(|| a.object.cmp(&b.object))
+        });
         self.all
     }
 }

@@ -12,7 +12,10 @@ use crate::error::{Error, Result};
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from);
-    std::env::split_paths(&path).chain(more).map(|directory| directory.join(program)).find(|path| path.is_file())
+    std::env::split_paths(&path)
+        .chain(more)
+        .map(|directory| directory.join(program))
+        .find(|path| path.is_file())
 }
 
 /// The same, where its absence is an error that names the package to install.

@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use orrery_orthros_wire::{Report, Request};
 use serde_json::json;
 
+use crate::command_line::MachineConfig;
+use crate::config::PairConfig;
 use crate::control::Control;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::heartbeat::Heartbeats;
 use crate::kernel::KernelFiles;
-use crate::command_line::MachineConfig;
 use crate::machine::Machine;
 use crate::net::Network;
-use crate::config::PairConfig;
 use crate::qmp::Qmp;
 
 /// How long to listen for an answer before looking whether anyone is there to give it.

@@ -121,7 +121,8 @@ impl Pair {
     /// [`Error::Timeout`], [`Error::Guest`] where a guest said why.
     pub fn start(config: PairConfig) -> Result<Self> {
         requirements::check(&config)?;
-        std::fs::create_dir_all(&config.directory).map_err(crate::error::file("create", &config.directory))?;
+        std::fs::create_dir_all(&config.directory)
+            .map_err(crate::error::file("create", &config.directory))?;
         let disk = config.disk.as_ref().map(|disk| Disk::obtain(disk, &config.directory)).transpose()?;
         let kernel = KernelFiles::obtain(&config.cache)?;
         let image = config.directory.join("image");

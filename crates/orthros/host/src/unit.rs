@@ -118,7 +118,9 @@ impl Reading<'_> {
                 needs.add(path)?;
             }
         }
-        needs.directories.retain(|directory| exec.directories.iter().all(|other| other.path != directory.path));
+        needs
+            .directories
+            .retain(|directory| exec.directories.iter().all(|other| other.path != directory.path));
         exec.directories.append(&mut needs.directories);
         exec.environment = Some(environment.0);
         (exec.arg0, exec.as_root) = (start.arg0.clone(), start.as_root);

@@ -319,7 +319,8 @@ impl Scribbler {
         let target = self.pick();
         let is_directory = self.expected.get(name).is_some_and(|known| known.kind == Kind::Directory);
         let over = self.expected.get(&target).map(|known| known.kind == Kind::Directory);
-        if target == name || over == Some(true) || (is_directory && (over.is_some() || target.contains('/'))) {
+        if target == name || over == Some(true) || (is_directory && (over.is_some() || target.contains('/')))
+        {
             return Ok(());
         }
         self.busy.push(target.clone());

@@ -17,8 +17,8 @@ use orrery_domain::{Moment, SharedMemory};
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
-use crate::exit::kill_self;
 use crate::error::Result;
+use crate::exit::kill_self;
 use crate::state::{State, entry};
 
 /// How many groups somebody is in at most (`NGROUPS_MAX`).
@@ -156,7 +156,9 @@ impl State {
         if seen == Some(common.record().changes.load(SeqCst)) {
             return;
         }
-        let (Some((after, said)), Ok(own)) = (common.record().hear(), Credentials::own()) else { kill_self() };
+        let (Some((after, said)), Ok(own)) = (common.record().hear(), Credentials::own()) else {
+            kill_self()
+        };
         let taken = if own == said { Ok(()) } else { said.take_on(&own) };
         if taken.is_err() || Credentials::own().as_ref() != Ok(&said) {
             kill_self();

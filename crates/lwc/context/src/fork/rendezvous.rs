@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use rustix::process::Pid;
 
-use crate::peers::introduction::{receive_on, send_file};
 use crate::fork::message::PATIENCE;
+use crate::peers::introduction::{receive_on, send_file};
 
 #[derive(Debug)]
 pub(crate) struct Door {

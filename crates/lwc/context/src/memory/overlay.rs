@@ -13,16 +13,16 @@ use rustix::io::Errno;
 use rustix::mm::MapFlags;
 
 use crate::error::{Error, Result};
-use crate::peers::introduction::{receive_on, send_file};
-use crate::shared::link::{Kind, Message};
 use crate::memory::ranges::{SharedRange, contains, copy_out, map, pages, share, unmap};
+use crate::peers::introduction::{receive_on, send_file};
 use crate::rights::Rights;
+use crate::shared::link::{Kind, Message};
 use crate::state::State;
-use crate::threads::stop_threads::Still;
-use crate::threads::state_lock::Held;
 use crate::switch::slow;
 use crate::syscalls::remote;
 use crate::syscalls::target;
+use crate::threads::state_lock::Held;
+use crate::threads::stop_threads::Still;
 
 /// How a range is overlaid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,9 +17,9 @@ use rustix::net::{
 
 use crate::error::{Error, Result};
 use crate::id::Id;
+use crate::rights::Rights;
 use crate::shared::link::Link;
 use crate::shared::program::SEATS;
-use crate::rights::Rights;
 use crate::state::{State, is_hung_up};
 
 /// A pair of ends: the context's own, out of the program's way, and the descriptor for others.

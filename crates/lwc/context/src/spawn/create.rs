@@ -19,30 +19,30 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 use syscalls::{Sysno, syscall};
 
-use orrery_rollback::watcher;
-use crate::exit::kill_self;
+use crate::credentials::isolation;
+use crate::descriptors::shared_table::Dowry;
 use crate::error::{Error, Result};
+use crate::exit::kill_self;
+use crate::fork::context_copy;
 use crate::id::Id;
+use crate::memory::ranges::{contains, privatise, share, unmap, without};
+use crate::peers::introduction;
 use crate::peers::introduction::receive_on;
-use crate::spawn::lifetime::Leash;
+use crate::rights::Rights;
 use crate::shared::link::Link;
 use crate::shared::program::{ROOT, own_thread};
-use crate::memory::ranges::{contains, privatise, share, unmap, without};
-use crate::rights::Rights;
+use crate::spawn::lifetime::Leash;
+use crate::spawn::reaper;
 use crate::spec::{Checked, Spec};
 use crate::state::State;
-use crate::descriptors::shared_table::Dowry;
-use crate::syscalls::trap::{self, Listener};
-use crate::threads::state_lock::Held;
-use crate::fork::context_copy;
 use crate::switch::slow;
-use crate::peers::introduction;
-use crate::credentials::isolation;
 use crate::syscalls::remote;
-use crate::spawn::reaper;
-use crate::threads::stop_threads;
+use crate::syscalls::trap::{self, Listener};
 use crate::threads::logical;
+use crate::threads::state_lock::Held;
+use crate::threads::stop_threads;
 use crate::types::{Arrival, Context};
+use orrery_rollback::watcher;
 
 /// Signals that the kernel raises because of what a context did itself (signal(7)); all others are not its business.
 const OWN_DOING: [i32; 10] = [
@@ -135,7 +135,8 @@ fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> 
         state.say_credentials();
     }
     let kin = if state.me == ROOT { Kin::HiddenChild } else { Kin::Sibling };
-    let others = if spec.alone || !threaded { None } else { stop_threads::Still::hold(state.program, state.me)? };
+    let others =
+        if spec.alone || !threaded { None } else { stop_threads::Still::hold(state.program, state.me)? };
     let mask = others.as_ref().map_or_else(signals::block_all, stop_threads::Still::mask);
     // SAFETY: no other thread holds anything that we need; where it holds what the C library needs, the copy hangs, and is
     // given up.
@@ -305,7 +306,8 @@ fn live(
     let number = ends.seat;
     state.keep();
     let settled = &state.program.seat(number).settled;
-    let deaf = if spec.shared_signals { 0 } else { !(signals::mask_of(&OWN_DOING) | stop_threads::NEVER_BLOCKED) };
+    let deaf =
+        if spec.shared_signals { 0 } else { !(signals::mask_of(&OWN_DOING) | stop_threads::NEVER_BLOCKED) };
     if threaded {
         settled.store(TRYING, SeqCst);
         stop_threads::try_locks();

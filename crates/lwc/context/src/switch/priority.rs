@@ -15,9 +15,9 @@ use orrery_domain::Moment;
 use rustix::process::Pid;
 use syscalls::{Sysno, syscall};
 
-use crate::switch::cpu::thread_of;
 use crate::shared::program::ROOT;
 use crate::state::{State, entry};
+use crate::switch::cpu::thread_of;
 
 /// How often a caller looks at most whether it is more urgent than it was.
 const EVERY: Duration = Duration::from_millis(1);

@@ -17,20 +17,20 @@ use rustix::io::Errno;
 use rustix::process::PidfdFlags;
 
 use crate::error::{Error, Result};
+use crate::fork::checkpoint;
+use crate::fork::context_copy;
+use crate::memory::overlay;
+use crate::peers::introduction;
 use crate::shared::control::Holder;
 use crate::shared::link::{Kind, Message, ROOM};
 use crate::shared::program::{DOUBLE, NOBODY, ROOT, STRANGER};
+use crate::spawn::reaper;
 use crate::state::{State, is_hung_up};
+use crate::switch::cpu;
+use crate::switch::park::{MOMENT, NAP, Vigil, Watched};
+use crate::syscalls::remote;
 use crate::syscalls::trap::{self, Answer};
 use crate::threads::state_lock::Held;
-use crate::switch::park::{MOMENT, NAP, Vigil, Watched};
-use crate::fork::context_copy;
-use crate::peers::introduction;
-use crate::memory::overlay;
-use crate::syscalls::remote;
-use crate::switch::cpu;
-use crate::spawn::reaper;
-use crate::fork::checkpoint;
 use crate::types::Arrival;
 
 /// After how long one that is asked and does not answer is suspected to be stopped.

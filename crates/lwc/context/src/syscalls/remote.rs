@@ -13,13 +13,13 @@ use rustix::process::Pid;
 use syscalls::syscall_args;
 use syscalls::{SyscallArgs, Sysno};
 
-use crate::error::{Error, Result};
-use crate::switch::slow;
 use crate::credentials::assume::Identity;
+use crate::error::{Error, Result};
 use crate::shared::link::Kind;
-use crate::syscalls::target::{self, copy_own, write_own};
-use crate::syscalls::signatures::{self, Argument, Parcel, Part, Shape};
 use crate::state::Peer;
+use crate::switch::slow;
+use crate::syscalls::signatures::{self, Argument, Parcel, Part, Shape};
+use crate::syscalls::target::{self, copy_own, write_own};
 use crate::syscalls::trap;
 use crate::threads::state_lock::Held;
 

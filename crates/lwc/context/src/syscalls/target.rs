@@ -14,15 +14,15 @@ use syscalls::{Sysno, syscall};
 
 use crate::error::{Error, Result};
 use crate::id::Id;
-use crate::shared::link::{Kind, Message, ROOM};
-use crate::syscalls::remote::pid_of;
-use crate::rights::Rights;
-use crate::state::State;
-use crate::threads::state_lock::Held;
-use crate::switch::slow;
 use crate::peers::introduction;
+use crate::rights::Rights;
+use crate::shared::link::{Kind, Message, ROOM};
+use crate::state::State;
+use crate::switch::slow;
+use crate::syscalls::remote::pid_of;
 use crate::syscalls::signatures;
 use crate::syscalls::trap;
+use crate::threads::state_lock::Held;
 
 /// A directory that stands for itself.
 const HERE: u32 = libc::AT_FDCWD.cast_unsigned();
@@ -152,7 +152,8 @@ pub(crate) fn take(
     mark: &[u8],
 ) -> rustix::io::Result<u64> {
     let Some(Some(grant)) = state.grants.get(through) else { return Err(Errno::PERM) };
-    let may = |call: &u32| grant.rights.calls.has(*call) && signatures::of(*call).is_some_and(|s| s.makes_file);
+    let may =
+        |call: &u32| grant.rights.calls.has(*call) && signatures::of(*call).is_some_and(|s| s.makes_file);
     if !u32::try_from(call).is_ok_and(|call| may(&call)) {
         return Err(Errno::PERM);
     }

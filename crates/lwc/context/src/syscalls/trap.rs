@@ -26,13 +26,13 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-use crate::syscalls::filter::Calls;
 use crate::error::{Error, Result};
 use crate::peers::introduction::send_files;
-use crate::spawn::lifetime::Leash;
 use crate::rights::Rights;
+use crate::spawn::lifetime::Leash;
 use crate::state::{Peer, State};
 use crate::switch::slow;
+use crate::syscalls::filter::Calls;
 use crate::types::Arrival;
 
 /// The longest path, with its end.

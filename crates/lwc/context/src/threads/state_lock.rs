@@ -11,10 +11,10 @@ use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use orrery_domain::forked::Creator;
 
 use crate::error::{Error, Result};
-use crate::threads::fork_lock::{Lock, NamedLock};
+use crate::fork::new_root;
 use crate::shared::program::ROOT;
 use crate::state::State;
-use crate::fork::new_root;
+use crate::threads::fork_lock::{Lock, NamedLock};
 use crate::threads::logical;
 
 struct Shelf(UnsafeCell<Option<State>>);

@@ -1,8 +1,8 @@
 //! The owner's part of an engine: what is captured, and how it is put back.
 
-use orrery_sys::{rseq};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
+use orrery_sys::rseq;
 
 use orrery_memory::space::{SnapshotId, Space};
 use orrery_memory::{Arena, HeapVec, PAGE, PageRange};

@@ -1,10 +1,10 @@
 //! Making the engine of a process, once.
 
-use orrery_sys::{thread};
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use orrery_sys::thread;
 
 use allocator_api2::alloc::Allocator;
 use orrery_memory::HeapVec;

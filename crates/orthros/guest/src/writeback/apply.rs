@@ -214,9 +214,9 @@ impl<'p, 'k> Work<'p, 'k> {
             let directory = self.directory(number)?;
             let there: BTreeMap<Vec<u8>, u64> = list(&directory)?.into_iter().collect();
             for name in names.iter().filter(|name| !there.contains_key(&name.name)) {
-                self.place_one(&directory, OsStr::from_bytes(&name.name), name.number).with_context(|| {
-                    format!("cannot make the name {:?}", String::from_utf8_lossy(&name.name))
-                })?;
+                self.place_one(&directory, OsStr::from_bytes(&name.name), name.number).with_context(
+                    || format!("cannot make the name {:?}", String::from_utf8_lossy(&name.name)),
+                )?;
                 self.written.counts.names += 1;
             }
         }

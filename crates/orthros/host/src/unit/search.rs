@@ -110,7 +110,8 @@ impl Places {
 
     /// Names of links to a unit's file.
     fn aliases(&self, unit: &Path) -> BTreeSet<Name> {
-        let entries = self.directories.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten().flatten();
+        let entries =
+            self.directories.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten().flatten();
         let links = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_symlink()));
         let same = links.filter(|link| fs::canonicalize(link.path()).is_ok_and(|path| path == unit));
         let names = same.filter_map(|link| Name::parse(link.file_name().to_str()?).ok());

@@ -10,8 +10,11 @@ struct Written(tempfile::TempDir);
 impl Written {
     fn new(text: &str) -> Self {
         let directory = tempfile::Builder::new().tempdir_in("/var/tmp").unwrap();
-        fs::write(directory.path().join("a@b.service"), text.replace("HERE", directory.path().to_str().unwrap()))
-            .unwrap();
+        fs::write(
+            directory.path().join("a@b.service"),
+            text.replace("HERE", directory.path().to_str().unwrap()),
+        )
+        .unwrap();
         Self(directory)
     }
 
