@@ -439,7 +439,7 @@ fn a_process_of_this_machine_is_checked() {
     child.wait().unwrap();
     let output = check(&[&pid]);
     assert!(!output.status.success(), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("no process"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot find process"), "{output:?}");
     assert!(!check(&[]).status.success() && !check(&["--directory", "/no/such"]).status.success());
 }
 

@@ -307,7 +307,7 @@ impl Engine {
 
     /// Leaves memory alone; `stack` is an address on the caller's stack.
     pub(crate) fn keep(&'static self, range: PageRange, stack: usize) -> Result<()> {
-        Ok(self.for_owner()?.inner().space.keep(range, stack)?)
+        Ok(self.for_owner()?.inner().space.exclude(range, stack)?)
     }
 
     /// What the space holds, and what the last run's restore did.

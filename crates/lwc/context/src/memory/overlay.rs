@@ -14,7 +14,7 @@ use rustix::mm::MapFlags;
 
 use crate::error::{Error, Result};
 use crate::memory::ranges::{SharedRange, contains, copy_out, map, pages, share, unmap};
-use crate::peers::introduction::{receive_on, send_file};
+use crate::peers::socket::{receive_on, send_file};
 use crate::rights::Rights;
 use crate::shared::link::{Kind, Message};
 use crate::state::State;
@@ -190,7 +190,7 @@ fn attempt(state: &mut Held, slot: usize, message: &Message) -> rustix::io::Resu
             state.follow_credentials();
             // It may take its time.
             let made = state.away(|| remote::serve(message.word, message.extent, &message.bytes));
-            state.say_credentials();
+            state.publish_credentials();
             return made.unwrap_or(Err(Errno::INTR));
         }
         Kind::File => {

@@ -17,8 +17,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use rustix::thread::futex;
 
 use crate::shared::program::{Program, ROOT};
+use crate::spawn::process_status::pid_of;
 use crate::state::State;
-use crate::syscalls::remote::pid_of;
 use crate::threads::fork_lock::Lock;
 
 /// A request is a seat's number with this; the root's own number asks for a look at all seats.

@@ -13,11 +13,12 @@ use rustix::process::PidfdFlags;
 
 use crate::error::{Error, Result};
 use crate::peers::introduction;
+use crate::peers::socket::is_hung_up;
 use crate::shared::control::Holder;
 use crate::shared::link::{Ear, Lobe};
 use crate::shared::program::ROOT;
 use crate::spawn::reaper;
-use crate::state::{State, is_hung_up};
+use crate::state::State;
 use crate::switch::cpu;
 use crate::switch::priority;
 use crate::syscalls::trap;

@@ -15,11 +15,12 @@ use syscalls::{Sysno, syscall};
 use crate::error::{Error, Result};
 use crate::id::Id;
 use crate::peers::introduction;
+use crate::peers::socket;
 use crate::rights::Rights;
 use crate::shared::link::{Kind, Message, ROOM};
+use crate::spawn::process_status::pid_of;
 use crate::state::State;
 use crate::switch::slow;
-use crate::syscalls::remote::pid_of;
 use crate::syscalls::signatures;
 use crate::syscalls::trap;
 use crate::threads::state_lock::Held;
@@ -82,7 +83,7 @@ pub(crate) fn borrow(state: &mut Held, slot: usize, number: RawFd) -> Result<Opt
         Ok(errno @ 1..4096) => return Err(failed(Errno::from_raw_os_error(errno))),
         _ => return Err(failed(Errno::IO)),
     }
-    let sent = introduction::receive_on(&peer.fd, &mut [0]).and_then(|fds| fds.into_iter().next());
+    let sent = socket::receive_on(&peer.fd, &mut [0]).and_then(|fds| fds.into_iter().next());
     sent.map(Some).ok_or(failed(Errno::IO))
 }
 

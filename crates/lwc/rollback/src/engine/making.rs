@@ -141,7 +141,7 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
     // SAFETY: as in `current`.
     let engine: &'static Engine = unsafe { pointer.as_ref() };
     for range in watcher::memory() {
-        engine.inner().space.keep(range, stack_address())?;
+        engine.inner().space.exclude(range, stack_address())?;
     }
     let mut after = arena.vec();
     list_descriptors(&mut after)?;
