@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use orrery_orc_client::Client;
-use orrery_orc_store::measure::{areas, measure};
+use orrery_orc_store::measure::{mappings, measure};
 use tempfile::TempDir;
 
 use crate::contender::Skipped;
@@ -78,7 +78,7 @@ impl Running {
 #[derive(Debug)]
 pub struct Store {
     _keeper: Running,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Store {
@@ -96,14 +96,14 @@ impl Store {
     /// # Errors
     /// Where it does not come up.
     pub fn with(options: &[&str]) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
+        let directory = tempfile::tempdir()?;
         let mut command = Command::new(machine::program_folder()?.join("orrery"));
-        command.args(["orc", "serve", "--directory"]).arg(folder.path()).stdin(Stdio::null());
+        command.args(["orc", "serve", "--directory"]).arg(directory.path()).stdin(Stdio::null());
         command.args(options);
         end_with_us(&mut command);
-        let store = Self { _keeper: Running(command.spawn().context("start the store")?), folder };
+        let store = Self { _keeper: Running(command.spawn().context("start the store")?), directory };
         let begin = Instant::now();
-        while Client::connect_to(store.folder.path()).is_err() {
+        while Client::connect_to(store.directory.path()).is_err() {
             ensure!(begin.elapsed() < Duration::from_secs(30), "the store does not answer");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -115,8 +115,8 @@ impl Store {
     /// # Errors
     /// Where there is no auditor.
     pub fn share(&self, command: &mut Command) -> Result<()> {
-        let auditor = orrery_orc_auditor::find(self.folder.path()).context("find the auditor")?;
-        command.env("ORRERY_ORC", self.folder.path()).env("LD_AUDIT", auditor);
+        let auditor = orrery_orc_auditor::find(self.directory.path()).context("find the auditor")?;
+        command.env("ORRERY_ORC", self.directory.path()).env("LD_AUDIT", auditor);
         command.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384");
         Ok(())
     }
@@ -126,8 +126,8 @@ impl Store {
     /// # Errors
     /// Where it does not answer.
     pub fn bytes(&self) -> Result<u64> {
-        let measured = measure(&Client::connect_to(self.folder.path())?.report()?)?;
-        Ok(measured.realms.values().map(|saving| saving.stored).sum())
+        let measured = measure(&Client::connect_to(self.directory.path())?.report()?)?;
+        Ok(measured.trust_domains.values().map(|saving| saving.stored).sum())
     }
 }
 
@@ -194,7 +194,7 @@ impl Drop for Ksm {
 /// # Errors
 /// Where the process cannot be looked into.
 pub fn files_of(pid: i32) -> Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = areas(pid)?
+    let mut files: Vec<PathBuf> = mappings(pid)?
         .into_iter()
         .filter(|area| {
             area.access == "r-xp" && area.name.starts_with('/') && !area.name.contains("/ld-linux")
@@ -314,8 +314,8 @@ pub fn processor_time(pid: i32) -> Result<f64> {
 /// # Errors
 /// Where the process cannot be looked into.
 pub fn relocated(pid: i32) -> Result<u64> {
-    let read_only = |area: &orrery_orc_store::measure::Area| {
+    let read_only = |area: &orrery_orc_store::measure::MappingUsage| {
         area.access.starts_with("r-") && (area.name.starts_with('/') || area.is_object())
     };
-    Ok(areas(pid)?.iter().filter(|area| read_only(area)).map(|area| area.anonymous).sum())
+    Ok(mappings(pid)?.iter().filter(|area| read_only(area)).map(|area| area.anonymous).sum())
 }

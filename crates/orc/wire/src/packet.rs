@@ -10,7 +10,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-use crate::protocol::MOST_PIECES;
+use crate::protocol::MAX_FDS;
 
 /// A packet as it came.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub fn send(
     descriptors: &[BorrowedFd<'_>],
     more: SendFlags,
 ) -> rustix::io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_PIECES))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Errno::TOOMANYREFS);
@@ -42,7 +42,7 @@ pub fn send(
 
 /// Receives one packet into `buffer`.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], more: RecvFlags) -> rustix::io::Result<Packet> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_PIECES))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | more;
     let received = rustix::io::retry_on_intr(|| {
