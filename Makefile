@@ -14,7 +14,7 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK := $(TARGET)/tools/bin/mdbook
 
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap run test check bench bench-known bench-build promises docs soak fmt clean
+.PHONY: help bootstrap run test check bench bench-known bench-build compare promises docs soak fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +41,7 @@ check: bootstrap ## the part of `make test` that runs no test
 	$(CARGO) fmt --all --check
 	scripts/c-format
 	scripts/circles
+	scripts/links
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps --locked
 
@@ -58,9 +59,13 @@ bench-known:
 	fi
 
 bench-build: bootstrap
-	$(CARGO) build --release --locked -p orrery-bench -p orrery-capi -p orrery-signer -p orrery-cli -p orrery-warm -p orrery-orthros-guest
+	$(CARGO) build --release --locked -p orrery-bench -p orrery-capi -p orrery-signer -p orrery-cli -p orrery-warm -p orrery-orthros-guest -p orrery-orthros-load
 
-promises: bench-build ## hold SPECIFICATION.md's numbers against fresh measurements
+compare: bootstrap ## measure this tree and OLD=REVISION in turn: B=NAME, ROUNDS=6, SECONDS=15
+	@[ -n "$(OLD)" ] || { echo "make compare: OLD=REVISION is missing" >&2; exit 2; }
+	scripts/compare $(addprefix --bench ,$(B)) --rounds $(or $(ROUNDS),6) --seconds $(or $(SECONDS),15) '$(OLD)'
+
+promises: bench-build ## check the bounds of bench/promises.toml; WRITE=1 writes docs/measurements/DATE.md
 	QUICK='$(QUICK)' $(TARGET)/release/promises $(if $(WRITE),--write)
 
 docs: bootstrap ## the book (docs/book) and the interfaces' reference (target/doc)
@@ -71,23 +76,25 @@ docs: bootstrap ## the book (docs/book) and the interfaces' reference (target/do
 
 soak: bootstrap ## the long tests: RUNS=1000000 rollbacks, CASES=5000 random programs, CRASHES=50 kernels (SEED=1)
 	ORRERY_RUNS=$(or $(RUNS),1000000) scripts/bounded 60m \
-	    $(CARGO) test --release --locked -p orrery-lwc --test rollback -- runs_leave_nothing_behind
+	    $(CARGO) test --release --locked -p orrery-rollback --test rollback -- runs_leave_nothing_behind
 	ORRERY_CASES=$(or $(CASES),5000) scripts/bounded 60m \
 	    $(CARGO) test --release --locked -p orrery-memory --test space_model
 	ORRERY_CONTEXTS=4095 scripts/bounded 20m \
-	    $(CARGO) test --release --locked -p orrery-lwc --test contexts -- hundreds_live_at_a_time
-	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test hijack_programs
-	ORRERY_CASES=200 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test hijack_fuzz
+	    $(CARGO) test --release --locked -p orrery-context --test contexts -- hundreds_live_at_a_time
+	$(CARGO) build --locked -p orrery-cli
+	ORRERY_WHOLE=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test programs
+	ORRERY_CASES=200 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test fuzz
+	$(CARGO) build --release --locked -p orrery-cli
 	ORRERY_HAMMERINGS=500 scripts/bounded 60m \
-	    $(CARGO) test --release --locked -p orrery-cli --test hijack_windows -- rewriting
-	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test hijack_steps
+	    $(CARGO) test --release --locked -p orrery-hijack --test rewriting -- rewriting
+	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-hijack --test steps
 	ORRERY_STEPS=1 scripts/bounded 60m $(CARGO) test --locked -p orrery-cli --test orc -- kills steps
-	$(CARGO) build --locked -p orrery-cli -p orrery-orthros-guest
+	$(CARGO) build --locked -p orrery-cli -p orrery-orthros-guest -p orrery-orthros-load
 	ORRERY_DATABASE=1 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_rescue -- database
 	ORRERY_TRANSFERS=20 scripts/bounded 20m $(CARGO) test --locked -p orrery-cli --test orthros_transfer
-	$(CARGO) build --release --locked -p orrery-cli -p orrery-orthros-guest
+	$(CARGO) build --release --locked -p orrery-cli -p orrery-orthros-guest -p orrery-orthros-load
 	ORRERY_INSTANTS=5 scripts/bounded 20m \
-	    $(CARGO) test --release --locked -p orrery-orthros-guest -- after_each_instruction
+	    $(CARGO) test --release --locked -p orrery-orthros-images -- after_each_instruction
 	for kinds in panic,oops,oom,nmi,hang,spin,lockup 'panic --strict'; do \
 	    scripts/bounded 60m $(TARGET)/release/orrery orthros soak --kinds $$kinds --crashes $(or $(CRASHES),50) \
 	        --seed $(or $(SEED),1) --record $(TARGET)/soak-$${kinds%% *}.jsonl || exit 1; \

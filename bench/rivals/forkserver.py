@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""A plain fork server for Python scripts: what one writes in an afternoon instead of using `orrery warm`.
+"""A plain fork server for Python scripts: what one would write instead of using `orrery warm`.
 
     forkserver.py SOCKET [MODULE,MODULE ...]
 
@@ -91,7 +91,7 @@ def receive(connection):
 
 
 def run(cwd, argv):
-    """Runs the script, as its own main module; gives the exit status."""
+    """Runs the script, as its own main module; returns the exit status."""
     os.chdir(cwd)
     sys.argv[:] = argv
     sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))

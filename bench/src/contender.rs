@@ -1,56 +1,72 @@
-//! What a benchmark times: a [`Contender`], ours or a rival.
+//! What a benchmark measures: a [`Contender`], ours or a rival.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// What came out of timing a contender for a number of operations.
+/// The result of timing a number of operations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// How many operations were timed. More than were asked for, where each consists of many like ones and the number
-    /// that matters is that of one.
+    /// The number of operations that were timed. It is larger than what was asked for where an operation consists of many
+    /// equal ones, and the time of one of those is what matters.
     pub iterations: u32,
-    /// What they took together.
+    /// The time that they took together.
     pub elapsed: Duration,
-    /// What each took, where the contender times them one by one; else empty.
+    /// The time of each, where the contender times them one by one; otherwise empty.
     pub latencies: Vec<Duration>,
 }
 
-/// One way of doing what a case asks for. `work` is the case's own word for what to do (see
-/// [`Case`](crate::Case)); every contender of a group understands the same words.
+impl Sample {
+    /// Times `iterations` operations together; each gets its index.
+    pub fn batch(iterations: u32, mut operation: impl FnMut(u32) -> Result<()>) -> Result<Self> {
+        let start = Instant::now();
+        for index in 0..iterations {
+            operation(index)?;
+        }
+        Ok(Self { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+    }
+
+    /// Makes a sample of operations that were timed one by one.
+    pub fn of_latencies(latencies: Vec<Duration>) -> Result<Self> {
+        Ok(Self { iterations: latencies.len().try_into()?, elapsed: latencies.iter().sum(), latencies })
+    }
+}
+
+/// One way of doing what a case asks for. `work` is the case's word for what to do (see [`Case`](crate::Case)); all
+/// contenders of a group understand the same words.
 pub trait Contender {
-    /// Does the work `iterations` times and times it, setting up and checking outside of the timed part.
+    /// Does the work `iterations` times and times it, with setup and checks outside of the timed part.
     ///
     /// # Errors
-    /// Where the operation failed or its result was wrong; the contender then takes no further part.
-    /// A [`Skipped`] error says that it cannot do this work on this machine.
+    /// Fails where the operation failed or its result was wrong; the contender then takes no further part.
+    /// [`Skipped`] means that it cannot do this work on this machine.
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample>;
 }
 
-/// A contender whose operations are timed together: for operations so short that reading the clock around
-/// each would count.
-pub fn batched(mut operation: impl FnMut(&str) -> Result<()>) -> impl Contender {
-    FromFn(move |work: &str, iterations| {
-        let start = Instant::now();
-        for _ in 0..iterations {
-            operation(work)?;
-        }
-        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
-    })
+impl Contender for Box<dyn Contender> {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        (**self).measure(work, iterations)
+    }
 }
 
-/// A contender whose operations are timed one by one, so that percentiles can be told.
+/// Makes a contender whose operations are timed together: for operations so short that reading the clock around each
+/// would count.
+pub fn batched(mut operation: impl FnMut(&str) -> Result<()>) -> impl Contender {
+    FromFn(move |work: &str, iterations| Sample::batch(iterations, |_| operation(work)))
+}
+
+/// Makes a contender whose operations are timed one by one, so that percentiles are known.
 pub fn single(mut operation: impl FnMut(&str) -> Result<()>) -> impl Contender {
     FromFn(move |work: &str, iterations| {
         let mut latencies = Vec::new();
-        let start = Instant::now();
-        for _ in 0..iterations {
-            let begin = Instant::now();
+        let sample = Sample::batch(iterations, |_| {
+            let start = Instant::now();
             operation(work)?;
-            latencies.push(begin.elapsed());
-        }
-        Ok(Sample { iterations, elapsed: start.elapsed(), latencies })
+            latencies.push(start.elapsed());
+            Ok(())
+        })?;
+        Ok(Sample { latencies, ..sample })
     })
 }
 
@@ -62,13 +78,10 @@ impl<F: FnMut(&str, u32) -> Result<Sample>> Contender for FromFn<F> {
     }
 }
 
-/// The error of a contender that this machine cannot run (too little memory, a facility that the kernel
-/// lacks). It is reported, but does not make the benchmark fail.
+/// The error of a contender that this machine cannot run (too little memory, a facility that the kernel lacks), with the
+/// reason. It is reported, but does not make the benchmark fail.
 #[derive(Debug)]
-pub struct Skipped(
-    /// Why.
-    pub String,
-);
+pub struct Skipped(pub String);
 
 impl fmt::Display for Skipped {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

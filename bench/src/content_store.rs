@@ -1,4 +1,4 @@
-//! File trees of one content store, as composefs makes them: every distinct file lies once in the store, named by its hash, and
+//! File trees of one content store, as composefs makes them: every distinct file is once in the store, named by its hash, and
 //! each tree is an overlay (overlayfs) of names without bytes, whose bytes come from there. So the trees have inodes of
 //! their own and yet one page cache. Composefs has the names in an EROFS image, which spares inodes; the bytes are found the
 //! same way.
@@ -23,12 +23,12 @@ pub struct ContentStore {
 }
 
 impl ContentStore {
-    /// Makes a store of `files`, and a tree of it at each of `trees`, in `folder`.
+    /// Makes a store of `files`, and a tree of it at each of `trees`, in `directory`.
     ///
     /// # Errors
     /// [`Skipped`] where overlays of data-only layers (Linux 6.5) cannot be mounted; those of copying.
-    pub fn plant(folder: &Path, trees: &[PathBuf], files: &[PathBuf]) -> Result<Self> {
-        let store = folder.join("content");
+    pub fn create_tree(directory: &Path, trees: &[PathBuf], files: &[PathBuf]) -> Result<Self> {
+        let store = directory.join("content");
         fs::create_dir_all(&store)?;
         let mut names = Vec::new();
         for file in files {
@@ -39,8 +39,8 @@ impl ContentStore {
         let mut this = Self { mounted: Vec::new(), store };
         for tree in trees {
             let layer = tree.with_extension("names");
-            for folder in [tree, &layer] {
-                fs::create_dir_all(folder)?;
+            for directory in [tree, &layer] {
+                fs::create_dir_all(directory)?;
             }
             for (name, digest) in &names {
                 let stored = fs::metadata(this.store.join(digest))?;
@@ -76,7 +76,7 @@ impl ContentStore {
         Ok(())
     }
 
-    /// Where the bytes lie.
+    /// Returns where the bytes are stored.
     pub fn store(&self) -> &Path {
         &self.store
     }

@@ -1,4 +1,4 @@
-//! Copies of a program from file trees of their own, as containers would have them, and what may keep their memory in check: a
+//! Copies of a program from file trees of their own, as containers would have them, and what may reduce their memory: a
 //! store of `orrery orc`, KSM.
 
 use std::collections::HashSet;
@@ -24,7 +24,7 @@ use crate::machine;
 const SET_MEMORY_MERGE: libc::c_int = 67;
 const KSM: &str = "/sys/kernel/mm/ksm";
 
-/// A child that ends with this object.
+/// A child that is ended with this object.
 #[derive(Debug)]
 pub struct Running(pub Child);
 
@@ -40,7 +40,7 @@ impl Drop for Running {
 
 /// Has a command asked to end when the thread that starts it does, also where that is killed: what a store has made stays otherwise,
 /// and nobody may remove it.
-pub fn end_with_us(command: &mut Command) {
+pub fn terminate_with_parent(command: &mut Command) {
     let signal = Some(rustix::process::Signal::TERM);
     // SAFETY: one system call between fork and exec.
     unsafe {
@@ -50,17 +50,14 @@ pub fn end_with_us(command: &mut Command) {
 
 impl Running {
     /// Starts a program and waits until it writes a line that begins with `ready`.
-    ///
-    /// # Errors
-    /// Where it cannot be started, or ends without having said so.
     pub fn start(command: &mut Command, ready: &str) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        end_with_us(command);
+        terminate_with_parent(command);
         let mut child = Self(command.spawn().with_context(|| format!("start {command:?}"))?);
         let mut lines = BufReader::new(child.0.stdout.take().context("no output")?).lines();
         while let Some(line) = lines.next().transpose()? {
             if line.starts_with(ready) {
-                // Whatever else it says is read and forgotten.
+                // The rest of its output is read and dropped.
                 std::thread::spawn(move || lines.for_each(drop));
                 return Ok(child);
             }
@@ -68,40 +65,34 @@ impl Running {
         bail!("{command:?} ended without {ready:?}")
     }
 
-    /// The process.
+    /// Returns the PID.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.0.id()).unwrap_or(0)
     }
 }
 
-/// A store that ends with this object.
+/// A store that is ended with this object.
 #[derive(Debug)]
 pub struct Store {
-    _keeper: Running,
+    _server: Running,
     directory: TempDir,
 }
 
 impl Store {
-    /// Starts one, whose objects are in memory, or on disk where they are large.
-    ///
-    /// # Errors
-    /// Where it does not come up.
+    /// Starts a store whose objects are in memory, or on disk where they are large.
     pub fn start(on_disk: bool) -> Result<Self> {
-        let disk = machine::program_folder()?;
+        let disk = machine::program_directory()?;
         if on_disk { Self::with(&["--disk", &disk.to_string_lossy()]) } else { Self::with(&[]) }
     }
 
-    /// Starts one with these options.
-    ///
-    /// # Errors
-    /// Where it does not come up.
+    /// Starts a store with these options.
     pub fn with(options: &[&str]) -> Result<Self> {
         let directory = tempfile::tempdir()?;
-        let mut command = Command::new(machine::program_folder()?.join("orrery"));
+        let mut command = Command::new(machine::program_directory()?.join("orrery"));
         command.args(["orc", "serve", "--directory"]).arg(directory.path()).stdin(Stdio::null());
         command.args(options);
-        end_with_us(&mut command);
-        let store = Self { _keeper: Running(command.spawn().context("start the store")?), directory };
+        terminate_with_parent(&mut command);
+        let store = Self { _server: Running(command.spawn().context("start the store")?), directory };
         let begin = Instant::now();
         while Client::connect_to(store.directory.path()).is_err() {
             ensure!(begin.elapsed() < Duration::from_secs(30), "the store does not answer");
@@ -110,10 +101,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Has a command share through this store, as `orrery orc run` does it.
-    ///
-    /// # Errors
-    /// Where there is no auditor.
+    /// Makes a command share through this store, as `orrery orc run` does it.
     pub fn share(&self, command: &mut Command) -> Result<()> {
         let auditor = orrery_orc_auditor::find(self.directory.path()).context("find the auditor")?;
         command.env("ORRERY_ORC", self.directory.path()).env("LD_AUDIT", auditor);
@@ -121,40 +109,37 @@ impl Store {
         Ok(())
     }
 
-    /// Bytes of memory that its objects take.
-    ///
-    /// # Errors
-    /// Where it does not answer.
+    /// Returns the bytes of memory of its objects.
     pub fn bytes(&self) -> Result<u64> {
         let measured = measure(&Client::connect_to(self.directory.path())?.report()?)?;
         Ok(measured.trust_domains.values().map(|saving| saving.stored).sum())
     }
 }
 
-/// KSM at work until this object ends, or a signal ends the program: then it does again what it did before.
+/// KSM with other settings until this object is dropped, or a signal ends the program: then its settings are restored.
 #[derive(Debug)]
 pub struct Ksm(());
 
-/// What is to be set again.
-static BEFORE: Mutex<Vec<(&'static str, String)>> = Mutex::new(Vec::new());
+/// The settings to restore.
+static SETTINGS_BEFORE: Mutex<Vec<(&'static str, String)>> = Mutex::new(Vec::new());
 
-fn set_again() {
-    for (name, value) in BEFORE.lock().unwrap_or_else(PoisonError::into_inner).drain(..).rev() {
+fn restore_settings() {
+    for (name, value) in SETTINGS_BEFORE.lock().unwrap_or_else(PoisonError::into_inner).drain(..).rev() {
         let _ = fs::write(format!("{KSM}/{name}"), value.trim());
     }
 }
 
 impl Ksm {
-    /// Has it look at so many pages every so many milliseconds.
+    /// Makes it scan `pages` pages every `pause` milliseconds.
     ///
     /// # Errors
     /// [`Skipped`] where the kernel has none, or it is not ours to set.
     pub fn at_work(pages: u32, pause: u32) -> Result<Self> {
         static LISTEN: Once = Once::new();
         LISTEN.call_once(|| {
-            // Where something else listens already KSM stays as it is set.
+            // Where there is another handler already, a signal leaves KSM as it is set.
             let _ = ctrlc::set_handler(|| {
-                set_again();
+                restore_settings();
                 std::process::exit(130);
             });
         });
@@ -163,7 +148,7 @@ impl Ksm {
         for (name, value) in wanted {
             let path = format!("{KSM}/{name}");
             let set = fs::read_to_string(&path).and_then(|before| {
-                BEFORE.lock().unwrap_or_else(PoisonError::into_inner).push((name, before));
+                SETTINGS_BEFORE.lock().unwrap_or_else(PoisonError::into_inner).push((name, before));
                 fs::write(&path, value.to_string())
             });
             set.map_err(|error| Skipped(format!("KSM cannot be set up here: {path}: {error}")))?;
@@ -171,7 +156,7 @@ impl Ksm {
         Ok(this)
     }
 
-    /// Gives it the memory of a command, and of what that starts.
+    /// Registers the memory of a command, and of what it starts.
     pub fn merge(command: &mut Command) {
         // SAFETY: one system call between fork and exec.
         unsafe {
@@ -185,14 +170,11 @@ impl Ksm {
 
 impl Drop for Ksm {
     fn drop(&mut self) {
-        set_again();
+        restore_settings();
     }
 }
 
-/// Every file whose code a running program maps, but for the loader, which the kernel takes from where the program says.
-///
-/// # Errors
-/// Where the process cannot be looked into.
+/// Returns every file whose code a running program maps, except for the loader, whose path is part of the program.
 pub fn files_of(pid: i32) -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = mappings(pid)?
         .into_iter()
@@ -207,21 +189,18 @@ pub fn files_of(pid: i32) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The file in the tree that was copied from `file`.
-pub fn planted(tree: &Path, file: &Path) -> PathBuf {
+/// Returns the path in the tree of the copy of `file`.
+pub fn copy_in_tree(tree: &Path, file: &Path) -> PathBuf {
     tree.join(file.file_name().unwrap_or(file.as_os_str()))
 }
 
-/// Plants a tree with files of its own, or with links to those of another.
-///
-/// # Errors
-/// Those of copying and linking.
-pub fn plant(tree: &Path, files: &[PathBuf], link_to: Option<&Path>) -> Result<()> {
+/// Creates a tree with files of its own, or with links to those of another.
+pub fn create_tree(tree: &Path, files: &[PathBuf], link_to: Option<&Path>) -> Result<()> {
     fs::create_dir_all(tree)?;
     for file in files {
-        let to = planted(tree, file);
+        let to = copy_in_tree(tree, file);
         match link_to {
-            Some(other) => fs::hard_link(planted(other, file), &to),
+            Some(other) => fs::hard_link(copy_in_tree(other, file), &to),
             None => fs::copy(file, &to).map(|_| ()),
         }
         .with_context(|| format!("plant {}", to.display()))?;
@@ -233,11 +212,8 @@ fn entries(trees: &[PathBuf]) -> impl Iterator<Item = PathBuf> {
     trees.iter().flat_map(fs::read_dir).flatten().flatten().map(|entry| entry.path())
 }
 
-/// Gives the cached pages of the trees' files back to the kernel.
-///
-/// # Errors
-/// Where a file cannot be opened.
-pub fn forget(trees: &[PathBuf]) -> Result<()> {
+/// Drops the cached pages of the trees' files.
+pub fn drop_caches(trees: &[PathBuf]) -> Result<()> {
     // Only what is on the disk can go. All at once: one by one takes a write of the journal each.
     if let Some(first) = trees.first() {
         rustix::fs::syncfs(File::open(first)?).with_context(|| format!("write {} out", first.display()))?;
@@ -250,10 +226,7 @@ pub fn forget(trees: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Cached bytes of the trees' files, each file once, mapped or not (mincore(2)).
-///
-/// # Errors
-/// Where a file cannot be opened or mapped.
+/// Returns the cached bytes of the trees' files, each file once, mapped or not (mincore(2)).
 pub fn cached(trees: &[PathBuf]) -> Result<u64> {
     let mut seen = HashSet::new();
     let mut pages = 0_u64;
@@ -268,7 +241,7 @@ pub fn cached(trees: &[PathBuf]) -> Result<u64> {
         // SAFETY: a mapping of its own, asked about and unmapped again, never read.
         let asked = unsafe {
             let place = libc::mmap(
-                core::ptr::null_mut(),
+                std::ptr::null_mut(),
                 length,
                 libc::PROT_READ,
                 libc::MAP_SHARED,
@@ -286,10 +259,7 @@ pub fn cached(trees: &[PathBuf]) -> Result<u64> {
     Ok(pages * 4096)
 }
 
-/// Bytes of memory without a file that a process has, pages that several share divided among them.
-///
-/// # Errors
-/// Where the process cannot be looked into.
+/// Returns the bytes of anonymous memory of a process, with shared pages divided among the processes.
 pub fn anonymous(pid: i32) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).context("no Pss_Anon")?;
@@ -297,10 +267,7 @@ pub fn anonymous(pid: i32) -> Result<u64> {
     Ok(kib << 10)
 }
 
-/// Seconds of processor time that a process has had (utime and stime in proc_pid_stat(5)).
-///
-/// # Errors
-/// Where the process cannot be looked into.
+/// Returns the seconds of CPU time of a process (utime and stime in proc_pid_stat(5)).
 pub fn processor_time(pid: i32) -> Result<f64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let mut fields = text.rsplit(')').next().context("no fields")?.split_whitespace().skip(11);
@@ -309,10 +276,7 @@ pub fn processor_time(pid: i32) -> Result<f64> {
     Ok(ticks / f64::from(u32::try_from(rustix::param::clock_ticks_per_second())?))
 }
 
-/// Bytes of relocated read-only data that a process has to itself.
-///
-/// # Errors
-/// Where the process cannot be looked into.
+/// Returns the bytes of relocated read-only data that are private to a process.
 pub fn relocated(pid: i32) -> Result<u64> {
     let read_only = |area: &orrery_orc_store::measure::MappingUsage| {
         area.access.starts_with("r-") && (area.name.starts_with('/') || area.is_object())

@@ -1,9 +1,10 @@
 //! Servers of small documents under load: a session for each connection, one memory for all, a process for each.
 //!
-//! 300 clients ask at the same time, each for so many documents on a connection, one after the other, before it makes a new
-//! one. A request is 8 bytes: the document's length, and whether the connection is to be closed after it.
+//! 300 clients ask at the same time, each for several documents on a connection, one after the other, before it opens a
+//! new one. A request is 8 bytes: the document's length, and whether the connection is to be closed after it.
 
 mod clients;
+mod protocol;
 mod servers;
 
 use std::net::TcpListener;
@@ -15,40 +16,8 @@ use crate::footprint::{Backing, Footprint};
 use crate::machine;
 
 use clients::Clients;
-
-/// How many clients ask at the same time.
-const CLIENTS: usize = 300;
-
-/// How connections are served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Serving {
-    /// In sessions of a pool.
-    Sessions,
-    /// In an event loop.
-    EventLoop,
-    /// In a forked process each.
-    Fork,
-}
-
-/// A request, or what a case asks for: `45*16` is 16 documents of 45 bytes on each connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Demand {
-    document: usize,
-    requests: u32,
-}
-
-impl core::str::FromStr for Demand {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let parsed = text.split_once('*').and_then(|(document, requests)| {
-            Some(Self { document: document.parse().ok()?, requests: requests.parse().ok()? })
-        });
-        parsed
-            .filter(|demand| demand.document <= servers::LONGEST && demand.requests > 0)
-            .with_context(|| format!("{text:?} is no demand: DOCUMENT*REQUESTS is, as 45*16"))
-    }
-}
+use protocol::Demand;
+pub use servers::Serving;
 
 /// A server and its clients, on two CPUs where there are two.
 #[derive(Debug)]
@@ -58,10 +27,7 @@ pub struct DocumentServer {
 }
 
 impl DocumentServer {
-    /// Starts the server, which holds so many bytes of memory besides.
-    ///
-    /// # Errors
-    /// Where it cannot be started.
+    /// Starts the server, which holds `memory` bytes besides.
     pub fn start(serving: Serving, memory: usize) -> Result<Self> {
         let footprint = Footprint::anonymous(memory, Backing::Small)?;
         let listener = TcpListener::bind("127.0.0.1:0").context("listening")?;

@@ -1,4 +1,4 @@
-//! The scripts of `examples/warm`: useful, ordinary ones, each in a folder of its own, and hostile ones.
+//! The scripts of `examples/warm`: useful, ordinary ones, each in a directory of its own, and hostile ones.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,57 +29,51 @@ pub const MODULES: [&str; 16] = [
     "xml.etree.ElementTree",
 ];
 
-/// A script that prints one line.
+/// Returns a script that prints one line.
 pub fn hello() -> Script {
     let path = machine::source_root().join("bench/scripts/hello.py");
     let directory = path.parent().unwrap_or(Path::new("/")).to_owned();
     Script { path, arguments: Vec::new(), input: "/dev/null".into(), directory }
 }
 
-/// All ordinary scripts, by name.
-///
-/// # Errors
-/// Where the folder cannot be read or holds none.
+/// Returns all ordinary scripts, by name.
 pub fn ordinary() -> Result<Vec<(String, Script)>> {
     let mut scripts = Vec::new();
-    for folder in entries(&folder())? {
-        let name = name(&folder);
-        let path = folder.join(format!("{name}.py"));
+    for directory in entries(&directory())? {
+        let name = name(&directory);
+        let path = directory.join(format!("{name}.py"));
         if path.is_file() {
-            let arguments = fs::read_to_string(folder.join("ARGUMENTS")).unwrap_or_default();
+            let arguments = fs::read_to_string(directory.join("ARGUMENTS")).unwrap_or_default();
             let arguments = arguments.split_whitespace().map(Into::into).collect();
-            let input = Some(folder.join("STDIN")).filter(|input| input.is_file());
+            let input = Some(directory.join("STDIN")).filter(|input| input.is_file());
             let input = input.unwrap_or_else(|| "/dev/null".into());
-            scripts.push((name, Script { path, arguments, input, directory: folder }));
+            scripts.push((name, Script { path, arguments, input, directory }));
         }
     }
-    ensure!(!scripts.is_empty(), "there are no scripts in {}", folder().display());
+    ensure!(!scripts.is_empty(), "there are no scripts in {}", directory().display());
     Ok(scripts)
 }
 
-/// The ordinary script `name`.
-///
-/// # Errors
-/// Where there is none.
+/// Returns the ordinary script `name`.
 pub fn of_name(name: &str) -> Result<Script> {
     let found = ordinary()?.into_iter().find(|(other, _)| other == name);
     found.map(|(_, script)| script).with_context(|| format!("there is no example {name:?}"))
 }
 
-/// What a hostile script says about itself in its first lines.
+/// A hostile script, with the expectations in its first lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hostile {
     /// Its name.
     pub name: String,
-    /// The script, to be run in a folder where it may leave things.
+    /// The script, to be run in a directory where it may leave things.
     pub script: Script,
     /// How it must end: `exit N`, `signal NAME`, `crash`, `timeout` or `anything`.
     pub expected: String,
-    /// Whether it may cost the worker its life.
+    /// Whether it may kill the worker.
     pub may_kill_worker: bool,
 }
 
-/// Whether this status, negative for a signal, is the end that a hostile script is to have.
+/// Returns whether a status, negative for a signal, is the expected one.
 pub fn is_expected(expected: &str, status: i32) -> bool {
     let signal = |name: &str| match name {
         "ABRT" => libc::SIGABRT,
@@ -103,19 +97,15 @@ pub fn is_expected(expected: &str, status: i32) -> bool {
     }
 }
 
-/// All hostile scripts.
-///
-/// # Errors
-/// Where the folder cannot be read, or a script does not say what to expect.
+/// Returns all hostile scripts.
 pub fn hostile(scratch: &Path) -> Result<Vec<Hostile>> {
     let mut all = Vec::new();
-    for path in entries(&folder().join("hostile"))? {
+    for path in entries(&directory().join("hostile"))? {
         let name = name(&path);
         if path.extension().is_some_and(|extension| extension == "py") && !name.starts_with('_') {
             let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
             let expected = text.strip_prefix("# expect: ").and_then(|rest| rest.lines().next());
-            let expected =
-                expected.with_context(|| format!("{name} does not say what to expect"))?.to_owned();
+            let expected = expected.with_context(|| format!("{name} has no line \"# expect: \""))?.to_owned();
             let may_kill_worker = text.lines().nth(1).is_some_and(|line| line.starts_with("# worker: "));
             all.push(Hostile { name, script: alone(path, scratch), expected, may_kill_worker });
         }
@@ -123,10 +113,10 @@ pub fn hostile(scratch: &Path) -> Result<Vec<Hostile>> {
     Ok(all)
 }
 
-/// The script that describes the process it finds itself in; with `portable`, nothing that differs from one worker to
+/// Returns a script that describes the process it runs in; with `portable`, nothing that differs from one worker to
 /// another.
 pub fn probe(portable: bool) -> Script {
-    let mut probe = alone(folder().join("hostile/_pristine.py"), Path::new("/"));
+    let mut probe = alone(directory().join("hostile/_pristine.py"), Path::new("/"));
     probe.arguments.extend(portable.then(|| "--portable".into()));
     probe
 }
@@ -135,14 +125,14 @@ fn alone(path: PathBuf, directory: &Path) -> Script {
     Script { path, arguments: Vec::new(), input: "/dev/null".into(), directory: directory.to_owned() }
 }
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     machine::source_root().join("examples/warm")
 }
 
-/// What lies in `folder`, sorted.
-fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    let reading = || format!("reading {}", folder.display());
-    let mut entries = fs::read_dir(folder)
+/// Returns the entries of `directory`, sorted.
+fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+    let reading = || format!("reading {}", directory.display());
+    let mut entries = fs::read_dir(directory)
         .with_context(reading)?
         .map(|entry| entry.map(|entry| entry.path()))
         .collect::<Result<Vec<_>, _>>()

@@ -60,7 +60,7 @@ impl Footprint {
     /// Anonymous memory.
     ///
     /// # Errors
-    /// Where `bytes` is not a multiple of 2 MiB or cannot be mapped; [`Skipped`] where huge pages are wanted
+    /// Fails where `bytes` is not a multiple of 2 MiB or cannot be mapped; [`Skipped`] where huge pages are wanted
     /// and not to be had.
     pub fn anonymous(bytes: usize, backing: Backing) -> Result<Self> {
         let footprint = Self::reserve(bytes)?;
@@ -69,10 +69,7 @@ impl Footprint {
         Ok(footprint)
     }
 
-    /// A private mapping of a memfd that holds the content: what MADV_DONTNEED returns to.
-    ///
-    /// # Errors
-    /// As [`anonymous`](Self::anonymous).
+    /// Makes a private mapping of a memfd that holds the content, to which MADV_DONTNEED returns.
     pub fn of_image(bytes: usize, backing: Backing) -> Result<Self> {
         let image = memfd_create("benchmark image", MemfdFlags::CLOEXEC).context("memfd_create")?;
         ftruncate(&image, u64::try_from(bytes)?)
@@ -90,7 +87,7 @@ impl Footprint {
         Ok(footprint)
     }
 
-    /// Untouched anonymous memory, aligned so that huge pages fit.
+    /// Maps untouched anonymous memory, aligned so that huge pages fit.
     fn reserve(bytes: usize) -> Result<Self> {
         ensure!(
             bytes > 0 && bytes.is_multiple_of(HUGE_PAGE),
@@ -152,8 +149,8 @@ impl Footprint {
         }
     }
 
-    /// Gives each page its content. Where huge pages are wanted, makes sure that they are had, first of the first:
-    /// `field` of /proc/self/smaps says how many bytes they back, `setting` of the kernel rules whether they do.
+    /// Writes the content of each page. Where huge pages are required, checks that the kernel provides them, first of the first:
+    /// `field` of /proc/self/smaps has how many bytes they back, `setting` is the kernel's setting of whether they do.
     fn fill(&self, backing: Backing, field: &str, setting: &str) -> Result<()> {
         for page in 0..self.pages() {
             self.write(page, original(page));
@@ -181,17 +178,17 @@ impl Footprint {
         Ok(())
     }
 
-    /// How many pages of 4 KiB there are.
+    /// Returns the number of 4 KiB pages.
     pub fn pages(&self) -> usize {
         self.bytes / PAGE
     }
 
-    /// Where the memory begins.
+    /// Returns the start of the memory.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// How long it is, in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -210,9 +207,6 @@ impl Footprint {
     }
 
     /// Makes sure that what [`perform`](Self::perform) wrote is undone.
-    ///
-    /// # Errors
-    /// Naming the first page that is not as it was at first.
     pub fn check_pristine(&self, work: Work) -> Result<()> {
         for page in self.chosen(work.dirty, work.moving) {
             let found = self.read(page);
@@ -244,7 +238,7 @@ impl Footprint {
         unsafe { self.slot(page).read_volatile() }
     }
 
-    /// The word of a page that is written. It lies elsewhere in each page: the same offset in all would fill
+    /// Returns the word of a page that is written. Its offset differs from page to page: the same offset in all would fill
     /// one set of the processor's caches.
     fn slot(&self, page: usize) -> *mut u64 {
         assert!(page < self.pages());
@@ -260,7 +254,7 @@ impl Drop for Footprint {
     }
 }
 
-/// What a page holds at first: never zero, and another value in each.
+/// Returns the original content of a page: never zero, and another value for each page.
 fn original(page: usize) -> u64 {
     page as u64 + 1
 }

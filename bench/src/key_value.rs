@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tempfile::TempDir;
 
-use crate::c_program::build;
+use crate::c_example::build;
 use crate::contender::{Contender, Sample};
 use crate::machine;
 use crate::resp::{self, Resp};
@@ -25,13 +25,13 @@ use crate::resp::{self, Resp};
 /// How many clients ask at the same time.
 const CLIENTS: u64 = 4;
 /// A dump that is not over by then never will be.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a round without a dump takes.
 const CALM: Duration = Duration::from_millis(300);
 /// How long a round of `steady` load takes, and how long it is from one slow command to the next.
 const STEADY: Duration = Duration::from_secs(1);
 const SLOW_EVERY: Duration = Duration::from_millis(10);
-/// The elements of a list that takes long to be told.
+/// The elements of a list that takes long to send.
 const LONG: usize = 2000;
 /// After so many rounds of steady load a task must have been called.
 const ROUNDS: u32 = 3;
@@ -47,78 +47,83 @@ pub struct KeyValue {
     /// An orbit that is to be called under steady load.
     must_call: Option<&'static str>,
     rounds: u32,
-    // Holds the socket, the dump, and what the server says; removed at the end.
-    _folder: TempDir,
+    // Holds the socket, the dump, and the server's log; removed at the end.
+    _directory: TempDir,
 }
 
 impl KeyValue {
-    /// `examples/kv`, with its dumps by `orbit` or by `fork`, with other settings, and with so many keys of so many bytes.
-    ///
-    /// # Errors
-    /// Where it cannot be built or does not come up.
+    /// Starts `examples/kv`, with its dumps by `orbit` or by `fork`, with other settings, and with `keys` keys of `value` bytes.
     pub fn ours(dump: &str, settings: &[String], keys: u64, value: usize) -> Result<Self> {
-        let folder = tempfile::tempdir().context("making a folder for a server")?;
-        let program = build("kv", folder.path())?;
+        let directory = tempfile::tempdir().context("making a directory for a server")?;
+        let program = build("kv", directory.path())?;
         let mut command = Command::new(program);
-        command.arg("--socket").arg(folder.path().join("socket"));
-        command.arg("--file").arg(folder.path().join("dump.okv"));
+        command.arg("--socket").arg(directory.path().join("socket"));
+        command.arg("--file").arg(directory.path().join("dump.okv"));
         command.args(["--dump", dump]);
         for setting in settings {
             command.args(["--set", setting]);
         }
-        Self::start(command, folder, keys, value)
+        Self::start(command, directory, keys, value)
     }
 
-    /// `redis-server`, which dumps only when asked.
+    /// Starts `redis-server`, which dumps only when asked.
     ///
     /// # Errors
     /// [`Skipped`](crate::Skipped) where it is not installed; where it does not come up.
     pub fn redis(keys: u64, value: usize) -> Result<Self> {
         let mut command = resp::redis()?;
-        let folder = tempfile::tempdir().context("making a folder for a server")?;
+        let directory = tempfile::tempdir().context("making a directory for a server")?;
         command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]);
-        command.arg(folder.path().join("socket")).arg("--dir").arg(folder.path());
-        Self::start(command, folder, keys, value)
+        command.arg(directory.path().join("socket")).arg("--dir").arg(directory.path());
+        Self::start(command, directory, keys, value)
     }
 
-    fn start(mut command: Command, folder: TempDir, keys: u64, value: usize) -> Result<Self> {
-        let log = folder.path().join("log");
-        let file = fs::File::create(&log).context("making a file for what the server says")?;
+    fn start(mut command: Command, directory: TempDir, keys: u64, value: usize) -> Result<Self> {
+        let log = directory.path().join("log");
+        let file = fs::File::create(&log).context("cannot create the server's log")?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0);
         // SAFETY: one system call between fork and exec.
         unsafe {
             command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
         }
         let mut server = command.spawn().with_context(|| format!("starting {command:?}"))?;
-        let socket = folder.path().join("socket");
+        let socket = directory.path().join("socket");
         let begin = Instant::now();
         let control = loop {
             if let Ok(control) = connect(&socket) {
                 break control;
             }
-            if begin.elapsed() > PATIENCE || server.try_wait()?.is_some() {
+            if begin.elapsed() > TIMEOUT || server.try_wait()?.is_some() {
                 server.kill().ok();
                 bail!("{command:?} does not come up: {}", fs::read_to_string(&log)?);
             }
             thread::sleep(Duration::from_millis(5));
         };
-        let mut this =
-            Self { server, control, socket, keys, dumps: false, must_call: None, rounds: 0, _folder: folder };
+        let mut this = Self {
+            server,
+            control,
+            socket,
+            keys,
+            dumps: false,
+            must_call: None,
+            rounds: 0,
+            _directory: directory,
+        };
         this.fill(value)?;
         Ok(this)
     }
 
-    /// Under steady load every round begins a dump.
+    /// Makes every round of steady load begin a dump.
     pub fn dump_each_round(&mut self) {
         self.dumps = true;
     }
 
-    /// Under steady load this orbit is called, or the measurement is worth nothing.
+    /// Requires that this orbit is called under steady load; otherwise the measurement fails.
     pub fn must_call(&mut self, orbit: &'static str) {
         self.must_call = Some(orbit);
     }
 
-    /// One round of steady load, beside what the clients do.
+    /// Runs one round of steady load, beside what the clients do.
     fn steady(&mut self, slow: bool) -> Result<()> {
         let end = Instant::now() + STEADY;
         if self.dumps && !self.is_dumping()? {
@@ -164,7 +169,7 @@ impl KeyValue {
     fn is_dumping(&mut self) -> Result<bool> {
         let info = self.control.ask("INFO persistence\r\n")?;
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
-        let dumping = field("rdb_bgsave_in_progress:").context("INFO tells nothing of dumps")? == "1";
+        let dumping = field("rdb_bgsave_in_progress:").context("INFO reports nothing about dumps")? == "1";
         let status = field("rdb_last_bgsave_status:");
         ensure!(dumping || status.as_deref() == Some("ok"), "the dump failed");
         Ok(dumping)
@@ -175,18 +180,15 @@ impl KeyValue {
         ensure!(answer.contains("saving started"), "there is no dump: {answer}");
         let begin = Instant::now();
         while self.is_dumping()? {
-            ensure!(begin.elapsed() < PATIENCE, "the dump takes more than {PATIENCE:?}");
+            ensure!(begin.elapsed() < TIMEOUT, "the dump takes more than {TIMEOUT:?}");
             meanwhile()?;
             thread::sleep(Duration::from_millis(5));
         }
         Ok(())
     }
 
-    /// The most memory that the server and its children had together during a dump under load, in bytes, and what they
+    /// Returns the most memory that the server and its children had together during a dump under load, in bytes, and what they
     /// had before. Shared pages count once.
-    ///
-    /// # Errors
-    /// As [`Contender::measure`].
     pub fn memory(&mut self) -> Result<(u64, u64)> {
         // The first dump is not typical: an orbit gets its copy of everything then.
         self.dump(|| Ok(()))?;
@@ -289,11 +291,11 @@ fn name(key: u64) -> String {
 
 fn connect(socket: &Path) -> Result<Resp<UnixStream>> {
     let stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     Ok(Resp::new(stream))
 }
 
-/// What a process and its children have in memory, in bytes; a part of what several of them share.
+/// Returns the resident bytes of a process and its children; of shared pages their share.
 fn memory_of_tree(root: u32) -> Result<u64> {
     let mut sum = 0;
     for entry in fs::read_dir("/proc").context("listing processes")? {

@@ -1,52 +1,39 @@
 //! The benchmark harness.
 //!
-//! A number means something only beside what its reader would otherwise have used. So everything here is a
-//! comparison: a [`Group`] puts *ours* beside its rivals, each a [`Contender`]; a [`Case`] is one thing that
-//! all of them do; and [`Bench::run`] measures them interleaved in one run, prints a table and leaves
-//! `target/bench/NAME.json`, which [`promise`] holds SPECIFICATION.md against.
+//! A number means something only beside what its reader would otherwise use. So everything here is a comparison: a
+//! [`Group`] puts *ours* beside its rivals, each a [`Contender`]; a [`Case`] is one thing that all of them do; and
+//! [`Bench::run`] measures them interleaved in one run, prints a table and leaves `target/bench/NAME.json`, which
+//! [`promise`] compares with `bench/promises.toml`.
 //!
 //! ```no_run
-//! use clap::Parser;
-//! use orrery_bench::{Bench, Case, Entry, Group, Options, Quantity, Unit, batched};
-//!
-//! #[derive(Parser)]
-//! struct Arguments {
-//!     #[command(flatten)]
-//!     options: Options,
-//! }
+//! use orrery_bench::{Bench, Case, Group, Unit, batched};
 //!
 //! fn main() -> anyhow::Result<std::process::ExitCode> {
-//!     let mut bench = Bench::new("sorting", Arguments::parse().options);
+//!     let mut bench = Bench::new("sorting", "Unstable sorting beside stable sorting");
+//!     let pin = bench.options().pin()?;
 //!     let numbers = |work: &str| -> anyhow::Result<Vec<u32>> { Ok((0..work.parse()?).rev().collect()) };
-//!     let ours = Entry::new("unstable", move || Ok(batched(move |work| Ok(numbers(work)?.sort_unstable()))));
-//!     let rival = Entry::new("stable", move || Ok(batched(move |work| Ok(numbers(work)?.sort()))));
-//!     bench.group(
-//!         Group::new("reversed", ours)
-//!             .against(rival)
-//!             .case(Case::new("1000").quantity("reversed/1000", Quantity::Mean(Unit::Microseconds))),
-//!     );
+//!     let ours = bench.process("unstable", pin, || Ok(batched(|work| Ok(numbers(work)?.sort_unstable()))));
+//!     let rival = bench.process("stable", pin, || Ok(batched(|work| Ok(numbers(work)?.sort()))));
+//!     bench.group(Group::new("reversed", ours, [rival]).case(Case::mean("1000", "reversed/1000", Unit::Microseconds)));
 //!     bench.run()
 //! }
 //! ```
 
-mod c_program;
+mod bench;
+mod c_example;
 mod contender;
-mod field;
+mod group;
 mod options;
-mod part;
-mod plan;
-mod report;
-mod runner;
-mod sitting;
+mod process;
+mod round;
 mod work;
-mod worker;
 
+pub mod changed_pages;
 pub mod content_store;
 pub mod copies;
 pub mod documents;
-pub mod examined;
 pub mod examples;
-pub mod film;
+pub mod ffmpeg;
 pub mod footprint;
 pub mod key_value;
 pub mod lock_manager;
@@ -54,18 +41,16 @@ pub mod machine;
 pub mod ours;
 pub mod pairs;
 pub mod promise;
-pub mod record;
+pub mod report;
 pub mod resp;
 pub mod rival;
 pub mod script;
-pub mod stats;
+pub mod statistics;
 pub mod tls;
 
+pub use bench::Bench;
 pub use contender::{Contender, Sample, Skipped, batched, single};
+pub use group::{Case, Entry, Group, Quantity, Unit};
 pub use options::{Options, Pin};
-pub use part::{CommandLine, Part};
-pub use plan::{Case, Entry, Group, Quantity, Unit};
-pub use report::significant;
-pub use runner::Bench;
+pub use process::{Worker, serve};
 pub use work::Work;
-pub use worker::{Worker, serve};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use crate::c_program::build;
+use crate::c_example::build;
 use crate::contender::{Contender, Sample};
 
 /// For how long the program works in one round, in milliseconds.
@@ -21,23 +21,20 @@ pub struct LockManager {
     accounts: u32,
     work: u32,
     // Holds the program; removed at the end.
-    _folder: TempDir,
+    _directory: TempDir,
 }
 
 impl LockManager {
-    /// With a detector as `--detect` names it, and transactions whose four steps compute for `work` microseconds each.
-    ///
-    /// # Errors
-    /// Where it cannot be built.
+    /// Makes one with a detector as `--detect` names it, and transactions whose four steps compute for `work` microseconds each.
     pub fn new(detector: &'static str, threads: u32, accounts: u32, work: u32) -> Result<Self> {
-        let folder = tempfile::tempdir().context("making a folder for a program")?;
+        let directory = tempfile::tempdir().context("making a directory for a program")?;
         Ok(Self {
-            program: build("locks", folder.path())?,
+            program: build("locks", directory.path())?,
             detector,
             threads,
             accounts,
             work,
-            _folder: folder,
+            _directory: directory,
         })
     }
 }
@@ -57,16 +54,16 @@ impl Contender for LockManager {
             command.args([name, &value]);
         }
         let output = command.stdin(Stdio::null()).output().context("starting the lock manager")?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        ensure!(output.status.success(), "{command:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
-        read(&said, work).with_context(|| format!("reading {said:?}"))
+        let text = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+        read(&text, work).with_context(|| format!("reading {text:?}"))
     }
 }
 
-/// What the program's report says of `work`.
-fn read(said: &str, work: &str) -> Result<Sample> {
+/// Parses what the program reports about `work`.
+fn read(output: &str, work: &str) -> Result<Sample> {
     let line = |name: &str| {
-        said.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no line {name:?}"))
+        output.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no line {name:?}"))
     };
     let (iterations, elapsed) = match work {
         // "transactions: 22444 in 0.50 s, 44552/s"
@@ -97,13 +94,13 @@ mod tests {
 
     #[test]
     fn reports_are_read() {
-        let said = "8 threads, detector: async\ntransactions: 2000 in 0.50 s, 4000/s\n\
+        let output = "8 threads, detector: async\ntransactions: 2000 in 0.50 s, 4000/s\n\
                     searches: 100 (2.500 us of the lock manager's time each)\n";
-        let commits = read(said, "commit").unwrap();
+        let commits = read(output, "commit").unwrap();
         assert_eq!((commits.iterations, commits.elapsed), (2000, Duration::from_millis(500)));
-        let searches = read(said, "search").unwrap();
+        let searches = read(output, "search").unwrap();
         assert_eq!((searches.iterations, searches.elapsed), (100, Duration::from_micros(250)));
         assert!(read("transactions: 0 in 0.50 s, 0/s\n", "commit").is_err());
-        assert!(read("", "commit").is_err() && read(said, "rest").is_err());
+        assert!(read("", "commit").is_err() && read(output, "rest").is_err());
     }
 }

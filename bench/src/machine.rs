@@ -10,17 +10,11 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Binds the calling thread, and what it starts from now on, to one CPU
 /// ([sched_setaffinity(2)](https://man7.org/linux/man-pages/man2/sched_setaffinity.2.html)).
-///
-/// # Errors
-/// Where this process may not run on `cpu`.
 pub fn pin(cpu: usize) -> Result<()> {
     pin_thread(None, cpu)
 }
 
 /// Does something while the calling thread is bound to one CPU; what it starts meanwhile stays bound.
-///
-/// # Errors
-/// Where this process may not run on `cpu`; those of `work`.
 pub fn while_pinned<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let before = sched_getaffinity(None).context("asking for the CPUs of this thread")?;
     pin(cpu)?;
@@ -30,18 +24,12 @@ pub fn while_pinned<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T
 }
 
 /// Binds a process of one thread to one CPU.
-///
-/// # Errors
-/// Where it may not run on `cpu`, or there is no such process.
 pub fn pin_process(pid: u32, cpu: usize) -> Result<()> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pin_thread(Some(pid.context("a process without an id")?), cpu)
 }
 
 /// Binds the calling thread to all CPUs that this process may use but one; to that, where there is no other.
-///
-/// # Errors
-/// Where the kernel does not tell or refuses.
 pub fn avoid(cpu: usize) -> Result<()> {
     let allowed = sched_getaffinity(None).context("asking for the CPUs of this thread")?;
     let mut set = CpuSet::new();
@@ -62,19 +50,16 @@ fn pin_thread(thread: Option<Pid>, cpu: usize) -> Result<()> {
         .with_context(|| format!("pinning to CPU {cpu}; choose another with --pin, or --pin none"))
 }
 
-/// The highest-numbered CPU that this process may run on: the lowest usually serves the most interrupts.
-///
-/// # Errors
-/// Where the kernel does not tell.
+/// Returns the highest-numbered CPU that this process may run on: the lowest usually serves the most interrupts.
 pub fn last_cpu() -> Result<usize> {
     let allowed = sched_getaffinity(None).context("asking for the CPUs of this process")?;
     (0..CpuSet::MAX_CPU).rev().find(|&cpu| allowed.is_set(cpu)).context("this process may run on no CPU")
 }
 
-/// The last two CPUs that this process may run on, the last one first.
+/// Returns the last two CPUs that this process may run on, the last one first.
 ///
 /// # Errors
-/// [`Skipped`](crate::contender::Skipped) where there is but one; where the kernel does not tell.
+/// [`Skipped`](crate::contender::Skipped) where there is but one; where the kernel does not report them.
 pub fn two_cpus() -> Result<(usize, usize)> {
     let allowed = sched_getaffinity(None).context("asking for the CPUs of this process")?;
     let mut cpus = (0..CpuSet::MAX_CPU).rev().filter(|&cpu| allowed.is_set(cpu));
@@ -84,44 +69,35 @@ pub fn two_cpus() -> Result<(usize, usize)> {
     }
 }
 
-/// How many bytes can be allocated without swapping, as `MemAvailable` of /proc/meminfo estimates it
+/// Returns how many bytes can be allocated without swapping, as `MemAvailable` of /proc/meminfo estimates it
 /// ([proc_meminfo(5)](https://man7.org/linux/man-pages/man5/proc_meminfo.5.html)).
-///
-/// # Errors
-/// Where /proc/meminfo cannot be read or lacks the line.
 pub fn available_memory() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
     kibibytes(&text, "MemAvailable:").context("/proc/meminfo has no MemAvailable")
 }
 
-/// The value in bytes of the line `name  NUMBER kB` of a file such as /proc/meminfo or /proc/self/smaps.
+/// Returns the value in bytes of the line `name  NUMBER kB` of a file such as /proc/meminfo or /proc/self/smaps.
 pub(crate) fn kibibytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let number: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     number.checked_mul(1024)
 }
 
-/// The folder of this program's build profile, `target/release` as a rule: other programs of the workspace
-/// lie there.
-///
-/// # Errors
-/// Where this program's own file cannot be found.
-pub fn program_folder() -> Result<PathBuf> {
+/// Returns the directory of this program's build profile, `target/release` as a rule: other programs of the workspace
+/// are there.
+pub fn program_directory() -> Result<PathBuf> {
     let program = env::current_exe().context("finding this program's own file")?;
-    Ok(program.parent().context("this program's file lies in no folder")?.to_owned())
+    Ok(program.parent().context("this program's file is in no directory")?.to_owned())
 }
 
-/// Where a benchmark's records lie: `target/bench/NAME.json`.
-///
-/// # Errors
-/// As [`program_folder`].
+/// Returns the file of a benchmark's records: `target/bench/NAME.json`.
 pub fn record_file(bench: &str) -> Result<PathBuf> {
     let target =
-        program_folder()?.parent().context("this program lies outside of a target folder")?.to_owned();
+        program_directory()?.parent().context("this program lies outside of a target directory")?.to_owned();
     Ok(target.join("bench").join(format!("{bench}.json")))
 }
 
-/// The root of the source tree that this program was built from.
+/// Returns the root of the source tree that this program was built from.
 pub fn source_root() -> &'static Path {
     let bench = Path::new(env!("CARGO_MANIFEST_DIR"));
     bench.parent().unwrap_or(bench)

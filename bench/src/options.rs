@@ -1,4 +1,4 @@
-//! The options that all benchmarks share.
+//! The command line that all benchmarks share.
 
 use std::env;
 use std::fmt;
@@ -6,11 +6,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Result;
+use clap::{Args, CommandFactory, FromArgMatches, Parser};
 
 use crate::machine;
 
-/// Options of every benchmark program, to be flattened into its command line.
-#[derive(Debug, Clone, clap::Args)]
+/// Options of every benchmark program.
+#[derive(Debug, Clone, Default, Args)]
 pub struct Options {
     /// Measure fewer cases, all within 45 seconds (also: QUICK=1 in the environment)
     #[arg(long)]
@@ -20,16 +21,20 @@ pub struct Options {
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u64>,
 
-    /// Only the cases whose name contains this; prints the table, leaves the recorded results alone
+    /// Measure only the cases whose name contains this; print the table, leave the records alone
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
     /// Bind the contenders to one CPU, or `none` [default: the benchmark's own choice]
     #[arg(long, value_name = "CPU|none")]
     pin: Option<Pin>,
+
+    /// Serve as this contender; for the benchmark itself
+    #[arg(long, hide = true)]
+    pub(crate) contender: Option<usize>,
 }
 
-/// Where contenders run.
+/// The CPU on which contenders run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pin {
     /// Wherever the scheduler puts them.
@@ -42,7 +47,7 @@ impl Pin {
     /// Binds the calling thread, and what it starts from now on.
     ///
     /// # Errors
-    /// Where this process may not run on that CPU.
+    /// Fails where this process may not run on that CPU.
     pub fn bind(self) -> Result<()> {
         match self {
             Self::None => Ok(()),
@@ -51,12 +56,11 @@ impl Pin {
     }
 }
 
-/// As it is read by [`FromStr`].
 impl fmt::Display for Pin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::None => f.write_str("none"),
-            Self::Cpu(cpu) => cpu.fmt(f),
+            Self::None => out.write_str("none"),
+            Self::Cpu(cpu) => cpu.fmt(out),
         }
     }
 }
@@ -76,25 +80,44 @@ impl FromStr for Pin {
 }
 
 impl Options {
-    /// Whether to measure only the cases fit for a quick run.
+    /// Reads the command line; `about` is what `--help` prints about the benchmark. Exits where the command line is wrong.
+    pub fn from_command_line(about: &'static str) -> Self {
+        #[derive(Parser)]
+        struct CommandLine {
+            #[command(flatten)]
+            options: Options,
+        }
+        let matches = CommandLine::command().about(about).get_matches();
+        CommandLine::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).options
+    }
+
+    /// Returns whether to measure only the cases of a quick run.
     pub fn quick(&self) -> bool {
         self.quick || env::var("QUICK").is_ok_and(|value| !["", "0"].contains(&value.as_str()))
     }
 
-    /// How long the whole benchmark may take, starting its contenders included.
+    /// Returns how long the whole benchmark may take, starting its contenders included.
     pub fn budget(&self) -> Duration {
-        // 45 s are promised; the rest is for contenders that are slow to start or to end.
+        // A quick run takes 45 s; the rest is for contenders that are slow to start or to end.
         Duration::from_secs(self.seconds.unwrap_or(if self.quick() { 36 } else { 240 }))
     }
 
-    /// The part of a name by which the user chose among the cases.
-    pub fn only(&self) -> Option<&str> {
-        self.only.as_deref()
+    /// Returns whether the user chose a case or contender of this name.
+    pub fn chosen(&self, name: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| name.contains(only))
     }
 
-    /// The user's choice of CPU, or else `default`.
-    pub fn pin_or(&self, default: Pin) -> Pin {
-        self.pin.unwrap_or(default)
+    /// Returns whether all cases are to be measured, so that the records will be whole.
+    pub fn all(&self) -> bool {
+        self.only.is_none()
+    }
+
+    /// Returns the CPU that the user chose; else the last one, which usually serves the fewest interrupts.
+    ///
+    /// # Errors
+    /// Fails where the kernel does not report the CPUs of this process.
+    pub fn pin(&self) -> Result<Pin> {
+        self.pin.map_or_else(|| machine::last_cpu().map(Pin::Cpu), Ok)
     }
 }
 

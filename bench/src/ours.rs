@@ -33,18 +33,18 @@ use anyhow::Result;
 use crate::contender::Skipped;
 use crate::footprint::Footprint;
 
-/// The pages of a footprint.
+/// Returns the pages of a footprint.
 fn range(footprint: &Footprint) -> PageRange {
     PageRange::covering(footprint.base().addr().get(), footprint.bytes())
 }
 
-/// A space that looks after the footprint and nothing else, so that nothing of the harness is rolled back.
+/// Makes a space of the footprint alone, so that nothing of the harness is rolled back.
 fn space(footprint: &Footprint, arena: &'static Arena, config: Config<'_>) -> Result<Space> {
     let scope = [range(footprint)];
     Space::new(arena, Config { scope: Some(&scope), ..config }).map_err(absent)
 }
 
-/// A tracker that this kernel does not allow is no failure.
+/// Turns the error of a tracker that this kernel does not allow into `Skipped`.
 fn absent(error: Error) -> anyhow::Error {
     match error {
         Error::Tracker { .. } => Skipped(error.to_string()).into(),

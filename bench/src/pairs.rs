@@ -1,6 +1,6 @@
-//! Pairs of machines whose kernels die, and clients that wait meanwhile.
+//! Pairs of machines whose kernels die, and clients that wait for them.
 
-pub mod in_network;
+pub mod clients;
 pub mod rivals;
 
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -12,18 +12,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use orrery_orthros_host::{
-    Cause, DiskConfig, DiskSource, Error, Failover, Fault, Manner, Network, NetworkConfig, Pair, PairConfig,
-    Service, cache,
+    Cause, DiskConfig, DiskSource, Error, Failover, Fault, Network, NetworkConfig, Pair, PairConfig, Service,
+    cache,
 };
 
 use crate::contender::Skipped;
 
-/// How long anything may take that takes seconds.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// The timeout of operations that take seconds.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What a pair is made of.
+/// The configuration of a pair.
 #[derive(Clone, Debug)]
-pub struct Wanted<'w> {
+pub struct PairSpec<'w> {
     /// The service and its arguments.
     pub service: &'w [&'w str],
     /// More programs that it runs.
@@ -34,19 +34,19 @@ pub struct Wanted<'w> {
     pub memory: u64,
     /// More for the command line of its kernel.
     pub append: &'w str,
-    /// Its disk, in MiB, and a folder whose files that has.
+    /// Its disk, in MiB, and a directory whose files that has.
     pub disk: Option<(u64, Option<&'w std::path::Path>)>,
 }
 
-/// A pair that runs, in a network that the calling thread is in from then on.
+/// A running pair, in a network that the calling thread enters.
 pub struct Running {
     /// The pair itself.
     pub pair: Pair,
     // Removed when the pair is gone.
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
-/// A death and what came of it.
+/// A death of a kernel and the failover after it.
 #[derive(Clone, Debug)]
 pub struct Rescue {
     /// How long it took to notice, in seconds.
@@ -56,7 +56,7 @@ pub struct Rescue {
 }
 
 impl Rescue {
-    /// How long a part of it took, in seconds; nothing where there was no such part.
+    /// Returns how long a part of it took, in seconds; 0 where there was no such part.
     pub fn step(&self, name: &str) -> f64 {
         self.failover
             .steps
@@ -72,18 +72,18 @@ impl Running {
     ///
     /// # Errors
     /// [`Skipped`] where this host lacks something; where it does not come up.
-    pub fn start(wanted: &Wanted<'_>) -> Result<Self> {
-        let folder = tempfile::tempdir().context("making a folder for a pair")?;
+    pub fn start(wanted: &PairSpec<'_>) -> Result<Self> {
+        let directory = tempfile::tempdir().context("making a directory for a pair")?;
         let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         let files = wanted.files.iter().map(|&(here, there)| (here.into(), there.to_owned())).collect();
         let config = PairConfig {
-            folder: folder.path().to_owned(),
+            directory: directory.path().to_owned(),
             cache: cache(),
             service: Service {
                 argv: words(wanted.service),
                 programs: words(wanted.programs),
                 files,
-                manner: Manner::default(),
+                ..Service::default()
             },
             memory_mib: wanted.memory,
             cpus: 1,
@@ -96,24 +96,21 @@ impl Running {
             }),
             append: wanted.append.to_owned(),
         };
-        let pair = Pair::up(config).map_err(|error| match error {
+        let pair = Pair::start(config).map_err(|error| match error {
             Error::Missing { .. } | Error::Rights { .. } | Error::Room { .. } => {
                 Skipped(error.to_string()).into()
             }
             other => anyhow::Error::from(other),
         })?;
         pair.network().context("a pair without a network")?.enter()?;
-        Ok(Self { pair, _folder: folder })
+        Ok(Self { pair, _directory: directory })
     }
 
     /// Lets the kernel die, and the service go on.
-    ///
-    /// # Errors
-    /// Where it does not die, or the service does not survive.
     pub fn crash(&mut self, fault: Fault) -> Result<Rescue> {
         let begin = Instant::now();
         self.pair.crash(fault)?;
-        let cause = self.pair.watch(PATIENCE)?.context("the kernel does not die")?;
+        let cause = self.pair.watch(TIMEOUT)?.context("the kernel does not die")?;
         let noticed = begin.elapsed().as_secs_f64();
         // Where a machine has no time to run it is silent as well; such a run measures that.
         ensure!(
@@ -127,7 +124,7 @@ impl Running {
 
 /// Connects to a port of the service's machine, which may still be starting.
 fn connect(port: u16) -> Result<TcpStream> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let stream = loop {
         match TcpStream::connect((Network::SERVICE, port)) {
             Ok(stream) => break stream,
@@ -138,31 +135,25 @@ fn connect(port: u16) -> Result<TcpStream> {
         }
     };
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
 
 /// A service that answers lines with lines, over one connection.
-pub struct Line {
+pub struct LineClient {
     stream: TcpStream,
     reader: BufReader<TcpStream>,
 }
 
-impl Line {
+impl LineClient {
     /// Connects to the service, which may still be starting.
-    ///
-    /// # Errors
-    /// Where it does not come up.
     pub fn connect(port: u16) -> Result<Self> {
         let stream = connect(port)?;
         let reader = BufReader::new(stream.try_clone()?);
         Ok(Self { stream, reader })
     }
 
-    /// Says something and gives the answer's first line.
-    ///
-    /// # Errors
-    /// Where the connection breaks or no answer comes.
+    /// Sends a line and returns the first line of the answer.
     pub fn ask(&mut self, what: &str) -> Result<String> {
         self.stream.write_all(what.as_bytes()).context("the connection broke")?;
         let mut line = String::new();
@@ -182,11 +173,8 @@ pub struct Client {
 
 impl Client {
     /// Starts it; an answer is a number, behind a colon where it is redis that answers.
-    ///
-    /// # Errors
-    /// Where the service does not come up.
     pub fn start(port: u16, question: &str) -> Result<Self> {
-        let mut line = Line::connect(port)?;
+        let mut line = LineClient::connect(port)?;
         let question = question.to_owned();
         let stream = line.stream.try_clone()?;
         let (counted, longest, stop) =
@@ -213,38 +201,32 @@ impl Client {
         Ok(Self { counted, longest, stop, stream, thread: Some(thread) })
     }
 
-    /// How far it has counted.
+    /// Returns how far it has counted.
     pub fn counted(&self) -> u64 {
         self.counted.load(Ordering::Relaxed)
     }
 
-    /// Forgets its longest wait so far.
-    pub fn forget(&self) {
+    /// Resets its longest wait.
+    pub fn reset_longest_wait(&self) {
         self.longest.store(0, Ordering::Relaxed);
     }
 
-    /// Its longest wait in seconds, once it has got more answers.
-    ///
-    /// # Errors
-    /// Where an answer was wrong, lost or given twice, or the connection broke.
+    /// Returns its longest wait in seconds, after it has got more answers.
     pub fn longest(&mut self) -> Result<f64> {
         let from = self.counted.load(Ordering::Relaxed);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.counted.load(Ordering::Relaxed) < from + 10 {
             if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
                 self.end()?;
                 bail!("a client ended by itself");
             }
-            ensure!(Instant::now() < deadline, "no answer for {} s", PATIENCE.as_secs());
+            ensure!(Instant::now() < deadline, "no answer for {} s", TIMEOUT.as_secs());
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(Duration::from_micros(self.longest.load(Ordering::Relaxed)).as_secs_f64())
     }
 
-    /// Ends it and gives how far it has counted.
-    ///
-    /// # Errors
-    /// As [`longest`](Self::longest).
+    /// Ends it and returns how far it has counted.
     pub fn end(&mut self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

@@ -15,23 +15,17 @@ pub struct Resp<S: Read + Write> {
 }
 
 impl<S: Read + Write> Resp<S> {
-    /// One over a stream that is connected.
+    /// Makes a client over a connected stream.
     pub fn new(stream: S) -> Self {
         Self { stream: BufReader::new(stream) }
     }
 
     /// Sends requests, whose replies are to be waited for one by one.
-    ///
-    /// # Errors
-    /// Where the connection is broken.
     pub fn send(&mut self, text: &str) -> Result<()> {
         self.stream.get_mut().write_all(text.as_bytes()).context("asking the server")
     }
 
-    /// A status, an error, or the bytes of a string; of an array only how long it is.
-    ///
-    /// # Errors
-    /// Where the connection is broken, or the server says what nobody understands.
+    /// Reads a status, an error, or the bytes of a string; of an array only its length.
     pub fn reply(&mut self) -> Result<String> {
         let mut line = String::new();
         self.stream.read_line(&mut line).context("waiting for the server's answer")?;
@@ -52,27 +46,24 @@ impl<S: Read + Write> Resp<S> {
         }
     }
 
-    /// Sends a request and gives its reply.
-    ///
-    /// # Errors
-    /// As [`Resp::send`] and [`Resp::reply`].
+    /// Sends a request and returns its reply.
     pub fn ask(&mut self, text: &str) -> Result<String> {
         self.send(text)?;
         self.reply()
     }
 }
 
-/// A command that sets a key.
+/// Returns a command that sets a key.
 pub fn set(key: &str, value: &str) -> String {
     format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n{value}\r\n", key.len(), value.len())
 }
 
-/// A command that asks for a key.
+/// Returns a command that reads a key.
 pub fn get(key: &str) -> String {
     format!("*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len())
 }
 
-/// The program that is `redis-server` where it is called so.
+/// Returns the program that serves as `redis-server` when it is executed by that name.
 ///
 /// # Errors
 /// [`Skipped`] where it is not installed.
@@ -93,10 +84,7 @@ fn named(program: &str) -> Command {
     command
 }
 
-/// `redis-server`, which is to run with what the caller adds.
-///
-/// # Errors
-/// As [`redis_program`].
+/// Returns a command of `redis-server`, to which the caller adds options.
 pub fn redis() -> Result<Command> {
     redis_program().map(named)
 }
@@ -109,8 +97,8 @@ mod tests {
 
     #[test]
     fn replies_are_read_whole() {
-        let said = b"+OK\r\n$3\r\na\r\n\r\n$-1\r\n*2\r\n$1\r\nx\r\n:5\r\n-ERR no\r\n:7\r\n+cut".to_vec();
-        let mut server = Resp::new(Cursor::new(said));
+        let output = b"+OK\r\n$3\r\na\r\n\r\n$-1\r\n*2\r\n$1\r\nx\r\n:5\r\n-ERR no\r\n:7\r\n+cut".to_vec();
+        let mut server = Resp::new(Cursor::new(output));
         let mut next = || server.reply().ok();
         let wanted = ["+OK", "a\r\n\r\n", "$-1", "*2", "-ERR no", ":7"];
         for wanted in wanted {

@@ -23,7 +23,9 @@ pub use dontneed::DontNeed;
 pub use fork::{ForkExitWait, fork_exit_wait};
 pub use fork_server::ForkServer;
 pub use hand_off::{Between, By, HandOff, round_trips};
-pub use monitor::{Caller, Direct, InlineCheck, LeastOpen, Remote, SeparateProcess, Served, Stops, Traced};
+pub use monitor::{
+    Caller, Direct, InDirectory, InlineCheck, LeastOpen, Remote, SeparateProcess, Served, Stops, Traced,
+};
 pub use python_fork_server::PythonForkServer;
 pub use session::ForkPerSession;
 

@@ -31,14 +31,11 @@ pub type Streams<'a> = [BorrowedFd<'a>; 3];
 
 /// A way of running scripts.
 pub trait Runner {
-    /// Runs `script` with these standard streams to its end; gives its exit status, negative for a signal.
-    ///
-    /// # Errors
-    /// Where the script could not be run.
+    /// Runs `script` with these standard streams to its end; returns its exit status, negative for a signal.
     fn run(&mut self, script: &Script, streams: Streams<'_>) -> Result<i32>;
 }
 
-/// What a script leaves.
+/// The outcome of a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// Its exit status, negative for a signal.
@@ -49,22 +46,19 @@ pub struct Outcome {
     pub errors: Vec<u8>,
 }
 
-/// Runs `script` once and keeps what it wrote.
-///
-/// # Errors
-/// As [`Runner::run`], and where the input cannot be opened.
+/// Runs `script` once and returns its outcome.
 pub fn run(runner: &mut dyn Runner, script: &Script) -> Result<Outcome> {
     timed(runner, script).map(|(outcome, _)| outcome)
 }
 
-/// Like [`run`]; also gives how long the run took.
-///
-/// # Errors
-/// As [`run`].
+/// Like [`run`]; also returns how long the run took.
 pub fn timed(runner: &mut dyn Runner, script: &Script) -> Result<(Outcome, Duration)> {
-    let mut desk = Desk::new(script)?;
-    let (status, latency) = desk.run(runner, script)?;
-    Ok((Outcome { status, output: desk.output()?, errors: desk.errors()? }, latency))
+    let mut streams_of_script = StandardStreams::new(script)?;
+    let (status, latency) = streams_of_script.run(runner, script)?;
+    Ok((
+        Outcome { status, output: streams_of_script.output()?, errors: streams_of_script.errors()? },
+        latency,
+    ))
 }
 
 /// A runner as a contender: its work is the name of a script, and each run must end as it should.
@@ -83,20 +77,20 @@ impl<R: Runner> Scripts<R> {
 impl<R: Runner> Contender for Scripts<R> {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let (script, due) = self.scripts.get(work).with_context(|| format!("there is no script {work:?}"))?;
-        let mut desk = Desk::new(script)?;
+        let mut streams_of_script = StandardStreams::new(script)?;
         let mut latencies = Vec::new();
         for _ in 0..iterations {
-            let (status, latency) = desk.run(&mut self.runner, script)?;
+            let (status, latency) = streams_of_script.run(&mut self.runner, script)?;
             latencies.push(latency);
             ensure!(
                 status == due.status,
                 "{work} ended with status {status}, not {}: {}",
                 due.status,
-                String::from_utf8_lossy(&desk.errors()?)
+                String::from_utf8_lossy(&streams_of_script.errors()?)
             );
         }
         if iterations > 0 {
-            let output = desk.output()?;
+            let output = streams_of_script.output()?;
             ensure!(output == due.output, "{work} wrote {:?}", String::from_utf8_lossy(&output));
         }
         Ok(Sample { iterations, elapsed: latencies.iter().sum(), latencies })
@@ -104,13 +98,13 @@ impl<R: Runner> Contender for Scripts<R> {
 }
 
 /// The files at the other end of a script's standard streams.
-struct Desk {
+struct StandardStreams {
     input: File,
     output: File,
     errors: File,
 }
 
-impl Desk {
+impl StandardStreams {
     fn new(script: &Script) -> Result<Self> {
         let memory = |name: &str| -> Result<File> {
             Ok(memfd_create(name, MemfdFlags::CLOEXEC).context("memfd_create")?.into())

@@ -21,7 +21,7 @@ use crate::machine;
 /// How many clients ask at the same time.
 const CLIENTS: u32 = 4;
 /// A server that has not come up by then never will.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The kinds of keys: a name, and what `openssl genpkey` makes them of.
 pub const KEYS: [(&str, &[&str]); 4] = [
@@ -31,7 +31,7 @@ pub const KEYS: [(&str, &[&str]); 4] = [
     ("p384", &["EC", "-pkeyopt", "ec_paramgen_curve:P-384"]),
 ];
 
-/// Where an nginx signs.
+/// The place where nginx signs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signs {
     /// In its workers, as it was made.
@@ -53,7 +53,7 @@ impl Signs {
 
 /// An nginx, which ends with this object.
 pub struct Server {
-    folder: TempDir,
+    directory: TempDir,
     client: SslContext,
     ports: Vec<(&'static str, u16)>,
     cpu: Option<usize>,
@@ -66,10 +66,10 @@ impl Server {
     /// [`Skipped`] where nginx is not installed; where it does not come up.
     pub fn start(signs: Signs, cpu: Option<usize>) -> Result<Self> {
         program()?;
-        let folder = tempfile::tempdir().context("making a folder for a server")?;
+        let directory = tempfile::tempdir().context("making a directory for a server")?;
         let mut client = SslContext::builder(SslMethod::tls_client())?;
         client.set_verify(SslVerifyMode::NONE);
-        let mut server = Self { folder, client: client.build(), ports: Vec::new(), cpu };
+        let mut server = Self { directory, client: client.build(), ports: Vec::new(), cpu };
         let mut blocks = String::new();
         for (name, algorithm) in KEYS {
             let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
@@ -85,10 +85,10 @@ impl Server {
     }
 
     fn path(&self, name: &str) -> String {
-        self.folder.path().join(name).display().to_string()
+        self.directory.path().join(name).display().to_string()
     }
 
-    /// A key's file, or its reference, and its certificate.
+    /// Returns a key's file, or its reference, and its certificate.
     fn make_key(&self, name: &str, algorithm: &[&str], in_vault: bool) -> Result<(String, String)> {
         let (key, certificate) = (self.path(&format!("{name}.pem")), self.path(&format!("{name}.crt")));
         run(plain("openssl").args(["genpkey", "-out", &key, "-algorithm"]).args(algorithm))?;
@@ -98,13 +98,13 @@ impl Server {
             return Ok((key, certificate));
         }
         let reference = self.path(&format!("{name}.ref.pem"));
-        let orrery = machine::program_folder()?.join("orrery");
+        let orrery = machine::program_directory()?.join("orrery");
         run(plain(orrery).args(["vault", "wrap", &key, "-o", &reference]))?;
         Ok((reference, certificate))
     }
 
     fn launch(&self, blocks: &str, signs: Signs) -> Result<()> {
-        let at = self.folder.path().display();
+        let at = self.directory.path().display();
         let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
         let temporary = temporary.map(|name| format!("{name}_temp_path {at}/{name};")).concat();
         let text = format!(
@@ -118,8 +118,8 @@ impl Server {
         match signs {
             Signs::Itself => {}
             Signs::InVault | Signs::InVaultByOpenSsl => {
-                let module = build_provider(self.folder.path())?;
-                let orrery = machine::program_folder()?.join("orrery");
+                let module = build_provider(self.directory.path())?;
+                let orrery = machine::program_directory()?.join("orrery");
                 let mut configuration = run(plain(orrery).args(["vault", "conf", "--module"]).arg(module))?;
                 if signs == Signs::InVaultByOpenSsl {
                     configuration += "signer = openssl\n";
@@ -128,13 +128,13 @@ impl Server {
                 command.env("OPENSSL_CONF", self.path("openssl.cnf"));
             }
             Signs::InChild => {
-                command.env("LD_PRELOAD", build_signer(self.folder.path())?);
+                command.env("LD_PRELOAD", build_signer(self.directory.path())?);
             }
         }
         run(&mut command)?;
         let begin = Instant::now();
         while self.ports.iter().any(|(name, _)| self.handshake(name).is_err()) {
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > TIMEOUT {
                 bail!("nginx does not come up: {}", fs::read_to_string(self.path("error.log"))?);
             }
             thread::sleep(Duration::from_millis(5));
@@ -151,9 +151,9 @@ impl Server {
         Ok(fs::read_to_string(self.path("pid")).context("looking for nginx")?.trim().parse()?)
     }
 
-    /// Master, workers, what these have forked, and the vault.
+    /// Returns the PIDs of master, workers, their children, and the vault.
     fn processes(&self) -> Result<Vec<u32>> {
-        let vault = self.folder.path().join("orrery-vault");
+        let vault = self.directory.path().join("orrery-vault");
         let mut ours = HashSet::from([self.master()?]);
         let mut others = Vec::new();
         for entry in fs::read_dir("/proc").context("listing processes")? {
@@ -184,7 +184,7 @@ impl Server {
         }
     }
 
-    /// How long these have run, all threads together.
+    /// Returns the CPU time of these processes, all threads together.
     fn processor_time(processes: &[u32]) -> Result<Duration> {
         let mut sum = 0;
         for pid in processes {
@@ -198,11 +198,11 @@ impl Server {
         Ok(Duration::from_nanos(sum))
     }
 
-    /// One session: connect, handshake, request, answer, end.
+    /// Runs one session: connect, handshake, request, answer, close.
     fn handshake(&self, key: &str) -> Result<()> {
         let (_, port) = self.ports.iter().find(|(name, _)| *name == key).context("no such key")?;
         let socket = TcpStream::connect(("127.0.0.1", *port))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
         let stream = Ssl::new(&self.client)?.connect(socket);
         let mut stream = stream.map_err(|error| anyhow!("handshake: {error}"))?;
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
@@ -257,14 +257,14 @@ impl Drop for Server {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
         let begin = Instant::now();
         while Path::new(&format!("/proc/{master}/task/{master}/children")).exists()
-            && begin.elapsed() < PATIENCE
+            && begin.elapsed() < TIMEOUT
         {
             thread::sleep(Duration::from_millis(2));
         }
     }
 }
 
-/// A program without our provider.
+/// Returns a program without our provider.
 fn plain(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     command.env("OPENSSL_CONF", "/dev/null");
@@ -285,9 +285,9 @@ fn program() -> Result<PathBuf> {
     Ok(path.to_owned())
 }
 
-/// The provider with its vault, built with the C library that lies beside this program.
-fn build_provider(folder: &Path) -> Result<PathBuf> {
-    let library = machine::program_folder()?.join("liborrery.a");
+/// Builds the provider with its vault, with the C library beside this program.
+fn build_provider(directory: &Path) -> Result<PathBuf> {
+    let library = machine::program_directory()?.join("liborrery.a");
     ensure!(
         library.exists(),
         "there is no {} (cargo build --release -p orrery-capi -p orrery-signer)",
@@ -295,14 +295,14 @@ fn build_provider(folder: &Path) -> Result<PathBuf> {
     );
     let mut make = plain("make");
     make.arg("-C").arg(machine::source_root().join("integrations/openssl")).arg("LDFLAGS=-s");
-    make.arg(format!("OUT={}", folder.display())).arg(format!("LIBORRERY={}", library.display()));
+    make.arg(format!("OUT={}", directory.display())).arg(format!("LIBORRERY={}", library.display()));
     run(&mut make)?;
-    Ok(folder.join("orrery.so"))
+    Ok(directory.join("orrery.so"))
 }
 
-/// What has a server's signatures made by a child.
-fn build_signer(folder: &Path) -> Result<PathBuf> {
-    let signer = folder.join("forked_signer.so");
+/// Returns the module that makes a child sign for a server.
+fn build_signer(directory: &Path) -> Result<PathBuf> {
+    let signer = directory.join("forked_signer.so");
     let mut cc = plain("cc");
     cc.args(["-std=gnu11", "-O2", "-shared", "-fPIC", "-o"]).arg(&signer);
     cc.arg(machine::source_root().join("bench/rivals/forked_signer.c")).arg("-ldl");

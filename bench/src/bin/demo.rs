@@ -12,9 +12,10 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use indicatif::{ProgressBar, ProgressStyle};
 use orrery_bench::examples::{self, Hostile, MODULES};
 use orrery_bench::ours::Warm;
+use orrery_bench::report::significant;
 use orrery_bench::rival::{ColdPython, PythonForkServer};
 use orrery_bench::script::{Outcome, Runner, Script, run, timed};
-use orrery_bench::{significant, stats};
+use orrery_bench::statistics;
 
 /// What the server allows each script; the hostile ones need something to run into.
 const LIMITS: [&str; 4] = ["--timeout", "1s", "--memory", "256M"];
@@ -58,10 +59,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Shows everything; gives what was not as it should be.
+/// Shows everything; returns what was not as expected.
 fn show() -> Result<Vec<String>> {
     ctrlc::set_handler(|| STOP.store(true, Ordering::Relaxed)).context("watching for Ctrl-C")?;
-    let scratch = tempfile::tempdir().context("making a folder for scripts to work in")?;
+    let scratch = tempfile::tempdir().context("making a directory for scripts to work in")?;
     let ordinary = examples::ordinary()?;
     let hostile = examples::hostile(scratch.path())?;
     println!(
@@ -91,11 +92,11 @@ fn show() -> Result<Vec<String>> {
         "\nSame results: {} of {compared} runs gave the bytes and the status of python3",
         compared - differed
     );
-    println!("{}", isolation.told());
+    println!("{}", isolation.summary());
     Ok(complaints)
 }
 
-/// What came of running one script every way.
+/// The results of running one script every way.
 struct Ran {
     name: String,
     /// By way.
@@ -137,7 +138,7 @@ fn run_ordinary(
     Ok(all)
 }
 
-/// In what a run was not what it is under `python3`. A traceback of the fork server also shows the server, so there
+/// Returns how a run differs from one under `python3`. A traceback of the fork server also shows the server, so there
 /// standard error is not compared.
 fn difference(outcome: &Outcome, due: &Outcome, way: usize) -> Option<String> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).into_owned();
@@ -152,7 +153,7 @@ fn difference(outcome: &Outcome, due: &Outcome, way: usize) -> Option<String> {
         .then(|| format!("complained {:?}, not {:?}", text(&outcome.errors), text(&due.errors)))
 }
 
-/// What came of the hostile scripts.
+/// The results of the hostile scripts.
 #[derive(Default)]
 struct Isolation {
     scripts: usize,
@@ -164,7 +165,7 @@ struct Isolation {
 }
 
 impl Isolation {
-    fn told(&self) -> String {
+    fn summary(&self) -> String {
         let replaced = match self.replaced {
             0 => "by the same worker".to_owned(),
             1 => "by one worker and, after a script that nothing can undo, another".to_owned(),
@@ -218,11 +219,7 @@ fn run_hostile(
         let now = warm.wait_until_ready()?;
         let replaced = now != workers;
         if replaced && !may_kill_worker {
-            complaints.push(format!(
-                "{}: the worker did not survive it; it said: {}",
-                hostile(),
-                warm.said()
-            ));
+            complaints.push(format!("{}: the worker did not survive it; its log: {}", hostile(), warm.log()));
         }
         let (after, was) = if replaced { (look(warm, true)?, &portable) } else { (exact, &before) };
         isolation.probes += 1;
@@ -242,7 +239,7 @@ fn run_hostile(
     Ok(isolation)
 }
 
-/// What a script finds in the worker before it does anything.
+/// Returns what a script finds in the worker before it does anything.
 fn look(warm: &mut Warm, portable: bool) -> Result<Report> {
     let seen = run(warm, &examples::probe(portable))?;
     if seen.status != 0 {
@@ -277,7 +274,7 @@ fn table_of_scripts(all: &[Ran]) -> Table {
     header.extend(WAYS.map(|(way, _)| way.to_owned()));
     table.set_header(header);
     for ran in all {
-        let medians = ran.latencies.each_ref().map(|latencies| stats::median(latencies));
+        let medians = ran.latencies.each_ref().map(|latencies| statistics::median(latencies));
         let mut row = vec![Cell::new(&ran.name)];
         row.extend(medians.map(|median| number(significant(median))));
         table.add_row(row);
@@ -298,8 +295,8 @@ fn table_of_ways(all: &[Ran]) -> Table {
         let latencies: Vec<_> = all.iter().flat_map(|ran| ran.latencies[place].iter().copied()).collect();
         table.add_row([
             Cell::new(way),
-            number(significant(stats::percentile(&latencies, 50))),
-            number(significant(stats::percentile(&latencies, 99))),
+            number(significant(statistics::percentile(&latencies, 50.0))),
+            number(significant(statistics::percentile(&latencies, 99.0))),
             number(significant(1e3 / mean(place))),
             number(format!("{}x", significant(mean(0) / mean(place)))),
         ]);

@@ -1,7 +1,6 @@
 //! `make bench B=hijack-apps`: whole programs under an executive, beside what else sees each of their calls.
 //!
-//! Redis under redis-benchmark and nginx under wrk, each server bound to a CPU that its client leaves alone, with whoever
-//! traces it; `git status` in a tree of many files, a build by make and gcc, and programs that do nothing, from the start of the
+//! Redis under redis-benchmark and nginx under wrk, each server bound to a CPU that its client leaves alone, with the process that traces it; `git status` in a tree of many files, a build by make and gcc, and programs that do nothing, from the start of the
 //! program to its end.
 
 use std::ffi::OsString;
@@ -15,12 +14,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use orrery_bench::{
-    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Sample, Skipped, Unit, machine,
-};
+use orrery_bench::{Bench, Case, Contender, Entry, Group, Pin, Quantity, Sample, Skipped, Unit, machine};
 use orrery_hijack::{Hijack, Policy};
 use rustix::process::{Signal, getpgrp, kill_process_group};
 
+/// The argument with which this program executes another one, under one of the following.
+const EXECUTE_UNDER: &str = "execute-under";
 const EXECUTIVE: &str = "executive";
 const POLICY: &str = "executive, path policy";
 const NATIVE: &str = "native";
@@ -28,61 +27,60 @@ const STRACE: &str = "strace -c";
 const PTRACE: &str = "ptrace";
 /// What a program costs at least that somebody meets before its first instruction: each is traced until it has executed one.
 const MET: &str = "met by ptrace";
-/// No contender: see [`Keeper`].
-const KEEPER: &str = "keeper";
+/// No contender: see [`Supervisor`].
+const SUPERVISOR: &str = "supervisor";
 
-/// A rule that is asked about each call that takes a path, or a descriptor that has one, and fits none.
+/// A rule that is checked for each call that takes a path, or a descriptor that has one, and matches none.
 const RULES: &str = "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EACCES'\n";
-/// Nothing but what it costs to begin and to end.
+/// Only starts and exits of programs.
 const EXECUTE: &str = "i=0; while [ $i -lt 50 ]; do /bin/true; i=$((i + 1)); done";
 const FILES: usize = 10_000;
 const SOURCES: usize = 6;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Long enough for a client to begin on a machine that has other things to do.
 const BEGINNING: Duration = Duration::from_secs(1);
-/// How long wrk is told to go on, in seconds: it is interrupted before.
-const CLIENT_PATIENCE: u32 = 30;
+/// The duration that wrk gets on its command line, in seconds: it is interrupted before.
+const CLIENT_TIMEOUT: u32 = 30;
 
 fn main() -> Result<ExitCode> {
     let about = "Whole programs under an executive beside their rivals";
-    let CommandLine { options, part } = CommandLine::read(about);
-    if let Some(part) = part {
-        return become_program(&part);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [mode, way, pin, words @ ..] = &arguments[..]
+        && mode == EXECUTE_UNDER
+    {
+        return execute_under(way, pin.parse().map_err(anyhow::Error::msg)?, words);
     }
-    let cpu = machine::last_cpu()?;
-    let pin = options.pin_or(Pin::Cpu(cpu));
-    let time = if options.quick() { QUICK } else { WHOLE };
+    let mut bench = Bench::new("hijack-apps", about);
+    let pin = bench.options().pin()?;
+    let time = if bench.options().quick() { QUICK } else { WHOLE };
     if let Pin::Cpu(cpu) = pin {
         // Clients; servers and programs bind themselves.
         machine::avoid(cpu)?;
     }
-    let scene = tempfile::tempdir()?;
-    let place = scene.path().to_owned();
-    let mut bench = Bench::new("hijack-apps", options);
-    let redis = |way| entry(way, move || Redis::start(way, pin, time));
+    let directory = tempfile::tempdir()?;
+    let place = directory.path().to_owned();
+    let redis = |way| Entry::new(way, move || Redis::start(way, pin, time));
     let pages = place.clone();
     let nginx = |way| {
         let pages = pages.clone();
-        entry(way, move || Nginx::start(way, pin, &pages, time))
+        Entry::new(way, move || Nginx::start(way, pin, &pages, time))
     };
     let tree = place.join("tree");
     let git = |way| {
         let tree = tree.clone();
-        entry(way, move || Run::new(way, pin, tree_of(&tree)?, &["git", "status", "--short"]))
+        Entry::new(way, move || Run::new(way, pin, tree_of(&tree)?, &["git", "status", "--short"]))
     };
     let sources = place.join("sources");
     let gcc = |way| {
         let sources = sources.clone();
-        entry(way, move || Run::new(way, pin, sources_in(&sources)?, &["make", "-s", "-B"]))
+        Entry::new(way, move || Run::new(way, pin, sources_in(&sources)?, &["make", "-s", "-B"]))
     };
-    let shell = |way| entry(way, move || Run::new(way, pin, "/".into(), &["sh", "-c", EXECUTE]));
+    let shell = |way| Entry::new(way, move || Run::new(way, pin, "/".into(), &["sh", "-c", EXECUTE]));
     // Servers have the closest promises, so most of the time is theirs.
     let rate = |work: &'static str, name: &str| {
         Case::new(work).quantity(name, Quantity::Rate).quick(true).share(4).rounds(SERVER_ROUNDS)
     };
-    let time = |work: &'static str, name: &str| {
-        Case::new(work).quantity(name, Quantity::Mean(Unit::Milliseconds)).quick(true)
-    };
+    let time = |work: &'static str, name: &str| Case::mean(work, name, Unit::Milliseconds).quick(true);
     let programs: [(&str, Start<'_>, Vec<Case>); 5] = [
         ("redis", &redis, vec![rate("get", "redis GET"), rate("set", "redis SET")]),
         ("nginx", &nginx, vec![rate("page", "nginx")]),
@@ -91,38 +89,30 @@ fn main() -> Result<ExitCode> {
         ("shell", &shell, vec![time("execute", "50 programs executed")]),
     ];
     for (name, entry, cases) in &programs {
-        let with = |group: Group, cases: Vec<Case>| cases.into_iter().fold(group, Group::case);
-        bench.group(with(Group::new(*name, entry(EXECUTIVE)).against(entry(NATIVE)), cases.clone()));
+        let group = |name: String, ours, rival| Group::new(name, entry(ours), [entry(rival)]);
+        bench.group(group((*name).to_owned(), EXECUTIVE, NATIVE).cases(cases.clone()));
         if *name == "shell" {
-            bench.group(with(Group::new("shell, met", entry(EXECUTIVE)).against(entry(MET)), cases.clone()));
+            bench.group(group("shell, traced at the start".to_owned(), EXECUTIVE, MET).cases(cases.clone()));
         }
-        let ruled = Group::new(format!("{name}, path policy"), entry(POLICY)).against(entry(NATIVE));
+        let ruled = group(format!("{name}, path policy"), POLICY, NATIVE);
         // No promise is about the others' time under a policy.
         let quick = ["redis", "nginx"].contains(name);
-        bench.group(with(ruled, cases.iter().map(|case| case.clone().renamed(named).quick(quick)).collect()));
+        let named = |case: &str| format!("{case}, path policy");
+        bench.group(ruled.cases(cases.iter().map(|case| case.clone().renamed(named).quick(quick))));
     }
     // Tracers take so long that beside them the others would hardly run. A quick run has two programs for them: one that
     // serves, one that ends.
     for (name, entry, cases) in &programs {
-        let traced = Group::new(format!("{name}, traced"), entry(EXECUTIVE));
-        let traced = [STRACE, PTRACE].into_iter().fold(traced, |group, way| group.against(entry(way)));
+        let traced = Group::new(format!("{name}, traced"), entry(EXECUTIVE), [STRACE, PTRACE].map(entry));
         let quick = ["nginx", "git"].contains(name);
         let cases = cases.iter().cloned().map(|case| case.share(1).rounds(0).quick(quick));
-        bench.group(cases.fold(traced, Group::case));
+        bench.group(traced.cases(cases));
     }
     bench.run()
 }
 
-/// Starts a program, looked at in a way.
+/// Makes the entry of a program under one of the ways.
 type Start<'a> = &'a dyn Fn(&'static str) -> Entry;
-
-fn named(case: &str) -> String {
-    format!("{case}, path policy")
-}
-
-fn entry<C: Contender + 'static>(way: &'static str, start: impl Fn() -> Result<C> + 'static) -> Entry {
-    Entry::new(way, start)
-}
 
 /// How long clients ask servers at a time: what takes longer is fewer rounds.
 const WHOLE: Duration = Duration::from_secs(1);
@@ -130,20 +120,20 @@ const QUICK: Duration = Duration::from_millis(150);
 /// A bound of three percent is not judged by fewer.
 const SERVER_ROUNDS: usize = 12;
 
-/// A command that becomes these words, looked at in a way.
+/// Returns a command that executes `words` under one of the ways.
 fn command(way: &str, pin: Pin, words: &[&str]) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(Part::new(way, pin).with(words).arguments());
+    command.args([EXECUTE_UNDER, way, &pin.to_string()]).args(words);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     Ok(command)
 }
 
-fn become_program(part: &Part) -> Result<ExitCode> {
-    part.pin.bind()?;
-    let words: Vec<OsString> = part.words.iter().map(OsString::from).collect();
-    let (program, rest) = words.split_first().context("a program to become")?;
+fn execute_under(way: &str, pin: Pin, words: &[String]) -> Result<ExitCode> {
+    pin.bind()?;
+    let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+    let (program, rest) = words.split_first().context("no program to execute")?;
     let options = orrery_hijack::Options::default().counted(false);
-    let options = match part.name.as_str() {
+    let options = match way {
         NATIVE => bail!("execute {program:?}: {}", Command::new(program).args(rest).exec()),
         STRACE => {
             let mut strace = Command::new("strace");
@@ -152,7 +142,7 @@ fn become_program(part: &Part) -> Result<ExitCode> {
         }
         PTRACE => return traced(program, rest, Until::End),
         MET => return traced(program, rest, Until::Executed),
-        KEEPER => return keep(),
+        SUPERVISOR => return supervise(),
         POLICY => options.policy(Policy::parse(RULES, "built in")?),
         EXECUTIVE => options,
         other => bail!("there is no contender {other:?}"),
@@ -219,7 +209,7 @@ fn traced(program: &OsString, rest: &[OsString], until: Until) -> Result<ExitCod
     }
 }
 
-/// Forks, and has the child stop before it becomes the program.
+/// Forks a child, which stops before it executes the program.
 fn start_stopped(mut command: Command) -> Result<libc::pid_t> {
     // SAFETY: this process has one thread.
     unsafe {
@@ -237,16 +227,16 @@ fn start_stopped(mut command: Command) -> Result<libc::pid_t> {
     }
 }
 
-/// Leads a process group, and ends it when whoever holds the other end of its standard input is gone, in whatever way:
-/// servers, what they have started, and who traces them.
-struct Keeper {
+/// Leads a process group, and kills it when the other end of its standard input is closed: servers, what they have
+/// started, and their tracers.
+struct Supervisor {
     process: Child,
 }
 
-impl Keeper {
+impl Supervisor {
     fn start() -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(Part::new(KEEPER, Pin::None).with([KEEPER]).arguments());
+        command.args([EXECUTE_UNDER, SUPERVISOR, "none", SUPERVISOR]);
         Ok(Self { process: command.stdin(Stdio::piped()).process_group(0).spawn()? })
     }
 
@@ -255,35 +245,35 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for Supervisor {
     fn drop(&mut self) {
         drop(self.process.stdin.take());
         let _ended = self.process.wait();
     }
 }
 
-fn keep() -> Result<ExitCode> {
+fn supervise() -> Result<ExitCode> {
     io::copy(&mut io::stdin(), &mut io::sink())?;
     kill_process_group(getpgrp(), Signal::KILL)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// A server, with whoever looks at it, in a process group of its own.
+/// A server, with what is under it, in a process group of its own.
 struct Server {
     process: Child,
     port: u16,
     /// Ends them all.
-    _keeper: Keeper,
+    _supervisor: Supervisor,
 }
 
 impl Server {
     fn start(way: &str, pin: Pin, words: &[&str], port: u16) -> Result<Self> {
-        let keeper = Keeper::start()?;
-        let process = command(way, pin, words)?.process_group(keeper.group()).spawn()?;
-        let mut server = Self { process, port, _keeper: keeper };
+        let supervisor = Supervisor::start()?;
+        let process = command(way, pin, words)?.process_group(supervisor.group()).spawn()?;
+        let mut server = Self { process, port, _supervisor: supervisor };
         let start = Instant::now();
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-            ensure!(start.elapsed() < PATIENCE, "{words:?} does not answer, {way}");
+            ensure!(start.elapsed() < TIMEOUT, "{words:?} does not answer, {way}");
             if let Some(status) = server.process.try_wait()? {
                 bail!("{words:?} ended, {way}: {status}");
             }
@@ -316,7 +306,7 @@ fn need(programs: &[&str]) -> Result<()> {
     }
 }
 
-/// A command that gets SIGINT after so long, and SIGKILL should that not help.
+/// Returns a command that gets SIGINT after `time`, and SIGKILL 10 seconds later.
 fn within(time: Duration, program: &str) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--foreground", "--preserve-status", "--signal=INT", "--kill-after=10"]);
@@ -324,8 +314,8 @@ fn within(time: Duration, program: &str) -> Command {
     command
 }
 
-/// What a client says.
-fn said(command: &mut Command) -> Result<String> {
+/// Returns what a client prints.
+fn output_of(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
@@ -336,7 +326,7 @@ fn said(command: &mut Command) -> Result<String> {
 struct Redis {
     server: Server,
     time: Duration,
-    /// Requests per second, as far as is known: the client wants to be told a number.
+    /// Requests per second as of the last run: the client needs a number of requests.
     rate: f64,
 }
 
@@ -360,9 +350,9 @@ impl Contender for Redis {
         let requests = (self.rate * self.time.as_secs_f64()).clamp(FEWEST_REQUESTS, MOST_REQUESTS);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within these bounds")]
         let requests = requests as u32;
-        let mut client = within(PATIENCE, "redis-benchmark");
+        let mut client = within(TIMEOUT, "redis-benchmark");
         client.args(["-p", &self.server.port.to_string(), "-n", &requests.to_string()]);
-        let text = said(client.args(["-c", "20", "-t", work, "--csv"]))?;
+        let text = output_of(client.args(["-c", "20", "-t", work, "--csv"]))?;
         let rate = text.lines().last().and_then(|line| line.split(',').nth(1));
         let rate: f64 = rate.and_then(|rate| rate.trim_matches('"').parse().ok()).context("a rate")?;
         ensure!(rate > 0.0, "redis-benchmark: {text}");
@@ -407,9 +397,9 @@ impl Nginx {
 impl Contender for Nginx {
     fn measure(&mut self, _: &str, _: u32) -> Result<Sample> {
         let url = format!("http://127.0.0.1:{}/page", self.server.port);
-        // It takes whole seconds, and tells what it has when it is interrupted.
-        let long = format!("-d{CLIENT_PATIENCE}s");
-        let ask = |time| said(within(time, "wrk").args(["-t1", "-c16", &long, &url]));
+        // It takes whole seconds, and prints what it has when it is interrupted.
+        let long = format!("-d{CLIENT_TIMEOUT}s");
+        let ask = |time| output_of(within(time, "wrk").args(["-t1", "-c16", &long, &url]));
         // On a busy machine, it may be interrupted before it has begun, and is ended by that.
         let text = ask(self.time).or_else(|_| {
             self.time = (2 * self.time).max(BEGINNING);
@@ -418,16 +408,16 @@ impl Contender for Nginx {
         ensure!(!text.contains("Non-2xx"), "wrk: {text}");
         // "  68023 requests in 1.00s, ..."
         let line =
-            text.lines().find(|line| line.contains(" requests in ")).context("wrk told no requests")?;
+            text.lines().find(|line| line.contains(" requests in ")).context("wrk printed no requests")?;
         let mut words = line.split_ascii_whitespace();
         let iterations = words.next().and_then(|count| count.parse().ok()).context("a count")?;
-        let elapsed = words.nth(2).and_then(told_time).with_context(|| format!("no time in {line:?}"))?;
+        let elapsed = words.nth(2).and_then(parse_time).with_context(|| format!("no time in {line:?}"))?;
         Ok(Sample { iterations, elapsed, latencies: Vec::new() })
     }
 }
 
-/// A time as wrk tells it: `1.00s,` or `402.11ms,`.
-fn told_time(text: &str) -> Option<Duration> {
+/// Parses a time as wrk prints it: `1.00s,` or `402.11ms,`.
+fn parse_time(text: &str) -> Option<Duration> {
     let text = text.trim_end_matches(',');
     let (number, unit) = text.split_at(text.find(|letter: char| letter.is_ascii_alphabetic())?);
     let scale = match unit {
@@ -456,16 +446,15 @@ impl Run {
 
 impl Contender for Run {
     fn measure(&mut self, _: &str, iterations: u32) -> Result<Sample> {
-        let start = Instant::now();
-        for _ in 0..iterations {
+        Sample::batch(iterations, |_| {
             let status = command(self.way, self.pin, &self.words)?.current_dir(&self.directory).status()?;
             ensure!(status.success(), "{:?}, {}: {status}", self.words, self.way);
-        }
-        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+            Ok(())
+        })
     }
 }
 
-/// A repository of many files, made once.
+/// Makes a repository of many files, unless it exists.
 fn tree_of(place: &Path) -> Result<PathBuf> {
     need(&["git"])?;
     if !place.exists() {
@@ -475,12 +464,12 @@ fn tree_of(place: &Path) -> Result<PathBuf> {
             fs::write(directory.join(format!("f{index}")), index.to_string())?;
         }
         let script = "git init -q . && git add . && git -c user.name=a -c user.email=a@b -c commit.gpgsign=false commit -qm x";
-        said(Command::new("sh").args(["-c", script]).current_dir(place))?;
+        output_of(Command::new("sh").args(["-c", script]).current_dir(place))?;
     }
     Ok(place.to_owned())
 }
 
-/// Some C sources and how to make a program of them, made once.
+/// Makes C sources and a Makefile, unless they exist.
 fn sources_in(place: &Path) -> Result<PathBuf> {
     need(&["make", "gcc"])?;
     if !place.exists() {

@@ -1,12 +1,12 @@
-//! `make bench B=hijack-call`: what a system call costs under an executive, and under what else could be put under it.
+//! `make bench B=hijack-call`: a system call under an executive, and under its alternatives.
 //!
 //! Each contender makes the calls in a process of its own, through the C library's functions, bound to the same CPU. Where
-//! another process or thread has its say, that is bound there, too: a partner that has to be woken elsewhere is dearer.
+//! another process or thread decides, that is bound there, too: a partner that has to be woken elsewhere is more expensive.
 //!
-//! What calls cost *in addition* is measured by two processes in turn, one of them without anything: the case `added` is the
+//! The *additional* cost of a call is measured by two processes in turn, one of them native: the case `added` is the
 //! difference.
 
-use std::ffi::{OsString, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
@@ -15,16 +15,15 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use orrery_bench::rival::{dispatch, notify, page_zero};
-use orrery_bench::{
-    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Sample, Unit, Worker, batched,
-    machine, serve,
-};
+use orrery_bench::{Bench, Case, Contender, Entry, Group, Pin, Sample, Unit, batched, serve};
 use orrery_hijack::{Hijack, Policy};
 
+/// The argument with which this program serves in a process that something else was put under.
+const INSIDE: &str = "inside";
 const PATCHED: &str = "executive";
 const COUNTED: &str = "executive, counted";
 const TIMED: &str = "executive, timed";
-/// A site's calls before it is rewritten; here, it never is.
+/// The calls of a site before it is rewritten; here, it never is.
 const FIRST: &str = "executive, first calls";
 const NATIVE: &str = "native";
 const POLICY: &str = "executive, path policy";
@@ -35,15 +34,15 @@ const PAGE_ZERO: &str = "page zero";
 const NOTIFY: &str = "seccomp notify";
 const STRACE: &str = "strace -c";
 const PRELOAD: &str = "LD_PRELOAD";
-/// What executives stand on: a thread whose calls could be dispatched, and are not; and a handler that does nothing else.
+/// The mechanism below executives: a thread whose calls could be dispatched, and are not; and a handler that does nothing else.
 const ARMED: &str = "dispatch, armed only";
 const BARE: &str = "dispatch, bare handler";
 
-/// A rule that is asked about each call that takes a path, and fits none.
+/// A rule that is checked for each call that takes a path, and matches none.
 const RULES: &str = "[[rule]]\ncall = '%file'\npath = '/nowhere/**'\ndeny = 'EACCES'\n";
-/// Answers that executives give themselves.
+/// Calls that the executive answers by itself.
 const ANSWERS: &str = "[services]\nremember = ['process', 'user']\n";
-/// What a library that is loaded before the C library does to see its calls.
+/// A library that is loaded before the C library and counts its calls.
 const SHIM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -66,63 +65,57 @@ int open(const char *path, int flags, ...) {
 }
 "#;
 
-const CASES: [&str; 4] = ["getppid", "write", "read", "open and close"];
-
 fn main() -> Result<ExitCode> {
-    let about = "System calls under an executive beside their rivals";
-    let CommandLine { options, part } = CommandLine::read(about);
-    if let Some(part) = part {
-        return contender(&part.name, part.pin);
+    if let [_, mode, pin] = &std::env::args().collect::<Vec<_>>()[..]
+        && mode == INSIDE
+    {
+        let served = serve_calls(pin.parse().map_err(anyhow::Error::msg)?);
+        return served.map(|()| ExitCode::SUCCESS);
     }
-    let pin = options.pin_or(Pin::Cpu(machine::last_cpu()?));
-    let mut bench = Bench::new("hijack-call", options);
-    let mut group = Group::new("call", entry(PATCHED, pin));
+    let mut bench = Bench::new("hijack-call", "System calls under an executive beside their rivals");
+    let pin = bench.options().pin()?;
+    let entry = |bench: &Bench, way| bench.program(way, || contender(way, pin));
+    let case = |work: &str, name: &str| Case::mean(work, name, Unit::Nanoseconds).quick(true);
+    let ours = entry(&bench, PATCHED);
     let rivals =
         [NATIVE, COUNTED, TIMED, POLICY, FIRST, PRELOAD, PAGE_ZERO, NOTIFY, PTRACE, EMULATED, STRACE];
-    for way in rivals {
-        group = group.against(entry(way, pin));
-    }
-    for case in CASES {
-        group = group.case(Case::new(case).quantity(case, Quantity::Mean(Unit::Nanoseconds)).quick(true));
-    }
-    bench.group(group);
-    // Of each call that takes a path, the rules want to know which.
-    let mut ruled = Group::new("path rules", entry(POLICY, pin)).against(entry(NATIVE, pin));
-    for case in ["open and close", "stat", "stat, relative", "fstat"] {
-        let name = format!("{case}, path policy");
-        ruled = ruled.case(Case::new(case).quantity(name, Quantity::Mean(Unit::Nanoseconds)).quick(true));
-    }
-    bench.group(ruled);
-    let mut remembered = Group::new("remembered", entry(REMEMBERED, pin)).against(entry(NATIVE, pin));
-    for case in ["getpid", "geteuid"] {
-        let name = format!("{case}, remembered");
-        remembered =
-            remembered.case(Case::new(case).quantity(name, Quantity::Mean(Unit::Nanoseconds)).quick(true));
-    }
-    bench.group(remembered);
-    let added = |name: &'static str, ours: &'static str, rivals: &[&'static str]| {
-        let quantity = Quantity::Mean(Unit::Nanoseconds);
-        let case = Case::new("getppid").quantity(name, quantity).quick(true);
-        let group = Group::new(name, added_entry(ours, pin)).case(case);
-        rivals.iter().fold(group, |group, way| group.against(added_entry(way, pin)))
+    let rivals = rivals.map(|way| entry(&bench, way));
+    let cases = ["getppid", "write", "read", "open and close"].map(|call| case(call, call));
+    bench.group(Group::new("call", ours, rivals).cases(cases));
+    // The rules match the path of each call that takes one.
+    let (ours, rival) = (entry(&bench, POLICY), entry(&bench, NATIVE));
+    let cases = ["open and close", "stat", "stat, relative", "fstat"]
+        .map(|call| case(call, &format!("{call}, path policy")));
+    bench.group(Group::new("path rules", ours, [rival]).cases(cases));
+    let (ours, rival) = (entry(&bench, REMEMBERED), entry(&bench, NATIVE));
+    let cases = ["getpid", "geteuid"].map(|call| case(call, &format!("{call}, remembered")));
+    bench.group(Group::new("remembered", ours, [rival]).cases(cases));
+    let added = |bench: &Bench, name: &str, ours, rivals: &[&'static str]| {
+        let entry = |way| {
+            let (with, without) = (entry(bench, way), entry(bench, NATIVE));
+            Entry::new(way, move || Ok(Added { with: with.start()?, without: without.start()? }))
+        };
+        let ours = entry(ours);
+        Group::new(name, ours, rivals.iter().map(|way| entry(way))).case(case("getppid", name))
     };
-    bench.group(added("added to getppid", PATCHED, &[COUNTED, ARMED, PAGE_ZERO, PTRACE, EMULATED]));
-    bench.group(added("added to getppid, counted and timed", TIMED, &[STRACE]));
-    let first = Case::new("getppid").quantity("first calls", Quantity::Mean(Unit::Nanoseconds)).quick(true);
-    let group = Group::new("first calls", entry(FIRST, pin)).against(entry(NATIVE, pin));
-    bench.group(group.against(entry(BARE, pin)).case(first));
+    let rivals = [COUNTED, ARMED, PAGE_ZERO, PTRACE, EMULATED];
+    bench.group(added(&bench, "added to getppid", PATCHED, &rivals));
+    bench.group(added(&bench, "added to getppid, counted and timed", TIMED, &[STRACE]));
+    let ours = entry(&bench, FIRST);
+    let rivals = [NATIVE, BARE].map(|way| entry(&bench, way));
+    bench.group(Group::new("first calls", ours, rivals).case(case("getppid", "first calls")));
     bench.run()
 }
 
-/// What a way costs in addition.
+/// The time that a way adds to a native call.
 struct Added {
-    with: Worker,
-    without: Worker,
+    with: Box<dyn Contender>,
+    without: Box<dyn Contender>,
 }
 
 impl Contender for Added {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        // In pieces: both are to meet the same moments.
+        // In pieces, so that both meet the same disturbances.
         const PIECES: u32 = 8;
         let piece = iterations.div_ceil(PIECES);
         let (mut with, mut without) = (Duration::ZERO, Duration::ZERO);
@@ -130,30 +123,20 @@ impl Contender for Added {
             with += self.with.measure(work, piece)?.elapsed;
             without += self.without.measure(work, piece)?.elapsed;
         }
-        // What cannot be told from nothing counts as a nanosecond.
+        // A difference that cannot be measured counts as a nanosecond.
         let least = Duration::from_nanos(u64::from(piece * PIECES));
         let elapsed = with.saturating_sub(without).max(least);
         Ok(Sample { iterations: piece * PIECES, elapsed, latencies: Vec::new() })
     }
 }
 
-fn added_entry(way: &'static str, pin: Pin) -> Entry {
-    Entry::new(way, move || {
-        Ok(Added { with: Part::new(way, pin).start()?, without: Part::new(NATIVE, pin).start()? })
-    })
-}
-
-fn entry(way: &'static str, pin: Pin) -> Entry {
-    Part::new(way, pin).entry()
-}
-
 /// Puts what is to be measured under this program, which then serves as if it was native.
-fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
-    let own = std::env::current_exe()?;
-    let natively = Part::new(NATIVE, pin).arguments();
+fn contender(way: &str, pin: Pin) -> Result<()> {
+    let program = std::env::current_exe()?;
+    let arguments = [INSIDE.into(), pin.to_string().into()];
     let options = orrery_hijack::Options::default();
     let options = match way {
-        NATIVE => return Ok(inside(pin)),
+        NATIVE => return serve_calls(pin),
         PTRACE => return traced(pin, false),
         EMULATED => return traced(pin, true),
         PAGE_ZERO => return with_page_zero(pin),
@@ -162,8 +145,8 @@ fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
         BARE => return dispatched(pin, dispatch::handle_barely),
         STRACE => {
             let mut strace = Command::new("strace");
-            strace.args(["-c", "-f", "-qq", "-o", "/dev/null"]).arg(own).args(natively);
-            bail!("execute strace: {}", strace.exec());
+            strace.args(["-c", "-f", "-qq", "-o", "/dev/null"]).arg(program).args(arguments);
+            bail!("cannot execute strace: {}", strace.exec());
         }
         PRELOAD => return preloaded(pin),
         POLICY => options.counted(false).policy(Policy::parse(RULES, "built in")?),
@@ -174,11 +157,11 @@ fn contender(way: &str, pin: Pin) -> Result<ExitCode> {
         FIRST => options.counted(false).threshold(u32::MAX),
         other => bail!("there is no contender {other:?}"),
     };
-    let words: Vec<OsString> = natively.into_iter().map(OsString::from).collect();
-    Err(Hijack::start(options)?.execute(own.as_os_str(), &words).into())
+    Err(Hijack::start(options)?.execute(program.as_os_str(), &arguments).into())
 }
 
-fn inside(pin: Pin) -> ExitCode {
+/// Serves in this process, whatever is under it.
+fn serve_calls(pin: Pin) -> Result<()> {
     serve(|| {
         pin.bind()?;
         // SAFETY: opens files that every system has.
@@ -188,8 +171,12 @@ fn inside(pin: Pin) -> ExitCode {
                 libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY),
             )
         };
-        ensure!(zero >= 0 && null >= 0, "open /dev/zero and /dev/null: {}", io::Error::last_os_error());
-        Ok(Box::new(batched(move |work| call(work, zero, null))))
+        ensure!(
+            zero >= 0 && null >= 0,
+            "cannot open /dev/zero and /dev/null: {}",
+            io::Error::last_os_error()
+        );
+        Ok(batched(move |work| call(work, zero, null)))
     })
 }
 
@@ -220,38 +207,36 @@ fn call(work: &str, zero: c_int, null: c_int) -> Result<()> {
 }
 
 /// Serves with a library before the C library.
-fn preloaded(pin: Pin) -> Result<ExitCode> {
+fn preloaded(pin: Pin) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let (source, library) = (directory.path().join("shim.c"), directory.path().join("shim.so"));
     std::fs::write(&source, SHIM)?;
     let mut compiler = Command::new("cc");
     let compiled =
         compiler.args(["-O2", "-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status()?;
-    ensure!(compiled.success(), "the library to preload could not be compiled");
+    ensure!(compiled.success(), "cannot compile the library to preload: {compiled}");
     let mut inside = Command::new(std::env::current_exe()?);
-    let status = inside.args(Part::new(NATIVE, pin).arguments()).env("LD_PRELOAD", &library).status()?;
-    Ok(ExitCode::from(u8::try_from(status.code().unwrap_or(1))?))
+    let status = inside.args([INSIDE, &pin.to_string()]).env("LD_PRELOAD", &library).status()?;
+    ensure!(status.success(), "the process with the library failed: {status}");
+    Ok(())
 }
 
-/// Serves with a filter that has another thread decide about each call, which says yes.
-fn notified(pin: Pin) -> Result<ExitCode> {
+/// Serves with a filter that has another thread allow each call.
+fn notified(pin: Pin) -> Result<()> {
     pin.bind()?;
     let calls = [libc::SYS_getppid, libc::SYS_read, libc::SYS_write, libc::SYS_openat, libc::SYS_close];
     notify::supervise_this_thread(&calls)?;
-    Ok(inside(pin))
+    serve_calls(pin)
 }
 
-/// Serves with calls that the kernel dispatches, or looks whether it is to.
-fn dispatched(pin: Pin, arm: fn() -> Result<()>) -> Result<ExitCode> {
+/// Serves with calls that the kernel dispatches to this program, or looks whether it is to.
+fn dispatched(pin: Pin, arm: fn() -> Result<()>) -> Result<()> {
     pin.bind()?;
-    Ok(match arm() {
-        Ok(()) => inside(pin),
-        Err(error) => serve(|| Err(error)),
-    })
+    serve_after(arm(), pin)
 }
 
 /// Serves with the C library's functions rewritten to calls into page zero.
-fn with_page_zero(pin: Pin) -> Result<ExitCode> {
+fn with_page_zero(pin: Pin) -> Result<()> {
     let functions = [
         libc::getppid as *const u8,
         libc::read as *const u8,
@@ -259,15 +244,19 @@ fn with_page_zero(pin: Pin) -> Result<ExitCode> {
         libc::open as *const u8,
         libc::close as *const u8,
     ];
-    let installed = page_zero::install(&functions);
-    Ok(match installed {
-        Ok(()) => inside(pin),
-        Err(error) => serve(|| Err(error)),
-    })
+    serve_after(page_zero::install(&functions), pin)
 }
 
-/// Serves in a child whose calls this process stops and lets go on: twice each, or, where it answers `getppid` itself, once.
-fn traced(pin: Pin, emulated: bool) -> Result<ExitCode> {
+/// Serves; or answers why it cannot.
+fn serve_after(prepared: Result<()>, pin: Pin) -> Result<()> {
+    match prepared {
+        Ok(()) => serve_calls(pin),
+        Err(error) => serve::<Box<dyn Contender>>(|| Err(error)),
+    }
+}
+
+/// Serves in a child whose calls this process stops and continues: twice each, or, where it answers `getppid` itself, once.
+fn traced(pin: Pin, emulated: bool) -> Result<()> {
     // SAFETY: the child traces itself to its parent, then serves; the parent only waits and continues.
     unsafe {
         let child = libc::fork();
@@ -275,7 +264,7 @@ fn traced(pin: Pin, emulated: bool) -> Result<ExitCode> {
         if child == 0 {
             libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
             libc::raise(libc::SIGSTOP);
-            return Ok(inside(pin));
+            return serve_calls(pin);
         }
         // A partner that has to be woken belongs on the same CPU.
         pin.bind()?;
@@ -287,7 +276,8 @@ fn traced(pin: Pin, emulated: bool) -> Result<ExitCode> {
                 io::Error::last_os_error()
             );
             if libc::WIFEXITED(status) {
-                return Ok(ExitCode::from(u8::try_from(libc::WEXITSTATUS(status))?));
+                ensure!(libc::WEXITSTATUS(status) == 0, "the traced process failed: status {status:#x}");
+                return Ok(());
             }
             ensure!(libc::WIFSTOPPED(status), "the traced process died: status {status:#x}");
             if emulated {
@@ -299,7 +289,7 @@ fn traced(pin: Pin, emulated: bool) -> Result<ExitCode> {
     }
 }
 
-/// Answers a `getppid` that the kernel has left out; has other calls performed. Lets the child go on to its next call.
+/// Answers a `getppid` that the kernel has skipped; lets the kernel perform other calls. Continues the child to its next call.
 unsafe fn emulate(child: libc::pid_t) -> Result<()> {
     const CALL: u64 = 2;
     // SAFETY: the child is stopped and traced by this thread; the registers are as large as the kernel's.

@@ -1,23 +1,24 @@
-//! `make bench B=hijack-sleep`: how late sleeps end, with and without others who want the CPUs, and what that costs.
+//! `make bench B=hijack-sleep`: how late sleeps end, with and without other processes on the CPUs, and the CPU time of that.
 //!
 //! Each contender sleeps in a process of its own, through the C library's `nanosleep`, beside as many processes that never
-//! sleep as the case says, on all CPUs. What is recorded is how much later than asked for each sleep ended, or how much time
+//! sleep as the case says, on all CPUs. Recorded is how much later than asked for each sleep ended, or how much time
 //! of a CPU it took. The floor is a thread that never sleeps, but reads the clock at real-time priority: nothing on this machine
 //! is earlier.
 
-use std::ffi::OsString;
 use std::io;
 use std::mem::zeroed;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use orrery_bench::{
-    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Sample, Skipped, Unit, serve,
-};
+use orrery_bench::{Bench, Case, Contender, Group, Quantity, Sample, Skipped, Unit, serve};
 use orrery_hijack::policy::Sleep;
 use orrery_hijack::{Hijack, Policy, Services};
 
+/// The argument with which this program serves under an executive.
+const INSIDE: &str = "inside";
+/// What the work begins with where CPU time is measured.
+const CPU_TIME: &str = "CPU time of ";
 const PRECISE: &str = "executive";
 const REALTIME: &str = "executive, real-time";
 const NATIVE: &str = "native";
@@ -25,7 +26,7 @@ const NO_SLACK: &str = "native, timer slack 1 ns";
 const FIFO: &str = "native, SCHED_FIFO";
 const FLOOR: &str = "floor (SCHED_FIFO, never sleeps)";
 
-/// Lengths of sleeps, and with how many others.
+/// Cases: their name, the length of sleeps in microseconds, the number of hogs, whether a quick run has them.
 const CASES: [(&str, u64, usize, bool); 7] = [
     ("1 ms, alone", 1000, 0, true),
     ("1 ms, 1 hog", 1000, 1, false),
@@ -37,71 +38,59 @@ const CASES: [(&str, u64, usize, bool); 7] = [
 ];
 
 fn main() -> Result<ExitCode> {
-    let about = "How late sleeps end under an executive that sees to it, and without";
-    let CommandLine { options, part } = CommandLine::read(about);
-    if let Some(part) = part {
-        return contender(&part.name);
+    if std::env::args().nth(1).is_some_and(|argument| argument == INSIDE) {
+        return serve_sleeps(NATIVE).map(|()| ExitCode::SUCCESS);
     }
-    let mut bench = Bench::new("hijack-sleep", options);
-    let mut group = Group::new("late", entry(PRECISE));
-    for way in [NATIVE, NO_SLACK, REALTIME, FIFO, FLOOR] {
-        group = group.against(entry(way));
-    }
-    for (name, _, _, quick) in CASES {
-        let case = Case::new(name)
-            .quantity(format!("{name}, p50"), Quantity::Percentile(50, Unit::Microseconds))
-            .quantity(format!("{name}, p99"), Quantity::Percentile(99, Unit::Microseconds))
-            .quantity(format!("{name}, p99.9"), Quantity::Tail(Unit::Microseconds));
-        group = group.case(case.quick(quick));
-    }
-    bench.group(group);
-    let mut group = Group::new("cost", entry(PRECISE));
-    for way in [NATIVE, REALTIME] {
-        group = group.against(entry(way));
-    }
-    for (name, _, _, quick) in [CASES[0], CASES[4], CASES[5], CASES[6]] {
-        let case = Case::new(format!("cost of {name}"));
-        let quantity = Quantity::Percentile(50, Unit::Microseconds);
-        group = group.case(case.quantity(format!("CPU for {name}"), quantity).quick(quick));
-    }
-    bench.group(group);
+    let about = "How late sleeps end under an executive that takes care of it, and without";
+    let mut bench = Bench::new("hijack-sleep", about);
+    let entry = |way| bench.program(way, || contender(way));
+    let ours = entry(PRECISE);
+    let rivals = [NATIVE, NO_SLACK, REALTIME, FIFO, FLOOR].map(entry);
+    let late = Group::new("late", ours, rivals).cases(CASES.map(|(name, _, _, quick)| {
+        [50.0, 99.0, 99.9].into_iter().fold(Case::new(name).quick(quick), |case, percent| {
+            let quantity = Quantity::Percentile(percent, Unit::Microseconds);
+            case.quantity(format!("{name}, p{percent}"), quantity)
+        })
+    }));
+    let cases = [CASES[0], CASES[4], CASES[5], CASES[6]].map(|(name, _, _, quick)| {
+        let quantity = Quantity::Percentile(50.0, Unit::Microseconds);
+        Case::new(format!("{CPU_TIME}{name}")).quantity(format!("CPU for {name}"), quantity).quick(quick)
+    });
+    let ours = entry(PRECISE);
+    let cost = Group::new("cost", ours, [NATIVE, REALTIME].map(entry)).cases(cases);
+    bench.group(late);
+    bench.group(cost);
     bench.run()
 }
 
-fn entry(way: &'static str) -> Entry {
-    Part::new(way, Pin::None).entry()
-}
-
-fn contender(way: &str) -> Result<ExitCode> {
+fn contender(way: &str) -> Result<()> {
     let sleep = match way {
         PRECISE => Sleep::Precise,
         REALTIME => Sleep::Realtime,
-        _ => return Ok(inside(way)),
+        _ => return serve_sleeps(way),
     };
     let services = Services { sleep: Some(sleep), ..Services::default() };
     let policy = Policy::default().with_services(services);
-    let own = std::env::current_exe()?;
-    let words: Vec<OsString> =
-        Part::new(NATIVE, Pin::None).arguments().into_iter().map(OsString::from).collect();
+    let program = std::env::current_exe()?;
     let hijack = Hijack::start(orrery_hijack::Options::default().policy(policy))?;
-    Err(hijack.execute(own.as_os_str(), &words).into())
+    Err(hijack.execute(program.as_os_str(), &[INSIDE.into()]).into())
 }
 
-fn inside(way: &str) -> ExitCode {
+fn serve_sleeps(way: &str) -> Result<()> {
     serve(|| {
         if way == NO_SLACK {
             // SAFETY: changes how late this thread's timers may be.
             unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
         }
         if [FIFO, FLOOR].contains(&way) {
-            become_first()?;
+            take_realtime_priority()?;
         }
-        Ok(Box::new(Sleeper { spins: way == FLOOR, hogs: Vec::new() }))
+        Ok(Sleeper { spins: way == FLOOR, hogs: Vec::new() })
     })
 }
 
 /// Takes real-time priority, which children do not inherit.
-fn become_first() -> Result<()> {
+fn take_realtime_priority() -> Result<()> {
     let parameters = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     // SAFETY: the parameters are read.
@@ -117,7 +106,7 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    /// Has so many processes beside this one that never sleep.
+    /// Runs `hogs` processes that never sleep beside this one.
     fn among(&mut self, hogs: usize) -> Result<()> {
         while self.hogs.len() > hogs {
             let hog = self.hogs.pop().unwrap_or(0);
@@ -174,7 +163,7 @@ fn cpu_time() -> Duration {
 
 impl Contender for Sleeper {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        let (name, cost) = match work.strip_prefix("cost of ") {
+        let (name, cost) = match work.strip_prefix(CPU_TIME) {
             Some(name) => (name, true),
             None => (work, false),
         };
@@ -184,12 +173,11 @@ impl Contender for Sleeper {
             bail!("sleeps are shorter than a second");
         }
         self.among(case.2)?;
-        // What a service learns from sleeps it has learned then.
+        // So that a service has adapted to these sleeps.
         for _ in 0..20 {
             self.sleep(length)?;
         }
         let mut latencies = Vec::new();
-        let start = Instant::now();
         for _ in 0..iterations {
             if cost {
                 let used = cpu_time();
@@ -201,8 +189,7 @@ impl Contender for Sleeper {
                 latencies.push(begin.elapsed().saturating_sub(length));
             }
         }
-        let elapsed = start.elapsed();
         self.among(0)?;
-        Ok(Sample { iterations, elapsed, latencies })
+        Sample::of_latencies(latencies)
     }
 }

@@ -8,46 +8,31 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use orrery_bench::documents::{DocumentServer, Serving};
-use orrery_bench::{Bench, Case, CommandLine, Entry, Group, Part, Pin, Quantity, Unit, serve};
+use orrery_bench::{Bench, Case, Group, Pin, Quantity, Unit};
 
 const MEMORY: usize = 64 << 20;
 const DOCUMENTS: [usize; 2] = [45, 900];
 const LENGTHS: [u32; 3] = [1, 16, 256];
 
+/// Ours first.
 const SERVERS: [(&str, Serving); 3] = [
     ("sessions", Serving::Sessions),
     ("event loop", Serving::EventLoop),
     ("fork per connection", Serving::Fork),
 ];
 
-fn start(name: &str) -> Result<DocumentServer> {
-    match SERVERS.iter().find(|(server, _)| *server == name) {
-        Some((_, serving)) => DocumentServer::start(*serving, MEMORY),
-        None => anyhow::bail!("there is no contender {name:?}"),
-    }
-}
-
-fn entry(name: &'static str) -> Entry {
-    Part::new(name, Pin::None).entry().memory(512 << 20)
-}
-
 fn main() -> Result<ExitCode> {
-    let CommandLine { options, part } = CommandLine::read("Sessions beside an event loop and forks");
-    if let Some(part) = part {
-        return Ok(serve(|| Ok(Box::new(start(&part.name)?))));
-    }
-    let mut bench = Bench::new("lwc-session", options);
-    let [ours, rivals @ ..] = SERVERS.map(|(name, _)| entry(name));
-    let mut group = Group::new("lwc-session", ours);
-    for rival in rivals {
-        group = group.against(rival);
-    }
+    let mut bench = Bench::new("lwc-session", "Sessions beside an event loop and forks");
+    let [ours, rivals @ ..] = SERVERS.map(|(name, serving)| {
+        bench.process(name, Pin::None, || DocumentServer::start(serving, MEMORY)).memory(512 << 20)
+    });
+    let mut group = Group::new("lwc-session", ours, rivals);
     for document in DOCUMENTS {
         for length in LENGTHS {
             let name = format!("{document} bytes, {length} a connection");
             let case = Case::new(format!("{document}*{length}"))
                 .quantity(format!("{name}/requests"), Quantity::Rate)
-                .quantity(format!("{name}/p99"), Quantity::Percentile(99, Unit::Microseconds));
+                .quantity(format!("{name}/p99"), Quantity::Percentile(99.0, Unit::Microseconds));
             group = group.case(case.quick(document == 45));
         }
     }

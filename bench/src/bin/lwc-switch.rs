@@ -1,95 +1,59 @@
-//! `make bench B=lwc-switch`: what one switch costs, half a way there and back, on one CPU.
+//! `make bench B=lwc-switch`: one switch, which is half a round trip.
 //!
-//! Contexts beside what a user would hand control over with. Each contender is a process of its own, bound to the same
-//! CPU as the others, so that a switch never waits for another CPU to wake up.
+//! Contexts beside other ways to pass control. Each contender is a process of its own, bound to the same CPU as the others,
+//! so that a switch never waits for another CPU to wake up.
 //!
-//! Where two CPUs are free, contexts that switch all the time go apart and spin. That is measured beside the rivals on one
-//! CPU, which is the best that they can do, and beside the same with each side on a CPU of its own, as a scheduler likes to
-//! put them.
+//! Where two CPUs are free, contexts that switch all the time move apart and spin. That is measured beside the rivals on one
+//! CPU, which is their best case, and beside the same with each side on a CPU of its own, where a scheduler likes to put
+//! them.
 //!
-//! Two floors are shown, which no switch between processes can be below on this kernel: a turn word and sched_yield(2) on one
-//! CPU, a turn word alone on two.
+//! Two floors are shown, which no switch between processes can go below on this kernel: a turn word and sched_yield(2) on
+//! one CPU, a turn word alone on two.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use orrery_bench::ours::{ContextSwitch, VaultCall};
 use orrery_bench::rival::{Between, By, Coroutine, HandOff};
-use orrery_bench::{
-    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Unit, machine, serve,
-};
+use orrery_bench::{Bench, Case, Entry, Group, Pin, Unit};
 
 const CONTEXT: &str = "context";
-const VAULT: &str = "vault call";
-const RIVALS: [(&str, Between, By); 8] = [
-    ("thread + futex", Between::Threads, By::Futex),
+/// The rivals on one CPU; the last one is a floor.
+const RIVALS: [(&str, Between, By); 7] = [
+    FUTEX,
     ("thread + semaphore", Between::Threads, By::Semaphore),
     ("process + futex", Between::Processes, By::Futex),
-    ("process + semaphore", Between::Processes, By::Semaphore),
+    SEMAPHORE,
     ("process + pipe", Between::Processes, By::Pipe),
-    ("process + Unix socket", Between::Processes, By::Socket),
-    (YIELD, Between::Processes, By::Yield),
-    (SPIN, Between::Processes, By::Spin),
+    SOCKET,
+    ("process + sched_yield", Between::Processes, By::Yield),
 ];
-
-/// The floors.
-const YIELD: &str = "process + sched_yield";
-const SPIN: &str = "process + spinning";
-const COROUTINE: &str = "swapcontext";
-/// What is added to a rival's name where its sides are on two CPUs.
-const ACROSS: &str = ", two CPUs";
-
-fn start(mechanism: &str) -> Result<Box<dyn Contender>> {
-    Ok(match mechanism {
-        CONTEXT => Box::new(ContextSwitch::new()?),
-        VAULT => Box::new(VaultCall::new()?),
-        COROUTINE => Box::new(Coroutine::new()?),
-        other => {
-            let (name, across) = other.strip_suffix(ACROSS).map_or((other, false), |name| (name, true));
-            let Some((_, between, by)) = RIVALS.iter().find(|(rival, ..)| *rival == name) else {
-                anyhow::bail!("there is no contender {other:?}")
-            };
-            Box::new(if across { HandOff::across(*between, *by)? } else { HandOff::new(*between, *by)? })
-        }
-    })
-}
+const FUTEX: (&str, Between, By) = ("thread + futex", Between::Threads, By::Futex);
+const SEMAPHORE: (&str, Between, By) = ("process + semaphore", Between::Processes, By::Semaphore);
+const SOCKET: (&str, Between, By) = ("process + Unix socket", Between::Processes, By::Socket);
+/// The floor on two CPUs. On one, a side that spins stops the other from running.
+const SPIN: (&str, Between, By) = ("process + spinning", Between::Processes, By::Spin);
 
 fn main() -> Result<ExitCode> {
-    let CommandLine { options, part } =
-        CommandLine::read("Context switches beside semaphores, futexes, pipes and sockets");
-    if let Some(part) = part {
-        return Ok(serve(|| {
-            part.pin.bind()?;
-            start(&part.name)
-        }));
-    }
-    let pin = options.pin_or(Pin::Cpu(machine::last_cpu()?));
-    let mut bench = Bench::new("lwc-switch", options);
-    let mut switches = Group::new("same CPU", entry(CONTEXT, pin)).case(case("same CPU/switch"));
-    // On one CPU, who spins keeps the other from running.
-    for (rival, ..) in RIVALS.into_iter().filter(|(rival, ..)| *rival != SPIN) {
-        switches = switches.against(entry(rival, pin));
-    }
-    bench.group(switches.against(entry(COROUTINE, pin)));
-    let mut spinning = Group::new("spinning", entry(CONTEXT, Pin::None)).case(case("spinning/switch"));
-    spinning = spinning.against(entry("thread + futex", pin));
-    for rival in ["thread + futex", "process + semaphore", "process + Unix socket", SPIN] {
-        spinning = spinning.against(entry(format!("{rival}{ACROSS}"), Pin::None));
-    }
-    bench.group(spinning);
-    let socket = "process + Unix socket";
-    bench.group(
-        Group::new("vault", entry(VAULT, pin))
-            .against(entry(socket, pin))
-            .case(case("vault/32 bytes, half a call")),
-    );
+    let mut bench =
+        Bench::new("lwc-switch", "Context switches beside semaphores, futexes, pipes and sockets");
+    let pin = bench.options().pin()?;
+    let case = |name: &str| Case::mean("switch", name, Unit::Nanoseconds).quick(true);
+    let rival = |bench: &Bench, (name, between, by)| bench.process(name, pin, || HandOff::new(between, by));
+    let ours = bench.process(CONTEXT, pin, ContextSwitch::new);
+    let mut rivals: Vec<Entry> = RIVALS.map(|way| rival(&bench, way)).into();
+    rivals.push(bench.process("swapcontext", pin, Coroutine::new));
+    bench.group(Group::new("same CPU", ours, rivals).case(case("same CPU/switch")));
+
+    let ours = bench.process(CONTEXT, Pin::None, ContextSwitch::new);
+    let across = [FUTEX, SEMAPHORE, SOCKET, SPIN].map(|(name, between, by)| {
+        bench.process(format!("{name}, two CPUs"), Pin::None, || HandOff::across(between, by))
+    });
+    let rivals = [rival(&bench, FUTEX)].into_iter().chain(across);
+    bench.group(Group::new("spinning", ours, rivals).case(case("spinning/switch")));
+
+    let vault = bench.process("vault call", pin, VaultCall::new);
+    let socket = rival(&bench, SOCKET);
+    bench.group(Group::new("vault", vault, [socket]).case(case("vault/32 bytes, half a call")));
     bench.run()
-}
-
-fn case(name: &str) -> Case {
-    Case::new("switch").quantity(name, Quantity::Mean(Unit::Nanoseconds)).quick(true)
-}
-
-fn entry(mechanism: impl Into<String>, pin: Pin) -> Entry {
-    Part::new(mechanism, pin).entry()
 }

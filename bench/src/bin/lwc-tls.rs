@@ -2,41 +2,32 @@
 //!
 //! Each session is one connection with a full handshake and one short answer, so that the signature weighs as much as it
 //! ever will. A client of TLS works about as hard as a server, and with P-256 harder: where both share a machine, sessions
-//! per second of the clock tell how fast the clients are. So the number to go by is sessions per second *of processor
+//! per second of the clock show how fast the clients are. So the number to go by is sessions per second *of processor
 //! time*, of nginx and vault together: what a server gets out of a CPU that it has to itself. By the clock we measure too:
 //! there the waiting for one another would show that is no work.
 //!
-//! A vault signs with AWS-LC, nginx with the distribution's OpenSSL. `openssl` is a vault that is told to sign with that, too: what
+//! A vault signs with AWS-LC, nginx with the distribution's OpenSSL. `openssl` is a vault that signs with that, too: what
 //! remains is what the vault itself costs. `floor` is the least that this can be: a child that each worker forks for signatures, unguarded,
 //! which waits for nothing else, with OpenSSL; beside nginx as it is, and beside that vault.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser;
 use orrery_bench::tls::{KEYS, Server, Signs};
-use orrery_bench::{Bench, Case, Entry, Group, Options, Pin, Quantity, machine};
+use orrery_bench::{Bench, Case, Entry, Group, Pin, Quantity};
 
 const CPU: &str = "sessions per second of CPU";
 
-/// TLS sessions of nginx with a vault and without
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-}
-
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    let cpu = match arguments.options.pin_or(Pin::Cpu(machine::last_cpu()?)) {
+    let mut bench = Bench::new("lwc-tls", "TLS sessions of nginx with a vault and without");
+    let cpu = match bench.options().pin()? {
         Pin::Cpu(cpu) => Some(cpu),
         Pin::None => None,
     };
-    let mut bench = Bench::new("lwc-tls", arguments.options);
     let entry = |name: &str, signs| Entry::new(name, move || Server::start(signs, cpu)).memory(64 << 20);
     let plain = || entry("nginx", Signs::Itself);
     let by_openssl = || entry("nginx, keys in a vault that signs with OpenSSL", Signs::InVaultByOpenSsl);
-    let mut group = Group::new("lwc-tls", entry("nginx, keys in a vault", Signs::InVault)).against(plain());
+    let mut group = Group::new("lwc-tls", entry("nginx, keys in a vault", Signs::InVault), [plain()]);
     for (key, _) in KEYS {
         for (clock, name) in [("cpu", CPU), ("time", "sessions per second")] {
             let case = Case::new(format!("{key} {clock}")).quantity(format!("{key}/{name}"), Quantity::Rate);
@@ -46,15 +37,13 @@ fn main() -> Result<ExitCode> {
     bench.group(group);
     let child = entry("nginx, a child signs", Signs::InChild);
     let others = [
-        ("openssl", Group::new("openssl", by_openssl()).against(plain())),
-        ("floor", Group::new("floor", child).against(plain()).against(by_openssl())),
+        ("openssl", Group::new("openssl", by_openssl(), [plain()])),
+        ("floor", Group::new("floor", child, [plain(), by_openssl()])),
     ];
-    for (title, mut group) in others {
-        for (key, _) in KEYS {
-            let name = format!("{title}/{key}/{CPU}");
-            group = group.case(Case::new(format!("{key} cpu")).quantity(name, Quantity::Rate));
-        }
-        bench.group(group);
+    for (title, group) in others {
+        bench.group(group.cases(KEYS.map(|(key, _)| {
+            Case::new(format!("{key} cpu")).quantity(format!("{title}/{key}/{CPU}"), Quantity::Rate)
+        })));
     }
     bench.run()
 }

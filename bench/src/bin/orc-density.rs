@@ -18,15 +18,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use comfy_table::presets::NOTHING;
-use comfy_table::{Cell, CellAlignment, Table};
 use orrery_bench::content_store::ContentStore;
 use orrery_bench::copies::{
-    Ksm, Running, Store, anonymous, cached, end_with_us, files_of, forget, plant, planted, processor_time,
-    relocated,
+    Ksm, Running, Store, anonymous, cached, copy_in_tree, create_tree, drop_caches, files_of, processor_time,
+    relocated, terminate_with_parent,
 };
-use orrery_bench::film::{FFMPEG, encode};
-use orrery_bench::record::{self, Record};
+use orrery_bench::ffmpeg::{FFMPEG, encode};
+use orrery_bench::report::{Record, Report, write_json};
 use orrery_bench::{Options, Skipped, machine};
 use serde::Serialize;
 
@@ -35,7 +33,7 @@ const PYTHON: &str = "/usr/bin/python3";
 const WORK: &str = "import ssl, sqlite3, json, ctypes, decimal, hashlib, lzma, bz2\n\
                     print('ready', flush=True)\nimport sys; sys.stdin.read()";
 /// How long a copy may take to start, among all the others.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Memory of N copies from N trees
 #[derive(Parser)]
@@ -84,7 +82,7 @@ impl Way {
         }
     }
 
-    /// What the kernel is told: its own defaults, or a scan of all that there is every second or so.
+    /// Configures KSM: with the kernel's defaults, or to scan all memory about every second.
     fn ksm(self) -> Result<Option<Ksm>> {
         match self {
             Self::KsmOn => Ksm::at_work(100, 20).map(Some),
@@ -96,7 +94,7 @@ impl Way {
 
 /// Trees with copies of a program.
 struct Trees {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     files: Vec<PathBuf>,
     program: PathBuf,
     own: Vec<PathBuf>,
@@ -106,30 +104,30 @@ impl Trees {
     fn new(program: &str, count: usize, start: impl Fn(&mut Command) -> Result<Running>) -> Result<Self> {
         let files = files_of(start(&mut Command::new(program))?.pid())?;
         // Not in /tmp, which may be memory itself.
-        let folder = tempfile::tempdir_in(machine::program_folder()?)?;
-        let own: Vec<_> = (0..count).map(|number| folder.path().join(format!("own{number}"))).collect();
+        let directory = tempfile::tempdir_in(machine::program_directory()?)?;
+        let own: Vec<_> = (0..count).map(|number| directory.path().join(format!("own{number}"))).collect();
         for tree in &own {
-            plant(tree, &files, None)?;
+            create_tree(tree, &files, None)?;
         }
-        Ok(Self { folder, files, program: fs::canonicalize(program)?, own })
+        Ok(Self { directory, files, program: fs::canonicalize(program)?, own })
     }
 
-    /// The trees for so many copies, and what has to stay for as long as they are used.
+    /// Returns the trees for `count` copies, and the content store that must live as long as they are used.
     fn of(&self, way: Way, count: usize) -> Result<(Vec<PathBuf>, Option<ContentStore>)> {
         let named = |kind: &str| {
-            (0..count).map(|number| self.folder.path().join(format!("{kind}{number}"))).collect()
+            (0..count).map(|number| self.directory.path().join(format!("{kind}{number}"))).collect()
         };
         Ok(match way {
             Way::HardLinks => {
                 let trees: Vec<PathBuf> = named("linked");
                 for tree in trees.iter().filter(|tree| !tree.exists()) {
-                    plant(tree, &self.files, self.own.first().map(PathBuf::as_path))?;
+                    create_tree(tree, &self.files, self.own.first().map(PathBuf::as_path))?;
                 }
                 (trees, None)
             }
             Way::ContentStore => {
                 let trees: Vec<PathBuf> = named("overlay");
-                let store = ContentStore::plant(self.folder.path(), &trees, &self.files)?;
+                let store = ContentStore::create_tree(self.directory.path(), &trees, &self.files)?;
                 (trees, Some(store))
             }
             _ => (self.own[..count].to_vec(), None),
@@ -157,7 +155,7 @@ impl Copies {
     ) -> Result<Self> {
         let (roots, content) = trees.of(way, count)?;
         let lie_in = content.as_ref().map_or(roots.clone(), |content| vec![content.store().to_owned()]);
-        forget(&lie_in)?;
+        drop_caches(&lie_in)?;
         let store = match way {
             Way::Orc | Way::OrcDisk => Some(Store::start(way == Way::OrcDisk)?),
             _ => None,
@@ -165,7 +163,7 @@ impl Copies {
         let mut copies =
             Self { trees: lie_in, running: Vec::new(), store, _ksm: way.ksm()?, _content: content };
         for tree in &roots {
-            let program = planted(tree, &trees.program);
+            let program = copy_in_tree(tree, &trees.program);
             let mut command = Command::new(program);
             command.env("LD_LIBRARY_PATH", tree).env("PYTHONPATH", tree).env("PYTHONHOME", "/usr");
             if let Some(store) = &copies.store {
@@ -179,7 +177,7 @@ impl Copies {
         Ok(copies)
     }
 
-    /// Bytes of code and read-only data, when the store has given back what nobody needs.
+    /// Returns the bytes of code and read-only data, after the store has freed what no process needs.
     fn read_only(&self) -> Result<u64> {
         if self.store.is_some() {
             std::thread::sleep(Duration::from_secs(5));
@@ -188,13 +186,13 @@ impl Copies {
         Ok(self.files()? + own)
     }
 
-    /// Bytes of everything.
+    /// Returns the bytes of everything.
     fn everything(&self) -> Result<u64> {
         let own: u64 = self.running.iter().map(|copy| anonymous(copy.pid())).sum::<Result<_>>()?;
         Ok(self.files()? + own)
     }
 
-    /// Seconds of processor time that they have had, all together.
+    /// Returns the seconds of CPU time of all copies together.
     fn processor_time(&self) -> Result<f64> {
         self.running.iter().map(|copy| processor_time(copy.pid())).sum()
     }
@@ -209,45 +207,35 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / 1_048_576.0
 }
 
-fn row<const N: usize>(cells: [String; N]) -> Vec<Cell> {
-    cells.into_iter().map(|cell| Cell::new(cell).set_alignment(CellAlignment::Right)).collect()
+/// Makes a record of one run; of bytes, less is better.
+fn record(case: String, unit: &str, ours: f64, (rival, value): (&str, f64)) -> Record {
+    Record::new("orc-density", case, unit, rival, vec![(ours, value)], unit != "MiB")
 }
 
-fn record(case: String, unit: &str, ours: f64, rival: (&str, f64), ratio: f64) -> Record {
-    Record::beside("orc-density", case, unit, ours, rival, ratio)
-}
-
-/// Code and read-only data of idle copies.
-fn density(counts: &[usize], records: &mut Vec<Record>) -> Result<()> {
+/// Measures code and read-only data of idle copies.
+fn density(counts: &[usize], report: &mut Report) -> Result<()> {
     let start = |command: &mut Command| Running::start(command.args(["-c", WORK]), "ready");
     let trees = Trees::new(PYTHON, counts.iter().copied().max().unwrap_or(1), start)?;
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    table.set_header(["COPIES", "PLAIN", "HARD LINKS", "OURS, NO DISK", "OURS", "DUPLICATES GONE"]);
     for &count in counts {
         let memory = |way| -> Result<f64> { Ok(mib(Copies::start(&trees, way, count, start)?.read_only()?)) };
         let (plain, ideal) = (memory(Way::Plain)?, memory(Way::HardLinks)?);
         let (whole, ours) = (memory(Way::Orc)?, memory(Way::OrcDisk)?);
         let case = format!("python/{count} copies");
-        records.push(record(format!("{case}/memory"), "MiB", ours, ("plain", plain), plain / ours));
-        records.push(record(format!("{case}/memory"), "MiB", ours, ("hard links", ideal), ideal / ours));
+        for (rival, bytes) in [("plain", plain), ("hard links", ideal), (Way::Orc.name(), whole)] {
+            report.records.push(record(format!("{case}/memory"), "MiB", ours, (rival, bytes)));
+        }
         // Of a single copy's bytes all others are duplicates.
         #[expect(clippy::cast_precision_loss, reason = "a few copies")]
         let duplicates = plain - plain / count as f64;
         let gone = (plain - ours) / duplicates;
-        let said = if count > 1 { format!("{:.1}%", 100.0 * gone) } else { "-".to_owned() };
         if count > 1 {
-            records.push(record(format!("{case}/duplicates gone"), "1", gone, ("all of them", 1.0), gone));
+            report.records.push(record(format!("{case}/duplicates gone"), "1", gone, ("all of them", 1.0)));
         }
-        let size = |value: f64| format!("{value:.1} MiB");
-        table.add_row(row([count.to_string(), size(plain), size(ideal), size(whole), size(ours), said]));
     }
-    println!("code and read-only data of N copies of Python from N file trees:");
-    println!("{}\n", table.trim_fmt());
     Ok(())
 }
 
-/// What was seen at one time.
+/// A measurement at one time.
 #[derive(Serialize)]
 struct Point {
     second: f64,
@@ -267,7 +255,7 @@ struct Series {
 fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
     // For ever.
     command.args(encode("size=320x180:rate=30", &["mpeg4"])).stdin(Stdio::null()).stdout(Stdio::piped());
-    end_with_us(command);
+    terminate_with_parent(command);
     let mut child = Running(command.spawn().with_context(|| format!("start {command:?}"))?);
     let mut lines = BufReader::new(child.0.stdout.take().context("no output")?).lines();
     let frames = Arc::clone(frames);
@@ -284,7 +272,7 @@ fn film(command: &mut Command, frames: &Arc<AtomicU64>) -> Result<Running> {
             let _ = ready.send(());
         }
     });
-    wait.recv_timeout(PATIENCE).context("ffmpeg encodes nothing")?;
+    wait.recv_timeout(TIMEOUT).context("ffmpeg encodes nothing")?;
     Ok(child)
 }
 
@@ -314,106 +302,59 @@ fn watch(trees: &Trees, way: Way, count: usize, seconds: u64) -> Result<Series> 
     Ok(Series { contender: way.name(), copies: count, points })
 }
 
-/// Memory and throughput over time: so many copies, these ways, so many seconds. Whether all could be watched: one that fails
-/// takes nothing from what the others have shown.
-fn over_time(plan: &[(usize, &[Way], u64)], records: &mut Vec<Record>) -> Result<bool> {
+/// Measures memory and throughput over time, for numbers of copies, ways and seconds.
+fn over_time(plan: &[(usize, &[Way], u64)], report: &mut Report) -> Result<()> {
     let most = plan.iter().map(|(count, ..)| *count).max().unwrap_or(1);
     let trees = Trees::new(FFMPEG, most, |command| film(command, &Arc::default()))?;
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    table.set_header(["COPIES", "WAY", "MEMORY AT FIRST", "AT LAST", "FRAMES/S", "PER S OF CPU"]);
-    let (mut all, mut failed) = (Vec::new(), false);
+    let mut all = Vec::new();
     for &(count, ways, seconds) in plan {
         for &way in ways {
             eprintln!("ffmpeg: {count} copies, {}", way.name());
-            match watch(&trees, way, count, seconds) {
-                Ok(series) => all.push(series),
-                Err(error) if error.is::<Skipped>() => println!("SKIPPED {}: {error}", way.name()),
-                Err(error) => {
-                    println!("FAILED {count} copies, {}: {error:#}", way.name());
-                    failed = true;
-                }
-            }
+            let what = format!("{count} copies, {}", way.name());
+            all.extend(report.present(&what, watch(&trees, way, count, seconds)));
         }
         let of_count: Vec<_> = all.iter().filter(|series| series.copies == count).collect();
         #[expect(clippy::cast_precision_loss, reason = "some seconds")]
         let summary = |series: &Series| {
             let last = series.points.last().map_or(0.0, |point| point.memory_mib);
-            let mean = |of: fn(&Point) -> f64| {
-                series.points.iter().map(of).sum::<f64>() / series.points.len().max(1) as f64
-            };
-            (last, mean(|point| point.frames_per_second), mean(|point| point.frames_per_processor_second))
+            let rates = series.points.iter().map(|point| point.frames_per_processor_second);
+            (last, rates.sum::<f64>() / series.points.len().max(1) as f64)
         };
         let Some(ours) = of_count.iter().find(|series| series.contender == Way::OrcDisk.name()) else {
             continue;
         };
-        let (our_memory, _, our_rate) = summary(ours);
-        for series in &of_count {
-            let (memory, per_second, rate) = summary(series);
-            let first = series.points.first().map_or(0.0, |point| point.memory_mib);
-            let size = |value: f64| format!("{value:.0} MiB");
-            let name = series.contender.to_owned();
-            let [per_second, of_processor] = [per_second, rate].map(|rate| format!("{rate:.0}"));
-            table.add_row(row([
-                count.to_string(),
-                name,
-                size(first),
-                size(memory),
-                per_second,
-                of_processor,
-            ]));
-            if series.contender != Way::OrcDisk.name() {
-                let (case, rival) = (format!("ffmpeg/{count} copies"), series.contender);
-                let memory = (rival, memory);
-                records.push(record(
-                    format!("{case}/memory"),
-                    "MiB",
-                    our_memory,
-                    memory,
-                    memory.1 / our_memory,
-                ));
-                records.push(record(
-                    format!("{case}/frames"),
-                    "1/s of CPU",
-                    our_rate,
-                    (rival, rate),
-                    our_rate / rate,
-                ));
-            }
+        let (our_memory, our_rate) = summary(ours);
+        for series in of_count.iter().filter(|series| series.contender != Way::OrcDisk.name()) {
+            let (memory, rate) = summary(series);
+            let (case, rival) = (format!("ffmpeg/{count} copies"), series.contender);
+            report.records.push(record(format!("{case}/memory"), "MiB", our_memory, (rival, memory)));
+            report.records.push(record(format!("{case}/frames"), "1/s of CPU", our_rate, (rival, rate)));
         }
     }
-    println!("everything that copies of ffmpeg take while they encode, and how much they do:");
-    println!("{}\n", table.trim_fmt());
     let path = machine::record_file("orc-density.series")?;
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    fs::write(&path, serde_json::to_string(&all)?).with_context(|| format!("write {}", path.display()))?;
+    write_json(&path, &all)?;
     println!("over time: {}", path.display());
-    Ok(!failed)
+    Ok(())
 }
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    let quick = arguments.options.quick();
-    let only = arguments.options.only();
-    let is_to_run = |program: &str| {
-        let is_wanted = only.is_none_or(|text| program.contains(text));
+    let Arguments { options, most } = Arguments::parse();
+    let mut report = Report::default();
+    let mut is_to_run = |program: &str| {
         let is_there = Path::new(program).exists();
-        if is_wanted && !is_there {
-            println!("SKIPPED: there is no {program}");
+        if options.chosen(program) && !is_there {
+            report.absent(program, &Skipped("it is not installed".to_owned()).into());
         }
-        is_wanted && is_there
+        options.chosen(program) && is_there
     };
-    let mut records = Vec::new();
-    let mut whole = true;
-    if is_to_run(PYTHON) {
-        let mut counts = if quick { vec![16] } else { vec![1, 2, 4, 8, 16, 32] };
-        counts.retain(|count| *count <= arguments.most);
-        density(&counts, &mut records)?;
+    let [python, ffmpeg] = [PYTHON, FFMPEG].map(&mut is_to_run);
+    if python {
+        let mut counts = if options.quick() { vec![16] } else { vec![1, 2, 4, 8, 16, 32] };
+        counts.retain(|count| *count <= most);
+        density(&counts, &mut report)?;
     }
-    if is_to_run(FFMPEG) {
-        let mut plan: Vec<(usize, &[Way], u64)> = if quick {
+    if ffmpeg {
+        let mut plan: Vec<(usize, &[Way], u64)> = if options.quick() {
             vec![(16, &Way::FEW, 5)]
         } else {
             // Every number of copies, and all ways for a few copies and for many, within some minutes.
@@ -426,14 +367,10 @@ fn main() -> Result<ExitCode> {
                 (32, &Way::FEW, 8),
             ]
         };
-        plan.retain(|(count, ..)| *count <= arguments.most);
-        whole = over_time(&plan, &mut records)?;
+        plan.retain(|(count, ..)| *count <= most);
+        over_time(&plan, &mut report)?;
     }
     // What was left out would be missing from the records.
-    if whole && only.is_none() && arguments.most >= 32 {
-        let path = machine::record_file("orc-density")?;
-        record::write(&path, &records)?;
-        println!("records: {}", path.display());
-    }
-    Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let whole = report.is_whole() && options.all() && most >= 32;
+    report.finish("orc-density", whole)
 }

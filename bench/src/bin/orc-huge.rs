@@ -9,23 +9,12 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
-use comfy_table::Table;
-use comfy_table::presets::NOTHING;
 use orrery_bench::copies::{Running, Store};
-use orrery_bench::film::{FFMPEG, encode};
-use orrery_bench::record::{self, Record};
-use orrery_bench::stats::{interquartile_range, median};
-use orrery_bench::{Options, machine};
+use orrery_bench::ffmpeg::{FFMPEG, encode};
+use orrery_bench::report::{Record, Report};
+use orrery_bench::{Options, Skipped, machine};
 
-/// Large programs with huge pages, small ones, and plain
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-}
-
-/// Compiles and runs, in a machine of 30 MiB of code.
+/// Compiles and runs scripts, in an engine of 30 MiB of code.
 const SCRIPT: &str = "const vm = require('vm'), zlib = require('zlib'); let text = ''; \
     for (let i = 0; i < 1000; i++) text += `function f${i}(a, b) { let s = 0; for (let j = 0; j < a; j++) s += b * j % 7; \
     return [s, a, b].map(x => x * 2).join(','); }\\n`; \
@@ -36,7 +25,7 @@ struct Work {
     name: &'static str,
     program: &'static str,
     arguments: Vec<String>,
-    /// What keeps it alive while its code becomes huge, and says so.
+    /// The arguments of one that waits while the kernel maps its code by huge pages, and reports when it is ready.
     waiting: Vec<String>,
     ready: &'static str,
 }
@@ -61,11 +50,11 @@ fn works() -> [Work; 2] {
     ]
 }
 
-/// Seconds of processor time that all children that were waited for have had.
+/// Returns the seconds of CPU time of all reaped children.
 fn processor_time() -> f64 {
     // SAFETY: the structure is plain numbers, filled in by the call.
     let usage = unsafe {
-        let mut usage: libc::rusage = core::mem::zeroed();
+        let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
         usage
     };
@@ -91,7 +80,7 @@ fn run(work: &Work, store: Option<&Store>) -> Result<f64> {
     Ok(processor_time() - before)
 }
 
-/// Bytes of a process' code that are mapped by huge pages, as the kernel finds some in time.
+/// Returns how many bytes of a process' code are mapped by huge pages, for which the kernel takes a while.
 fn mapped_hugely(work: &Work, store: &Store) -> Result<u64> {
     let begin = Instant::now();
     loop {
@@ -110,68 +99,36 @@ fn mapped_hugely(work: &Work, store: &Store) -> Result<u64> {
     }
 }
 
-fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
-    let rounds = if arguments.options.quick() { 3 } else { 15 };
-    let mut records = Vec::new();
-    let mut table = Table::new();
-    table.load_style(NOTHING);
-    table.set_header([
-        "PROGRAM",
-        "PLAIN",
-        "SMALL PAGES",
-        "HUGE PAGES",
-        "AGAINST PLAIN",
-        "AGAINST SMALL",
-        "HUGE",
-    ]);
-    for work in &works() {
-        if !Path::new(work.program).exists() {
-            println!("SKIPPED: there is no {}", work.program);
-            continue;
+/// Measures one program; with the pairs of ours and plain, and of ours and small pages.
+fn measure(work: &Work, rounds: usize) -> Result<[Vec<(f64, f64)>; 2]> {
+    ensure!(Path::new(work.program).exists(), Skipped(format!("there is no {}", work.program)));
+    let small = Store::start(true)?;
+    let huge = Store::with(&["--disk", &machine::program_directory()?.to_string_lossy(), "--huge-pages"])?;
+    let mapped = mapped_hugely(work, &huge)?;
+    ensure!(mapped > 0, Skipped("the kernel has no huge pages".to_owned()));
+    println!("{}: {} MiB of code in huge pages", work.name, mapped >> 20);
+    let mut pairs: [Vec<(f64, f64)>; 2] = Default::default();
+    for round in 0..=rounds {
+        let [plain, shared, ours] = [run(work, None)?, run(work, Some(&small))?, run(work, Some(&huge))?];
+        // The first time files are read.
+        if round > 0 {
+            pairs[0].push((ours, plain));
+            pairs[1].push((ours, shared));
         }
-        let small = Store::start(true)?;
-        let huge = Store::with(&["--disk", &machine::program_folder()?.to_string_lossy(), "--huge-pages"])?;
-        let mapped = mapped_hugely(work, &huge)?;
-        if mapped == 0 {
-            println!("SKIPPED: {}: the kernel had no huge pages to give", work.name);
-            continue;
-        }
-        let ways = [None, Some(&small), Some(&huge)];
-        let mut times: [Vec<f64>; 3] = Default::default();
-        for round in 0..=rounds {
-            for (way, times) in ways.iter().zip(&mut times) {
-                let time = run(work, *way)?;
-                // The first time files are read.
-                if round > 0 {
-                    times.push(time);
-                }
-            }
-        }
-        // Round by round, as the machine's state changes.
-        let ratios =
-            |rival: usize| times[rival].iter().zip(&times[2]).map(|(a, b)| a / b).collect::<Vec<f64>>();
-        let ratio = |rival: usize| median(&ratios(rival));
-        let [plain, shared, ours] = [0, 1, 2].map(|way: usize| median(&times[way]));
-        for (number, rival, time) in [(0, "plain", plain), (1, "small pages", shared)] {
-            let case = format!("{}/processor time", work.name);
-            let record = Record::beside("orc-huge", case, "s", ours, (rival, time), ratio(number));
-            records.push(Record { spread: interquartile_range(&ratios(number)), runs: rounds, ..record });
-        }
-        let seconds = |time: f64| format!("{time:.2} s");
-        table.add_row([
-            work.name.to_owned(),
-            seconds(plain),
-            seconds(shared),
-            seconds(ours),
-            format!("{:.3}x", ratio(0)),
-            format!("{:.3}x", ratio(1)),
-            format!("{} MiB", mapped >> 20),
-        ]);
     }
-    println!("processor time of the same work:\n{}\n", table.trim_fmt());
-    let path = machine::record_file("orc-huge")?;
-    record::write(&path, &records)?;
-    println!("records: {}", path.display());
-    Ok(ExitCode::SUCCESS)
+    Ok(pairs)
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::from_command_line("Large programs with huge pages, small ones, and plain");
+    let rounds = if options.quick() { 3 } else { 15 };
+    let mut report = Report::default();
+    for work in works().iter().filter(|work| options.chosen(work.name)) {
+        let Some(measured) = report.present(work.name, measure(work, rounds)) else { continue };
+        for (rival, pairs) in ["plain", "small pages"].into_iter().zip(measured) {
+            let case = format!("{}/processor time", work.name);
+            report.records.push(Record::new("orc-huge", case, "s", rival, pairs, false));
+        }
+    }
+    report.finish("orc-huge", options.all())
 }

@@ -1,4 +1,4 @@
-//! `make bench B=orc-load`: what it costs to start a program that shares its code, and to load a library.
+//! `make bench B=orc-load`: starting a program that shares its code, and loading a library.
 //!
 //! Warm: the store knows the files, and the kernel has them cached where they are not shared. A program that does nothing
 //! shows the fixed cost, real ones (Python with libraries, Redis, nginx, git) what users notice, a dlopen(3) what a library
@@ -18,22 +18,14 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
-use orrery_bench::copies::{Running, Store, files_of, forget, plant, planted};
+use orrery_bench::copies::{Running, Store, copy_in_tree, create_tree, drop_caches, files_of};
 use orrery_bench::resp::redis_program;
-use orrery_bench::{Bench, Case, Contender, Entry, Group, Options, Quantity, Sample, Skipped, Unit, machine};
+use orrery_bench::{Bench, Case, Contender, Entry, Group, Quantity, Sample, Skipped, Unit, machine};
 use tempfile::TempDir;
-
-/// Starts of programs that share beside plain ones
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-}
 
 const PYTHON: &str = "/usr/bin/python3";
 const LIBRARIES: &str = "import ssl, sqlite3, json, ctypes, decimal";
-/// Loads the library of this name or path, and tells how many nanoseconds that took.
+/// Loads the library of this name or path, and prints how many nanoseconds that took.
 const DLOPEN: &str = "import ctypes, sys, time; begin = time.perf_counter_ns(); \
                       ctypes.CDLL(sys.argv[1]); print(time.perf_counter_ns() - begin)";
 const LIBRARY: &str = "libcrypto.so.3";
@@ -47,7 +39,7 @@ enum Way {
 }
 
 impl Way {
-    /// What the loader is told to load with the program, by which variable, and its source, if that is an object of the benchmark's own.
+    /// Returns the environment variable that makes the loader load an object of the benchmark's own, and its source.
     fn object(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Plain | Self::Ours => None,
@@ -60,20 +52,20 @@ impl Way {
 /// Starts programs, with a store or without.
 struct Starts {
     store: Option<Store>,
-    /// The object that does nothing, and the variable that has the loader load it.
+    /// The object that does nothing, and the environment variable that makes the loader load it.
     idle: Option<(&'static str, PathBuf)>,
     /// What Python with its libraries is made of.
     files: Vec<PathBuf>,
     /// For nginx's settings and logs.
-    folder: TempDir,
+    directory: TempDir,
 }
 
-/// All that nginx needs to say that its settings are good.
+/// The smallest configuration that nginx accepts.
 const NGINX: &str =
-    "error_log stderr; pid FOLDER/pid; events {} http { access_log off; server { listen 127.0.0.1:1; } }";
+    "error_log stderr; pid DIRECTORY/pid; events {} http { access_log off; server { listen 127.0.0.1:1; } }";
 
-fn build_idle(folder: &Path, text: &str) -> Result<PathBuf> {
-    let (source, idle) = (folder.join("idle.c"), folder.join("idle.so"));
+fn build_idle(directory: &Path, text: &str) -> Result<PathBuf> {
+    let (source, idle) = (directory.join("idle.c"), directory.join("idle.so"));
     std::fs::write(&source, text)?;
     let mut command = Command::new("cc");
     command.args(["-O2", "-fPIC", "-shared", "-nostdlib", "-o"]).arg(&idle).arg(&source);
@@ -82,13 +74,13 @@ fn build_idle(folder: &Path, text: &str) -> Result<PathBuf> {
     Ok(idle)
 }
 
-/// A tree with copies of these files that nobody has seen, on disk only.
+/// Makes a directory tree with copies of these files that no process has seen, on disk only.
 fn unseen(files: &[PathBuf]) -> Result<TempDir> {
     // Not in /tmp, which may be memory itself.
-    let folder = tempfile::tempdir_in(machine::program_folder()?)?;
-    plant(folder.path(), files, None)?;
-    forget(&[folder.path().to_owned()])?;
-    Ok(folder)
+    let directory = tempfile::tempdir_in(machine::program_directory()?)?;
+    create_tree(directory.path(), files, None)?;
+    drop_caches(&[directory.path().to_owned()])?;
+    Ok(directory)
 }
 
 impl Starts {
@@ -99,17 +91,17 @@ impl Starts {
             .map_err(|error| Skipped(format!("{PYTHON} cannot load what it should: {error:#}")))?;
         let files = files_of(running.pid())?;
         let store = if way == Way::Ours { Some(Store::start(false)?) } else { None };
-        let folder = tempfile::tempdir()?;
+        let directory = tempfile::tempdir()?;
         let idle = match way.object() {
-            Some((variable, source)) => Some((variable, build_idle(folder.path(), source)?)),
+            Some((variable, source)) => Some((variable, build_idle(directory.path(), source)?)),
             None => None,
         };
-        let settings = NGINX.replace("FOLDER", &folder.path().display().to_string());
-        std::fs::write(folder.path().join("nginx.conf"), settings)?;
-        Ok(Self { store, idle, files, folder })
+        let settings = NGINX.replace("DIRECTORY", &directory.path().display().to_string());
+        std::fs::write(directory.path().join("nginx.conf"), settings)?;
+        Ok(Self { store, idle, files, directory })
     }
 
-    /// Runs the command; how long that took, and what it said.
+    /// Runs the command, and returns how long that took, and its output.
     fn timed(&self, command: &mut Command) -> Result<(Duration, String)> {
         if let Some(store) = &self.store {
             store.share(command)?;
@@ -130,25 +122,25 @@ impl Starts {
         self.timed(command).map(|(elapsed, _)| elapsed)
     }
 
-    /// How long a library took to load, as the program says.
+    /// Returns how long a library took to load, as the program measured it.
     fn dlopen(&self, library: &OsStr) -> Result<Duration> {
-        let (_, said) = self.timed(Command::new(PYTHON).args(["-c", DLOPEN]).arg(library))?;
-        Ok(Duration::from_nanos(said.trim().parse().context("a number of nanoseconds")?))
+        let (_, output) = self.timed(Command::new(PYTHON).args(["-c", DLOPEN]).arg(library))?;
+        Ok(Duration::from_nanos(output.trim().parse().context("a number of nanoseconds")?))
     }
 
     fn cold_dlopen(&self) -> Result<Duration> {
         let library = self.files.iter().find(|file| file.ends_with(LIBRARY));
         let library = library.with_context(|| format!("{PYTHON} has no {LIBRARY}"))?;
-        let folder = unseen(std::slice::from_ref(library))?;
-        self.dlopen(planted(folder.path(), library).as_os_str())
+        let directory = unseen(std::slice::from_ref(library))?;
+        self.dlopen(copy_in_tree(directory.path(), library).as_os_str())
     }
 
     fn cold(&self) -> Result<Duration> {
-        let folder = unseen(&self.files)?;
+        let directory = unseen(&self.files)?;
         let program = std::fs::canonicalize(PYTHON)?;
-        let mut command = Command::new(planted(folder.path(), &program));
-        command.args(["-c", LIBRARIES]).env("LD_LIBRARY_PATH", folder.path());
-        self.run(command.env("PYTHONPATH", folder.path()).env("PYTHONHOME", "/usr"))
+        let mut command = Command::new(copy_in_tree(directory.path(), &program));
+        command.args(["-c", LIBRARIES]).env("LD_LIBRARY_PATH", directory.path());
+        self.run(command.env("PYTHONPATH", directory.path()).env("PYTHONHOME", "/usr"))
     }
 }
 
@@ -164,7 +156,7 @@ impl Contender for Starts {
                 "cold" => self.cold()?,
                 "redis" => self.run(Command::new(redis).arg0("redis-server").arg("--version"))?,
                 "nginx" => {
-                    let settings = self.folder.path().join("nginx.conf");
+                    let settings = self.directory.path().join("nginx.conf");
                     self.run(Command::new("nginx").args(["-t", "-q", "-c"]).arg(settings))?
                 }
                 "git" => self.run(
@@ -175,18 +167,15 @@ impl Contender for Starts {
                 _ => self.run(Command::new(PYTHON).args(["-c", LIBRARIES]))?,
             });
         }
-        Ok(Sample { iterations, elapsed: latencies.iter().sum(), latencies })
+        Sample::of_latencies(latencies)
     }
 }
 
 fn main() -> Result<ExitCode> {
-    let mut bench = Bench::new("orc-load", Arguments::parse().options);
+    let mut bench = Bench::new("orc-load", "Starts of programs that share beside plain ones");
     let entry = |name: &'static str, way| Entry::new(name, move || Starts::new(way));
-    let mut group = Group::new("orc-load", entry("orrery orc run", Way::Ours))
-        .against(entry("plain", Way::Plain))
-        .against(entry("floor", Way::Floor))
-        .against(entry("empty preload", Way::Preload))
-        .by_pairs();
+    let rivals =
+        [entry("plain", Way::Plain), entry("floor", Way::Floor), entry("empty preload", Way::Preload)];
     let cases = [
         ("true", "true", Unit::Microseconds),
         ("git", "git --version", Unit::Microseconds),
@@ -197,10 +186,9 @@ fn main() -> Result<ExitCode> {
         ("cold dlopen", "dlopen of libcrypto from a new tree, cold", Unit::Microseconds),
         ("cold", "python from a new tree, cold", Unit::Milliseconds),
     ];
-    for (work, name, unit) in cases {
-        let p50 = Quantity::Percentile(50, unit);
-        group = group.case(Case::new(work).quantity(format!("{name}/p50"), p50).quick(true));
-    }
-    bench.group(group);
+    let cases = cases.map(|(work, name, unit)| {
+        Case::new(work).quantity(format!("{name}/p50"), Quantity::Percentile(50.0, unit)).quick(true)
+    });
+    bench.group(Group::new("orc-load", entry("orrery orc run", Way::Ours), rivals).by_pairs().cases(cases));
     bench.run()
 }

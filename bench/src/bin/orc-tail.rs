@@ -9,7 +9,7 @@
 //! A second plain one shows what two equals differ by in the same run.
 //!
 //! Who asks and who answers have one CPU, the programs around them another one: three who want two CPUs would measure above
-//! all whom the scheduler puts where. The kernel's KSM and our store go where they like.
+//! all where the scheduler puts them. The kernel's KSM and our store are not bound.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -19,18 +19,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
-use orrery_bench::copies::{Ksm, Running, Store, files_of, plant, planted};
+use orrery_bench::copies::{Ksm, Running, Store, copy_in_tree, create_tree, files_of};
 use orrery_bench::resp::{self, Resp};
-use orrery_bench::{Bench, Case, Contender, Entry, Group, Options, Quantity, Sample, Unit, machine};
+use orrery_bench::{Bench, Case, Contender, Entry, Group, Quantity, Sample, Unit, machine};
 use tempfile::TempDir;
-
-/// Tail latency of Redis while sharing goes on
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-}
 
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
@@ -55,9 +47,9 @@ const LONGEST_TURN: Duration = Duration::from_secs(60);
 const KEYS: u64 = 20_000;
 const VALUE: usize = 1024;
 
-/// What the programs around a server are to do.
+/// What the background programs are to do.
 #[derive(Clone, Copy, PartialEq)]
-enum Bustle {
+enum Activity {
     /// Start no more; none runs.
     Rest,
     /// Start one after the other.
@@ -69,49 +61,49 @@ enum Bustle {
 
 #[derive(Default)]
 struct Signal {
-    state: Mutex<Option<Bustle>>,
+    state: Mutex<Option<Activity>>,
     changed: Condvar,
 }
 
 impl Signal {
-    fn state(&self) -> MutexGuard<'_, Option<Bustle>> {
+    fn state(&self) -> MutexGuard<'_, Option<Activity>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, bustle: Bustle) {
+    fn set(&self, activity: Activity) {
         let mut state = self.state();
-        if *state != Some(Bustle::End) {
-            *state = Some(bustle);
+        if *state != Some(Activity::End) {
+            *state = Some(activity);
         }
         self.changed.notify_all();
     }
 
-    fn is_in(&self, bustle: Bustle) -> bool {
-        *self.state() == Some(bustle)
+    fn is_in(&self, activity: Activity) -> bool {
+        *self.state() == Some(activity)
     }
 
-    /// Waits until something else than these is wanted, so long at most; what it is.
-    fn wait(&self, while_in: &[Bustle], most: Duration) -> Bustle {
-        let is_in = |state: &mut Option<Bustle>| while_in.contains(&state.unwrap_or(Bustle::Rest));
+    /// Waits until the activity is none of these, for `most` at most, and returns it.
+    fn wait(&self, while_in: &[Activity], most: Duration) -> Activity {
+        let is_in = |state: &mut Option<Activity>| while_in.contains(&state.unwrap_or(Activity::Rest));
         let waited = self.changed.wait_timeout_while(self.state(), most, is_in);
-        waited.unwrap_or_else(PoisonError::into_inner).0.unwrap_or(Bustle::Rest)
+        waited.unwrap_or_else(PoisonError::into_inner).0.unwrap_or(Activity::Rest)
     }
 }
 
 /// A Redis server under load.
 struct Server {
     way: Way,
-    /// Where it runs.
+    /// The CPU that it runs on.
     cpu: usize,
     connection: Resp<UnixStream>,
     next: u64,
     signal: Arc<Signal>,
-    /// Starts programs.
-    neighbour: Option<JoinHandle<Result<()>>>,
+    /// The thread that starts programs.
+    background: Option<JoinHandle<Result<()>>>,
     _servers: Vec<Running>,
     _store: Option<Arc<Store>>,
     // Holds the sockets and the trees; removed at the end.
-    _folder: TempDir,
+    _directory: TempDir,
 }
 
 /// Has a command share as this way has it.
@@ -136,18 +128,18 @@ fn set(key: u64) -> String {
 
 impl Server {
     fn new(way: Way) -> Result<Self> {
-        // So that it is known at once whether it can be.
+        // So that it fails at once where there is no KSM.
         let ksm = way.ksm()?;
         let store = if way == Way::Ours { Some(Arc::new(Store::start(false)?)) } else { None };
         let (cpu, around) = machine::two_cpus()?;
-        let folder = tempfile::tempdir_in(machine::program_folder()?)?;
+        let directory = tempfile::tempdir_in(machine::program_directory()?)?;
         let mut servers = Vec::new();
         let mut connections = Vec::new();
         for number in 0..2 {
-            let socket = folder.path().join(format!("socket{number}"));
+            let socket = directory.path().join(format!("socket{number}"));
             let mut command = resp::redis()?;
             command.args(["--port", "0", "--save", "", "--appendonly", "no"]);
-            command.arg("--unixsocket").arg(&socket).arg("--dir").arg(folder.path());
+            command.arg("--unixsocket").arg(&socket).arg("--dir").arg(directory.path());
             command.stdin(Stdio::null()).stdout(Stdio::null());
             prepare(way, store.as_deref(), &mut command)?;
             let server = machine::while_pinned(cpu, || command.spawn().context("start redis-server"))?;
@@ -167,7 +159,7 @@ impl Server {
         }
         drop(ksm);
         let signal = Arc::new(Signal::default());
-        let neighbour = neighbour(way, around, store.clone(), &folder, Arc::clone(&signal))?;
+        let background = background(way, around, store.clone(), &directory, Arc::clone(&signal))?;
         let connection = connections.swap_remove(0);
         Ok(Self {
             way,
@@ -175,19 +167,19 @@ impl Server {
             connection,
             next: 1,
             signal,
-            neighbour: Some(neighbour),
+            background: Some(background),
             _servers: servers,
             _store: store,
-            _folder: folder,
+            _directory: directory,
         })
     }
 
-    /// Asks so often at least, and until the programs around it have come to rest.
+    /// Sends `iterations` requests at least, and goes on until no background program runs.
     fn ask(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let (mut latencies, mut number) = (Vec::new(), 0);
         let begin = Instant::now();
-        while number < iterations || self.signal.is_in(Bustle::Finish) {
-            ensure!(begin.elapsed() < LONGEST_TURN, "the programs around it do not end");
+        while number < iterations || self.signal.is_in(Activity::Finish) {
+            ensure!(begin.elapsed() < LONGEST_TURN, "the background programs do not end");
             // Keys in an order that looks random.
             self.next = self.next.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let key = (self.next >> 33) % KEYS;
@@ -198,46 +190,46 @@ impl Server {
             let asked = Instant::now();
             let answer = self.connection.ask(&request)?;
             latencies.push(asked.elapsed());
-            ensure!(!answer.starts_with('-') && answer != "$-1", "Redis says no: {answer}");
+            ensure!(!answer.starts_with('-') && answer != "$-1", "Redis answers {answer}");
             number += 1;
             if number == iterations {
-                self.signal.set(Bustle::Finish);
+                self.signal.set(Activity::Finish);
             }
         }
-        Ok(Sample { iterations: number, elapsed: latencies.iter().sum(), latencies })
+        Sample::of_latencies(latencies)
     }
 }
 
-/// Programs that come and go on a CPU.
-fn neighbour(
+/// Starts programs one after the other on a CPU, in a thread.
+fn background(
     way: Way,
     cpu: usize,
     store: Option<Arc<Store>>,
-    folder: &TempDir,
+    directory: &TempDir,
     signal: Arc<Signal>,
 ) -> Result<JoinHandle<Result<()>>> {
     let work = "import ssl, sqlite3, json, ctypes, decimal";
     let mut command = Command::new(PYTHON);
     command.args(["-c", &format!("{work}; print('ready', flush=True); input()")]);
     let files = files_of(Running::start(&mut command, "ready")?.pid())?;
-    let trees: Vec<PathBuf> = (0..TREES).map(|tree| folder.path().join(tree.to_string())).collect();
+    let trees: Vec<PathBuf> = (0..TREES).map(|tree| directory.path().join(tree.to_string())).collect();
     let program = std::fs::canonicalize(PYTHON)?;
     for tree in &trees {
-        plant(tree, &files, None)?;
+        create_tree(tree, &files, None)?;
     }
     Ok(std::thread::spawn(move || {
         machine::pin(cpu)?;
         for tree in trees.iter().cycle() {
-            if signal.wait(&[Bustle::Rest], Duration::MAX) == Bustle::End {
+            if signal.wait(&[Activity::Rest], Duration::MAX) == Activity::End {
                 return Ok(());
             }
-            let mut command = Command::new(planted(tree, &program));
+            let mut command = Command::new(copy_in_tree(tree, &program));
             command.args(["-c", work]).stdin(Stdio::null()).env("LD_LIBRARY_PATH", tree);
             command.env("PYTHONPATH", tree).env("PYTHONHOME", "/usr");
             prepare(way, store.as_deref(), &mut command)?;
             ensure!(command.status()?.success(), "a program failed");
-            if signal.wait(&[Bustle::Go], PAUSE) == Bustle::Finish {
-                signal.set(Bustle::Rest);
+            if signal.wait(&[Activity::Go], PAUSE) == Activity::Finish {
+                signal.set(Activity::Rest);
             }
         }
         Ok(())
@@ -246,19 +238,19 @@ fn neighbour(
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.signal.set(Bustle::End);
-        if let Some(neighbour) = self.neighbour.take() {
-            let _ = neighbour.join();
+        self.signal.set(Activity::End);
+        if let Some(background) = self.background.take() {
+            let _ = background.join();
         }
     }
 }
 
 impl Contender for Server {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        let alive = self.neighbour.as_ref().is_some_and(|neighbour| !neighbour.is_finished());
-        ensure!(alive, "the programs around it have stopped");
+        let alive = self.background.as_ref().is_some_and(|background| !background.is_finished());
+        ensure!(alive, "the background programs have stopped");
         let ksm = self.way.ksm()?;
-        self.signal.set(Bustle::Go);
+        self.signal.set(Activity::Go);
         let sample = machine::while_pinned(self.cpu, || self.ask(work, iterations));
         drop(ksm);
         sample
@@ -266,21 +258,14 @@ impl Contender for Server {
 }
 
 fn main() -> Result<ExitCode> {
-    let mut bench = Bench::new("orc-tail", Arguments::parse().options);
+    let mut bench = Bench::new("orc-tail", "Tail latency of Redis while sharing goes on");
     let entry = |name: &'static str, way| Entry::new(name, move || Server::new(way));
-    let mut group = Group::new("orc-tail", entry("orrery orc run", Way::Ours))
-        .against(entry("plain", Way::Plain))
-        .against(entry("plain, too", Way::Plain))
-        .against(entry("ksm", Way::Ksm));
-    for work in ["set", "get"] {
-        group = group.case(
-            Case::new(work)
-                .quantity(format!("{work}/p50"), Quantity::Percentile(50, Unit::Microseconds))
-                .quantity(format!("{work}/p99"), Quantity::Percentile(99, Unit::Microseconds))
-                .quantity(format!("{work}/p99.9"), Quantity::Tail(Unit::Microseconds))
-                .quick(true),
-        );
-    }
-    bench.group(group);
+    let rivals = [entry("plain", Way::Plain), entry("plain, too", Way::Plain), entry("ksm", Way::Ksm)];
+    let cases = ["set", "get"].map(|work| {
+        [50.0, 99.0, 99.9].into_iter().fold(Case::new(work).quick(true), |case, percent| {
+            case.quantity(format!("{work}/p{percent}"), Quantity::Percentile(percent, Unit::Microseconds))
+        })
+    });
+    bench.group(Group::new("orc-tail", entry("orrery orc run", Way::Ours), rivals).cases(cases));
     bench.run()
 }

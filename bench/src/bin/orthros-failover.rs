@@ -8,43 +8,35 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use orrery_bench::pairs::rivals::{self, PORT, Waited};
-use orrery_bench::pairs::{Client, Rescue, Running, Wanted};
-use orrery_bench::record::{self, Record};
-use orrery_bench::stats::median;
+use orrery_bench::pairs::{Client, PairSpec, Rescue, Running};
+use orrery_bench::report::{Record, Report, write_json};
+use orrery_bench::statistics::median;
 use orrery_bench::{Options, Skipped, machine};
 use orrery_orthros_host::Fault;
 use serde::Serialize;
 
 /// Parts of a failover, as they follow each other.
 const STEPS: [&str; 9] =
-    ["fence", "images", "disk", "write-back", "elsewhere", "restore", "network", "resume", "new backup"];
+    ["fence", "images", "disk", "write-back", "tmpfs", "restore", "network", "resume", "new backup"];
 /// How often what the promises are about is measured.
 const RUNS: usize = 3;
 const REBOOT: &str = "reboot + service start";
 
-/// How long a client waits when the kernel under its service dies
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-}
-
 /// What the service has when its kernel dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Burden {
+struct Load {
     memory: u32,
     cache: u32,
     files: u32,
     threads: u32,
 }
 
-const LEAST: Burden = Burden { memory: 1, cache: 0, files: 0, threads: 0 };
+const LEAST: Load = Load { memory: 1, cache: 0, files: 0, threads: 0 };
 
-impl Burden {
+impl Load {
     fn name(self) -> String {
         match self {
             Self { cache: 1.., .. } => format!("cached writes/{} MiB", self.cache),
@@ -55,14 +47,14 @@ impl Burden {
     }
 
     fn all(quick: bool) -> Vec<Self> {
-        let burden = LEAST;
+        let load = LEAST;
         let sizes: &[u32] = if quick { &[1, 128] } else { &[1, 16, 64, 128, 256, 512, 1024] };
-        let mut all: Vec<Self> = sizes.iter().map(|&memory| Self { memory, ..burden }).collect();
+        let mut all: Vec<Self> = sizes.iter().map(|&memory| Self { memory, ..load }).collect();
         let some: [&[u32]; 3] =
             if quick { [&[16], &[100], &[50]] } else { [&[1, 16, 64], &[10, 100, 1000], &[10, 50, 200]] };
-        all.extend(some[0].iter().map(|&cache| Self { cache, ..burden }));
-        all.extend(some[1].iter().map(|&files| Self { files, ..burden }));
-        all.extend(some[2].iter().map(|&threads| Self { threads, ..burden }));
+        all.extend(some[0].iter().map(|&cache| Self { cache, ..load }));
+        all.extend(some[1].iter().map(|&files| Self { files, ..load }));
+        all.extend(some[2].iter().map(|&threads| Self { threads, ..load }));
         all
     }
 
@@ -74,8 +66,8 @@ impl Burden {
         } else {
             (u64::from(self.memory) * 3).next_power_of_two().clamp(256, 2048)
         };
-        let running = Running::start(&Wanted {
-            service: &["orrery-guest", "burden", &numbers[0], &numbers[1], &numbers[2]],
+        let running = Running::start(&PairSpec {
+            service: &["orrery-orthros-load", "ballast", &numbers[0], &numbers[1], &numbers[2]],
             programs: &[],
             files: &[],
             memory,
@@ -98,24 +90,24 @@ struct Point {
     all: Vec<f64>,
 }
 
-/// One death, and how long the client waited, in milliseconds.
-fn die(burden: Burden, fault: Fault) -> Result<(Rescue, f64)> {
-    let (mut running, mut client) = burden.start()?;
-    if burden.cache > 0 {
-        let command = format!("dd if=/dev/urandom of=/data/file bs=1M count={} 2>/dev/null", burden.cache);
+/// Makes one kernel die, and returns how long the client waited, in milliseconds.
+fn die(load: Load, fault: Fault) -> Result<(Rescue, f64)> {
+    let (mut running, mut client) = load.start()?;
+    if load.cache > 0 {
+        let command = format!("dd if=/dev/urandom of=/data/file bs=1M count={} 2>/dev/null", load.cache);
         running.pair.run(&["sh", "-c", &command])?;
     }
     // A connection that the service has not accepted yet would be lost.
     client.longest()?;
-    client.forget();
+    client.reset_longest_wait();
     let rescue = running.crash(fault)?;
     let waited = client.longest()?;
     client.end()?;
     Ok((rescue, waited * 1e3))
 }
 
-fn measure(burden: Burden, fault: Fault, runs: usize) -> Result<Point> {
-    let deaths = (0..runs).map(|_| die(burden, fault)).collect::<Result<Vec<_>>>()?;
+fn measure(load: Load, fault: Fault, runs: usize) -> Result<Point> {
+    let deaths = (0..runs).map(|_| die(load, fault)).collect::<Result<Vec<_>>>()?;
     let of = |part: &dyn Fn(&Rescue) -> f64| {
         median(&deaths.iter().map(|(it, _)| part(it) * 1e3).collect::<Vec<_>>())
     };
@@ -124,12 +116,11 @@ fn measure(burden: Burden, fault: Fault, runs: usize) -> Result<Point> {
     let all: Vec<f64> = deaths.iter().map(|&(_, waited)| waited).collect();
     let (waited, noticed) = (median(&all), of(&|rescue| rescue.noticed));
     let answer = (waited - noticed - of(&|rescue| rescue.failover.seconds)).max(0.0);
-    let case =
-        if fault == Fault::Panic { burden.name() } else { format!("{}/{}", burden.name(), fault.name()) };
+    let case = if fault == Fault::Panic { load.name() } else { format!("{}/{}", load.name(), fault.name()) };
     Ok(Point { case, noticed, steps, answer, waited, all })
 }
 
-/// What one does without a pair.
+/// An alternative to a pair.
 struct Rival {
     name: &'static str,
     measure: fn() -> Result<Waited>,
@@ -141,21 +132,12 @@ const RIVALS: [Rival; 3] = [
     Rival { name: "reboot + criu restore of the last second", measure: rivals::checkpoints },
 ];
 
+/// Makes a record of our median over `runs` and one wait of a rival.
 fn record(case: &str, ours: f64, runs: usize, rival: (&str, f64)) -> Record {
-    Record {
-        bench: "orthros-failover".to_owned(),
-        case: case.to_owned(),
-        unit: "ms".to_owned(),
-        ours,
-        rival_name: rival.0.to_owned(),
-        rival: rival.1,
-        ratio: rival.1 / ours,
-        spread: 0.0,
-        runs,
-    }
+    Record { runs, ..Record::new("orthros-failover", case, "ms", rival.0, vec![(ours, rival.1)], false) }
 }
 
-/// The parts of each wait, for people.
+/// Formats the parts of each wait.
 fn table(points: &[Point]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING);
@@ -171,68 +153,53 @@ fn table(points: &[Point]) -> Table {
 }
 
 fn main() -> Result<ExitCode> {
-    let options = Arguments::parse().options;
-    let quick = options.quick();
-    let chosen = |name: &str| options.only().is_none_or(|only| name.contains(only));
-    let mut failed = false;
+    let options =
+        Options::from_command_line("How long a client waits when the kernel under its service dies");
+    let mut report = Report::default();
     let mut waits = Vec::new();
-    for rival in RIVALS.iter().filter(|rival| chosen(rival.name) || rival.name == REBOOT) {
-        match (rival.measure)() {
-            Ok(Waited { seconds, lost }) => {
-                println!("{}: {:.0} ms, {lost} answers lost, and the connection", rival.name, seconds * 1e3);
-                waits.push((rival.name, seconds * 1e3));
-            }
-            Err(error) if error.is::<Skipped>() && rival.name == REBOOT => {
-                println!("SKIPPED {error}");
-                return Ok(ExitCode::SUCCESS);
-            }
-            Err(error) if error.is::<Skipped>() => println!("SKIPPED {}: {error}", rival.name),
-            Err(error) => {
-                failed = true;
-                println!("FAILED {}: {error:#}", rival.name);
-            }
+    for rival in RIVALS.iter().filter(|rival| options.chosen(rival.name) || rival.name == REBOOT) {
+        let measured = (rival.measure)();
+        let machines_start = !measured.as_ref().is_err_and(|error| error.is::<Skipped>());
+        if let Some(Waited { seconds, lost }) = report.present(rival.name, measured) {
+            println!("{}: {:.0} ms, {lost} answers lost, and the connection", rival.name, seconds * 1e3);
+            waits.push((rival.name, seconds * 1e3));
+        } else if rival.name == REBOOT && !machines_start {
+            return report.finish("orthros-failover", false);
         }
     }
-    let mut wanted: Vec<(Burden, Fault)> =
-        Burden::all(quick).into_iter().map(|burden| (burden, Fault::Panic)).collect();
-    wanted.push((LEAST, Fault::Hang));
     let mut points = Vec::new();
-    for (burden, fault) in wanted.into_iter().filter(|(burden, _)| chosen(&burden.name())) {
-        let promised = burden == LEAST || burden.memory >= 1024;
-        match measure(burden, fault, if promised && !quick { RUNS } else { 1 }) {
-            Ok(point) => {
-                println!("{}: {:.0} ms, nothing lost", point.case, point.waited);
-                points.push(point);
-            }
-            Err(error) => {
-                failed = true;
-                println!("FAILED {}, {}: {error:#}", burden.name(), fault.name());
-            }
+    let loads = Load::all(options.quick()).into_iter().map(|load| (load, Fault::Panic));
+    for (load, fault) in loads.chain([(LEAST, Fault::Hang)]).filter(|(load, _)| options.chosen(&load.name()))
+    {
+        let promised = load == LEAST || load.memory >= 1024;
+        let runs = if promised && !options.quick() { RUNS } else { 1 };
+        let what = format!("{}, {}", load.name(), fault.name());
+        if let Some(point) = report.present(&what, measure(load, fault, runs)) {
+            println!("{}: {:.0} ms, nothing lost", point.case, point.waited);
+            points.push(point);
         }
     }
-    let mut records = Vec::new();
     for &rival in &waits {
         let compared = points.iter().filter(|point| rival.0 == REBOOT || point.case == LEAST.name());
-        records.extend(compared.map(|point| record(&point.case, point.waited, point.all.len(), rival)));
+        report
+            .records
+            .extend(compared.map(|point| record(&point.case, point.waited, point.all.len(), rival)));
     }
-    // Of two sizes, what a GiB more would cost.
+    // What a further GiB costs, from two sizes.
     let wait = |memory: u32| {
-        let name = Burden { memory, ..LEAST }.name();
+        let name = Load { memory, ..LEAST }.name();
         points.iter().find(|point| point.case == name).map(|point| point.waited)
     };
     let largest = [1024, 512, 256, 128].into_iter().find_map(|memory| Some((memory, wait(memory)?)));
     if let (Some(small), Some((memory, large)), Some(&rival)) = (wait(1), largest, waits.first()) {
         let further = (large - small) * 1024.0 / f64::from(memory - 1);
-        println!("a further GiB: {further:.0} ms");
-        records.push(record("memory/further GiB", further, 1, rival));
+        report.records.push(record("memory/further GiB", further, 1, rival));
     }
     println!("\nmilliseconds\n{}", table(&points).trim_fmt());
-    if options.only().is_none() {
+    if options.all() {
         let series = machine::record_file("orthros-failover.series")?;
-        let path = machine::record_file("orthros-failover")?;
-        record::write(&path, &records)?;
-        std::fs::write(&series, serde_json::to_string_pretty(&points)?)?;
-        println!("records: {}, parts: {}", path.display(), series.display());
+        write_json(&series, &points)?;
+        println!("parts: {}", series.display());
     }
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    report.finish("orthros-failover", options.all())
 }

@@ -1,7 +1,7 @@
-//! `make bench B=orthros-overhead`: what it costs a service that a backup watches over it: redis' answers per second with a
+//! `make bench B=orthros-overhead`: the overhead of a backup for a service: redis' answers per second with a
 //! backup, without one, and while criu looks for changed pages once a second, as checkpoints would.
 //!
-//! All take turns over the same machine, so that they meet the same afternoon. What the active itself does for its backup, the
+//! All take turns over the same machine, so that they meet the same state of the machine. What the active itself does for its backup, the
 //! heartbeats, is measured directly besides: the time that the thread that sends them is on a processor.
 
 use std::process::ExitCode;
@@ -10,11 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
-use orrery_bench::pairs::{Line, Running, Wanted};
-use orrery_bench::record::{self, Record};
-use orrery_bench::stats::{interquartile_range, median};
-use orrery_bench::{Options, Skipped, machine, significant};
+use orrery_bench::pairs::{LineClient, PairSpec, Running};
+use orrery_bench::report::{Record, Report};
+use orrery_bench::{Options, Skipped};
 use rustix::process::{Pid, Signal, kill_process};
 
 const PORT: u16 = 6379;
@@ -25,13 +23,6 @@ const VALUES: u32 = 4000;
 const BEATING: &str = "cd /proc/1/task; for thread in *; do [ $thread = 1 ] || cat $thread/schedstat; done | \
     awk '{ sum += $1 } END { print sum }'";
 
-/// What it costs that a backup watches
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     Armed,
@@ -39,7 +30,7 @@ enum Way {
     Checkpoints,
 }
 
-struct Scene {
+struct Watched {
     running: Running,
     answers: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -47,9 +38,9 @@ struct Scene {
     checkpoints: u32,
 }
 
-impl Scene {
+impl Watched {
     fn start() -> Result<Self> {
-        let mut running = Running::start(&Wanted {
+        let mut running = Running::start(&PairSpec {
             service: &[
                 "redis-server",
                 "--bind",
@@ -67,13 +58,13 @@ impl Scene {
             append: "",
             disk: None,
         })?;
-        let filled = Line::connect(PORT)?.ask(&format!("DEBUG POPULATE {VALUES} value 4096\r\n"))?;
+        let filled = LineClient::connect(PORT)?.ask(&format!("DEBUG POPULATE {VALUES} value 4096\r\n"))?;
         ensure!(filled == "+OK", "redis answers {filled:?}");
         let backup = running.pair.status().backup.context("no backup")?.pid;
         let backup = Pid::from_raw(i32::try_from(backup)?).context("no backup")?;
         let (answers, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let (counted, ended) = (Arc::clone(&answers), Arc::clone(&stop));
-        let mut line = Line::connect(PORT)?;
+        let mut line = LineClient::connect(PORT)?;
         std::thread::spawn(move || -> Result<()> {
             for number in 0_u32.. {
                 if ended.load(Ordering::Relaxed) {
@@ -90,7 +81,7 @@ impl Scene {
         Ok(Self { running, answers, stop, backup, checkpoints: 0 })
     }
 
-    /// Answers per second for a while.
+    /// Measures answers per second for `length`.
     fn slice(&mut self, way: Way, length: Duration) -> Result<f64> {
         kill_process(self.backup, if way == Way::Armed { Signal::CONT } else { Signal::STOP })?;
         std::thread::sleep(Duration::from_millis(200));
@@ -109,7 +100,7 @@ impl Scene {
         Ok(rate)
     }
 
-    /// One pre-dump of what has changed since the last, within the service's namespaces.
+    /// Makes one pre-dump of what has changed since the last, within the service's namespaces.
     fn checkpoint(&mut self) -> Result<()> {
         let number = self.checkpoints;
         let parent =
@@ -131,73 +122,43 @@ impl Scene {
 }
 
 fn main() -> Result<ExitCode> {
-    let options = Arguments::parse().options;
+    let options = Options::from_command_line("The overhead of a backup that watches over a service");
+    let mut report = Report::default();
     let (rounds, length) =
         if options.quick() { (5, Duration::from_secs(3)) } else { (15, Duration::from_secs(5)) };
-    let mut scene = match Scene::start() {
+    let mut watched = match Watched::start() {
         Err(error) if error.is::<Skipped>() => {
-            println!("SKIPPED {error}");
-            return Ok(ExitCode::SUCCESS);
+            report.absent("all", &error);
+            return report.finish("orthros-overhead", options.all());
         }
         other => other?,
     };
     // criu is part of what a pair needs: where it fails, that is a failure and no lack.
-    scene.checkpoint().context("the first checkpoint")?;
+    watched.checkpoint().context("the first checkpoint")?;
     let mut rates: [Vec<f64>; 3] = Default::default();
     for round in 0..rounds {
         let mut ways = [Way::Armed, Way::Unarmed, Way::Checkpoints];
         ways.rotate_left(round % 3);
         for way in ways {
-            rates[way as usize].push(scene.slice(way, length).with_context(|| format!("{way:?}"))?);
+            rates[way as usize].push(watched.slice(way, length).with_context(|| format!("{way:?}"))?);
         }
     }
     // What heartbeats take of a processor, without anything else in the way.
-    kill_process(scene.backup, Signal::CONT)?;
-    let beating = |scene: &mut Scene| -> Result<f64> {
-        Ok(scene.running.pair.run(&["sh", "-c", BEATING])?.trim().parse::<f64>()? / 1e9)
+    kill_process(watched.backup, Signal::CONT)?;
+    let beating = |watched: &mut Watched| -> Result<f64> {
+        Ok(watched.running.pair.run(&["sh", "-c", BEATING])?.trim().parse::<f64>()? / 1e9)
     };
-    let (begin, before) = (Instant::now(), beating(&mut scene)?);
+    let (begin, before) = (Instant::now(), beating(&mut watched)?);
     std::thread::sleep(Duration::from_secs(if options.quick() { 10 } else { 30 }));
-    let used = (beating(&mut scene)? - before) / begin.elapsed().as_secs_f64();
+    let used = (beating(&mut watched)? - before) / begin.elapsed().as_secs_f64();
     ensure!(used > 0.0, "no thread sends heartbeats");
-    scene.stop.store(true, Ordering::Relaxed);
-    let record =
-        |case: &str, unit: &str, ours: f64, rival: (&str, f64), ratio: f64, spread: f64, runs| Record {
-            bench: "orthros-overhead".to_owned(),
-            case: case.to_owned(),
-            unit: unit.to_owned(),
-            ours,
-            rival_name: rival.0.to_owned(),
-            rival: rival.1,
-            ratio,
-            spread,
-            runs,
-        };
-    let mut records = Vec::new();
-    let armed = median(&rates[0]);
-    for (name, others) in [("without a backup", &rates[1]), ("criu pre-dump each second", &rates[2])] {
-        let ratios: Vec<f64> = rates[0].iter().zip(others).map(|(ours, other)| ours / other).collect();
-        let (ratio, spread) = (median(&ratios), interquartile_range(&ratios));
-        records.push(record("redis", "1/s", armed, (name, median(others)), ratio, spread, ratios.len()));
+    watched.stop.store(true, Ordering::Relaxed);
+    let [armed, unarmed, checkpoints] = rates;
+    for (rival, others) in [("without a backup", unarmed), ("criu pre-dump each second", checkpoints)] {
+        let pairs = armed.iter().copied().zip(others).collect();
+        report.records.push(Record::new("orthros-overhead", "redis", "1/s", rival, pairs, true));
     }
-    let idle = 1.0 - used;
-    records.push(record("time left beside heartbeats", "1", idle, ("no heartbeats", 1.0), idle, 0.0, 1));
-    for record in &records {
-        println!(
-            "{}: {} {}, {}: {}, ratio {} (spread {})",
-            record.case,
-            significant(record.ours),
-            record.unit,
-            record.rival_name,
-            significant(record.rival),
-            record.ratio,
-            significant(record.spread)
-        );
-    }
-    if options.only().is_none() {
-        let path = machine::record_file("orthros-overhead")?;
-        record::write(&path, &records)?;
-        println!("records: {}", path.display());
-    }
-    Ok(ExitCode::SUCCESS)
+    let (case, pairs) = ("time left beside heartbeats", vec![(1.0 - used, 1.0)]);
+    report.records.push(Record::new("orthros-overhead", case, "1", "no heartbeats", pairs, true));
+    report.finish("orthros-overhead", options.all())
 }

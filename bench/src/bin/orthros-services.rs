@@ -7,11 +7,9 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use clap::Parser;
-use orrery_bench::pairs::{Client, Line, Running, Wanted, in_network};
-use orrery_bench::record::{self, Record};
-use orrery_bench::stats::{interquartile_range, median};
-use orrery_bench::{Options, Skipped, machine, significant};
+use orrery_bench::pairs::{Client, LineClient, PairSpec, Running, clients};
+use orrery_bench::report::{Record, Report};
+use orrery_bench::{Options, Skipped};
 use orrery_orthros_host::{Fault, command};
 use orrery_testing::mariadb;
 
@@ -21,25 +19,15 @@ const TERMINFO: &str = "/lib/terminfo/v/vt100";
 /// Rows before and after the death, all in one transaction.
 const ROWS: u32 = 100;
 
-/// Services whose kernel dies under them
-#[derive(Parser)]
-struct Arguments {
-    #[command(flatten)]
-    options: Options,
-}
-
-/// What a client has seen: its longest wait when the kernel died and for a service that was started anew, in ms.
-struct Seen {
-    waited: f64,
-    rebooted: f64,
-}
+/// The longest wait of a client when the kernel died, and for a service that was started again, in ms.
+type Waits = (f64, f64);
 
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-fn redis(fault: Fault) -> Result<Seen> {
-    let mut running = Running::start(&Wanted {
+fn redis(fault: Fault) -> Result<Waits> {
+    let mut running = Running::start(&PairSpec {
         service: &REDIS,
         programs: &[],
         files: &[],
@@ -49,22 +37,22 @@ fn redis(fault: Fault) -> Result<Seen> {
     })?;
     let mut client = Client::start(6379, "INCR count\r\n")?;
     std::thread::sleep(Duration::from_secs(1));
-    client.forget();
+    client.reset_longest_wait();
     running.crash(fault)?;
     let waited = client.longest()? * 1e3;
     let counted = client.end()?;
-    let kept = Line::connect(6379)?.ask("INCR count\r\n")?;
-    ensure!(kept == format!(":{}", counted + 1), "redis counted on from {counted} with {kept}");
+    let next = LineClient::connect(6379)?.ask("INCR count\r\n")?;
+    ensure!(next == format!(":{}", counted + 1), "redis counted on from {counted} with {next}");
     let begin = Instant::now();
     running.pair.reboot()?;
-    while !Line::connect(6379)?.ask("INCR count\r\n")?.starts_with(':') {}
-    Ok(Seen { waited, rebooted: milliseconds(begin.elapsed()) })
+    while !LineClient::connect(6379)?.ask("INCR count\r\n")?.starts_with(':') {}
+    Ok((waited, milliseconds(begin.elapsed())))
 }
 
-fn nano(fault: Fault) -> Result<Seen> {
+fn nano(fault: Fault) -> Result<Waits> {
     command::require("nano", "nano").map_err(|error| Skipped(error.to_string()))?;
     let service = ["orrery-guest", "terminal", "23", "nano", "-I", "/data/text"];
-    let mut running = Running::start(&Wanted {
+    let mut running = Running::start(&PairSpec {
         service: &service,
         programs: &["nano"],
         files: &[(TERMINFO, TERMINFO)],
@@ -72,7 +60,7 @@ fn nano(fault: Fault) -> Result<Seen> {
         append: "",
         disk: Some((64, None)),
     })?;
-    let mut typist = in_network::Typist::connect(23)?;
+    let mut typist = clients::Typist::connect(23)?;
     let mut typed = String::new();
     for letter in ('a'..='z').cycle().take(60) {
         typist.key(letter)?;
@@ -94,11 +82,11 @@ fn nano(fault: Fault) -> Result<Seen> {
     ensure!(text.trim_end() == typed, "typed were {typed}, and written {text}");
     let begin = Instant::now();
     running.pair.reboot()?;
-    in_network::Typist::connect(23)?.key('0')?;
-    Ok(Seen { waited, rebooted: milliseconds(begin.elapsed()) })
+    clients::Typist::connect(23)?.key('0')?;
+    Ok((waited, milliseconds(begin.elapsed())))
 }
 
-fn mariadb(fault: Fault) -> Result<Seen> {
+fn mariadb(fault: Fault) -> Result<Waits> {
     for (program, package) in [
         ("mariadbd", "mariadb-server-core"),
         ("mariadb-install-db", "mariadb-server-core"),
@@ -112,7 +100,7 @@ fn mariadb(fault: Fault) -> Result<Seen> {
         .arg(format!("--datadir={}/db", content.path().display()))
         .output()?;
     ensure!(install.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&install.stderr));
-    let mut running = Running::start(&Wanted {
+    let mut running = Running::start(&PairSpec {
         service: &mariadb::SERVER,
         programs: &[],
         files: &mariadb::FILES.map(|name| (name, name)),
@@ -120,10 +108,10 @@ fn mariadb(fault: Fault) -> Result<Seen> {
         append: "",
         disk: Some((256, Some(content.path()))),
     })?;
-    let mut client = in_network::Sql::connect(3306)?;
+    let mut client = clients::Sql::connect(3306)?;
     client.ask("create database d; create table d.t (a int primary key) engine=innodb; begin;")?;
     let insert =
-        |client: &mut in_network::Sql, row: u32| client.ask(&format!("insert into d.t values ({row});"));
+        |client: &mut clients::Sql, row: u32| client.ask(&format!("insert into d.t values ({row});"));
     for row in 0..ROWS {
         insert(&mut client, row)?;
     }
@@ -141,66 +129,33 @@ fn mariadb(fault: Fault) -> Result<Seen> {
     drop(client);
     let begin = Instant::now();
     running.pair.reboot()?;
-    in_network::Sql::connect(3306)?.ask("select 1;")?;
-    Ok(Seen { waited, rebooted: milliseconds(begin.elapsed()) })
+    clients::Sql::connect(3306)?.ask("select 1;")?;
+    Ok((waited, milliseconds(begin.elapsed())))
 }
 
-type Measure = fn(Fault) -> Result<Seen>;
+type Measure = fn(Fault) -> Result<Waits>;
 
 fn main() -> Result<ExitCode> {
-    let options = Arguments::parse().options;
+    let options = Options::from_command_line("Services whose kernel dies under them");
     let runs = if options.quick() { 1 } else { 7 };
-    let mut cases: Vec<(&str, Measure, Fault)> =
-        vec![("redis/panic", redis, Fault::Panic), ("nano/panic", nano, Fault::Panic)];
-    cases.extend([("mariadb/panic", mariadb as Measure, Fault::Panic), ("redis/hang", redis, Fault::Hang)]);
-    let mut records = Vec::new();
-    let mut failed = false;
-    for (case, measure, fault) in cases {
-        if options.only().is_some_and(|only| !case.contains(only)) {
-            continue;
+    let cases: [(&str, Measure, Fault); 4] = [
+        ("redis/panic", redis, Fault::Panic),
+        ("nano/panic", nano, Fault::Panic),
+        ("mariadb/panic", mariadb, Fault::Panic),
+        ("redis/hang", redis, Fault::Hang),
+    ];
+    let mut report = Report::default();
+    for (case, measure, fault) in cases.into_iter().filter(|(case, ..)| options.chosen(case)) {
+        let mut pairs = Vec::new();
+        while pairs.len() < runs
+            && let Some(waits) = report.present(case, measure(fault))
+        {
+            pairs.push(waits);
         }
-        let mut seen = Vec::new();
-        for _ in 0..runs {
-            match measure(fault) {
-                Ok(one) => seen.push(one),
-                Err(error) if error.is::<Skipped>() => {
-                    println!("SKIPPED {case}: {error}");
-                    break;
-                }
-                Err(error) => {
-                    failed = true;
-                    println!("FAILED {case}: {error:#}");
-                    break;
-                }
-            }
+        if !pairs.is_empty() {
+            let rival = "reboot + service start";
+            report.records.push(Record::new("orthros-services", case, "ms", rival, pairs, false));
         }
-        let waited: Vec<f64> = seen.iter().map(|seen| seen.waited).collect();
-        let rebooted: Vec<f64> = seen.iter().map(|seen| seen.rebooted).collect();
-        let ratios: Vec<f64> = seen.iter().map(|seen| seen.rebooted / seen.waited).collect();
-        if seen.is_empty() {
-            continue;
-        }
-        println!(
-            "{case}: the client waits {} ms and loses nothing; after a reboot {} ms",
-            significant(median(&waited)),
-            significant(median(&rebooted))
-        );
-        records.push(Record {
-            bench: "orthros-services".to_owned(),
-            case: case.to_owned(),
-            unit: "ms".to_owned(),
-            ours: median(&waited),
-            rival_name: "reboot + service start".to_owned(),
-            rival: median(&rebooted),
-            ratio: median(&ratios),
-            spread: interquartile_range(&ratios),
-            runs: seen.len(),
-        });
     }
-    if options.only().is_none() {
-        let path = machine::record_file("orthros-services")?;
-        record::write(&path, &records)?;
-        println!("records: {}", path.display());
-    }
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    report.finish("orthros-services", options.all())
 }

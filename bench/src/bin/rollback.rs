@@ -1,19 +1,17 @@
-//! `make bench B=rollback`: what it costs to write to some pages of a process and to have them back.
+//! `make bench B=rollback`: writing to some pages of a process and restoring them.
 //!
-//! Every case but those named `tracker` and `first` is *all in*: the pages are written, whatever faults that takes, and
-//! restored. Each contender holds a footprint in a process of its own, bound to the same CPU as the others.
+//! Every case but those named `tracker` and `first` includes everything: the pages are written, whatever faults that takes,
+//! and restored. Each contender holds a footprint in a process of its own, bound to the same CPU as the others.
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use orrery_bench::footprint::{Backing, Footprint, PAGE};
 use orrery_bench::ours::{
     Captures, CleanScan, FirstCapture, InPython, RestoredMemory, TrackedPages, WholeRun,
 };
 use orrery_bench::rival::{CopyOnWrite, DontNeed, ForkExitWait, ForkServer};
-use orrery_bench::{
-    Bench, Case, CommandLine, Contender, Entry, Group, Part, Pin, Quantity, Unit, Work, machine, serve,
-};
+use orrery_bench::{Bench, Case, Contender, Entry, Group, Pin, Unit, Work, machine};
 use orrery_memory::images::Visibility;
 use orrery_memory::space::First;
 use orrery_memory::tracker::Choice;
@@ -29,13 +27,13 @@ const RUNS: [(usize, Backing, &[u32]); 3] = [
     (64 * MIB, Backing::Huge, &[0, 100]),
     (4096 * MIB, Backing::Huge, &[0, 1]),
 ];
-/// The same for pages that differ each time: what the same ones cost is less, once they are known to be hot.
+/// Pages that differ each time: the same ones cost less, once they are known to be hot.
 const OTHER_PAGES: [Work; 2] =
     [Work { dirty: 100, read: 0, moving: true }, Work { dirty: 1_000, read: 0, moving: true }];
 const READ_WORKS: [Work; 2] =
     [Work { dirty: 1, read: 1_000, moving: false }, Work { dirty: 100, read: 1_000, moving: false }];
 
-/// A way of having memory back, or a part of one.
+/// A way to restore memory, or a part of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mechanism {
     Ours,
@@ -56,284 +54,208 @@ use Mechanism::{
     Tracked,
 };
 
-/// All mechanisms, as tables name them and as a contender is told.
-const NAMES: [(Mechanism, &str); 15] = [
-    (Ours, "memory restored"),
-    (Hidden, "memory restored from hidden images"),
-    (Run, "whole run"),
-    (Repeat, "whole run, repeated"),
-    (Fork, "fork + exit + wait"),
-    (Server, "fork server + pipe"),
-    (Drop, "MADV_DONTNEED"),
-    (Tracked(Choice::WpAsync), "wp_async"),
-    (Tracked(Choice::Compare), "compare"),
-    (Cow, "copy-on-write"),
-    (Scan(Choice::WpAsync), "wp_async scan"),
-    (Scan(Choice::Compare), "compare scan"),
-    (Mechanism::First(First::Auto), "first by size"),
-    (Mechanism::First(First::Copy), "copy"),
-    (Mechanism::First(First::Fork), "fork a holder"),
-];
-
 impl Mechanism {
     fn name(self) -> &'static str {
-        NAMES.iter().find(|(mechanism, _)| *mechanism == self).map_or("", |(_, name)| name)
-    }
-
-    fn of_name(name: &str) -> Result<Self> {
-        let found = NAMES.iter().find(|(_, other)| *other == name);
-        found.map(|(mechanism, _)| *mechanism).with_context(|| format!("there is no contender {name:?}"))
+        match self {
+            Ours => "memory restored",
+            Hidden => "memory restored from hidden images",
+            Run => "whole run",
+            Repeat => "whole run, repeated",
+            Fork => "fork + exit + wait",
+            Server => "fork server + pipe",
+            Drop => "MADV_DONTNEED",
+            Tracked(Choice::WpAsync) => "wp_async",
+            Tracked(_) => "compare",
+            Cow => "copy-on-write",
+            Scan(Choice::WpAsync) => "wp_async scan",
+            Scan(_) => "compare scan",
+            Self::First(First::Auto) => "first by size",
+            Self::First(First::Copy) => "copy",
+            Self::First(First::Fork) => "fork a holder",
+        }
     }
 
     fn start(self, bytes: usize, backing: Backing) -> Result<Box<dyn Contender>> {
         let footprint = move || Footprint::anonymous(bytes, backing);
         Ok(match self {
-            Self::Ours => Box::new(RestoredMemory::new(footprint()?, Visibility::Mapped)?),
-            Self::Hidden => Box::new(RestoredMemory::new(footprint()?, Visibility::Hidden)?),
-            Self::Run => Box::new(WholeRun::new(footprint()?, Captures::Each)?),
-            Self::Repeat => Box::new(WholeRun::new(footprint()?, Captures::Once)?),
-            Self::Fork => Box::new(ForkExitWait::new(footprint()?)),
-            Self::ForkServer => Box::new(ForkServer::start(footprint)?),
-            Self::DontNeed => Box::new(DontNeed::new(bytes, backing)?),
-            Self::Tracked(choice) => Box::new(TrackedPages::new(footprint()?, choice)?),
-            Self::CopyOnWrite => Box::new(CopyOnWrite::new(footprint()?)),
-            Self::Scan(choice) => Box::new(CleanScan::new(footprint()?, choice)?),
+            Ours => Box::new(RestoredMemory::new(footprint()?, Visibility::Mapped)?),
+            Hidden => Box::new(RestoredMemory::new(footprint()?, Visibility::Hidden)?),
+            Run => Box::new(WholeRun::new(footprint()?, Captures::Each)?),
+            Repeat => Box::new(WholeRun::new(footprint()?, Captures::Once)?),
+            Fork => Box::new(ForkExitWait::new(footprint()?)),
+            Server => Box::new(ForkServer::start(footprint)?),
+            Drop => Box::new(DontNeed::new(bytes, backing)?),
+            Tracked(choice) => Box::new(TrackedPages::new(footprint()?, choice)?),
+            Cow => Box::new(CopyOnWrite::new(footprint()?)),
+            Scan(choice) => Box::new(CleanScan::new(footprint()?, choice)?),
             Self::First(first) => Box::new(FirstCapture::new(footprint()?, first)?),
         })
     }
 
-    /// How many bytes of memory a footprint of so many takes with it.
+    /// Returns how much memory a footprint takes; twice its size where it is, or may be, copied.
     fn memory(self, bytes: usize) -> usize {
         match self {
-            Self::Fork | Self::ForkServer | Self::DontNeed | Self::CopyOnWrite => bytes,
-            Self::First(First::Fork) => bytes,
-            // Copies the footprint, or may.
-            Self::Ours
-            | Self::Hidden
-            | Self::Run
-            | Self::Repeat
-            | Self::Tracked(_)
-            | Self::Scan(_)
-            | Self::First(_) => 2 * bytes,
+            Fork | Server | Drop | Cow | Self::First(First::Fork) => bytes,
+            Ours | Hidden | Run | Repeat | Tracked(_) | Scan(_) | Self::First(_) => 2 * bytes,
         }
     }
 }
 
-/// Footprints of one kind, and who is to hold them.
+/// Footprints of one kind, and the processes that hold them.
 #[derive(Clone, Copy)]
-struct Field {
+struct Processes<'b> {
+    bench: &'b Bench,
+    pin: Pin,
     bytes: usize,
     backing: Backing,
-    pin: Pin,
 }
 
-impl Field {
-    /// In a process of its own.
-    fn entry(self, mechanism: Mechanism) -> Result<Entry> {
-        let part =
-            Part::new(mechanism.name(), self.pin).with([self.bytes.to_string(), self.backing.to_string()]);
-        Ok(part.entry().memory(u64::try_from(mechanism.memory(self.bytes))?))
+impl Processes<'_> {
+    fn entry(self, mechanism: Mechanism) -> Entry {
+        let start = || mechanism.start(self.bytes, self.backing);
+        self.bench.process(mechanism.name(), self.pin, start).memory(mechanism.memory(self.bytes))
     }
 
-    /// What the process of such an entry is told, and holds then.
-    fn of(part: &Part) -> Result<Self> {
-        let [bytes, backing] = part.words.as_slice() else { bail!("{:?} is no footprint", part.words) };
-        let backing = backing.parse().map_err(anyhow::Error::msg)?;
-        Ok(Self { bytes: bytes.parse()?, backing, pin: part.pin })
-    }
-
-    fn group(self, name: &str, ours: Mechanism, rivals: &[Mechanism]) -> Result<Group> {
-        let mut group = Group::new(name, self.entry(ours)?);
-        for rival in rivals {
-            group = group.against(self.entry(*rival)?);
-        }
-        Ok(group)
+    fn group(self, name: &str, ours: Mechanism, rivals: &[Mechanism]) -> Group {
+        // Before the rivals: the order in which contenders are made is the order of their processes.
+        let ours = self.entry(ours);
+        Group::new(name, ours, rivals.iter().map(|rival| self.entry(*rival)))
     }
 
     fn name(self) -> String {
         format!("{}/{}", size(self.bytes), self.backing)
     }
+
+    /// Compares writing and restoring pages.
+    fn rollbacks(self) -> Group {
+        let name = self.name();
+        let mut works: Vec<_> = DIRTY_PAGES.map(same_pages).into();
+        if (self.bytes, self.backing) == READ_FOOTPRINT {
+            works.extend(READ_WORKS);
+            works.extend(OTHER_PAGES);
+        }
+        works.retain(|work| work.dirty as usize <= self.bytes / PAGE);
+        let cases = works.into_iter().map(|work| case(&name, work).quick(self.is_quick(work)));
+        self.group(&name, Ours, &[Fork, Server, Drop]).cases(cases)
+    }
+
+    /// Compares images that no stray read of the program can reach with visible ones.
+    fn hidden_images(self) -> Group {
+        let name = format!("visible images/{}", self.name());
+        let cases = DIRTY_PAGES.map(|dirty| case(&name, same_pages(dirty)).quick(dirty == 100));
+        self.group(&name, Ours, &[Hidden]).cases(cases)
+    }
+
+    /// Compares writing and restoring pages with the whole process, not its memory alone.
+    fn runs(self, name: &str, ours: Mechanism, dirty: &[u32]) -> Group {
+        let name = format!("{name}/{}", self.name());
+        let cases = dirty.iter().map(|&dirty| {
+            let quick = (self.bytes, self.backing) == READ_FOOTPRINT && (ours == Run || dirty == 0);
+            case(&name, same_pages(dirty)).quick(quick)
+        });
+        self.group(&name, ours, &[Fork, Server]).cases(cases)
+    }
+
+    /// Compares the parts of tracking: the first write to a page, the restore of one page of a thousand, a scan where nothing was
+    /// written.
+    fn trackers(self) -> [Group; 3] {
+        let group = |what: &str, work: &str, ours, rivals: &[Mechanism], unit| {
+            let name = format!("tracker/{}/{what}", self.backing);
+            self.group(&name, ours, rivals).case(Case::mean(work, &name, unit))
+        };
+        let (ours, rival) = (Tracked(Choice::WpAsync), Tracked(Choice::Compare));
+        let scan = format!("scan of {}", size(self.bytes));
+        let rivals = [Scan(Choice::Compare)];
+        [
+            group("first write to a page", "fault", ours, &[rival, Cow], Unit::Nanoseconds),
+            group("page of 1000 restored", "restore", ours, &[rival], Unit::Nanoseconds),
+            group(&scan, "scan", Scan(Choice::WpAsync), &rivals, Unit::Microseconds),
+        ]
+    }
+
+    /// Compares the first capture of a process: copying its pages, or forking a process that holds them.
+    fn first_captures(self) -> Group {
+        let name = format!("first/{}", size(self.bytes));
+        let cases = [("capture", "capture"), ("rollback", "capture, then 1000 pages")]
+            .map(|(work, what)| Case::mean(work, format!("{name}/{what}"), Unit::Microseconds));
+        let [auto, copy, fork] = [First::Auto, First::Copy, First::Fork].map(Mechanism::First);
+        self.group(&name, auto, &[copy, fork]).cases(cases)
+    }
+
+    /// Returns whether a quick run has this case: those of SPECIFICATION.md and few others.
+    fn is_quick(self, work: Work) -> bool {
+        match (self.bytes / MIB, self.backing) {
+            (64, Backing::Small) => work.dirty <= 1_000,
+            (64, Backing::Huge) => work.dirty == 100,
+            (4096, Backing::Huge) => work.dirty <= 1,
+            _ => false,
+        }
+    }
 }
 
 fn main() -> Result<ExitCode> {
-    let CommandLine { options, part } = CommandLine::read("Rollback beside its rivals");
-    if let Some(part) = part {
-        return Ok(serve(|| {
-            part.pin.bind()?;
-            let field = Field::of(&part)?;
-            Mechanism::of_name(&part.name)?.start(field.bytes, field.backing)
-        }));
-    }
-    let pin = options.pin_or(Pin::Cpu(machine::last_cpu()?));
-    let mut bench = Bench::new("rollback", options);
-    for bytes in FOOTPRINTS {
-        for backing in [Backing::Small, Backing::Huge] {
-            bench.group(rollbacks(Field { bytes, backing, pin })?);
-        }
-    }
-    bench.group(hidden_images(Field { bytes: READ_FOOTPRINT.0, backing: READ_FOOTPRINT.1, pin })?);
-    for (bytes, backing, dirty) in RUNS {
-        for (name, ours) in [("run", Run), ("repeat", Repeat)] {
-            bench.group(runs(Field { bytes, backing, pin }, name, ours, dirty)?);
-        }
-    }
-    bench.group(runs_in_python(pin));
-    for backing in [Backing::Small, Backing::Huge] {
-        let field = Field { bytes: 64 * MIB, backing, pin };
-        bench.group(first_writes(field)?);
-        bench.group(restored_pages(field)?);
-        bench.group(clean_scans(field)?);
-    }
-    for bytes in FOOTPRINTS {
-        bench.group(first_captures(Field { bytes, backing: Backing::Small, pin })?);
+    let mut bench = Bench::new("rollback", "Rollback beside its rivals");
+    for group in groups(&bench, bench.options().pin()?) {
+        bench.group(group);
     }
     bench.run()
 }
 
-/// Pages written and had back.
-fn rollbacks(field: Field) -> Result<Group> {
-    let name = field.name();
-    let mut group = field.group(&name, Ours, &[Fork, Server, Drop])?;
-    let mut works: Vec<_> = DIRTY_PAGES.map(|dirty| Work { dirty, read: 0, moving: false }).into();
-    if (field.bytes, field.backing) == READ_FOOTPRINT {
-        works.extend(READ_WORKS);
-        works.extend(OTHER_PAGES);
+fn groups(bench: &Bench, pin: Pin) -> Vec<Group> {
+    let processes = |bytes, backing| Processes { bench, pin, bytes, backing };
+    let mut groups = Vec::new();
+    for bytes in FOOTPRINTS {
+        groups.extend([Backing::Small, Backing::Huge].map(|backing| processes(bytes, backing).rollbacks()));
     }
-    for work in works {
-        if usize::try_from(work.dirty)? <= field.bytes / PAGE {
-            let case = Case::new(work.to_string())
-                .quantity(format!("{name}/{}", in_words(work)), Quantity::Mean(Unit::Microseconds))
-                .quick(is_quick(field.bytes, field.backing, work));
-            group = group.case(case);
-        }
+    groups.push(processes(READ_FOOTPRINT.0, READ_FOOTPRINT.1).hidden_images());
+    for (bytes, backing, dirty) in RUNS {
+        let runs = |(name, ours)| processes(bytes, backing).runs(name, ours, dirty);
+        groups.extend([("run", Run), ("repeat", Repeat)].map(runs));
     }
-    Ok(group)
+    groups.push(runs_in_python(pin));
+    for backing in [Backing::Small, Backing::Huge] {
+        groups.extend(processes(64 * MIB, backing).trackers());
+    }
+    groups.extend(FOOTPRINTS.map(|bytes| processes(bytes, Backing::Small).first_captures()));
+    groups
 }
 
-/// What it costs that no stray read of the program can meet another state's pages.
-fn hidden_images(field: Field) -> Result<Group> {
-    let name = format!("visible images/{}", field.name());
-    let mut group = field.group(&name, Ours, &[Hidden])?;
-    for work in DIRTY_PAGES.map(|dirty| Work { dirty, read: 0, moving: false }) {
-        let case = Case::new(work.to_string())
-            .quantity(format!("{name}/{}", in_words(work)), Quantity::Mean(Unit::Microseconds));
-        group = group.case(case.quick(work.dirty == 100));
-    }
-    Ok(group)
-}
-
-/// The same, of the whole process and not of its memory alone.
-fn runs(field: Field, name: &str, ours: Mechanism, dirty: &[u32]) -> Result<Group> {
-    let name = format!("{name}/{}", field.name());
-    let mut group = field.group(&name, ours, &[Fork, Server])?;
-    for &dirty in dirty {
-        let work = Work { dirty, read: 0, moving: false };
-        let case = Case::new(work.to_string())
-            .quantity(format!("{name}/{}", in_words(work)), Quantity::Mean(Unit::Microseconds));
-        let quick = (field.bytes, field.backing) == READ_FOOTPRINT && (ours == Run || dirty == 0);
-        group = group.case(case.quick(quick));
-    }
-    Ok(group)
-}
-
-/// A closure that does nothing, in a Python interpreter.
+/// Compares a closure that does nothing, in a Python interpreter.
 fn runs_in_python(pin: Pin) -> Group {
     let name = "run/python 64MiB";
     let entry = |mechanism: Mechanism, what: InPython| {
         Entry::new(mechanism.name(), move || {
-            let started = what.start();
-            if let (Ok(worker), Pin::Cpu(cpu)) = (&started, pin) {
+            let worker = what.start()?;
+            if let Pin::Cpu(cpu) = pin {
                 machine::pin_process(worker.pid(), cpu)?;
             }
-            started
+            Ok(worker)
         })
     };
-    let case = Case::new("nothing").quantity(format!("{name}/0 pages"), Quantity::Mean(Unit::Microseconds));
-    Group::new(name, entry(Run, InPython::Run)).against(entry(Fork, InPython::Fork)).case(case.quick(true))
+    let case = Case::mean("nothing", format!("{name}/0 pages"), Unit::Microseconds).quick(true);
+    Group::new(name, entry(Run, InPython::Run), [entry(Fork, InPython::Fork)]).case(case)
 }
 
-/// The cases that SPECIFICATION.md promises something about, and few others.
-fn is_quick(bytes: usize, backing: Backing, work: Work) -> bool {
-    match (bytes / MIB, backing) {
-        (64, Backing::Small) => work.dirty <= 1_000,
-        (64, Backing::Huge) => work.dirty == 100,
-        (4096, Backing::Huge) => work.dirty <= 1,
-        _ => false,
-    }
+fn same_pages(dirty: u32) -> Work {
+    Work { dirty, read: 0, moving: false }
 }
 
-/// What the first write to a page costs under a tracker, and after a fork.
-fn first_writes(field: Field) -> Result<Group> {
-    let name = format!("tracker/{}/first write to a page", field.backing);
-    let group = field.group(&name, Tracked(Choice::WpAsync), &[Tracked(Choice::Compare), Cow])?;
-    Ok(group.case(Case::new("fault").quantity(&name, Quantity::Mean(Unit::Nanoseconds))))
-}
-
-/// What it costs to put back one page of a thousand.
-fn restored_pages(field: Field) -> Result<Group> {
-    let name = format!("tracker/{}/page of 1000 restored", field.backing);
-    let group = field.group(&name, Tracked(Choice::WpAsync), &[Tracked(Choice::Compare)])?;
-    Ok(group.case(Case::new("restore").quantity(&name, Quantity::Mean(Unit::Nanoseconds))))
-}
-
-/// What asking a tracker costs where nothing was written.
-fn clean_scans(field: Field) -> Result<Group> {
-    let name = format!("tracker/{}/scan of {}", field.backing, size(field.bytes));
-    let group = field.group(&name, Scan(Choice::WpAsync), &[Scan(Choice::Compare)])?;
-    Ok(group.case(Case::new("scan").quantity(&name, Quantity::Mean(Unit::Microseconds))))
-}
-
-/// The first capture of a process: copy it, or fork a holder of its pages?
-fn first_captures(field: Field) -> Result<Group> {
-    let name = format!("first/{}", size(field.bytes));
-    let by = Mechanism::First;
-    let group = field.group(&name, by(First::Auto), &[by(First::Copy), by(First::Fork)])?;
-    let case = |work: &str, what: &str| {
-        Case::new(work).quantity(format!("{name}/{what}"), Quantity::Mean(Unit::Microseconds))
-    };
-    Ok(group.case(case("capture", "capture")).case(case("rollback", "capture, then 1000 pages")))
-}
-
-fn in_words(work: Work) -> String {
+fn case(group: &str, work: Work) -> Case {
     let dirty = match work.dirty {
         1 => "1 page".to_owned(),
         dirty => format!("{dirty} pages"),
     };
-    match work {
-        Work { moving: true, .. } => format!("{dirty}, others each time"),
-        Work { read: 0, .. } => dirty,
-        Work { read, .. } => format!("{dirty}, {read} read"),
-    }
+    let name = match work {
+        Work { moving: true, .. } => format!("{group}/{dirty}, others each time"),
+        Work { read: 0, .. } => format!("{group}/{dirty}"),
+        Work { read, .. } => format!("{group}/{dirty}, {read} read"),
+    };
+    Case::mean(work.to_string(), name, Unit::Microseconds)
 }
 
 fn size(bytes: usize) -> String {
     match bytes / MIB {
         mib if mib >= 1024 => format!("{}GiB", mib / 1024),
         mib => format!("{mib}MiB"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mechanisms_are_known_by_their_names() {
-        for (mechanism, name) in NAMES {
-            assert_eq!(mechanism.name(), name);
-            assert_eq!(Mechanism::of_name(name).unwrap(), mechanism);
-        }
-        assert!(Mechanism::of_name("").is_err());
-    }
-
-    #[test]
-    fn footprints_arrive_as_they_were_sent() {
-        let part = |words: &[&str]| Part::new("x", Pin::Cpu(1)).with(words);
-        let field = Field::of(&part(&["4096", "huge"])).unwrap();
-        assert_eq!((field.bytes, field.backing, field.pin), (4096, Backing::Huge, Pin::Cpu(1)));
-        for words in [["4096", "large"], ["x", "4k"]] {
-            assert!(Field::of(&part(&words)).is_err());
-        }
-        assert!(Field::of(&part(&["4096"])).is_err());
     }
 }

@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use super::servers::{LONGEST, request};
-use super::{CLIENTS, Demand};
+use super::protocol::{CLIENTS, Demand, LONGEST, request};
 use crate::contender::Sample;
 
 /// A round has at least so many requests, or it would measure how it begins and ends.
 const LEAST: u32 = 3000;
-/// An answer that has not come by then never will.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// An answer that takes longer is lost.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Clients {
@@ -41,7 +40,7 @@ impl Clients {
         Ok(Self { address, ready, clients: (0..CLIENTS).map(|_| None).collect(), demand: None })
     }
 
-    /// Has all clients ask until so many documents were asked for, and waits for the last of them.
+    /// Lets all clients ask until `requests` documents were asked for, and waits for the last of them.
     pub(super) fn ask(&mut self, demand: Demand, requests: u32) -> Result<Sample> {
         if self.demand != Some(demand) {
             self.clients.fill_with(|| None);
@@ -56,7 +55,7 @@ impl Clients {
             sent += 1;
         }
         let mut events = Vec::with_capacity(CLIENTS);
-        let limit = rustix::time::Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+        let limit = rustix::time::Timespec { tv_sec: TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
         while done < sent {
             events.clear();
             epoll::wait(&self.ready, rustix::buffer::spare_capacity(&mut events), Some(&limit))?;
@@ -78,7 +77,7 @@ impl Clients {
         Ok(Sample { iterations: done, elapsed: start.elapsed(), latencies })
     }
 
-    /// The next request, on a new connection where the old one is used up.
+    /// Sends the next request, on a new connection where the old one had all its requests.
     fn next(&mut self, place: usize, demand: Demand) -> Result<()> {
         if self.clients[place].as_ref().is_none_or(|client| client.left == 0) {
             // The old one goes first.
@@ -100,7 +99,7 @@ impl Clients {
 }
 
 impl Client {
-    /// Takes what there is; whether the answer is complete.
+    /// Reads what has arrived; returns whether the answer is complete.
     fn receive(&mut self) -> Result<bool> {
         let mut buffer = [0; LONGEST];
         while self.missing > 0 {

@@ -1,23 +1,30 @@
-//! The three servers. All understand the same requests and answer with the same calls; what differs is who serves.
+//! The three servers. All understand the same requests and answer with the same calls; what differs is which process serves.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
-use orrery_lwc::sessions::{Connection, Pool};
+use orrery_sessions::{Connection, Pool};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::net::SocketFlags;
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
-use super::{CLIENTS, Demand, Serving};
+use super::protocol::{CLIENTS, LONGEST, REQUEST, read_request};
 use crate::machine;
 
-/// The longest document.
-pub(super) const LONGEST: usize = 9999;
-/// The length of a request: `0045 L\r\n`, with `L` for the last one on a connection, else `G`.
-pub(super) const REQUEST: usize = 8;
 static DOCUMENT: [u8; LONGEST] = [b'd'; LONGEST];
+
+/// How connections are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Serving {
+    /// In sessions of a pool.
+    Sessions,
+    /// In an event loop.
+    EventLoop,
+    /// In a forked process each.
+    Fork,
+}
 
 /// A server's process, which ends with this object.
 #[derive(Debug)]
@@ -28,8 +35,8 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn start(serving: Serving, listener: TcpListener, cpu: usize) -> Result<Self> {
         rustix::net::listen(&listener, 2048).context("listening")?;
-        // SAFETY: the child has the one thread that runs, and its memory is a copy: it allocates as any process does, for
-        // the C library sees to its own locks.
+        // SAFETY: the child has the one thread that runs, and its memory is a copy: it allocates as any process does, because
+        // the C library takes care of its own locks.
         match unsafe { libc::fork() } {
             -1 => Err(std::io::Error::last_os_error()).context("fork"),
             0 => {
@@ -38,11 +45,11 @@ impl Server {
                 // SAFETY: ends the child at once.
                 unsafe { libc::_exit(1) }
             }
-            pid => Ok(Self { pid: Pid::from_raw(pid).context("a child without a number")? }),
+            pid => Ok(Self { pid: Pid::from_raw(pid).context("a child without a PID")? }),
         }
     }
 
-    /// That it is still there.
+    /// Fails where the server has ended.
     pub(super) fn check(&self) -> Result<()> {
         let options = rustix::process::WaitOptions::NOHANG;
         let ended = rustix::process::waitpid(Some(self.pid), options).context("looking for the server")?;
@@ -71,22 +78,6 @@ fn run(serving: Serving, listener: &TcpListener, cpu: usize) -> Result<()> {
         Serving::EventLoop => event_loop(listener),
         Serving::Fork => fork_each(listener),
     }
-}
-
-/// What a request asks for, and whether it is the last one.
-fn read_request(request: &[u8]) -> Option<(usize, bool)> {
-    let length: usize = str::from_utf8(request.get(..4)?).ok()?.parse().ok()?;
-    Some((length.min(LONGEST), request.get(5) == Some(&b'L')))
-}
-
-/// How a client asks.
-pub(super) fn request(demand: Demand, last: bool) -> [u8; REQUEST] {
-    let text = format!("{:04} {}\r\n", demand.document, if last { 'L' } else { 'G' });
-    let mut request = [b' '; REQUEST];
-    for (place, byte) in request.iter_mut().zip(text.bytes()) {
-        *place = byte;
-    }
-    request
 }
 
 /// Answers one request; false where that was the last.
@@ -153,7 +144,7 @@ fn fork_each(listener: &TcpListener) -> Result<()> {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     loop {
         let connection: OwnedFd = rustix::net::accept(listener)?;
-        // SAFETY: as in `start`.
+        // SAFETY: the child has the one thread that runs, and uses its copy of the memory alone.
         match unsafe { libc::fork() } {
             -1 => return Err(std::io::Error::last_os_error()).context("fork"),
             0 => {

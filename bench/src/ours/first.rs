@@ -14,7 +14,7 @@ use crate::work::Work;
 /// Written between the capture and the rollback.
 const PAGES: Work = Work { dirty: 1_000, read: 0, moving: false };
 
-/// Captures a footprint anew each time. Work `capture` times that, `rollback` times it together with writing to 1,000
+/// Captures a footprint for the first time in each operation. Work `capture` times that, `rollback` times it together with writing to 1,000
 /// pages and rolling these back, the first time: the price that was only put off is paid there.
 pub struct FirstCapture {
     footprint: Footprint,
@@ -24,9 +24,6 @@ pub struct FirstCapture {
 
 impl FirstCapture {
     /// Captures in the way of `first`.
-    ///
-    /// # Errors
-    /// Where there is no address space.
     pub fn new(footprint: Footprint, first: First) -> Result<Self> {
         Ok(Self { footprint, arena: Arena::reserve()?, first })
     }

@@ -1,7 +1,5 @@
 //! Memory captured once and restored again and again.
 
-use std::time::Instant;
-
 use anyhow::Result;
 use orrery_memory::Arena;
 use orrery_memory::images::Visibility;
@@ -22,7 +20,7 @@ impl RestoredMemory {
     /// Captures `footprint`, into images of that visibility.
     ///
     /// # Errors
-    /// Where it cannot be captured; [`Skipped`](crate::Skipped) where `ORRERY_TRACKER` asks for what is not there.
+    /// Fails where it cannot be captured; [`Skipped`](crate::Skipped) where `ORRERY_TRACKER` asks for a tracker that is not available.
     pub fn new(footprint: Footprint, visibility: Visibility) -> Result<Self> {
         let config = Config { visibility, ..Config::default() };
         let mut space = space(&footprint, Arena::reserve()?, config)?;
@@ -35,14 +33,13 @@ impl RestoredMemory {
 impl Contender for RestoredMemory {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let work: Work = work.parse()?;
-        let start = Instant::now();
-        for _ in 0..iterations {
+        let sample = Sample::batch(iterations, |_| {
             self.footprint.perform(work);
             // SAFETY: the scope is the footprint, to which nobody writes now and whose content nobody relies on.
             unsafe { self.space.restore(None)? };
-        }
-        let elapsed = start.elapsed();
+            Ok(())
+        })?;
         self.footprint.check_pristine(work)?;
-        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+        Ok(sample)
     }
 }

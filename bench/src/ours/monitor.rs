@@ -14,19 +14,16 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Starts it; it may read and write files in `folder`. `mediation` says who opens them, as policies do.
-    ///
-    /// # Errors
-    /// Where it cannot be started.
-    pub fn new(folder: &Path, mediation: &str) -> Result<Self> {
+    /// Starts it; it may read and write files in `directory`. `mediation` is the policy's setting of which process opens them.
+    pub fn new(directory: &Path, mediation: &str) -> Result<Self> {
         // What the kernel is to execute it has to be able to read; here it executes nothing.
         let text = format!(
             "mediation = {mediation:?}\n[files]\nread = [{0:?}, \"/usr\", \"/lib\", \"/lib64\"]\nwrite = [{0:?}]\n",
-            folder.display().to_string()
+            directory.display().to_string()
         );
         let policy = Policy::parse(&text)?;
         let (caller, served) = Remote::new()?;
-        let mut caller_files = Direct::new(folder)?;
+        let mut caller_files = Direct::new(directory)?;
         std::thread::Builder::new().spawn(move || {
             let end = Guard::new(policy).log(Log::Words).closure(move || served.serve(&mut caller_files));
             if let Err(error) = end {

@@ -6,27 +6,27 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use orrery_orbit::{Area, AreaOptions, Call, Mode, Orbit};
 
+use crate::changed_pages::{Change, Pages, Task};
 use crate::contender::{Contender, Sample};
-use crate::examined::{Change, Examined, Task};
 use crate::footprint::{Backing, Footprint, PAGE};
 
 /// Pages in an area are changed, then an orbit examines them, synchronously.
 pub struct OrbitCall {
     area: Area,
-    examined: Examined,
+    examined: Pages,
     orbit: Orbit,
     round: u64,
     _program: Footprint,
 }
 
-fn area(bytes: usize, mode: Mode) -> Result<(Area, Examined)> {
+fn area(bytes: usize, mode: Mode) -> Result<(Area, Pages)> {
     let mut options = AreaOptions::default();
     options.mode = mode;
     options.capacity = bytes + (1 << 20);
     let area = Area::new(bytes, &options)?;
     let block = area.allocate(Layout::from_size_align(bytes, PAGE)?)?;
     // SAFETY: the block is ours alone for as long as the area, which the contender keeps.
-    let examined = unsafe { Examined::new(block.cast().as_ptr(), bytes / PAGE) };
+    let examined = unsafe { Pages::new(block.cast().as_ptr(), bytes / PAGE) };
     examined.fill();
     Ok((area, examined))
 }
@@ -36,10 +36,7 @@ fn examine(task: &mut orrery_orbit::Task<'_>) -> i64 {
 }
 
 impl OrbitCall {
-    /// An area of `bytes` in a program that has `program` bytes beside it.
-    ///
-    /// # Errors
-    /// Where it cannot be made.
+    /// Makes an area of `bytes` in a program that has `program` bytes beside it.
     pub fn new(bytes: usize, program: usize, mode: Mode) -> Result<Self> {
         let program = Footprint::anonymous(program, Backing::Small)?;
         let (area, examined) = area(bytes, mode)?;
@@ -85,10 +82,7 @@ pub struct OrbitCreation {
 }
 
 impl OrbitCreation {
-    /// In a program with `area` bytes in an area and `program` bytes beside.
-    ///
-    /// # Errors
-    /// Where the memory cannot be had.
+    /// Prepares a program with `area` bytes in an area and `program` bytes beside it.
     pub fn new(area: usize, program: usize) -> Result<Self> {
         let program = Footprint::anonymous(program, Backing::Small)?;
         let (area, _) = self::area(area, Mode::Copy)?;

@@ -8,11 +8,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use orrery_lwc::rollback::Outcome;
+use orrery_rollback::Outcome;
 
 use crate::machine;
+use crate::process::Worker;
 use crate::rival::{PYTHON, fork_exit_wait};
-use crate::worker::Worker;
 
 /// What is measured in the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,9 +27,9 @@ impl InPython {
     /// Starts an interpreter and fills it. Its only work is `nothing`.
     ///
     /// # Errors
-    /// Where it does not come up; [`Skipped`](crate::Skipped) where rollback is not to be had.
+    /// Fails where it does not start; [`Skipped`](crate::Skipped) where rollback is not available.
     pub fn start(self) -> Result<Worker> {
-        let library = machine::program_folder()?.join("liborrery_bench.so");
+        let library = machine::program_directory()?.join("liborrery_bench.so");
         ensure!(
             library.is_file(),
             "{} is missing: build it with cargo build --release -p orrery-bench",
@@ -42,15 +42,15 @@ impl InPython {
                 Self::Fork => "fork",
             },
         );
-        Worker::of_program(command)
+        Worker::start(command)
     }
 }
 
-/// Runs and undoes a closure that does nothing, `iterations` times; gives the nanoseconds, or -1 after a message on
+/// Runs and undoes a closure that does nothing, `iterations` times; returns the nanoseconds, or -1 after a message on
 /// standard error.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_bench_run(iterations: u32) -> i64 {
-    told(|| {
+    nanoseconds(|| {
         let mut rollback = super::run::rollback()?;
         timed(iterations, || {
             let outcome = rollback.run(|| {})?;
@@ -60,10 +60,10 @@ pub extern "C" fn orrery_bench_run(iterations: u32) -> i64 {
     })
 }
 
-/// Forks a child that ends at once and waits for it, `iterations` times; gives what [`orrery_bench_run`] gives.
+/// Forks a child that ends at once and waits for it, `iterations` times; returns what [`orrery_bench_run`] gives.
 #[unsafe(no_mangle)]
 pub extern "C" fn orrery_bench_fork(iterations: u32) -> i64 {
-    told(|| timed(iterations, || fork_exit_wait(|| true)))
+    nanoseconds(|| timed(iterations, || fork_exit_wait(|| true)))
 }
 
 fn timed(iterations: u32, mut operation: impl FnMut() -> Result<()>) -> Result<Duration> {
@@ -76,7 +76,7 @@ fn timed(iterations: u32, mut operation: impl FnMut() -> Result<()>) -> Result<D
     Ok(start.elapsed())
 }
 
-fn told(measure: impl FnOnce() -> Result<Duration>) -> i64 {
+fn nanoseconds(measure: impl FnOnce() -> Result<Duration>) -> i64 {
     match measure().and_then(|elapsed| Ok(i64::try_from(elapsed.as_nanos())?)) {
         Ok(nanoseconds) => nanoseconds,
         Err(error) => {
@@ -91,9 +91,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_told_apart_from_every_time() {
-        assert_eq!(told(|| anyhow::bail!("on purpose")), -1);
-        assert_eq!(told(|| Ok(Duration::from_micros(2))), 2000);
+    fn a_failure_differs_from_every_time() {
+        assert_eq!(nanoseconds(|| anyhow::bail!("on purpose")), -1);
+        assert_eq!(nanoseconds(|| Ok(Duration::from_micros(2))), 2000);
         assert!(orrery_bench_fork(2) > 0);
     }
 }

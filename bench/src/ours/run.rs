@@ -4,13 +4,13 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use orrery_lwc::rollback::{KeptBuffer, Outcome, Rollback};
+use orrery_rollback::{KeptBuffer, Outcome, Rollback};
 
 use crate::contender::{Contender, Sample};
 use crate::footprint::Footprint;
 use crate::work::Work;
 
-/// A footprint in a process that rolls back [all there is](orrery_lwc::rollback): registers, memory, mappings,
+/// A footprint in a process that rolls back [all there is](orrery_rollback): registers, memory, mappings,
 /// descriptors, signals, timers, threads and children, of which the closure changes memory only.
 pub struct WholeRun {
     footprint: Footprint,
@@ -31,7 +31,7 @@ impl WholeRun {
     /// Sets rollback up for this process. Call it, and measure, on one thread of a process that has no other.
     ///
     /// # Errors
-    /// Where it cannot be set up; [`Skipped`](crate::Skipped) where `ORRERY_TRACKER` asks for what is not there.
+    /// Fails where it cannot be set up; [`Skipped`](crate::Skipped) where `ORRERY_TRACKER` asks for a tracker that is not available.
     pub fn new(footprint: Footprint, captures: Captures) -> Result<Self> {
         Ok(Self { footprint, rollback: rollback()?, captures })
     }
@@ -75,10 +75,10 @@ fn returned(outcome: Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Rollback of this process. A tracker that this kernel does not allow is no failure.
+/// Sets up rollback of this process. Turns the error of a tracker that this kernel does not allow into `Skipped`.
 pub(super) fn rollback() -> Result<Rollback> {
     Rollback::builder().build().map_err(|error| match error {
-        orrery_lwc::Error::Memory(error) => super::absent(error),
+        orrery_rollback::Error::Memory(error) => super::absent(error),
         other => other.into(),
     })
 }

@@ -1,7 +1,5 @@
 //! What asking a tracker costs when nothing was written.
 
-use std::time::Instant;
-
 use anyhow::{Result, ensure};
 use orrery_memory::images::{Images, Visibility};
 use orrery_memory::pages::PageMap;
@@ -28,7 +26,7 @@ impl CleanScan {
     /// Has the tracker of `choice` take `footprint` as the reference.
     ///
     /// # Errors
-    /// Where it cannot; [`Skipped`](crate::Skipped) where this kernel does not have the tracker.
+    /// Fails where it cannot; [`Skipped`](crate::Skipped) where this kernel does not have the tracker.
     pub fn new(footprint: Footprint, choice: Choice) -> Result<Self> {
         let arena = Arena::reserve()?;
         let range = range(&footprint);
@@ -45,7 +43,7 @@ impl CleanScan {
         let tracked =
             Tracked { range, access, of_file: false, has_images: true, joined: false, around: range };
         tracker.get().arrange(&[tracked], &[])?;
-        tracker.get().settle(&[range], &[])?;
+        tracker.get().mark_clean(&[range], &[])?;
         Ok(Self { tracker, pages, images, written: Ranges::new(arena), _footprint: footprint })
     }
 
@@ -61,16 +59,15 @@ impl CleanScan {
 impl Contender for CleanScan {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         ensure!(work == "scan", "{work:?} is not \"scan\"");
-        let start = Instant::now();
-        for _ in 0..iterations {
+        let sample = Sample::batch(iterations, |_| {
             self.scan()?;
-        }
-        let elapsed = start.elapsed();
+            Ok(())
+        })?;
         ensure!(
             self.written.is_empty(),
             "{} pages count as written, though nobody wrote",
             self.written.pages()
         );
-        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+        Ok(sample)
     }
 }

@@ -1,21 +1,19 @@
 //! Sessions of a pool, each with one request; and contexts that are made for one switch.
 
-use core::cell::RefCell;
+use anyhow::{Result, ensure};
+use orrery_context::{Spec, create};
+use orrery_sessions::{Connection, Ended, Pool, Step};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
-
-use anyhow::{Result, ensure};
-use orrery_lwc::context::{Spec, create};
-use orrery_lwc::sessions::{Connection, Ended, Pool, Step};
-use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::contender::{Contender, Sample, Skipped};
 use crate::footprint::Footprint;
 use crate::work::Work;
 
-/// A session of a pool: begin it with a connection on which a request lies, answer that, end, be rolled back.
+/// A session of a pool: begin it with a connection on which a request waits, answer that, end, be rolled back.
 #[derive(Debug)]
 pub struct PooledSession {
     pool: Pool,
@@ -25,9 +23,6 @@ pub struct PooledSession {
 
 impl PooledSession {
     /// Makes a pool whose sessions hold `footprint`.
-    ///
-    /// # Errors
-    /// Those of making a pool.
     pub fn new(footprint: Footprint) -> Result<Self> {
         let footprint = RefCell::new(footprint);
         let pool = Pool::builder().ready(1).spare(1).build(|connection: &mut Connection| {
@@ -48,19 +43,18 @@ impl Contender for PooledSession {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let _: Work = work.parse()?;
         let mut answer = [0; 16];
-        let start = Instant::now();
-        for _ in 0..iterations {
+        let sample = Sample::batch(iterations, |_| {
             self.client.write_all(work.as_bytes())?;
             let (_, step) = self.pool.begin(self.server.as_fd())?;
             ensure!(step == Step::Ended(Ended::Returned), "the session is at {step:?}");
             let length = self.client.read(&mut answer)?;
             ensure!(&answer[..length] == work.as_bytes(), "it answered {:?}", &answer[..length]);
             ensure!(self.pool.tidy()?, "the session was rolled back at once");
-        }
-        let elapsed = start.elapsed();
+            Ok(())
+        })?;
         let made = self.pool.statistics().made;
         ensure!(made == 1, "{made} contexts were made where one was to be rolled back");
-        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+        Ok(sample)
     }
 }
 
@@ -76,7 +70,7 @@ impl ContextLife {
         Self { footprint }
     }
 
-    /// The same in a program that has so many others, which wait.
+    /// Copies a process that holds `footprint` and has `others` other contexts, which wait.
     ///
     /// # Errors
     /// Those of creating them, and [`Skipped`] where the program may not have descriptors for so many.
@@ -107,8 +101,7 @@ impl ContextLife {
 impl Contender for ContextLife {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let work: Work = work.parse()?;
-        let start = Instant::now();
-        for _ in 0..iterations {
+        let sample = Sample::batch(iterations, |_| {
             let footprint = &mut self.footprint;
             let context = create(&Spec::new(), |start| {
                 footprint.perform(work);
@@ -118,9 +111,9 @@ impl Contender for ContextLife {
             let word = context.switch(0, &[])?.word;
             ensure!(word == 7, "it came back with {word}");
             context.close()?;
-        }
-        let elapsed = start.elapsed();
+            Ok(())
+        })?;
         self.footprint.check_pristine(work)?;
-        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+        Ok(sample)
     }
 }

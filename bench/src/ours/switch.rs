@@ -1,8 +1,8 @@
 //! Contexts: there and back.
 
 use anyhow::{Result, ensure};
-use orrery_lwc::context::{Context, Spec, create};
-use orrery_lwc::vault::Vault;
+use orrery_context::{Context, Spec, create};
+use orrery_vault::Vault;
 
 use crate::contender::{Contender, Sample};
 use crate::rival::round_trips;
@@ -15,9 +15,6 @@ pub struct ContextSwitch {
 
 impl ContextSwitch {
     /// Creates the context.
-    ///
-    /// # Errors
-    /// Those of [`create`].
     pub fn new() -> Result<Self> {
         let other = create(&Spec::new(), |start| {
             let mut arrival = start.arrival;
@@ -50,9 +47,6 @@ pub struct VaultCall {
 
 impl VaultCall {
     /// Makes the vault.
-    ///
-    /// # Errors
-    /// Those of [`Vault::new`].
     pub fn new() -> Result<Self> {
         let vault = Vault::new(
             || Ok::<_, std::io::Error>(7_u8),

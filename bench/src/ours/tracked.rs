@@ -25,7 +25,7 @@ impl TrackedPages {
     /// Captures `footprint` with the tracker of `choice`.
     ///
     /// # Errors
-    /// Where it cannot be captured; [`Skipped`](crate::Skipped) where this kernel does not have the tracker.
+    /// Fails where it cannot be captured; [`Skipped`](crate::Skipped) where this kernel does not have the tracker.
     pub fn new(footprint: Footprint, choice: Choice) -> Result<Self> {
         let config = Config { tracker: choice, ..Config::default() };
         let mut space = space(&footprint, Arena::reserve()?, config)?;

@@ -18,10 +18,10 @@ use crate::machine;
 use crate::script::{Runner, Script, Streams};
 
 /// A server that is not ready by then will not be.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a server may take to end by itself.
-const FAREWELL: Duration = Duration::from_secs(5);
-/// What the client's command gives where the server's limits ended the script; see `orrery_warm::client::run_as_python`.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The exit status of the client's command where the server's limits ended the script; see `orrery_warm::client::run_as_python`.
 const TIMED_OUT: i32 = 124;
 const OUT_OF_MEMORY: i32 = 123;
 
@@ -29,20 +29,17 @@ const OUT_OF_MEMORY: i32 = 123;
 pub struct Warm {
     server: Child,
     client: Client,
-    // Holds the socket and what the server says; removed at the end.
-    folder: TempDir,
+    // Holds the socket and the server's log; removed at the end.
+    directory: TempDir,
 }
 
 impl Warm {
     /// Starts `orrery warm serve`, as built beside this program, with `modules` imported and with further `options`.
-    ///
-    /// # Errors
-    /// Where it does not come up.
     pub fn start(modules: &[&str], options: &[&str]) -> Result<Self> {
-        let program = machine::program_folder()?.join("orrery");
-        let folder = tempfile::tempdir().context("making a folder for a socket")?;
-        let socket = folder.path().join("socket");
-        let log = fs::File::create(log(&folder)).context("making a file for what the server says")?;
+        let program = machine::program_directory()?.join("orrery");
+        let directory = tempfile::tempdir().context("making a directory for a socket")?;
+        let socket = directory.path().join("socket");
+        let log = fs::File::create(log(&directory)).context("cannot create the server's log")?;
         let mut command = Command::new(&program);
         command.args(["warm", "serve", "--python", "--import", &modules.join(","), "--socket"]).arg(&socket);
         command.args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -55,23 +52,17 @@ impl Warm {
         let server = command.spawn().with_context(|| {
             format!("starting {} (build it with cargo build --release --workspace)", program.display())
         })?;
-        let mut warm = Self { server, client: Client::new(socket), folder };
+        let mut warm = Self { server, client: Client::new(socket), directory };
         warm.wait_until_ready()?;
         Ok(warm)
     }
 
-    /// How the server is.
-    ///
-    /// # Errors
-    /// Where it does not answer.
+    /// Asks for the server's health.
     pub fn health(&self) -> Result<Health> {
         self.client.health().context("asking the server how it is")
     }
 
-    /// Waits until every worker is ready, and gives their process ids.
-    ///
-    /// # Errors
-    /// Where the server ends instead, or takes too long.
+    /// Waits until every worker is ready, and returns their process ids.
     pub fn wait_until_ready(&mut self) -> Result<Vec<i32>> {
         let begin = Instant::now();
         loop {
@@ -82,21 +73,21 @@ impl Warm {
                 return Ok(health.workers.iter().map(|worker| worker.pid).collect());
             }
             if let Some(status) = self.server.try_wait().context("looking at the server")? {
-                bail!("the server ended ({status}); it said: {}", self.said());
+                bail!("the server ended ({status}); its log: {}", self.log());
             }
-            ensure!(begin.elapsed() < PATIENCE, "the server is not ready; it said: {}", self.said());
+            ensure!(begin.elapsed() < TIMEOUT, "the server is not ready; its log: {}", self.log());
             thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// What the server wrote to standard error.
-    pub fn said(&self) -> String {
-        fs::read_to_string(log(&self.folder)).unwrap_or_default()
+    /// Returns what the server wrote to standard error.
+    pub fn log(&self) -> String {
+        fs::read_to_string(log(&self.directory)).unwrap_or_default()
     }
 }
 
-fn log(folder: &TempDir) -> PathBuf {
-    folder.path().join("log")
+fn log(directory: &TempDir) -> PathBuf {
+    directory.path().join("log")
 }
 
 impl Runner for Warm {
@@ -125,7 +116,7 @@ impl Drop for Warm {
             kill_process(pid, Signal::TERM).ok();
         }
         let begin = Instant::now();
-        while begin.elapsed() < FAREWELL {
+        while begin.elapsed() < EXIT_TIMEOUT {
             match self.server.try_wait() {
                 Ok(None) => thread::sleep(Duration::from_millis(1)),
                 _ => return,

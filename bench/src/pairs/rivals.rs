@@ -1,6 +1,6 @@
-//! What a user could pick instead of a pair: how long a client waits then, and what it loses.
+//! Alternatives to a pair: how long a client waits, and what it loses.
 //!
-//! All of them boot the machine anew, as we boot it: with QEMU's own firmware, which takes a tenth of a second where a real
+//! All of them reboot the machine, as we boot it: with QEMU's own firmware, which takes a tenth of a second where a real
 //! machine's takes half a minute. So all waits here are the least there can be.
 
 use std::fs;
@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use orrery_orthros_host::{Fault, Initramfs, KernelFiles, cache, command};
 
-use super::{Client, Line, PATIENCE, Running, Wanted};
+use super::{Client, LineClient, PairSpec, Running, TIMEOUT};
 use crate::contender::Skipped;
 
-/// The port of `orrery-guest burden`.
+/// The port of `orrery-orthros-load ballast`.
 pub const PORT: u16 = 7;
 /// The service that has as little as a service can: a MiB, no files, one thread.
-pub const LEAST: [&str; 5] = ["orrery-guest", "burden", "1", "0", "0"];
+pub const LEAST: [&str; 5] = ["orrery-orthros-load", "ballast", "1", "0", "0"];
 /// A checkpoint may take as long as this before it counts as none.
 const CHECKPOINTS: Duration = Duration::from_secs(60);
 /// How long a service is under way before its kernel dies.
 const LIFE: Duration = Duration::from_millis(3500);
 
-/// What a client of such a way has seen.
+/// What a client saw.
 #[derive(Clone, Copy, Debug)]
 pub struct Waited {
     /// From the kernel's death to the first answer, over a new connection, in seconds.
@@ -32,12 +32,9 @@ pub struct Waited {
     pub lost: u64,
 }
 
-/// From the death of a machine to the first answer of the service that is started anew.
-///
-/// # Errors
-/// Where it does not come up.
+/// Measures from the death of a machine to the first answer of the service that is started again.
 pub fn reboot() -> Result<Waited> {
-    let mut running = Running::start(&Wanted {
+    let mut running = Running::start(&PairSpec {
         service: &LEAST,
         programs: &[],
         files: &[],
@@ -50,26 +47,26 @@ pub fn reboot() -> Result<Waited> {
     let lost = client.end()?;
     let begin = Instant::now();
     running.pair.reboot()?;
-    Line::connect(PORT)?.ask("\n")?;
+    LineClient::connect(PORT)?.ask("\n")?;
     Ok(Waited { seconds: begin.elapsed().as_secs_f64(), lost })
 }
 
-/// The same with kdump: the dying kernel starts another one, in memory that was put aside for it, which boots the machine.
+/// Measures with kdump: the dying kernel starts another one, in memory that was reserved for it, which boots the machine.
 /// It would write the dead memory to a disk before that, and does not here.
 ///
 /// # Errors
 /// [`Skipped`] without kexec; where anything fails.
 pub fn kdump() -> Result<Waited> {
     command::require("kexec", "kexec-tools").map_err(|error| Skipped(error.to_string()))?;
-    let folder = tempfile::tempdir().context("making a folder")?;
+    let directory = tempfile::tempdir().context("making a directory")?;
     let kernel = KernelFiles::obtain(&cache())?;
-    let small = folder.path().join("crash");
+    let small = directory.path().join("crash");
     let mut image = Initramfs::new();
     image.program(&command::require("busybox", "busybox-static")?, "/bin/busybox")?;
     image.file("/init", "#!/bin/busybox sh\n/bin/busybox reboot -f\n", 0o755);
     image.write(&small)?;
     let (kernel, small) = (kernel.image.display().to_string(), small.display().to_string());
-    let mut running = Running::start(&Wanted {
+    let mut running = Running::start(&PairSpec {
         service: &LEAST,
         programs: &["kexec"],
         files: &[(&kernel, "/boot/vmlinuz"), (&small, "/boot/crash")],
@@ -84,12 +81,12 @@ pub fn kdump() -> Result<Waited> {
     let lost = client.end()?;
     let begin = Instant::now();
     running.pair.crash(Fault::Panic)?;
-    while running.pair.active_lives() {
-        ensure!(begin.elapsed() < PATIENCE, "the kernel for crashes does not boot the machine");
+    while running.pair.active_is_alive() {
+        ensure!(begin.elapsed() < TIMEOUT, "the kernel for crashes does not boot the machine");
         sleep(Duration::from_millis(2));
     }
     running.pair.reboot()?;
-    Line::connect(PORT)?.ask("\n")?;
+    LineClient::connect(PORT)?.ask("\n")?;
     Ok(Waited { seconds: begin.elapsed().as_secs_f64(), lost })
 }
 
@@ -100,7 +97,7 @@ if [ -e /data/last ]; then
     exec criu restore -D /data/$(cat /data/last) -W /run -o restore.log --tcp-close
 fi
 echo 100 > /proc/sys/kernel/ns_last_pid
-setsid orrery-guest burden 1 0 0 &
+setsid orrery-orthros-load ballast 1 0 0 &
 service=$!
 one=0
 while sleep 1; do
@@ -114,20 +111,17 @@ while sleep 1; do
     sync
 done";
 
-/// The same with a checkpoint each second: after the boot criu restores the last one. Its connections are gone.
-///
-/// # Errors
-/// Where anything fails.
+/// Measures with a checkpoint each second: after the boot criu restores the last one. Its connections are gone.
 pub fn checkpoints() -> Result<Waited> {
     // criu has packets of connections dropped while it looks at them. Here they get through, which saves it that time.
-    let folder = tempfile::tempdir().context("making a folder")?;
-    let filter = folder.path().join("iptables");
+    let directory = tempfile::tempdir().context("making a directory")?;
+    let filter = directory.path().join("iptables");
     fs::write(&filter, "#!/bin/busybox sh\nexit 0\n").context("writing a script")?;
     fs::set_permissions(&filter, fs::Permissions::from_mode(0o755)).context("making a script executable")?;
     let filter = filter.display().to_string();
-    let mut running = Running::start(&Wanted {
+    let mut running = Running::start(&PairSpec {
         service: &["busybox", "sh", "-c", CHECKPOINTED],
-        programs: &[],
+        programs: &["orrery-orthros-load"],
         files: &[(&filter, "/usr/sbin/iptables"), (&filter, "/usr/sbin/ip6tables")],
         memory: 256,
         append: "",
@@ -139,25 +133,25 @@ pub fn checkpoints() -> Result<Waited> {
         ensure!(
             begin.elapsed() < CHECKPOINTS,
             "criu makes no checkpoint: {error}; {}",
-            said(&mut running, "dump")
+            log_of(&mut running, "dump")
         );
         sleep(Duration::from_millis(200));
     }
     sleep(LIFE);
     let begin = Instant::now();
     running.pair.crash(Fault::Panic)?;
-    running.pair.watch(PATIENCE)?.context("the kernel does not die")?;
+    running.pair.watch(TIMEOUT)?.context("the kernel does not die")?;
     let counted = client.counted();
     running.pair.reboot()?;
-    let answer = Line::connect(PORT).and_then(|mut line| line.ask("\n"));
+    let answer = LineClient::connect(PORT).and_then(|mut line| line.ask("\n"));
     let seconds = begin.elapsed().as_secs_f64();
-    let answer = answer.with_context(|| said(&mut running, "restore"))?;
+    let answer = answer.with_context(|| log_of(&mut running, "restore"))?;
     let first: u64 = answer.parse().with_context(|| format!("{answer:?} is no number"))?;
     Ok(Waited { seconds, lost: (counted + 1).saturating_sub(first) })
 }
 
-/// The end of one of criu's logs in the guest.
-fn said(running: &mut Running, log: &str) -> String {
+/// Returns the end of one of criu's logs in the guest.
+fn log_of(running: &mut Running, log: &str) -> String {
     let path = format!("/run/{log}.log");
     running.pair.run(&["tail", "-n", "5", &path]).unwrap_or_else(|error| error.to_string())
 }

@@ -7,31 +7,28 @@ use orrery_domain::SharedMemory;
 use orrery_orbit::{Call, Orbit};
 
 use super::fork::{in_child, wait_for};
+use crate::changed_pages::{Change, Pages, Task};
 use crate::contender::{Contender, Sample};
-use crate::examined::{Change, Examined, Task};
 use crate::footprint::{Backing, Footprint, PAGE};
 
 /// Pages are changed, then a forked child examines them, and its end is waited for.
 pub struct ForkPerCall {
-    examined: Examined,
+    examined: Pages,
     round: u64,
     _memory: Footprint,
     _program: Footprint,
 }
 
-fn footprint(bytes: usize) -> Result<(Footprint, Examined)> {
+fn footprint(bytes: usize) -> Result<(Footprint, Pages)> {
     let memory = Footprint::anonymous(bytes, Backing::Small)?;
     // SAFETY: the footprint is ours alone for as long as the contender keeps it.
-    let examined = unsafe { Examined::new(memory.base().as_ptr().cast(), bytes / PAGE) };
+    let examined = unsafe { Pages::new(memory.base().as_ptr().cast(), bytes / PAGE) };
     examined.fill();
     Ok((memory, examined))
 }
 
 impl ForkPerCall {
-    /// `bytes` to look at, in a program that has `program` bytes beside them.
-    ///
-    /// # Errors
-    /// Where the memory cannot be had.
+    /// Prepares `bytes` to examine, in a program that has `program` bytes beside them.
     pub fn new(bytes: usize, program: usize) -> Result<Self> {
         let program = Footprint::anonymous(program, Backing::Small)?;
         let (memory, examined) = footprint(bytes)?;
@@ -61,7 +58,7 @@ impl Contender for ForkPerCall {
 /// Pages are changed, everything is copied into shared memory, and a process that waits there examines it. The hand-over
 /// is an orbit's, so that the copy is all that differs.
 pub struct WholeCopy {
-    examined: Examined,
+    examined: Pages,
     bytes: usize,
     shared: SharedMemory,
     orbit: Orbit,
@@ -71,10 +68,7 @@ pub struct WholeCopy {
 }
 
 impl WholeCopy {
-    /// `bytes` to look at, in a program that has `program` bytes beside them.
-    ///
-    /// # Errors
-    /// Where it cannot be made.
+    /// Prepares `bytes` to examine, in a program that has `program` bytes beside them.
     pub fn new(bytes: usize, program: usize) -> Result<Self> {
         let program = Footprint::anonymous(program, Backing::Small)?;
         let (memory, examined) = footprint(bytes)?;
@@ -98,7 +92,7 @@ impl Contender for WholeCopy {
             let expected = self.examined.change(change, self.round);
             let begin = Instant::now();
             // SAFETY: both are `bytes` long, and nobody else uses them now.
-            unsafe { core::ptr::copy_nonoverlapping(from, self.shared.start().as_ptr(), self.bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(from, self.shared.start().as_ptr(), self.bytes) };
             let task = Task { examined: copy, change, round: self.round }.encode();
             paused += begin.elapsed();
             let seen = self.orbit.call(&Call::new().arguments(&task))?;

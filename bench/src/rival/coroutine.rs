@@ -1,6 +1,6 @@
 //! Coroutines in one address space: swapcontext(3), which isolates nothing.
 
-use core::mem::MaybeUninit;
+use std::mem::MaybeUninit;
 
 use anyhow::{Result, ensure};
 
@@ -23,7 +23,7 @@ pub struct Coroutine {
 }
 
 extern "C" fn answer(low: u32, high: u32) {
-    let sides = core::ptr::with_exposed_provenance_mut::<Sides>(low as usize | (high as usize) << 32);
+    let sides = std::ptr::with_exposed_provenance_mut::<Sides>(low as usize | (high as usize) << 32);
     loop {
         // SAFETY: `Coroutine` never frees it while this runs, and both contexts were filled in.
         unsafe {
@@ -35,9 +35,6 @@ extern "C" fn answer(low: u32, high: u32) {
 
 impl Coroutine {
     /// Makes it.
-    ///
-    /// # Errors
-    /// Where the kernel refuses.
     pub fn new() -> Result<Self> {
         let mut stack = vec![0_u8; STACK].into_boxed_slice();
         // SAFETY: all-zero is what getcontext(3) overwrites.
@@ -51,7 +48,7 @@ impl Coroutine {
             (*sides).there.uc_stack.ss_sp = stack.as_mut_ptr().cast();
             (*sides).there.uc_stack.ss_size = STACK;
             let entry: extern "C" fn(u32, u32) = answer;
-            let entry = core::mem::transmute::<extern "C" fn(u32, u32), extern "C" fn()>(entry);
+            let entry = std::mem::transmute::<extern "C" fn(u32, u32), extern "C" fn()>(entry);
             libc::makecontext(&raw mut (*sides).there, entry, 2, low, high);
         }
         Ok(Self { sides, _stack: stack })

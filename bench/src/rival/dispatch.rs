@@ -8,13 +8,10 @@ use anyhow::{Result, ensure};
 
 const PR_SET_SYSCALL_USER_DISPATCH: libc::c_int = 59;
 const ON: libc::c_ulong = 1;
-/// Where user addresses end.
+/// The end of user addresses.
 const ALL: libc::c_ulong = 0x7fff_ffff_f000;
 
-/// From now on the kernel looks for each of this thread's calls whether it is to be dispatched. None is.
-///
-/// # Errors
-/// Where the kernel cannot dispatch calls.
+/// Makes the kernel check for each of this thread's calls whether it is to be dispatched. None is.
 pub fn arm_for_nothing() -> Result<()> {
     arm(0, ALL)
 }
@@ -87,11 +84,8 @@ struct Action {
 
 const SA_RESTORER: libc::c_ulong = 0x0400_0000;
 
-/// From now on each of this thread's calls is a signal, whose handler makes it and returns: nothing else is done. The thread must
+/// Turns each of this thread's calls into a signal, whose handler makes the call and returns: nothing else is done. The thread must
 /// make no threads or processes, and handle no other signals.
-///
-/// # Errors
-/// Where the kernel cannot dispatch calls.
 pub fn handle_barely() -> Result<()> {
     let flags = u64::try_from(libc::SA_SIGINFO | libc::SA_NODEFER)? | SA_RESTORER;
     let action = Action { handler: orrery_bench_dispatched, flags, restorer: orrery_bench_return, mask: 0 };
@@ -115,7 +109,7 @@ pub fn handle_barely() -> Result<()> {
 mod tests {
     use super::*;
 
-    /// In a child: what is armed stays so.
+    /// Runs in a child, because what is armed stays armed.
     fn in_child(armed: fn() -> Result<()>) -> libc::c_int {
         // SAFETY: the child makes calls, and ends.
         unsafe {

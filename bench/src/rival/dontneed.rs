@@ -1,7 +1,5 @@
 //! A private file mapping whose dirtied pages are dropped: the way Wasmtime resets an instance's memory.
 
-use std::time::Instant;
-
 use anyhow::{Context, Result};
 use rustix::mm::{Advice, madvise};
 
@@ -18,9 +16,6 @@ pub struct DontNeed {
 
 impl DontNeed {
     /// Makes an image of `bytes` bytes and maps it.
-    ///
-    /// # Errors
-    /// As [`Footprint::of_image`].
     pub fn new(bytes: usize, backing: Backing) -> Result<Self> {
         Ok(Self { footprint: Footprint::of_image(bytes, backing)? })
     }
@@ -37,15 +32,14 @@ impl DontNeed {
 impl Contender for DontNeed {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let work: Work = work.parse()?;
-        let start = Instant::now();
-        for _ in 0..iterations {
+        let sample = Sample::batch(iterations, |_| {
             self.footprint.perform(work);
             self.reset()?;
-        }
-        let elapsed = start.elapsed();
+            Ok(())
+        })?;
         self.footprint.check_pristine(work)?;
         // Looking at the pages has mapped them: the next round begins without them, as after any reset.
         self.reset()?;
-        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+        Ok(sample)
     }
 }

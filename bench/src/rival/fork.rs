@@ -1,7 +1,5 @@
 //! A child process for every piece of work.
 
-use std::time::Instant;
-
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::contender::{Contender, Sample};
@@ -24,33 +22,29 @@ impl ForkExitWait {
 impl Contender for ForkExitWait {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let work: Work = work.parse()?;
-        let start = Instant::now();
-        for _ in 0..iterations {
+        let sample = Sample::batch(iterations, |_| {
             let footprint = &mut self.footprint;
             fork_exit_wait(|| {
                 footprint.perform(work);
                 true
             })?;
-        }
-        let elapsed = start.elapsed();
+            Ok(())
+        })?;
         self.footprint.check_pristine(work)?;
-        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+        Ok(sample)
     }
 }
 
 /// Runs `work` in a forked child and waits for its end. As for what it may do, see `in_child`: nothing that takes a lock.
-///
-/// # Errors
-/// Where there is no child to be had, or it did not end with status 0, which it does where `work` returns true.
 pub fn fork_exit_wait(work: impl FnOnce() -> bool) -> Result<()> {
     wait_for(in_child(work)?)
 }
 
-/// Runs `work` in a forked child, which ends with status 0 where it returns true; gives the child's process
+/// Runs `work` in a forked child, which ends with status 0 where it returns true; returns the child's process
 /// id. `work` must not allocate or lock anything: another thread may have held the lock at the time of the
 /// fork.
 pub(super) fn in_child(work: impl FnOnce() -> bool) -> Result<libc::pid_t> {
-    // SAFETY: the child only runs `work`, which keeps to what is allowed after fork in a process that may
+    // SAFETY: the child only runs `work`, which does only what is allowed after fork in a process that may
     // have threads, and leaves by _exit, so that nothing of the parent's is run twice.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()).context("fork"),

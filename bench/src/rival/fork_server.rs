@@ -23,7 +23,7 @@ const DONE: u8 = b'd';
 /// Answer: they are not as they were.
 const NOT_PRISTINE: u8 = b'n';
 
-/// What is asked: to do the work in a child, or to see whether it has left a trace.
+/// A request: to do the work in a child, or to check whether it has left a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Request {
     Perform(Work),
@@ -56,16 +56,13 @@ impl Request {
 /// answers over another pipe and ends; the server reaps it and reads the next request.
 pub struct ForkServer {
     server: libc::pid_t,
-    // Taken out of its place on drop: closing it tells the server to end.
+    // None once it is closed, which ends the server.
     requests: Option<File>,
     answers: File,
 }
 
 impl ForkServer {
     /// Starts a server that builds its memory with `footprint`.
-    ///
-    /// # Errors
-    /// Where pipe or fork fails, or the server cannot build its memory.
     pub fn start(footprint: impl FnOnce() -> Result<Footprint>) -> Result<Self> {
         let pipe = || pipe_with(PipeFlags::CLOEXEC).context("making a pipe");
         let ((requests_out, requests_in), (answers_out, answers_in)) = (pipe()?, pipe()?);
@@ -98,7 +95,7 @@ impl ForkServer {
     }
 
     fn ask(&mut self, request: Request) -> Result<u8> {
-        let requests = self.requests.as_mut().context("the fork server was told to end")?;
+        let requests = self.requests.as_mut().context("the fork server has been ended")?;
         requests.write_all(&request.to_bytes()).context("asking the fork server")?;
         self.answer()
     }
@@ -136,7 +133,7 @@ impl Drop for ForkServer {
     }
 }
 
-/// The server's life, until its requests end.
+/// Runs the server until its requests end.
 fn serve(footprint: impl FnOnce() -> Result<Footprint>, mut requests: File, mut answers: File) -> Result<()> {
     let mut footprint = match footprint() {
         Ok(footprint) => footprint,

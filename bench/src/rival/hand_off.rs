@@ -1,6 +1,6 @@
 //! Ways in which two threads or processes hand control to each other.
 
-use core::ffi::c_void;
+use std::ffi::c_void;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ use rustix::thread::futex;
 use crate::contender::{Contender, Sample};
 use crate::machine;
 
-/// Who is at the other end.
+/// The kind of the other side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Between {
     /// A thread of the same process.
@@ -21,7 +21,7 @@ pub enum Between {
     Processes,
 }
 
-/// What hands over.
+/// The mechanism of the hand-over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// Two POSIX semaphores (sem_post(3)).
@@ -45,13 +45,13 @@ struct Shared {
     back: libc::sem_t,
     turn: AtomicU32,
     /// A line of the cache for each side, which it alone writes.
-    said: [Line; 2],
+    turns: [Line; 2],
 }
 
 #[repr(align(128))]
 struct Line {
     /// How often the side has handed over.
-    said: AtomicU32,
+    turns: AtomicU32,
     /// 1 while the first side measures nothing: the other one is to sleep here, and not to burn a CPU that somebody else's
     /// figure is taken on.
     rests: AtomicU32,
@@ -68,7 +68,7 @@ enum Side {
         mine: u32,
     },
     Streams(Box<dyn Read>, Box<dyn Write>),
-    /// Each says how often it has handed over. The first to do so waits for as many of the other's; that one for one more.
+    /// Each side counts how often it has handed over. The first one waits for as many of the other's; the other for one more.
     Words {
         mine: *const Line,
         theirs: *const Line,
@@ -103,7 +103,7 @@ impl Side {
             Self::Streams(_, to) => to.write_all(&[1])?,
             Self::Words { mine, .. } => {
                 // SAFETY: see `Send`.
-                unsafe { &**mine }.said.fetch_add(1, Ordering::SeqCst);
+                unsafe { &**mine }.turns.fetch_add(1, Ordering::SeqCst);
             }
         }
         Ok(())
@@ -126,8 +126,8 @@ impl Side {
             Self::Words { mine, theirs, ahead, between } => {
                 // SAFETY: see `Send`.
                 let (mine, theirs) = unsafe { (&**mine, &**theirs) };
-                let awaited = mine.said.load(Ordering::Relaxed).wrapping_add(*ahead);
-                while theirs.said.load(Ordering::SeqCst) != awaited {
+                let awaited = mine.turns.load(Ordering::Relaxed).wrapping_add(*ahead);
+                while theirs.turns.load(Ordering::SeqCst) != awaited {
                     if theirs.rests.load(Ordering::Relaxed) != 0 {
                         let _ = futex::wait(&theirs.rests, futex::Flags::empty(), 1, None);
                     }
@@ -153,7 +153,7 @@ impl Side {
         Ok(())
     }
 
-    /// The other side's life.
+    /// Runs the other side.
     fn answer(mut self) {
         while self.take().is_ok() && self.hand().is_ok() {}
     }
@@ -167,9 +167,6 @@ pub struct HandOff {
 
 impl HandOff {
     /// Starts the other side.
-    ///
-    /// # Errors
-    /// Where there is no memory, thread or process for it.
     pub fn new(between: Between, by: By) -> Result<Self> {
         Self::start(between, by, None)
     }
@@ -239,10 +236,10 @@ fn sides(by: By) -> Result<(Side, Side)> {
         By::Yield | By::Spin => {
             let shared = shared()?;
             // SAFETY: fresh memory of that size, of which zeroes are a value; nobody else has it yet.
-            unsafe { &(*shared).said[0] }.rests.store(1, Ordering::SeqCst);
+            unsafe { &(*shared).turns[0] }.rests.store(1, Ordering::SeqCst);
             // SAFETY: fresh memory of that size; it is never unmapped.
-            let words = unsafe { [&raw const (*shared).said[0], &raw const (*shared).said[1]] };
-            let between = if by == By::Spin { core::hint::spin_loop } else { rustix::thread::sched_yield };
+            let words = unsafe { [&raw const (*shared).turns[0], &raw const (*shared).turns[1]] };
+            let between = if by == By::Spin { std::hint::spin_loop } else { rustix::thread::sched_yield };
             Ok((
                 Side::Words { mine: words[0], theirs: words[1], ahead: 0, between },
                 Side::Words { mine: words[1], theirs: words[0], ahead: 1, between },
@@ -271,7 +268,7 @@ fn shared() -> Result<*mut Shared> {
     let length = size_of::<Shared>().next_multiple_of(crate::footprint::PAGE);
     // SAFETY: a new mapping takes nothing from anybody.
     let start: *mut c_void =
-        unsafe { mmap_anonymous(core::ptr::null_mut(), length, protection, MapFlags::SHARED) }?;
+        unsafe { mmap_anonymous(std::ptr::null_mut(), length, protection, MapFlags::SHARED) }?;
     Ok(start.cast())
 }
 
@@ -294,9 +291,6 @@ impl Drop for HandOff {
 }
 
 /// Times trips there and back, of which each is two switches.
-///
-/// # Errors
-/// Those of `trip`.
 pub fn round_trips(iterations: u32, mut trip: impl FnMut(u32) -> Result<()>) -> Result<Sample> {
     let start = Instant::now();
     for round in 0..iterations {

@@ -1,4 +1,4 @@
-//! Calls that somebody checks: inside the program, in a process over a Unix socket, or by ptrace.
+//! Calls that a monitor checks: inside the program, in a process over a Unix socket, or by ptrace.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -16,19 +16,38 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
+use tempfile::TempDir;
 
 use super::notify;
 use crate::contender::{Contender, Sample};
 
-/// As much is read and written at a time.
+/// The number of bytes that are read and written at a time.
 const BYTES: usize = 64;
 
-/// Somebody who makes calls.
+/// A contender that works in a temporary directory of its own.
+pub struct InDirectory<C> {
+    contender: C,
+    // Removed after the contender.
+    _directory: TempDir,
+}
+
+impl<C: Contender> InDirectory<C> {
+    /// Makes the directory, and in it the contender.
+    pub fn new(contender: impl FnOnce(&Path) -> Result<C>) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        Ok(Self { contender: contender(&directory.path().canonicalize()?)?, _directory: directory })
+    }
+}
+
+impl<C: Contender> Contender for InDirectory<C> {
+    fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
+        self.contender.measure(work, iterations)
+    }
+}
+
+/// Something that makes calls.
 pub trait Caller {
     /// Makes one call: `open` (with the close), `stat`, `read` or `write`.
-    ///
-    /// # Errors
-    /// Where it fails.
     fn call(&mut self, work: &str) -> Result<()>;
 }
 
@@ -40,38 +59,32 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// Calls about a file in `folder`.
-    ///
-    /// # Errors
-    /// Where it cannot be made.
-    pub fn new(folder: &Path) -> Result<Self> {
-        let path = folder.join("file");
+    /// Prepares calls about a file in `directory`.
+    pub fn new(directory: &Path) -> Result<Self> {
+        let path = directory.join("file");
         std::fs::write(&path, [7; BYTES])?;
         let file = File::options().read(true).write(true).open(&path)?;
         Ok(Self { path: CString::new(path.as_os_str().as_bytes())?, file, allowed: None })
     }
 
-    /// The same, with a check in the program: the path lies in the folder and has no `..`.
-    ///
-    /// # Errors
-    /// As of [`Direct::new`].
-    pub fn checked(folder: &Path) -> Result<Self> {
-        let allowed = Some(folder.as_os_str().as_bytes().to_vec());
-        Ok(Self { allowed, ..Self::new(folder)? })
+    /// Adds a check in the program: the path is in the directory and has no `..`.
+    pub fn checked(directory: &Path) -> Result<Self> {
+        let allowed = Some(directory.as_os_str().as_bytes().to_vec());
+        Ok(Self { allowed, ..Self::new(directory)? })
     }
 
     fn check(&self) -> Result<()> {
-        if let Some(folder) = &self.allowed {
-            ensure!(is_within(self.path.as_bytes(), folder), "not allowed");
+        if let Some(directory) = &self.allowed {
+            ensure!(is_within(self.path.as_bytes(), directory), "not allowed");
         }
         Ok(())
     }
 }
 
-/// What all of these monitors check.
-fn is_within(path: &[u8], folder: &[u8]) -> bool {
-    path.starts_with(folder)
-        && path.get(folder.len()) == Some(&b'/')
+/// Returns what all of these monitors check.
+fn is_within(path: &[u8], directory: &[u8]) -> bool {
+    path.starts_with(directory)
+        && path.get(directory.len()) == Some(&b'/')
         && path.split(|&byte| byte == b'/').all(|name| name != b"..")
 }
 
@@ -98,7 +111,7 @@ impl Caller for Direct {
     }
 }
 
-/// Somebody in another process who makes calls when told to.
+/// A caller in another process, which makes calls on request.
 pub struct Remote {
     to: UnixStream,
 }
@@ -111,10 +124,7 @@ pub struct Served {
 }
 
 impl Remote {
-    /// Both ends.
-    ///
-    /// # Errors
-    /// Where no socket is to be had.
+    /// Makes both ends.
     pub fn new() -> Result<(Self, Served)> {
         let (to, from) = UnixStream::pair()?;
         // The other process has a copy of this end, too, and must not wait for itself.
@@ -124,10 +134,10 @@ impl Remote {
 }
 
 impl Served {
-    /// Makes calls until nobody asks any more. Returns an exit status.
+    /// Makes calls until the requests end. Returns an exit status.
     pub fn serve(mut self, caller: &mut dyn Caller) -> i32 {
         drop(self.other);
-        // SAFETY: ends with whoever measures.
+        // SAFETY: one argument, a signal number; it ends this process with its parent.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         let mut request = [0; 12];
         while self.from.read_exact(&mut request).is_ok() {
@@ -170,22 +180,18 @@ pub struct InlineCheck {
 }
 
 impl InlineCheck {
-    /// Calls about a file in `folder`.
-    ///
-    /// # Errors
-    /// As of [`Direct::new`].
-    pub fn new(folder: &Path) -> Result<Self> {
-        Ok(Self { caller: Direct::checked(folder)? })
+    /// Prepares calls about a file in `directory`.
+    pub fn new(directory: &Path) -> Result<Self> {
+        Ok(Self { caller: Direct::checked(directory)? })
     }
 }
 
 impl Contender for InlineCheck {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        let start = Instant::now();
-        for _ in 0..iterations {
+        Sample::batch(iterations, |_| {
             self.caller.call(work)?;
-        }
-        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+            Ok(())
+        })
     }
 }
 
@@ -196,22 +202,19 @@ pub struct SeparateProcess {
 }
 
 impl SeparateProcess {
-    /// Starts it for files in `folder`.
-    ///
-    /// # Errors
-    /// Where it cannot be started.
-    pub fn new(folder: &Path) -> Result<Self> {
-        let direct = Direct::new(folder)?;
+    /// Starts it for files in `directory`.
+    pub fn new(directory: &Path) -> Result<Self> {
+        let direct = Direct::new(directory)?;
         let path = direct.path.as_bytes().to_vec();
         let (socket, other) = UnixStream::pair()?;
-        let folder = folder.as_os_str().as_bytes().to_vec();
+        let directory = directory.as_os_str().as_bytes().to_vec();
         // SAFETY: contenders have one thread.
         match unsafe { libc::fork() } {
             0 => {
                 drop(socket);
                 // SAFETY: ends with the contender.
                 unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-                let _ = perform_for(&other, &direct.file, &folder);
+                let _ = perform_for(&other, &direct.file, &directory);
                 // SAFETY: ends the process at once.
                 unsafe { libc::_exit(0) }
             }
@@ -245,19 +248,19 @@ fn receive(from: &UnixStream) -> Result<OwnedFd> {
 }
 
 /// Requests begin with the first letter of the call; then come the path or the bytes to write.
-fn perform_for(socket: &UnixStream, file: &File, folder: &[u8]) -> Result<()> {
+fn perform_for(socket: &UnixStream, file: &File, directory: &[u8]) -> Result<()> {
     let mut request = [0; 4096];
     loop {
         let length = (&*socket).read(&mut request)?;
         let Some((kind, rest)) = request[..length].split_first() else { return Ok(()) };
         match kind {
             b'o' => {
-                ensure!(is_within(rest, folder), "not allowed");
+                ensure!(is_within(rest, directory), "not allowed");
                 let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
                 send(socket, &rustix::fs::open(rest, flags, rustix::fs::Mode::empty())?)?;
             }
             b's' => {
-                ensure!(is_within(rest, folder), "not allowed");
+                ensure!(is_within(rest, directory), "not allowed");
                 let found = std::fs::metadata(std::ffi::OsStr::from_bytes(rest))?;
                 // As long as a `struct stat`.
                 let mut answer = [0; 144];
@@ -313,11 +316,10 @@ impl SeparateProcess {
 
 impl Contender for SeparateProcess {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
-        let start = Instant::now();
-        for _ in 0..iterations {
+        Sample::batch(iterations, |_| {
             self.ask(work)?;
-        }
-        Ok(Sample { iterations, elapsed: start.elapsed(), latencies: Vec::new() })
+            Ok(())
+        })
     }
 }
 
@@ -328,32 +330,29 @@ pub struct LeastOpen {
 
 impl LeastOpen {
     /// Starts both.
-    ///
-    /// # Errors
-    /// Where they cannot be started.
-    pub fn new(folder: &Path) -> Result<Self> {
+    pub fn new(directory: &Path) -> Result<Self> {
         let (caller, served) = Remote::new()?;
-        let mut direct = Direct::new(folder)?;
+        let mut direct = Direct::new(directory)?;
         // What it asks for is not there: nothing but the other one's answer will do.
-        let absent = CString::new(folder.join("absent").as_os_str().as_bytes())?;
+        let absent = CString::new(directory.join("absent").as_os_str().as_bytes())?;
         let path = std::mem::replace(&mut direct.path, absent);
-        let (hear, say) = UnixStream::pair()?;
+        let (receiving, sending) = UnixStream::pair()?;
         // SAFETY: contenders have one thread.
         match unsafe { libc::fork() } {
             0 => {
-                drop(hear);
-                let heard = notify::hear_this_thread(&[libc::SYS_open, libc::SYS_openat])
-                    .and_then(|file| send(&say, &file));
-                drop(say);
+                drop(receiving);
+                let heard = notify::filter_this_thread(&[libc::SYS_open, libc::SYS_openat])
+                    .and_then(|file| send(&sending, &file));
+                drop(sending);
                 let status = if heard.is_ok() { served.serve(&mut direct) } else { 1 };
                 // SAFETY: ends the process at once.
                 unsafe { libc::_exit(status) }
             }
             child => ensure!(child > 0, "fork: {}", std::io::Error::last_os_error()),
         }
-        drop((served, say));
-        let listener = receive(&hear)?;
-        std::thread::Builder::new().spawn(move || notify::open_for_all(&listener, &path))?;
+        drop((served, sending));
+        let listener = receive(&receiving)?;
+        std::thread::Builder::new().spawn(move || notify::open_for_all(listener, &path))?;
         Ok(Self { caller })
     }
 }
@@ -381,16 +380,13 @@ pub struct Traced {
 
 impl Traced {
     /// Starts both.
-    ///
-    /// # Errors
-    /// Where they cannot be started.
-    pub fn new(folder: &Path, stops: Stops) -> Result<Self> {
+    pub fn new(directory: &Path, stops: Stops) -> Result<Self> {
         let (caller, served) = Remote::new()?;
-        let mut direct = Direct::new(folder)?;
-        let folder = folder.as_os_str().as_bytes().to_vec();
+        let mut direct = Direct::new(directory)?;
+        let directory = directory.as_os_str().as_bytes().to_vec();
         let filter = picked()?;
         std::thread::Builder::new().spawn(move || {
-            // SAFETY: the child makes system calls and does what it is told; other threads of this process hold no locks
+            // SAFETY: the child makes system calls and does what is requested; other threads of this process hold no locks
             // that it needs.
             match unsafe { libc::fork() } {
                 0 => {
@@ -409,7 +405,7 @@ impl Traced {
                 }
                 child => {
                     drop(served);
-                    trace(child, stops, &folder);
+                    trace(child, stops, &directory);
                 }
             }
         })?;
@@ -440,8 +436,8 @@ fn picked() -> Result<seccompiler::BpfProgram> {
     Ok(seccompiler::SeccompFilter::new(rules, allow, trace, arch)?.try_into()?)
 }
 
-/// The tracer: looks at each call, and at the path of those that have one.
-fn trace(child: i32, stops: Stops, folder: &[u8]) {
+/// Traces: looks at each call, and at the path of those that have one.
+fn trace(child: i32, stops: Stops, directory: &[u8]) {
     let mut status = 0;
     // SAFETY: the status lives; the child is this thread's.
     let wait = |status: &mut i32| unsafe { libc::waitpid(child, status, libc::__WALL) } == child;
@@ -475,17 +471,17 @@ fn trace(child: i32, stops: Stops, folder: &[u8]) {
                 false
             }
         };
-        if looks && !look(child, folder) {
+        if looks && !look(child, directory) {
             // SAFETY: a call that is not allowed ends the program; here none is.
             unsafe { libc::kill(child, libc::SIGKILL) };
         }
     }
 }
 
-/// Whether the call that the child is about to make is allowed.
-fn look(child: i32, folder: &[u8]) -> bool {
+/// Returns whether the call that the child is about to make is allowed.
+fn look(child: i32, directory: &[u8]) -> bool {
     // SAFETY: the registers are numbers, and the kernel fills in as much as there is.
-    let mut registers: libc::user_regs_struct = unsafe { core::mem::zeroed() };
+    let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
     // SAFETY: the child is stopped.
     unsafe { libc::ptrace(libc::PTRACE_GETREGS, child, 0, &raw mut registers) };
     let call = i64::try_from(registers.orig_rax).unwrap_or(-1);
@@ -493,9 +489,9 @@ fn look(child: i32, folder: &[u8]) -> bool {
     let mut path = [0_u8; 256];
     let here = libc::iovec { iov_base: path.as_mut_ptr().cast(), iov_len: path.len() };
     let at = usize::try_from(if *argument == 0 { registers.rdi } else { registers.rsi }).unwrap_or(0);
-    let there = libc::iovec { iov_base: core::ptr::without_provenance_mut(at), iov_len: path.len() };
+    let there = libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: path.len() };
     // SAFETY: the local vector describes `path`.
     unsafe { libc::process_vm_readv(child, &raw const here, 1, &raw const there, 1, 0) };
     let length = path.iter().position(|&byte| byte == 0).unwrap_or(path.len());
-    length == 0 || is_within(&path[..length], folder)
+    length == 0 || is_within(&path[..length], directory)
 }

@@ -1,121 +1,66 @@
-//! Seccomp user notification: a filter that has a monitor decide about calls.
+//! Seccomp user notification: a filter that makes a monitor decide about calls.
 
 use std::ffi::CStr;
-use std::io;
-use std::mem::zeroed;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::mpsc;
 use std::thread;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result};
+use orrery_sys::notify::{Listener, Notification};
+use orrery_sys::seccomp::{Action, Filter, Scope, install};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
-const RECEIVE: libc::c_ulong = 0xc050_2100;
-const SEND: libc::c_ulong = 0xc018_2101;
-const ADD: libc::c_ulong = 0x4018_2103;
-const SET_FLAGS: libc::c_ulong = 0x4008_2104;
-/// The monitor runs next on the same CPU, where the kernel (6.6 and later) knows how.
-const SYNCHRONOUS: libc::c_ulong = 1;
-const CONTINUE: u32 = 1;
-
-/// From now on a second thread decides about these calls of the calling thread, and lets each be performed.
-///
-/// # Errors
-/// Where the kernel has no such filters.
+/// Starts a second thread that decides about these calls of the calling thread, and allows each.
 pub fn supervise_this_thread(calls: &[libc::c_long]) -> Result<()> {
-    let (give, take) = mpsc::channel::<OwnedFd>();
-    // Made before the filter, so not under it.
+    let (sender, receiver) = mpsc::channel();
+    // Started before the filter, so not under it.
     thread::spawn(move || {
-        if let Ok(listener) = take.recv() {
-            monitor(&listener, |_| (0, CONTINUE));
+        if let Ok(listener) = receiver.recv() {
+            monitor(listener, |listener, call| listener.proceed(call.id));
         }
     });
-    give.send(hear_this_thread(calls)?)?;
+    sender.send(filter_this_thread(calls)?)?;
     Ok(())
 }
 
-/// Filters the calling thread, for good: each of these calls waits for an answer of whoever has the descriptor.
-///
-/// # Errors
-/// Where the kernel has no such filters.
-pub fn hear_this_thread(calls: &[libc::c_long]) -> Result<OwnedFd> {
-    let statement =
-        |code: u32, k: u32| libc::sock_filter { code: u16::try_from(code).unwrap_or(0), jt: 0, jf: 0, k };
-    let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
-    for (left, call) in (0..calls.len()).rev().zip(calls) {
-        let matched = u8::try_from(left + 1)?;
-        let mut compare = statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, u32::try_from(*call)?);
-        compare.jt = matched;
-        filter.push(compare);
-    }
-    filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW));
-    filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_USER_NOTIF));
-    let program = libc::sock_fprog { len: u16::try_from(filter.len())?, filter: filter.as_mut_ptr() };
-    // SAFETY: the program lives while the kernel copies it.
-    let listener = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-        libc::syscall(
-            libc::SYS_seccomp,
-            libc::SECCOMP_SET_MODE_FILTER,
-            libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
-            &raw const program,
-        )
-    };
-    ensure!(listener >= 0, "install a filter with a listener: {}", io::Error::last_os_error());
-    // SAFETY: just made for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(listener)?) })
+/// Filters the calling thread, irrevocably: each of these calls waits for an answer through the descriptor.
+pub fn filter_this_thread(calls: &[libc::c_long]) -> Result<OwnedFd> {
+    let mut filter = Filter::new(Action::Allow);
+    calls.iter().for_each(|call| filter.set(*call, Action::Notify));
+    rustix::thread::set_no_new_privs(true)?;
+    let listener = install(&filter.program(), Scope::ThreadWithListener);
+    listener.context("cannot install a filter with a listener")?.context("the filter has no listener")
 }
 
-/// The least that can be done for a call that opens a file: opens this one, whatever was asked for, and hands its descriptor over
-/// with the answer. Returns when nobody is left who could call.
-pub fn open_for_all(listener: &OwnedFd, path: &CStr) {
-    monitor(listener, |asked| {
-        // SAFETY: the path ends with a zero; the structure is the kernel's, with a descriptor that is open.
-        unsafe {
-            let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-            let mut addition: libc::seccomp_notif_addfd = zeroed();
-            addition.id = asked.id;
-            addition.flags = u32::try_from(libc::SECCOMP_ADDFD_FLAG_SEND).unwrap_or(0);
-            addition.srcfd = file.unsigned_abs();
-            addition.newfd_flags = libc::O_CLOEXEC.unsigned_abs();
-            let added = libc::ioctl(listener.as_raw_fd(), ADD, &raw mut addition);
-            libc::close(file);
-            if added >= 0 { ANSWERED } else { (-libc::EIO, 0) }
+/// Does the least that is possible for a call that opens a file: opens this one, whichever was asked for, and passes its
+/// descriptor with the answer. Returns when no process is left under the filter.
+pub fn open_for_all(listener: OwnedFd, path: &CStr) {
+    monitor(listener, |listener, call| {
+        let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        match file.and_then(|file| listener.answer_with_descriptor(call.id, file.as_fd(), true)) {
+            Ok(()) => Ok(()),
+            Err(_) => listener.answer(call.id, Err(Errno::IO)),
         }
     });
 }
 
-/// What stands for an answer that was given already.
-const ANSWERED: (i32, u32) = (0, u32::MAX);
-
-/// Answers each call with an error, or 0, and flags.
-fn monitor(listener: &OwnedFd, answer: impl Fn(&libc::seccomp_notif) -> (i32, u32)) {
-    let listener = listener.as_raw_fd();
-    // SAFETY: the structures are the kernel's, zeroed as it wants them.
-    unsafe {
-        libc::ioctl(listener, SET_FLAGS, SYNCHRONOUS);
-        loop {
-            let mut asked: libc::seccomp_notif = zeroed();
-            if libc::ioctl(listener, RECEIVE, &raw mut asked) != 0 {
-                match io::Error::last_os_error().raw_os_error() {
-                    Some(libc::EINTR) => continue,
-                    Some(libc::ENOENT) if !is_over(BorrowedFd::borrow_raw(listener)) => continue,
-                    _ => return,
-                }
-            }
-            let (error, flags) = answer(&asked);
-            if (error, flags) == ANSWERED {
-                continue;
-            }
-            let mut answer: libc::seccomp_notif_resp = zeroed();
-            (answer.id, answer.error, answer.flags) = (asked.id, error, flags);
-            libc::ioctl(listener, SEND, &raw mut answer);
+/// Answers each call until no process is left under the filter. A caller that has gone needs no answer.
+fn monitor(listener: OwnedFd, answer: impl Fn(&Listener, &Notification) -> Result<(), Errno>) {
+    let listener = Listener::new(listener);
+    loop {
+        match listener.receive() {
+            Ok(call) => drop(answer(&listener, &call)),
+            Err(Errno::INTR) => {}
+            Err(Errno::NOENT) if !is_over(&listener) => {}
+            Err(_) => return,
         }
     }
 }
 
-/// Whether nobody is left who is filtered.
-fn is_over(listener: BorrowedFd<'_>) -> bool {
-    let mut one = libc::pollfd { fd: listener.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one structure.
-    unsafe { libc::poll(&raw mut one, 1, 0) == 1 && one.revents & libc::POLLHUP != 0 }
+fn is_over(listener: &Listener) -> bool {
+    let mut one = [PollFd::new(listener, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut one, Some(&now)).is_ok_and(|ready| ready == 1) && one[0].revents().contains(PollFlags::HUP)
 }

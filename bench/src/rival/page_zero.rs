@@ -1,5 +1,5 @@
 //! What zpoline does: `syscall` becomes `call *%rax`, which is as long, and rax holds the number of the call. So page zero
-//! has to be mapped, with instructions that lead whoever arrives there on.
+//! has to be mapped, with instructions that perform the call.
 //!
 //! The hook is the leanest that is possible: it performs the call and returns. Only the functions that are measured are
 //! rewritten.

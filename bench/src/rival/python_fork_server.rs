@@ -19,7 +19,7 @@ use crate::machine;
 use crate::script::{Runner, Script, Streams};
 
 /// No script of a benchmark takes longer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A Python process that has imported its modules and forks a child for each script.
 pub struct PythonForkServer {
@@ -28,17 +28,14 @@ pub struct PythonForkServer {
     // Held so that the server can write to it.
     _output: BufReader<ChildStdout>,
     // Holds the socket; removed at the end.
-    _folder: TempDir,
+    _directory: TempDir,
 }
 
 impl PythonForkServer {
     /// Starts a server that imports `modules` first.
-    ///
-    /// # Errors
-    /// Where it does not come up.
     pub fn start(modules: &[&str]) -> Result<Self> {
-        let folder = tempfile::tempdir().context("making a folder for a socket")?;
-        let socket = folder.path().join("socket");
+        let directory = tempfile::tempdir().context("making a directory for a socket")?;
+        let socket = directory.path().join("socket");
         let program = machine::source_root().join("bench/rivals/forkserver.py");
         let mut command = Command::new(PYTHON);
         command.arg(&program).arg(&socket).arg(modules.join(",")).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -46,8 +43,8 @@ impl PythonForkServer {
         let mut output = BufReader::new(server.stdout.take().context("the fork server has no output")?);
         let mut line = String::new();
         output.read_line(&mut line).context("waiting for the fork server")?;
-        let server = Self { server, socket, _output: output, _folder: folder };
-        ensure!(line == "ready\n", "{} said {line:?} where \"ready\" was due", program.display());
+        let server = Self { server, socket, _output: output, _directory: directory };
+        ensure!(line == "ready\n", "{} began with {line:?} instead of \"ready\"", program.display());
         Ok(server)
     }
 }
@@ -63,7 +60,7 @@ impl Runner for PythonForkServer {
         }
         let length = u32::try_from(request.len()).context("a request too long")?.to_le_bytes();
         let mut connection = UnixStream::connect(&self.socket).context("connecting to the fork server")?;
-        connection.set_read_timeout(Some(PATIENCE)).context("limiting the wait")?;
+        connection.set_read_timeout(Some(TIMEOUT)).context("limiting the wait")?;
 
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut rights = SendAncillaryBuffer::new(&mut space);
@@ -94,17 +91,22 @@ mod tests {
     use crate::rival::ColdPython;
     use crate::script::{Scripts, run};
 
-    fn script(folder: &TempDir, name: &str, text: &str) -> Script {
-        let path = folder.path().join(name);
+    fn script(directory: &TempDir, name: &str, text: &str) -> Script {
+        let path = directory.path().join(name);
         fs::write(&path, text).unwrap();
-        fs::write(folder.path().join("input"), "some input").unwrap();
+        fs::write(directory.path().join("input"), "some input").unwrap();
         let arguments = vec!["one".into(), "two three".into()];
-        Script { path, arguments, input: folder.path().join("input"), directory: folder.path().to_owned() }
+        Script {
+            path,
+            arguments,
+            input: directory.path().join("input"),
+            directory: directory.path().to_owned(),
+        }
     }
 
     #[test]
     fn the_fork_server_runs_scripts_as_python_does() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut server = PythonForkServer::start(&["json", "re"]).unwrap();
         let texts = [
             ("plain.py", "print(6 * 7)"),
@@ -120,7 +122,7 @@ mod tests {
             ("killed.py", "import os; os.kill(os.getpid(), 9)"),
         ];
         for (name, text) in texts {
-            let script = script(&folder, name, text);
+            let script = script(&directory, name, text);
             // Its tracebacks show the server's own frames, too; what a script writes is the same.
             let seen = |runner: &mut dyn Runner| {
                 let outcome = run(runner, &script).unwrap();
@@ -134,19 +136,19 @@ mod tests {
 
     #[test]
     fn a_script_leaves_nothing_to_the_next() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut server = PythonForkServer::start(&["json"]).unwrap();
-        let marks = script(&folder, "marks.py", "import json, os; json.mark = 1; os.chdir('/')");
-        let looks = script(&folder, "looks.py", "import json; print(hasattr(json, 'mark'))");
+        let marks = script(&directory, "marks.py", "import json, os; json.mark = 1; os.chdir('/')");
+        let looks = script(&directory, "looks.py", "import json; print(hasattr(json, 'mark'))");
         assert_eq!(run(&mut server, &marks).unwrap().status, 0);
         assert_eq!(run(&mut server, &looks).unwrap().output, b"False\n");
     }
 
     #[test]
     fn a_wrong_outcome_is_no_measurement() {
-        let folder = tempfile::tempdir().unwrap();
-        let right = script(&folder, "right.py", "print(1)");
-        let wrong = script(&folder, "wrong.py", "print(2)");
+        let directory = tempfile::tempdir().unwrap();
+        let right = script(&directory, "right.py", "print(1)");
+        let wrong = script(&directory, "wrong.py", "print(2)");
         let due = run(&mut ColdPython, &right).unwrap();
         let scripts = [("right", &right), ("wrong", &wrong)];
         let scripts = scripts.map(|(name, script)| (name.to_owned(), (script.clone(), due.clone())));

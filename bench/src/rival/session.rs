@@ -1,10 +1,8 @@
 //! A forked child for every session.
 
+use anyhow::{Result, ensure};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
-
-use anyhow::{Result, ensure};
 
 use super::fork_exit_wait;
 use crate::contender::{Contender, Sample};
@@ -21,9 +19,6 @@ pub struct ForkPerSession {
 
 impl ForkPerSession {
     /// Forks a process that holds `footprint`.
-    ///
-    /// # Errors
-    /// Where there are no sockets.
     pub fn new(footprint: Footprint) -> Result<Self> {
         let (client, server) = UnixStream::pair()?;
         Ok(Self { footprint, client, server })
@@ -34,8 +29,7 @@ impl Contender for ForkPerSession {
     fn measure(&mut self, work: &str, iterations: u32) -> Result<Sample> {
         let parsed: Work = work.parse()?;
         let mut answer = [0; 16];
-        let start = Instant::now();
-        for _ in 0..iterations {
+        let sample = Sample::batch(iterations, |_| {
             self.client.write_all(work.as_bytes())?;
             let (footprint, server) = (&mut self.footprint, &mut self.server);
             fork_exit_wait(|| {
@@ -46,9 +40,9 @@ impl Contender for ForkPerSession {
             })?;
             let length = self.client.read(&mut answer)?;
             ensure!(&answer[..length] == work.as_bytes(), "it answered {:?}", &answer[..length]);
-        }
-        let elapsed = start.elapsed();
+            Ok(())
+        })?;
         self.footprint.check_pristine(parsed)?;
-        Ok(Sample { iterations, elapsed, latencies: Vec::new() })
+        Ok(sample)
     }
 }

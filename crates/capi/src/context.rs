@@ -5,9 +5,9 @@ use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
-use orrery_lwc::context::{
-    self, Arrival, Call, Calls, Context, Created, Error, Forked, Overlay, Own, Result, Rights, Spec,
-    create_here, remove_overlay,
+use orrery_context::{
+    self as context, Arrival, Call, Calls, Context, Created, Error, Forked, Overlay, Own, Result, Rights,
+    Spec, create_here, remove_overlay,
 };
 use orrery_sys::PAGE;
 

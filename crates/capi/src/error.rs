@@ -4,10 +4,10 @@ use core::cell::{Cell, RefCell};
 use core::ffi::{c_char, c_int};
 use core::fmt::{self, Write};
 
-use orrery_lwc::Error;
-use orrery_lwc::context::Error as ContextError;
-use orrery_lwc::sessions::Error as SessionsError;
+use orrery_context::Error as ContextError;
 use orrery_memory::Error as MemoryError;
+use orrery_rollback::Error;
+use orrery_sessions::Error as SessionsError;
 
 /// Room for the longest message.
 const ROOM: usize = 512;

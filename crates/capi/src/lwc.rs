@@ -2,7 +2,7 @@
 
 use core::ffi::{c_char, c_int, c_void};
 
-use orrery_lwc::{Error, snapshot};
+use orrery_rollback::{Error, snapshot};
 
 use crate::error;
 
@@ -73,6 +73,6 @@ pub extern "C" fn lw_error() -> *const c_char {
     error::text(snapshot::last_error())
 }
 
-fn result(outcome: orrery_lwc::Result<()>) -> c_int {
+fn result(outcome: orrery_rollback::Result<()>) -> c_int {
     outcome.map_or_else(error::fail, |()| 0)
 }

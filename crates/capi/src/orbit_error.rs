@@ -61,7 +61,7 @@ pub(crate) fn number(error: &Error) -> c_int {
 fn domain_number(error: &DomainError) -> c_int {
     match error {
         DomainError::System(error) => error.errno.raw_os_error(),
-        DomainError::Settle { errno, .. } => errno.raw_os_error(),
+        DomainError::Setup { errno, .. } => errno.raw_os_error(),
         DomainError::Full { .. } => libc::EAGAIN,
         DomainError::TooLong { .. } | DomainError::Setting { .. } => libc::EINVAL,
         DomainError::SpareGone { .. } | DomainError::DiedEarly { .. } => libc::ESRCH,

@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::time::Duration;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use orrery_lwc::sessions::{Builder, Connection, Ended, Error, Interest, Pool, SessionId, Step};
+use orrery_sessions::{Builder, Connection, Ended, Error, Interest, Pool, SessionId, Step};
 
 use crate::error;
 

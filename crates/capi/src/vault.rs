@@ -5,8 +5,8 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::time::Duration;
 use std::ffi::CString;
 
-use orrery_lwc::vault::Keeper;
-use orrery_lwc::vault::shared::{Errno, Error, LOAD_ROOM, SharedVault, become_vault};
+use orrery_vault::Keeper;
+use orrery_vault::shared::{Errno, Error, LOAD_ROOM, SharedVault, become_vault};
 
 /// A function of a vault.
 pub type Function = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void, usize) -> isize;

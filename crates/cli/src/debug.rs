@@ -1,4 +1,4 @@
-//! `orrery debug`: the system's debugger, told what it cannot know of executives.
+//! `orrery debug`: gdb, with the symbols of the executive.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -10,13 +10,13 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use orrery_hijack::symbols;
 
-/// Debug a guest, or what is left of one: starts gdb, which then finds the program's frames through the executive
+/// Run gdb on a process or core dump under the executive
 ///
-/// gdb is told where the executive lies and what its frames look like, and to pass SIGSYS on, by which the kernel dispatches calls.
-/// All else is gdb's own.
+/// Loads the executive's symbols at its address, so that gdb finds the program's frames, and has gdb pass SIGSYS on, by which
+/// the kernel dispatches calls.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The guest's process number
+    /// The PID of the process
     #[arg(short, long, value_name = "PID", required_unless_present = "core", conflicts_with = "core")]
     pid: Option<u32>,
 
@@ -24,14 +24,14 @@ pub(crate) struct Arguments {
     #[arg(requires = "core")]
     program: Option<PathBuf>,
 
-    /// A guest's core dump
+    /// The core dump
     core: Option<PathBuf>,
 
-    /// The debugger
+    /// The debugger to run
     #[arg(long, default_value = "gdb", value_name = "PROGRAM")]
     debugger: PathBuf,
 
-    /// What else the debugger is to be given: `-- -batch -ex bt`
+    /// Further arguments of the debugger, such as `-- -batch -ex bt`
     #[arg(last = true, value_name = "ARGUMENT")]
     further: Vec<OsString>,
 }
@@ -45,22 +45,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let base = match (arguments.pid, &arguments.program, &arguments.core) {
         (Some(pid), ..) => {
             command.arg("-p").arg(pid.to_string());
-            let found = symbols::in_process(pid).with_context(|| format!("look into process {pid}"))?;
+            let found = symbols::in_process(pid).with_context(|| format!("cannot read process {pid}"))?;
             found.with_context(|| {
-                format!("process {pid} has no executive of this version: debug it with gdb alone")
+                format!("cannot debug process {pid}: it has no executive of this version; use gdb alone")
             })?
         }
         (None, Some(program), Some(core)) => {
             command.arg(program).arg(core);
-            let found = symbols::in_core(core).with_context(|| format!("read {}", core.display()))?;
+            let found = symbols::in_core(core).with_context(|| format!("cannot read {}", core.display()))?;
             found.with_context(|| {
                 format!(
-                    "{} is not of a guest with an executive of this version: debug it with gdb alone",
+                    "cannot debug {}: it is no core dump of a program with an executive of this version; use gdb alone",
                     core.display()
                 )
             })?
         }
-        _ => bail!("name a process (-p PID), or a program and its core dump"),
+        _ => bail!("no process (-p PID) and no program with its core dump given"),
     };
     let mut file = tempfile::Builder::new().prefix("orrery-hijack-image-").suffix(".so").tempfile()?;
     file.write_all(symbols::symbols())?;
@@ -69,7 +69,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let quietly = format!("with confirm off -- add-symbol-file {} -o {base:#x}", file.path().display());
     command.args(["-ex", &quietly]).args(&arguments.further);
     let status = command.status().with_context(|| {
-        format!("start {}: install gdb, or name another with --debugger", arguments.debugger.display())
+        format!(
+            "cannot start {}; install gdb, or name another debugger with --debugger",
+            arguments.debugger.display()
+        )
     })?;
     drop(file);
     exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));

@@ -109,7 +109,7 @@ pub(crate) struct Arguments {
     json: bool,
 
     /// The program, and its arguments; its input is empty, and its output is dropped
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 

@@ -73,9 +73,16 @@ fn main() -> ExitCode {
         Err(error) if reader_is_gone(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("orrery: {error:#}");
-            ExitCode::FAILURE
+            exit_status(&error)
         }
     }
+}
+
+/// Returns the exit status of an error: as shells have it where a program could not be executed.
+fn exit_status(error: &anyhow::Error) -> ExitCode {
+    error
+        .downcast_ref::<orrery_hijack::Error>()
+        .map_or(ExitCode::FAILURE, |error| ExitCode::from(error.exit_status()))
 }
 
 /// Returns whether writing failed because the reader has gone, as in `orrery doctor | head`.

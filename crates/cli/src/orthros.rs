@@ -59,9 +59,9 @@ struct Common {
     /// How long a processor may be silent before its machine is given up
     #[arg(long, value_name = "SECONDS", default_value_t = SILENCE, value_parser = silence)]
     silence: f64,
-    /// Where consoles and sockets lie; without it, in a temporary folder that is removed afterwards
+    /// Where consoles and sockets lie; without it, in a temporary directory that is removed afterwards
     #[arg(long)]
-    folder: Option<PathBuf>,
+    directory: Option<PathBuf>,
     /// Print one JSON object for each event
     #[arg(long)]
     json: bool,
@@ -159,10 +159,8 @@ impl Story {
             failover.steps.iter().map(|step| format!("{} {:.0} ms", step.name, step.seconds * 1e3)).collect();
         let mut text =
             format!("the service lives again after {:.0} ms: {}", failover.seconds * 1e3, steps.join(", "));
-        if let Some(remarks) = failover.summary["remarks"].as_array() {
-            for remark in remarks.iter().filter_map(|remark| remark.as_str()) {
-                text.push_str(&format!("\n          {remark}"));
-            }
+        for remark in &failover.summary.remarks {
+            text.push_str(&format!("\n          {remark}"));
         }
         let at = self.start.elapsed().as_secs_f64();
         let seconds = Some(failover.seconds);

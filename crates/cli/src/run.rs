@@ -14,63 +14,58 @@ use orrery_hijack::{Hijack, Options, Policy};
 
 use crate::trace::{self, Style};
 
-/// Run a program with an executive under it, through which all its system calls pass
+/// Run a program under an executive, through which all its system calls pass
 ///
-/// The program takes this process over: its status, signals, terminal and parent are those that it would have had. Where a
-/// policy logs calls, this process stays as its parent to write them, and ends as the program does.
+/// The program replaces this process: its PID, exit status, signals, terminal and parent are its own. Where a policy logs
+/// calls, this process stays as its parent to write them, and exits as the program does.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Rules about system calls: see the book's chapter on executives
+    /// Apply the rules of this policy to system calls
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 
-    /// Where to write the calls that the policy logs [default: standard error]
+    /// Write the calls that the policy logs to this file [default: standard error]
     #[arg(long, value_name = "FILE", requires = "policy")]
     log: Option<PathBuf>,
 
-    /// Check the policy, and run nothing
+    /// Check the policy without running a program
     #[arg(long, requires = "policy")]
     check: bool,
 
-    /// Hold the policy against hostile code: a guard's monitor, out of the program's reach, decides about all that can be
-    /// held. With --check: tell which rules those are
+    /// Enforce the policy against hostile code, by a monitor outside of the program. With --check: list the rules that are
+    /// enforced
     #[arg(long, requires = "policy")]
     enforce: bool,
 
-    /// Leave the program's code as it is: every call is dispatched by the kernel
+    /// Do not rewrite the program's code: the kernel dispatches every call
     #[arg(long)]
     no_patch: bool,
 
     #[command(flatten)]
     services: services::Options,
 
-    /// The program, and its arguments
-    #[arg(
-        required_unless_present = "check",
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM"
-    )]
+    /// The program and its arguments
+    #[arg(required_unless_present = "check", trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
-/// Becomes the program.
+/// Executes the program in place of this one.
 ///
 /// # Errors
-/// Why that cannot be.
+/// The program cannot be executed, or the policy is wrong.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let policy = arguments.policy.as_deref().map(read).transpose()?;
     let given = policy.as_ref().map(Policy::services).cloned().unwrap_or_default();
     let services = arguments.services.services().or(given);
     if let Some((inner, outer)) = services.nested() {
         let (inner, outer) = (inner.prefix().display(), outer.prefix().display());
-        anyhow::bail!("{inner} is within {outer}, which is mounted, too: mount one archive");
+        anyhow::bail!("cannot mount {inner}: it is within {outer}, which is mounted, too; mount one archive");
     }
     if arguments.enforce {
         if let Some(mount) = services.mounts.first() {
             anyhow::bail!(
-                "--enforce cannot hold rules about what is mounted at {}: no path leads there but through the steward. Unpack the \
-                 archive, and have a rule rewrite the path to that directory",
+                "cannot enforce rules about what is mounted at {}: its only path leads through the supervisor; unpack the archive, \
+                 and have a rule rewrite the path to that directory",
                 mount.prefix().display()
             );
         }
@@ -82,23 +77,25 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Some((program, rest)) = arguments.command.split_first() else {
         anyhow::bail!("no program given");
     };
-    let tells = policy.as_ref().is_some_and(Policy::tells);
+    let logs = policy.as_ref().is_some_and(Policy::tells);
     let log = open_log(arguments)?;
     let policy = policy.unwrap_or_default().with_services(services);
     let options = Options::default().counted(false).patch(!arguments.no_patch).policy(policy);
     let hijack = Hijack::start(options)?;
     crate::pipes::restore();
-    if !tells {
+    if !logs {
         return Err(hijack.execute(program, rest).into());
     }
     let status = trace::follow(&hijack, program, rest, log, Style::default())?;
     trace::end_as(status)
 }
 
-/// Where to write what the policy tells.
+/// Opens the file for the calls that the policy logs.
 fn open_log(arguments: &Arguments) -> anyhow::Result<Box<dyn Write + Send>> {
     Ok(match &arguments.log {
-        Some(path) => Box::new(File::create(path).with_context(|| format!("create {}", path.display()))?),
+        Some(path) => {
+            Box::new(File::create(path).with_context(|| format!("cannot create {}", path.display()))?)
+        }
         None => Box::new(io::stderr()),
     })
 }
@@ -108,6 +105,6 @@ fn open_log(arguments: &Arguments) -> anyhow::Result<Box<dyn Write + Send>> {
 /// # Errors
 /// What is wrong with it, and where.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Policy> {
-    let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(Policy::parse(&text, &path.display().to_string())?)
 }

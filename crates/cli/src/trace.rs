@@ -29,124 +29,119 @@ pub(crate) use line::Writer;
 /// How often the journal is looked at.
 const INTERVAL: Duration = Duration::from_millis(2);
 
-/// Run a program and tell each system call that it and its children make, or (-c) how many and how long
+/// Trace the system calls of a program and its children, or count them (-c)
 ///
-/// What is told goes to standard error; status and signal are the program's. Calls that are not asked for (--call,
-/// --path) cost what they cost under `orrery run`. Options are strace's where it has them.
+/// Prints each call to standard error, and exits as the program does. Calls that are not selected (--call, --path) are
+/// not slowed. Options are named as in strace(1).
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Instead of each call, tell at the end how often each was made, its errors, and how long it took
+    /// Count calls, errors and time for each system call, and print a summary when the program ends
     #[arg(short, long)]
     count: bool,
 
-    /// With -c: count only, which is cheaper: no errors, no durations
+    /// With -c: count calls only, without errors and time, which is faster
     #[arg(long, requires = "count")]
     untimed: bool,
 
-    /// With -c: in which order
+    /// With -c: sort the summary by this column
     #[arg(short = 'S', long, value_name = "COLUMN", requires = "count", default_value = "time")]
     sort: report::Column,
 
-    /// Only these calls: names, names with * in them, or %file, %descriptor, %network, %process, %signal, %memory, %ipc, %creds,
+    /// Trace only these calls: names, names with * in them, or %file, %descriptor, %network, %process, %signal, %memory, %ipc, %creds,
     /// %clock; behind a ! all but these. Also trace=..., status=failed, status=successful, abbrev=none, decode-fds=path
     #[arg(short = 'e', long, value_name = "CALLS", allow_hyphen_values = true)]
     call: Vec<String>,
 
-    /// Only calls with a path, or on a descriptor of a path, that matches: * within a name, ** across slashes
+    /// Trace only calls that name a path, or a descriptor of a path, that matches: * within a name, ** across slashes
     #[arg(short = 'P', long, value_name = "PATTERN", conflicts_with = "count")]
     path: Vec<String>,
 
-    /// Only calls that fail
+    /// Print only calls that fail
     #[arg(short = 'Z', long, conflicts_with = "count")]
     failed: bool,
 
-    /// Only calls that succeed
+    /// Print only calls that succeed
     #[arg(short = 'z', long, conflicts_with_all = ["count", "failed"])]
     successful: bool,
 
-    /// Only calls that take so long, 10ms for instance
+    /// Print only calls that take at least this long, such as 10ms
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, conflicts_with = "count")]
     slower: Option<Duration>,
 
-    /// Begin each line with the time of day; given three times, with seconds since 1970
+    /// Prefix each line with the time of day; given three times, with seconds since 1970
     #[arg(short, long, action = ArgAction::Count, conflicts_with = "count")]
     time: u8,
 
-    /// Begin each line with the time since the call before it began
+    /// Prefix each line with the time since the previous call began
     #[arg(short, long, conflicts_with_all = ["count", "time"])]
     relative: bool,
 
-    /// End each line with how long the call took
+    /// Print the time spent in each call
     #[arg(short = 'T', long, conflicts_with = "count")]
     duration: bool,
 
-    /// Tell all members of large structures, not only those that say most
+    /// Print all members of large structures, not only the most important ones
     #[arg(short, long, conflicts_with = "count")]
     verbose: bool,
 
-    /// Tell where descriptors lead
+    /// Print paths of file descriptors
     #[arg(short = 'y', long, action = ArgAction::Count, conflicts_with = "count")]
     decode_fds: u8,
 
-    /// Tell so many bytes of buffers, 200 at most [default: 48]
+    /// Print at most this many bytes of buffers, up to 200 [default: 48]
     #[arg(short, long, value_name = "BYTES", conflicts_with = "count")]
     string_limit: Option<u16>,
 
-    /// Tell behind each call from where it was made: files and offsets, nearest first
+    /// Print the call stack of each call: files and offsets, innermost first
     #[arg(short = 'k', long, conflicts_with_all = ["count", "json"])]
     stack_trace: bool,
 
-    /// Rules about system calls, as for `orrery run`
+    /// Apply the rules of this policy, as `orrery run` does
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 
-    /// Write to a file
+    /// Write to this file instead of standard error
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// With --output: add to the file, should there be one
+    /// With --output: append to the file
     #[arg(short = 'A', long, requires = "output")]
     append: bool,
 
-    /// Tell as JSON: one object for each line, or with -c one for all
+    /// Print JSON: one object for each call, or with -c one in all
     #[arg(long)]
     json: bool,
 
-    /// Leave the program's code as it is: every call is dispatched by the kernel
+    /// Do not rewrite the program's code: the kernel dispatches every call
     #[arg(long)]
     no_patch: bool,
 
-    /// Nothing: children are followed anyway, and told of by thread
+    /// Ignored: children are always followed
     #[arg(short, action = ArgAction::Count, hide = true)]
     follow: u8,
 
-    /// Nothing: there is no more to say than the calls
+    /// Ignored: nothing but calls is printed
     #[arg(short, action = ArgAction::Count, hide = true)]
     quiet: u8,
 
-    /// Not possible: executives are there from a program's first instruction on, or not at all
+    /// Refused: an executive cannot attach to a running program
     #[arg(short = 'p', value_name = "PID", hide = true)]
     attach: Option<String>,
 
-    /// The program, and its arguments
-    #[arg(
-        required_unless_present = "attach",
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM"
-    )]
+    /// The program and its arguments
+    #[arg(required_unless_present = "attach", trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
-/// Runs the program, tells what it does, and ends as the program ended.
+/// Runs the program, prints its calls, and exits as the program does.
 ///
 /// # Errors
 /// Where the program could not be started, or nothing be written.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(process) = &arguments.attach {
         anyhow::bail!(
-            "an executive is put under a program when it is executed, and not under one that runs: start it by `orrery trace`, or \
-             look at process {process} with `strace -p {process}`"
+            "cannot attach to process {process}: an executive is put under a program when it is executed; start the program with \
+             `orrery trace`, or use `strace -p {process}`"
         );
     }
     let Some((program, rest)) = arguments.command.split_first() else {
@@ -160,7 +155,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(path) => {
             let mut file = OpenOptions::new();
             let file = file.create(true).write(true).append(arguments.append).truncate(!arguments.append);
-            Box::new(file.open(path).with_context(|| format!("create {}", path.display()))?)
+            Box::new(file.open(path).with_context(|| format!("cannot create {}", path.display()))?)
         }
         None => Box::new(io::stderr()),
     };
@@ -170,9 +165,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let hijack = Hijack::start(options.policy(policy))?;
         crate::pipes::restore();
         let clock = Clock::start();
-        let guest = hijack.spawn(program, rest)?;
-        forward::to(guest.pid());
-        let status = guest.wait()?;
+        let child = hijack.spawn(program, rest)?;
+        forward::to(child.pid());
+        let status = child.wait()?;
         let mut counts = hijack.counts();
         counts.calls.retain(|call| {
             arguments.call.is_empty() || call.number.is_some_and(|number| selected.contains(&number))
@@ -183,7 +178,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         } else {
             report::table(&counts, nanoseconds, timed, arguments.sort)
         };
-        output.write_all(text.as_bytes()).and_then(|()| output.flush()).context("write the report")?;
+        output.write_all(text.as_bytes()).and_then(|()| output.flush()).context("cannot write the report")?;
         status
     } else {
         let style = Style {
@@ -200,10 +195,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         };
         let descriptors = arguments.decode_fds > 0 || selection.descriptors;
         let detail = Detail { buffers: arguments.string_limit, descriptors };
-        let telling =
-            Policy::telling(selected, arguments.stack_trace).about(&arguments.path).detailed(detail);
-        // What the policy answers is to be told as well.
-        let mut all = telling.then(policy);
+        let traced = Policy::telling(selected, arguments.stack_trace).about(&arguments.path).detailed(detail);
+        // What the policy answers is traced as well.
+        let mut all = traced.then(policy);
         if arguments.stack_trace {
             all = all.then(crate::faults::places::stay()?);
         }
@@ -214,7 +208,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     end_as(status)
 }
 
-/// Runs a program as a child, and writes what rules of its policy tell, until it ends.
+/// Runs a program as a child, and writes the calls that its policy logs, until it ends.
 ///
 /// # Errors
 /// Where it cannot be started, or nothing be written.
@@ -225,50 +219,51 @@ pub(crate) fn follow(
     output: Box<dyn Write + Send>,
     style: Style,
 ) -> anyhow::Result<ExitStatus> {
-    let teller = Teller::prepare(hijack, output, style);
-    let guest = hijack.spawn(program, rest)?;
-    forward::to(guest.pid());
-    let telling = teller.start();
-    let pid = guest.pid();
-    let status = guest.wait();
-    let mut writer = telling.finish()?;
+    let logger = Logger::prepare(hijack, output, style);
+    let child = hijack.spawn(program, rest)?;
+    forward::to(child.pid());
+    let logging = logger.start();
+    let pid = child.pid();
+    let status = child.wait();
+    let mut writer = logging.finish()?;
     if let Ok(status) = &status {
-        writer.end(pid, *status).context("write how the program ended")?;
+        writer.end(pid, *status).context("cannot write how the program ended")?;
     }
-    tell_unfollowed(hijack);
+    report_unfollowed(hijack);
     Ok(status?)
 }
 
-/// Writes what rules of a policy tell.
-pub(crate) struct Teller {
+/// Writes the calls that a policy logs.
+pub(crate) struct Logger {
     events: Events,
     writer: Writer,
 }
 
-/// A thread that does so.
-pub(crate) struct Telling {
+/// A thread that writes them.
+pub(crate) struct RunningLogger {
     ended: Arc<AtomicBool>,
     thread: thread::JoinHandle<io::Result<Writer>>,
 }
 
-impl Teller {
-    /// To be called before the program starts: programs wait for who reads, rather than have their calls untold.
+impl Logger {
+    /// Prepares to read the journal. Must run before the program starts: programs wait for a reader rather than lose calls.
     pub(crate) fn prepare(hijack: &Hijack, output: Box<dyn Write + Send>, style: Style) -> Self {
         let clock = Clock::start();
         Self { events: hijack.events(), writer: Writer::new(output, style, clock) }
     }
 
     /// Begins to write.
-    pub(crate) fn start(mut self) -> Telling {
+    pub(crate) fn start(mut self) -> RunningLogger {
         let ended = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&ended);
-        let thread =
-            thread::spawn(move || tell(&mut self.events, &mut self.writer, &told).map(|()| self.writer));
-        Telling { ended, thread }
+        let stop = Arc::clone(&ended);
+        let thread = thread::spawn(move || {
+            write_events(&mut self.events, &mut self.writer, &stop).map(|()| self.writer)
+        });
+        RunningLogger { ended, thread }
     }
 }
 
-impl Telling {
+impl RunningLogger {
     /// Writes what is left, when the program has ended.
     ///
     /// # Errors
@@ -276,14 +271,14 @@ impl Telling {
     pub(crate) fn finish(self) -> anyhow::Result<Writer> {
         self.ended.store(true, Relaxed);
         match self.thread.join() {
-            Ok(written) => written.context("write what was traced"),
-            Err(_) => anyhow::bail!("the thread that writes what was traced has failed"),
+            Ok(written) => written.context("cannot write the trace"),
+            Err(_) => anyhow::bail!("the thread that writes the trace has failed"),
         }
     }
 }
 
 /// Writes events as they come, until the program has ended and nothing is left.
-fn tell(events: &mut Events, writer: &mut Writer, ended: &AtomicBool) -> io::Result<()> {
+fn write_events(events: &mut Events, writer: &mut Writer, ended: &AtomicBool) -> io::Result<()> {
     loop {
         let last = ended.load(Relaxed);
         let mut some = false;
@@ -300,8 +295,8 @@ fn tell(events: &mut Events, writer: &mut Writer, ended: &AtomicBool) -> io::Res
     writer.finish(events.lost())
 }
 
-/// Says what was not seen.
-pub(crate) fn tell_unfollowed(hijack: &Hijack) {
+/// Reports what was not seen.
+pub(crate) fn report_unfollowed(hijack: &Hijack) {
     let counts = hijack.counts();
     for (count, reason) in &counts.unfollowed {
         eprintln!("orrery: not followed: {count} (a program was executed, but {reason})");

@@ -30,7 +30,7 @@ fn memory_comes_while_the_service_lives_and_who_was_not_accepted_hears_of_it() {
     let _one = ONE_PAIR.lock();
     let network = format!("orrery-memory-{}", std::process::id());
     // More than half of the machine's memory: there is no room for it twice.
-    let service = ["orrery-guest", "burden", "300", "0", "2"];
+    let service = ["orrery-orthros-load", "ballast", "300", "0", "2"];
     let mut up = Up::start(&["--network", &network, "--memory", "512", "--silence", "60"], &service);
     up.expect("help");
     // The service accepts one client at a time.
@@ -44,7 +44,7 @@ fn memory_comes_while_the_service_lives_and_who_was_not_accepted_hears_of_it() {
         up.say(&format!("crash {death}"));
         let survived = up.expect("survived");
         let summary = &survived["failover"]["summary"];
-        assert!(summary["later"].as_u64().unwrap() >= 300 << 8, "{summary}");
+        assert!(summary["lazy_pages"].as_u64().unwrap() >= 300 << 8, "{summary}");
         // At once, out of a few pages; and then all of it.
         assert_eq!(ask(&mut client, ""), count);
         let whole = up.expect("whole");

@@ -20,7 +20,7 @@ ip route add 10.88.0.0/16 via 10.77.0.1
 ip route add 10.89.0.0/16 dev eth0
 arp -s 10.77.0.99 02:00:00:00:00:99
 nft -f /etc/rules
-exec orrery-guest burden 1 0 0";
+exec orrery-orthros-load ballast 1 0 0";
 
 /// Whoever is connected stays so, and nobody gets in by the service's first address.
 const RULES: &str = "table inet filter {
@@ -63,12 +63,13 @@ fn addresses_routes_neighbours_and_rules_that_a_service_makes_survive() {
         return;
     }
     let _one = ONE_PAIR.lock();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("rules");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("rules");
     std::fs::write(&file, RULES).unwrap();
     let file = format!("{}:/etc/rules", file.display());
     let network = format!("orrery-own-{}", std::process::id());
-    let options = ["--network", &network, "--program", "nft", "--file", &file, "--silence", "60"];
+    let mut options = vec!["--network", &network, "--program", "nft", "--file", &file, "--silence", "60"];
+    options.extend(["--program", "orrery-orthros-load"]);
     let mut up = Up::start(&options, &["busybox", "sh", "-c", SCRIPT]);
     up.expect("help");
     let mut client = Client::of(connect_to(&network, "10.77.0.77", 7));
@@ -155,8 +156,11 @@ fn an_address_that_was_taken_back_costs_nothing() {
     }
     let _one = ONE_PAIR.lock();
     let network = format!("orrery-back-{}", std::process::id());
-    let script = "ip address add 10.77.0.77/24 dev eth0; exec orrery-guest burden 1 0 0";
-    let mut up = Up::start(&["--network", &network, "--silence", "60"], &["busybox", "sh", "-c", script]);
+    let script = "ip address add 10.77.0.77/24 dev eth0; exec orrery-orthros-load ballast 1 0 0";
+    let mut up = Up::start(
+        &["--network", &network, "--program", "orrery-orthros-load", "--silence", "60"],
+        &["busybox", "sh", "-c", script],
+    );
     up.expect("help");
     let mut client = Client::of(connect_to(&network, "10.77.0.77", 7));
     assert_eq!(client.ask(""), "1");

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pairs::{ONE_PAIR, Up, connect, missing};
 
-/// The byte at a place of a stream, as `orrery-guest pump` has it.
+/// The byte at a place of a stream, as `orrery-orthros-load io-stress` has it.
 fn byte(place: u64) -> u8 {
     (place / 8).to_le_bytes()[usize::try_from(place % 8).unwrap()]
 }
@@ -55,7 +55,7 @@ fn no_byte_is_lost_or_comes_twice_wherever_a_call_was() {
     let _one = ONE_PAIR.lock();
     let network = format!("orrery-transfer-{}", std::process::id());
     let options = ["--network", &network, "--cpus", "2", "--disk", "64M", "--silence", "60"];
-    let mut up = Up::start(&options, &["orrery-guest", "pump"]);
+    let mut up = Up::start(&options, &["orrery-orthros-load", "io-stress"]);
     up.expect("help");
     let stream = connect(&network, 7);
     let right = Arc::new(AtomicU64::new(0));
@@ -64,7 +64,7 @@ fn no_byte_is_lost_or_comes_twice_wherever_a_call_was() {
     std::thread::spawn(move || receive(stream, &counter));
     for round in 0..rounds {
         let way = ["nmi", "panic"][round % 2];
-        up.say("run busybox touch /run/pump");
+        up.say("run busybox touch /run/io-stress");
         up.expect("ran");
         let before = right.load(Ordering::Relaxed);
         while right.load(Ordering::Relaxed) == before {

@@ -2,8 +2,8 @@
 
 use rustix::io::Errno;
 
-use crate::process::End;
-use crate::settle::Step;
+use crate::end::End;
+use crate::setup_step::SetupStep;
 
 /// Why a domain could not be made, reached or restarted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,9 +14,9 @@ pub enum Error {
     System(#[from] orrery_sys::Error),
     /// The new process came up but could not become the domain that was asked for.
     #[error("the new domain failed to {step}: {errno}; {}", step.advice())]
-    Settle {
+    Setup {
         /// What it was doing.
-        step: Step,
+        step: SetupStep,
         /// The kernel's answer.
         errno: Errno,
     },

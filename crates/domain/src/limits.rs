@@ -4,12 +4,12 @@
 //! (no permission, a read-only `/sys/fs/cgroup`, no controller) the nearest process limit stands in, and
 //! [`Enforcement`] says which it is.
 
-use core::fmt;
 use core::time::Duration;
 
 use rustix::process::{Resource, Rlimit};
 
 use crate::cgroup::Group;
+use crate::enforcement::{Enforcement, Means};
 use crate::{Error, Result};
 
 /// Bounds on a domain. What is `None` is not bounded.
@@ -30,45 +30,6 @@ pub struct Limits {
     pub file_size: Option<u64>,
     /// The largest core dump (RLIMIT_CORE); 0 for none.
     pub core_dump: Option<u64>,
-}
-
-/// How a bound is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Means {
-    /// There is no bound.
-    #[default]
-    None,
-    /// A group of the unified hierarchy.
-    Version2,
-    /// A group of a version 1 controller.
-    Version1,
-    /// A process limit (setrlimit(2)): per process, and without a report when it is hit.
-    ProcessLimit,
-    /// The lowest priority (nice(2)): no bound, but others go first.
-    Nice,
-}
-
-impl fmt::Display for Means {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Version2 => "cgroup v2",
-            Self::Version1 => "cgroup v1",
-            Self::ProcessLimit => "rlimit",
-            Self::Nice => "nice",
-        })
-    }
-}
-
-/// How each bound is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Enforcement {
-    /// [`Limits::memory`].
-    pub memory: Means,
-    /// [`Limits::cpu_percent`].
-    pub cpu: Means,
-    /// [`Limits::processes`].
-    pub processes: Means,
 }
 
 /// Bounds made ready: groups exist, process limits are listed.
@@ -178,7 +139,7 @@ impl Bounds {
         Ok(())
     }
 
-    /// The priority that stands in for a processor share.
+    /// Returns the priority that stands in for a processor share.
     pub(crate) fn nice(&self) -> Option<i32> {
         self.nice
     }

@@ -5,7 +5,6 @@
 //! often does so with `waitpid(-1)`. Where it was faster than we, the pidfd still remembers the status on newer kernels
 //! (PIDFD_GET_INFO with PIDFD_INFO_EXIT, Linux 6.15).
 
-use core::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use orrery_sys::descriptors;
@@ -13,55 +12,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use syscalls::{Sysno, syscall};
 
+use crate::end::End;
 use crate::gate::is_dead;
 use crate::{Error, Result};
-
-/// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// It called exit(3) or the like.
-    Exited {
-        /// With this status.
-        status: i32,
-    },
-    /// A signal ended it.
-    Killed {
-        /// Its number.
-        signal: i32,
-    },
-    /// It is gone, and somebody else took its status.
-    Unknown,
-}
-
-impl End {
-    /// Whether it ended other than by exit status 0.
-    pub fn is_crash(self) -> bool {
-        self != Self::Exited { status: 0 }
-    }
-}
-
-impl fmt::Display for End {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Exited { status } => write!(f, "it exited with status {status}"),
-            Self::Killed { signal } => write!(f, "it was killed by {}", signal_name(signal)),
-            Self::Unknown => f.write_str("it is gone, and its status was taken by somebody else"),
-        }
-    }
-}
-
-/// The name of a signal, `SIGSEGV` for 11.
-pub fn signal_name(signal: i32) -> String {
-    const NAMES: [&str; 31] = [
-        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE",
-        "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ",
-        "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
-    ];
-    usize::try_from(signal)
-        .ok()
-        .and_then(|number| NAMES.get(number.checked_sub(1)?))
-        .map_or_else(|| format!("signal {signal}"), |name| format!("SIG{name}"))
-}
 
 /// A child of the calling process.
 #[derive(Debug)]
@@ -81,17 +34,17 @@ impl Process {
         Ok(Self { pid, pidfd, ours_to_reap, creator: crate::forked::Creator::here() })
     }
 
-    /// Its number, for humans.
+    /// Returns its PID, for display.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Whether it still runs.
+    /// Returns whether it still runs.
     pub fn is_alive(&self) -> bool {
         !is_dead(self.pidfd.as_fd())
     }
 
-    /// How it ended; `None` while it runs. Leaves it for the program to reap.
+    /// Returns how it ended; `None` while it runs. It is left for the program to reap.
     pub fn end(&self) -> Option<End> {
         if self.is_alive() {
             return None;
@@ -146,12 +99,12 @@ impl AsFd for Process {
     }
 }
 
-/// How a dead process ended that is not the caller's to reap, as far as its pidfd remembers (Linux 6.15).
+/// Returns how a dead process ended that the caller does not reap, as far as its pidfd remembers (Linux 6.15).
 pub fn end_of(pidfd: BorrowedFd<'_>) -> End {
     remembered(pidfd)
 }
 
-/// What the pidfd of a reaped process remembers of its end.
+/// Returns what the pidfd of a reaped process remembers of its end.
 fn remembered(pidfd: BorrowedFd<'_>) -> End {
     /// `struct pidfd_info` (linux/pidfd.h) in its first published size, 64 bytes.
     #[repr(C)]
@@ -177,7 +130,7 @@ fn remembered(pidfd: BorrowedFd<'_>) -> End {
     }
 }
 
-/// Whether an errno says that no more processes may be made.
+/// Returns whether an errno says that no more processes may be made.
 pub fn is_exhaustion(errno: Errno) -> bool {
     matches!(errno, Errno::AGAIN | Errno::NOMEM)
 }

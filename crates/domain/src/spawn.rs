@@ -8,7 +8,7 @@
 //! It clones one with CLONE_PARENT (clone(2)), so that instances are main's own children, with main's memory, files
 //! and directory as of the domain's creation.
 //!
-//! Birth, step by step, over one shared page (the cradle):
+//! Birth, step by step, over one shared page (the [`SpawnPage`]):
 //!
 //! 1. The child starts its watcher, then waits for `go`. It cannot end by itself meanwhile, so its number cannot be
 //!    anybody else's when main
@@ -28,12 +28,15 @@ use rustix::thread::futex;
 
 use crate::channel::Channel;
 use crate::copy::{Kin, copy_process};
+use crate::end::End;
+use crate::enforcement::Enforcement;
 use crate::forked::{self, Creator};
 use crate::gate::is_dead;
-use crate::limits::{Enforcement, Limits};
-use crate::process::{End, Process};
+use crate::limits::Limits;
+use crate::post_fork::{Descriptors, PostForkSetup, Signals, set_name};
+use crate::process::Process;
 use crate::scheduling::Scheduling;
-use crate::settle::{Descriptors, Settlement, Signals, Step, set_name};
+use crate::setup_step::SetupStep;
 use crate::shared::SharedMemory;
 use crate::time::Moment;
 use crate::watch::{Watcher, last_errno};
@@ -85,40 +88,40 @@ pub type ForkBy<'a> = &'a dyn Fn(&dyn Fn() -> i32) -> i32;
 
 /// The shared page of a birth.
 #[repr(C)]
-struct Cradle {
+struct SpawnPage {
     /// How many instances main has ordered of the spare.
-    ordered: AtomicU32,
+    requested: AtomicU32,
     /// How many orders the spare has answered.
     answered: AtomicU32,
     /// The answer: a process id, or a negated errno.
     answer: AtomicU32,
     /// Main has taken hold of the child.
-    go: AtomicU32,
-    /// 0: not yet; 1: settled; otherwise the failed step in the upper half and the errno in the lower.
-    settled: AtomicU32,
+    may_set_up: AtomicU32,
+    /// 0: not yet; 1: done; otherwise the failed step in the upper half and the errno in the lower.
+    setup_result: AtomicU32,
 }
 
 /// Everything that a child needs, laid out before the fork.
-struct Plan {
-    settlement: Settlement,
-    cradle: SharedMemory,
+struct ChildSpec {
+    setup: PostForkSetup,
+    page: SharedMemory,
     watcher: Watcher,
     spare_watcher: Option<Watcher>,
     body: Body,
 }
 
-impl Plan {
-    fn cradle(&self) -> &Cradle {
+impl ChildSpec {
+    fn page(&self) -> &SpawnPage {
         // SAFETY: the memory is at least a page, zeroed, and holds nothing but this; all fields are atomics.
-        unsafe { self.cradle.start().cast::<Cradle>().as_ref() }
+        unsafe { self.page.start().cast::<SpawnPage>().as_ref() }
     }
 }
 
 /// A domain, seen from main. Dropping it kills it.
 pub struct Domain {
     name: String,
-    // In a domain the watcher runs on the plan, so it is never freed there: see `Drop`.
-    plan: core::mem::ManuallyDrop<Box<Plan>>,
+    // In a domain the watcher runs on the spec, so it is never freed there: see `Drop`.
+    spec: core::mem::ManuallyDrop<Box<ChildSpec>>,
     spare: Option<Process>,
     process: Arc<Process>,
     reap: bool,
@@ -130,7 +133,7 @@ impl Domain {
     /// Makes a domain with the settings, which runs `body`. The kernel marks the death of each instance in `channel`.
     ///
     /// # Errors
-    /// [`Error::Setting`], [`Error::Settle`], [`Error::DiedEarly`], [`Error::System`]; nothing is left over then.
+    /// [`Error::Setting`], [`Error::Setup`], [`Error::DiedEarly`], [`Error::System`]; nothing is left over then.
     ///
     /// # Safety
     /// `channel` outlives the domain. `body` runs in a forked child of a process that may have other threads: it must
@@ -163,20 +166,21 @@ impl Domain {
             .restartable
             .then(|| Watcher::prepare(main.as_raw_fd(), core::ptr::null()))
             .transpose()?;
-        let settlement = Settlement {
+        let setup = PostForkSetup {
             bounds,
             scheduling,
             signals: settings.signals,
-            keep: keep(&settings.descriptors, main.as_raw_fd()),
+            keep: kept_descriptors(&settings.descriptors, main.as_raw_fd()),
             name: process_name(&settings.name),
         };
-        let cradle = SharedMemory::new("orrery-cradle", 1)?;
-        let plan = Box::new(Plan { settlement, cradle, watcher, spare_watcher, body });
+        let page = SharedMemory::new("orrery-spawn", 1)?;
+        let spec = Box::new(ChildSpec { setup, page, watcher, spare_watcher, body });
         let reap = settings.restartable || settings.reaper == Reaper::Library;
         let (spare, process) = if settings.restartable {
-            let spare = fork(&plan, Role::Spare, by)?;
+            let spare = fork(&spec, Role::Spare, by)?;
             let spare = Process::hold(spare, true)?;
-            let process = order(&plan, &spare, &settings.name).and_then(|pid| deliver(&plan, pid, true));
+            let process =
+                request_instance(&spec, &spare, &settings.name).and_then(|pid| await_setup(&spec, pid, true));
             match process {
                 Ok(process) => (Some(spare), process),
                 Err(error) => {
@@ -185,12 +189,12 @@ impl Domain {
                 }
             }
         } else {
-            let pid = fork(&plan, Role::Instance, by)?;
-            (None, deliver(&plan, pid, reap)?)
+            let pid = fork(&spec, Role::Instance, by)?;
+            (None, await_setup(&spec, pid, reap)?)
         };
         Ok(Self {
             name: settings.name.clone(),
-            plan: core::mem::ManuallyDrop::new(plan),
+            spec: core::mem::ManuallyDrop::new(spec),
             spare,
             process: Arc::new(process),
             reap,
@@ -199,12 +203,12 @@ impl Domain {
         })
     }
 
-    /// The process that is the domain now.
+    /// Returns the process that is the domain now.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
     }
 
-    /// The parked spare, where there is one.
+    /// Returns the parked spare, where there is one.
     pub fn spare(&self) -> Option<&Process> {
         self.spare.as_ref()
     }
@@ -212,29 +216,29 @@ impl Domain {
     /// Replaces the dead instance by a new one. A living one is killed first.
     ///
     /// # Errors
-    /// [`Error::SpareGone`] where the domain is not restartable any more, [`Error::Settle`] (`EAGAIN`: no more processes
+    /// [`Error::SpareGone`] where the domain is not restartable any more, [`Error::Setup`] (`EAGAIN`: no more processes
     /// may be made now), [`Error::DiedEarly`], [`Error::System`]. It may be tried again later.
     pub fn relaunch(&mut self) -> Result<()> {
         self.process.kill();
         let Some(spare) = &self.spare else { return Err(Error::SpareGone { name: self.name.clone() }) };
-        let pid = order(&self.plan, spare, &self.name)?;
-        self.process = Arc::new(deliver(&self.plan, pid, self.reap)?);
+        let pid = request_instance(&self.spec, spare, &self.name)?;
+        self.process = Arc::new(await_setup(&self.spec, pid, self.reap)?);
         Ok(())
     }
 
-    /// How the limits are held.
+    /// Returns the mechanisms that enforce the limits.
     pub fn enforcement(&self) -> Enforcement {
-        self.plan.settlement.bounds.enforcement
+        self.spec.setup.bounds.enforcement
     }
 
-    /// How often the kernel killed an instance because the memory limit was reached; groups only.
+    /// Returns how often the kernel killed an instance because the memory limit was reached; control groups only.
     pub fn memory_kills(&self) -> u64 {
-        self.plan.settlement.bounds.group.memory_kills()
+        self.spec.setup.bounds.group.memory_kills()
     }
 
-    /// Bytes of memory in use, where a group bounds it.
+    /// Returns the bytes of memory in use, if a control group limits it.
     pub fn memory_used(&self) -> Option<u64> {
-        self.plan.settlement.bounds.group.memory_used()
+        self.spec.setup.bounds.group.memory_used()
     }
 }
 
@@ -249,14 +253,14 @@ impl core::fmt::Debug for Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // In a forked child the processes are not ours, and in the domain itself the plan is in use.
+        // In a forked child the processes are not ours, and in the domain itself the spec is in use.
         if self.creator.is_here() {
             if let Some(spare) = &self.spare {
                 spare.kill();
             }
             self.process.kill();
-            // SAFETY: dropped once, here; nothing uses the plan after this.
-            unsafe { core::mem::ManuallyDrop::drop(&mut self.plan) };
+            // SAFETY: dropped once, here; nothing uses the spec after this.
+            unsafe { core::mem::ManuallyDrop::drop(&mut self.spec) };
         }
     }
 }
@@ -268,77 +272,77 @@ enum Role {
 }
 
 /// Forks through libc; the child never returns from here.
-fn fork(plan: &Plan, role: Role, by: ForkBy<'_>) -> Result<Pid> {
-    let cradle = plan.cradle();
-    cradle.go.store(0, Ordering::SeqCst);
-    cradle.settled.store(0, Ordering::SeqCst);
+fn fork(spec: &ChildSpec, role: Role, by: ForkBy<'_>) -> Result<Pid> {
+    let page = spec.page();
+    page.may_set_up.store(0, Ordering::SeqCst);
+    page.setup_result.store(0, Ordering::SeqCst);
     let mask = signals::block_all();
     // SAFETY: the child runs async-signal-safe code only, up to the body, for which the caller of `start` vouches.
     let pid = by(&|| unsafe { libc::fork() });
     if pid == 0 {
         forked::enter();
         match role {
-            Role::Instance => live(plan, mask),
-            Role::Spare => park(plan, mask),
+            Role::Instance => run_instance(spec, mask),
+            Role::Spare => run_spare(spec, mask),
         }
     }
     let errno = last_errno();
     signals::set_mask(mask);
-    Pid::from_raw(pid.max(0)).ok_or(Error::Settle { step: Step::Fork, errno })
+    Pid::from_raw(pid.max(0)).ok_or(Error::Setup { step: SetupStep::Fork, errno })
 }
 
 /// In the spare: sleeps, and clones an instance whenever main orders one.
-fn park(plan: &Plan, mask: signals::Mask) -> ! {
+fn run_spare(spec: &ChildSpec, mask: signals::Mask) -> ! {
     set_name(b"orrery-spare\0\0\0\0");
-    let cradle = plan.cradle();
-    if let Some(watcher) = &plan.spare_watcher
+    let page = spec.page();
+    if let Some(watcher) = &spec.spare_watcher
         && let Err(errno) = watcher.start()
     {
-        cradle.answer.store(errno.raw_os_error().wrapping_neg().cast_unsigned(), Ordering::SeqCst);
-        cradle.answered.store(1, Ordering::SeqCst);
-        wake(&cradle.answered);
+        page.answer.store(errno.raw_os_error().wrapping_neg().cast_unsigned(), Ordering::SeqCst);
+        page.answered.store(1, Ordering::SeqCst);
+        wake(&page.answered);
         exit();
     }
     let mut answered = 0;
     loop {
-        while cradle.ordered.load(Ordering::SeqCst) == answered {
-            let _ = futex::wait(&cradle.ordered, futex::Flags::empty(), answered, None);
+        while page.requested.load(Ordering::SeqCst) == answered {
+            let _ = futex::wait(&page.requested, futex::Flags::empty(), answered, None);
         }
-        // SAFETY: the spare has one thread as far as libc knows, and the copy goes on to `live`.
+        // SAFETY: the spare has one thread as far as libc knows, and the copy goes on to `run_instance`.
         let pid = match unsafe { copy_process(Kin::Sibling) } {
-            Ok(None) => live(plan, mask),
+            Ok(None) => run_instance(spec, mask),
             Ok(Some(copied)) => copied.pid.as_raw_pid(),
             Err(errno) => errno.raw_os_error().wrapping_neg(),
         };
         answered = answered.wrapping_add(1);
-        cradle.answer.store(pid.cast_unsigned(), Ordering::SeqCst);
-        cradle.answered.store(answered, Ordering::SeqCst);
-        wake(&cradle.answered);
+        page.answer.store(pid.cast_unsigned(), Ordering::SeqCst);
+        page.answered.store(answered, Ordering::SeqCst);
+        wake(&page.answered);
     }
 }
 
 /// In the new domain: settles, then lives.
-fn live(plan: &Plan, mask: signals::Mask) -> ! {
-    let cradle = plan.cradle();
-    let fail = |step: Step, errno: Errno| -> ! {
+fn run_instance(spec: &ChildSpec, mask: signals::Mask) -> ! {
+    let page = spec.page();
+    let fail = |step: SetupStep, errno: Errno| -> ! {
         let packed = (step as u32) << 16 | errno.raw_os_error().unsigned_abs() & 0xffff;
-        cradle.settled.store(packed, Ordering::SeqCst);
-        wake(&cradle.settled);
+        page.setup_result.store(packed, Ordering::SeqCst);
+        wake(&page.setup_result);
         exit()
     };
-    if let Err(errno) = plan.watcher.start() {
-        fail(Step::Watch, errno);
+    if let Err(errno) = spec.watcher.start() {
+        fail(SetupStep::Watch, errno);
     }
-    while cradle.go.load(Ordering::SeqCst) == 0 {
-        let _ = futex::wait(&cradle.go, futex::Flags::empty(), 0, None);
+    while page.may_set_up.load(Ordering::SeqCst) == 0 {
+        let _ = futex::wait(&page.may_set_up, futex::Flags::empty(), 0, None);
     }
-    if let Err((step, errno)) = plan.settlement.apply() {
+    if let Err((step, errno)) = spec.setup.apply() {
         fail(step, errno);
     }
-    cradle.settled.store(1, Ordering::SeqCst);
-    wake(&cradle.settled);
-    signals::set_mask(if plan.settlement.signals == Signals::Keep { mask } else { 0 });
-    (plan.body)();
+    page.setup_result.store(1, Ordering::SeqCst);
+    wake(&page.setup_result);
+    signals::set_mask(if spec.setup.signals == Signals::Keep { mask } else { 0 });
+    (spec.body)();
     exit()
 }
 
@@ -352,20 +356,20 @@ fn wake(word: &AtomicU32) {
 }
 
 /// Orders an instance of the spare; returns its process id.
-fn order(plan: &Plan, spare: &Process, name: &str) -> Result<Pid> {
-    let cradle = plan.cradle();
-    cradle.go.store(0, Ordering::SeqCst);
-    cradle.settled.store(0, Ordering::SeqCst);
-    let number = cradle.ordered.load(Ordering::SeqCst).wrapping_add(1);
-    cradle.ordered.store(number, Ordering::SeqCst);
-    wake(&cradle.ordered);
-    let answered = await_word(&cradle.answered, spare.as_fd(), |value| value == number)?;
+fn request_instance(spec: &ChildSpec, spare: &Process, name: &str) -> Result<Pid> {
+    let page = spec.page();
+    page.may_set_up.store(0, Ordering::SeqCst);
+    page.setup_result.store(0, Ordering::SeqCst);
+    let number = page.requested.load(Ordering::SeqCst).wrapping_add(1);
+    page.requested.store(number, Ordering::SeqCst);
+    wake(&page.requested);
+    let answered = await_word(&page.answered, spare.as_fd(), |value| value == number)?;
     if !answered {
         return Err(Error::SpareGone { name: name.to_owned() });
     }
-    let answer = cradle.answer.load(Ordering::SeqCst).cast_signed();
+    let answer = page.answer.load(Ordering::SeqCst).cast_signed();
     Pid::from_raw(answer.max(0))
-        .ok_or(Error::Settle { step: Step::Fork, errno: errno_of(answer.wrapping_neg()) })
+        .ok_or(Error::Setup { step: SetupStep::Fork, errno: errno_of(answer.wrapping_neg()) })
 }
 
 /// An errno that another process wrote.
@@ -374,19 +378,19 @@ fn errno_of(raw: i32) -> Errno {
 }
 
 /// Takes hold of a new child and lets it settle.
-fn deliver(plan: &Plan, pid: Pid, reap: bool) -> Result<Process> {
-    let cradle = plan.cradle();
+fn await_setup(spec: &ChildSpec, pid: Pid, reap: bool) -> Result<Process> {
+    let page = spec.page();
     let process = Process::hold(pid, reap)?;
-    cradle.go.store(1, Ordering::SeqCst);
-    wake(&cradle.go);
-    let settled = await_word(&cradle.settled, process.as_fd(), |value| value != 0);
-    let state = cradle.settled.load(Ordering::SeqCst);
-    match (settled, state) {
+    page.may_set_up.store(1, Ordering::SeqCst);
+    wake(&page.may_set_up);
+    let done = await_word(&page.setup_result, process.as_fd(), |value| value != 0);
+    let state = page.setup_result.load(Ordering::SeqCst);
+    match (done, state) {
         (Ok(true), 1) => Ok(process),
         (Ok(true), packed) => {
             process.kill();
             let errno = errno_of(i32::try_from(packed & 0xffff).unwrap_or(0));
-            Err(Error::Settle { step: Step::of(packed >> 16), errno })
+            Err(Error::Setup { step: SetupStep::of(packed >> 16), errno })
         }
         (Ok(false), _) => {
             let end = process.end().unwrap_or(End::Unknown);
@@ -419,8 +423,8 @@ fn await_word(word: &AtomicU32, pidfd: BorrowedFd<'_>, wanted: impl Fn(u32) -> b
     }
 }
 
-/// The sorted descriptors that the child keeps, the watcher's among them.
-fn keep(descriptors: &Descriptors, main: RawFd) -> Option<Vec<RawFd>> {
+/// Returns the sorted descriptors that the child keeps, the watcher's among them.
+fn kept_descriptors(descriptors: &Descriptors, main: RawFd) -> Option<Vec<RawFd>> {
     let Descriptors::Only(list) = descriptors else { return None };
     let mut keep: Vec<RawFd> = list.iter().copied().filter(|fd| *fd >= 0).chain([main]).collect();
     keep.sort_unstable();

@@ -49,27 +49,27 @@
 
 #[expect(clippy::module_inception, reason = "an area is one of the things in here")]
 mod area;
-mod arena;
+mod area_arena;
 mod copier;
 mod delta;
 mod error;
 mod file;
-mod forking;
+mod fork_locks;
 mod heap;
 mod lock;
 mod mirror;
 mod pageset;
 mod tracking;
 mod view;
-mod warm;
+mod without_areas;
 
 pub use area::{Area, AreaOptions};
-pub use arena::{Arena, in_orbit};
+pub use area_arena::{AreaArena, in_orbit};
 pub use delta::{Delta, DeltaRef};
 pub use error::Error;
-pub use forking::without_areas;
 pub use mirror::{Mirror, MirrorMemory};
 pub use view::{Refreshed, View};
+pub use without_areas::without_areas;
 
 /// A value in an area.
 pub type AreaBox<T> = allocator_api2::boxed::Box<T, Area>;

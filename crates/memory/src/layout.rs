@@ -4,7 +4,7 @@
 //! neighbours that cannot be told apart are joined when the table is read.
 
 use orrery_sys::PageRange;
-use orrery_sys::maps::{Access, Line, Maps};
+use orrery_sys::maps::{Access, Entry, Maps};
 
 use crate::arena::{Arena, HeapVec};
 use crate::{Result, grow};
@@ -41,7 +41,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    fn of_line(line: &Line<'_>) -> Self {
+    fn of_entry(line: &Entry<'_>) -> Self {
         let backing = if line.inode != 0 {
             Backing::File { device: line.device, inode: line.inode, offset: line.offset }
         } else if is_the_kernels(line.name) {
@@ -52,12 +52,12 @@ impl Mapping {
         Self { range: line.range, access: line.access, backing, name: (0, 0) }
     }
 
-    /// Whether its contents belong to this process alone, so that they can be tracked and put back.
+    /// Returns whether its contents belong to this process alone, so that they can be tracked and put back.
     pub fn is_private(&self) -> bool {
         !self.access.contains(Access::SHARED) && self.backing != Backing::Kernel
     }
 
-    /// The part of it in `range`.
+    /// Returns the part of it in `range`.
     pub fn clip(&self, range: PageRange) -> Self {
         let clipped = self.range.intersection(range);
         let moved = (clipped.start - self.range.start.min(clipped.start)) as u64;
@@ -70,7 +70,7 @@ impl Mapping {
         Self { range: clipped, backing, ..*self }
     }
 
-    /// Whether `next` goes on where this one ends, with the same properties.
+    /// Returns whether `next` goes on where this one ends, with the same properties.
     fn joins(&self, next: &Self) -> bool {
         let here_on = match self.backing {
             Backing::File { device, inode, offset } => {
@@ -106,7 +106,7 @@ pub enum Change {
 }
 
 impl Layout {
-    /// No mappings.
+    /// Creates a layout without mappings.
     pub fn empty(arena: &'static Arena) -> Self {
         Self { mappings: arena.vec(), names: arena.vec() }
     }
@@ -128,7 +128,7 @@ impl Layout {
         self.mappings.clear();
         self.names.clear();
         let mut outcome = Ok(());
-        let mut take = |line: Line<'_>| {
+        let mut take = |line: Entry<'_>| {
             if outcome.is_ok() {
                 outcome = self.add(&line, scope, excluded, &mut visit);
             }
@@ -144,7 +144,7 @@ impl Layout {
 
     fn add(
         &mut self,
-        line: &Line<'_>,
+        line: &Entry<'_>,
         scope: &[PageRange],
         excluded: &[PageRange],
         visit: &mut impl FnMut(&Mapping) -> Result<()>,
@@ -156,7 +156,7 @@ impl Layout {
             visit(&piece)?;
             layout.push(piece)
         };
-        let mut mapping = Mapping::of_line(line);
+        let mut mapping = Mapping::of_entry(line);
         if matches!(mapping.backing, Backing::File { .. }) {
             mapping.name = self.name(line.name)?;
         }
@@ -196,24 +196,24 @@ impl Layout {
         Ok(())
     }
 
-    /// The mappings, in address order.
+    /// Returns the mappings, in address order.
     pub fn mappings(&self) -> &[Mapping] {
         &self.mappings
     }
 
-    /// The path of a file's mapping, as the kernel told it.
+    /// Returns the path of a file's mapping, as the kernel reported it.
     pub fn path_of(&self, mapping: &Mapping) -> &[u8] {
         let (start, length) = (mapping.name.0 as usize, mapping.name.1 as usize);
         self.names.get(start..start + length).unwrap_or(&[])
     }
 
-    /// The mapping that holds `address`.
+    /// Returns the mapping that holds `address`.
     pub fn at(&self, address: usize) -> Option<&Mapping> {
         let behind = self.mappings.partition_point(|mapping| mapping.range.end <= address);
         self.mappings.get(behind).filter(|mapping| mapping.range.contains(address))
     }
 
-    /// The total size of its mappings in pages.
+    /// Returns the total size of its mappings in pages.
     pub fn pages(&self) -> usize {
         self.mappings.iter().map(|mapping| mapping.range.pages()).sum()
     }
@@ -299,7 +299,7 @@ impl Layout {
 }
 
 impl Mapping {
-    /// Whether the two show the same memory, whatever may be done with it.
+    /// Returns whether the two show the same memory, whatever may be done with it.
     fn same_object(&self, other: &Self) -> bool {
         self.backing == other.backing
             && self.access.contains(Access::SHARED) == other.access.contains(Access::SHARED)
@@ -317,12 +317,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn line(start: usize, end: usize, access: Access, inode: u64, offset: u64) -> Line<'static> {
+    fn line(start: usize, end: usize, access: Access, inode: u64, offset: u64) -> Entry<'static> {
         let range = PageRange::new(start * 0x1000, end * 0x1000);
-        Line { range, access, offset, device: 1, inode, name: if inode == 0 { b"" } else { b"/file" } }
+        Entry { range, access, offset, device: 1, inode, name: if inode == 0 { b"" } else { b"/file" } }
     }
 
-    fn layout(lines: &[Line<'_>], excluded: &[PageRange]) -> Layout {
+    fn layout(lines: &[Entry<'_>], excluded: &[PageRange]) -> Layout {
         let mut layout = Layout::empty(Arena::reserve().unwrap());
         let everything = [PageRange::new(0, usize::MAX & !0xfff)];
         for line in lines {
@@ -367,7 +367,7 @@ mod tests {
     type Model = Vec<Option<(u8, u64)>>;
 
     fn of_model(model: &Model) -> Layout {
-        let lines: Vec<Line<'_>> = model
+        let lines: Vec<Entry<'_>> = model
             .iter()
             .enumerate()
             .filter_map(|(page, cell)| {

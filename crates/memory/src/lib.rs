@@ -3,7 +3,7 @@
 pub mod area;
 mod arena;
 mod error;
-mod hot;
+mod hot_pages;
 pub mod images;
 pub mod layout;
 pub mod pages;
@@ -12,12 +12,15 @@ mod remap;
 pub mod space;
 pub mod tracker;
 
+use allocator_api2::alloc::Allocator;
+use allocator_api2::vec::Vec;
+
 pub use arena::{Arena, Heap, HeapVec};
 pub use error::{Error, Result};
 pub use orrery_sys::{PAGE, PageRange};
 
-/// Makes room for `more` elements, or says that there is none.
-pub(crate) fn grow<T>(vector: &mut HeapVec<T>, more: usize) -> Result<()> {
+/// Reserves room for `more` elements.
+pub(crate) fn grow<T, A: Allocator>(vector: &mut Vec<T, A>, more: usize) -> Result<()> {
     vector.try_reserve(more).map_err(|_| Error::Memory {
         bytes: (vector.len() + more) * size_of::<T>(),
         errno: rustix::io::Errno::NOMEM,

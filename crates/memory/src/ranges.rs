@@ -1,17 +1,26 @@
 //! Sorted lists of page ranges.
 
+use allocator_api2::alloc::Allocator;
+use allocator_api2::vec::Vec;
 use orrery_sys::PageRange;
 
-use crate::arena::{Arena, HeapVec};
+use crate::arena::{Arena, Heap};
 use crate::{Result, grow};
 
 /// Page ranges in address order; neighbours are joined.
-pub struct Ranges(HeapVec<PageRange>);
+pub struct Ranges<A: Allocator = Heap>(Vec<PageRange, A>);
 
 impl Ranges {
-    /// No ranges.
+    /// Creates an empty list in the heap of `arena`.
     pub fn new(arena: &'static Arena) -> Self {
-        Self(arena.vec())
+        Self::new_in(arena.heap())
+    }
+}
+
+impl<A: Allocator> Ranges<A> {
+    /// Creates an empty list whose memory comes from `allocator`.
+    pub fn new_in(allocator: A) -> Self {
+        Self(Vec::new_in(allocator))
     }
 
     /// Adds a range that lies behind all others, or touches the last.
@@ -32,7 +41,7 @@ impl Ranges {
         Ok(())
     }
 
-    /// Puts ranges that were pushed in any order into theirs.
+    /// Sorts ranges that were pushed in any order, and joins neighbours.
     pub fn sort(&mut self) {
         if self.0.is_sorted_by_key(|range| range.start) {
             return;
@@ -90,18 +99,18 @@ impl Ranges {
         Ok(())
     }
 
-    /// Forgets all.
+    /// Removes all ranges.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// How many pages there are in all.
+    /// Returns the number of pages in all ranges.
     pub fn pages(&self) -> usize {
         self.0.iter().map(|range| range.pages()).sum()
     }
 }
 
-impl core::ops::Deref for Ranges {
+impl<A: Allocator> core::ops::Deref for Ranges<A> {
     type Target = [PageRange];
 
     fn deref(&self) -> &[PageRange] {
@@ -109,7 +118,7 @@ impl core::ops::Deref for Ranges {
     }
 }
 
-impl core::fmt::Debug for Ranges {
+impl<A: Allocator> core::fmt::Debug for Ranges<A> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         self.0.fmt(f)
     }

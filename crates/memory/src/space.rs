@@ -22,23 +22,23 @@
 //! Pages that nobody touched cost nothing. The others are copied where they are few ([`First`]); a large process is
 //! forked instead, and a page is fetched from that copy when it is first found written.
 
-mod layout;
+mod capture;
+mod layout_changes;
 mod populated;
-mod put_back;
-mod take_up;
+mod restore;
 
 use core::ffi::c_void;
 
-use orrery_sys::holder::Holder;
 use orrery_sys::maps::{Access, Maps};
 use orrery_sys::mapwatch::MapWatch;
+use orrery_sys::memory_copy::MemoryCopy;
 use orrery_sys::pagemap::Pagemap;
 use orrery_sys::process::Statm;
 use orrery_sys::{PAGE, PageRange, process};
 use rustix::mm::{MprotectFlags, mprotect};
 
-use crate::arena::{Arena, HeapVec};
-use crate::hot::Hot;
+use crate::arena::{Arena, Heap, HeapVec};
+use crate::hot_pages::HotPages;
 use crate::images::{Images, Visibility};
 use crate::layout::{Layout, Mapping};
 use crate::pages::PageMap;
@@ -61,6 +61,8 @@ const FORK_ABOVE: usize = 32 << 20;
 const USER_END: usize = 0x7fff_ffff_f000;
 /// How often a layout that keeps changing under our eyes is read again.
 const PATIENCE: usize = 4;
+/// How many pages can be hot.
+const MOST_HOT: usize = 2048;
 
 /// How the first capture gets hold of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -92,12 +94,12 @@ pub struct Config<'a> {
 pub struct SnapshotId(pub(crate) u32);
 
 impl SnapshotId {
-    /// Its number, which C callers hold.
+    /// Returns its number, which C callers hold.
     pub fn number(self) -> u32 {
         self.0
     }
 
-    /// The name with that number, which may or may not exist.
+    /// Returns the ID with that number, which may or may not exist.
     pub fn from_number(number: u32) -> Self {
         Self(number)
     }
@@ -134,16 +136,16 @@ pub struct Statistics {
     pub mappings: usize,
 }
 
-/// Memory that can be remembered and put back.
+/// Memory that can be captured and restored.
 #[derive(Debug)]
 pub struct Space {
     arena: &'static Arena,
     first: First,
     whole_process: bool,
     scope: HeapVec<PageRange>,
-    /// Ranges inside the scope that are not ours to touch, sorted.
+    /// Ranges inside the scope that are left alone, sorted.
     excluded: HeapVec<PageRange>,
-    /// Byte ranges that are never put back, because the kernel writes them behind everybody's back.
+    /// Byte ranges that are never restored, because the kernel writes them without a system call.
     live: HeapVec<(usize, usize)>,
     tracker: AnyTracker,
     images: Images,
@@ -160,8 +162,8 @@ pub struct Space {
     pagemap_scans: bool,
     watch: Option<MapWatch>,
     mapped_pages: usize,
-    holder: Option<Holder>,
-    /// What the holder has not, because a fork does not copy it.
+    memory_copy: Option<MemoryCopy>,
+    /// Memory that the copy lacks, because a fork does not copy it.
     not_forked: HeapVec<PageRange>,
     captured: bool,
     zeroed: usize,
@@ -170,7 +172,7 @@ pub struct Space {
     /// Ranges that the next restore takes for written.
     doubted: Ranges,
     work: Ranges,
-    hot: Hot,
+    hot: HotPages<Heap>,
     tracked: HeapVec<Tracked>,
     /// Gaps that no tracked mapping is next to.
     voids: Ranges,
@@ -179,7 +181,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// A space of the calling process; nothing is captured yet. `arena` is left alone, and so is all that is in it.
+    /// Creates a space of the calling process, with nothing captured. `arena` and all that is in it is left alone.
     ///
     /// # Errors
     /// [`Error::Tracker`], [`Error::TrackerName`], [`Error::PageSize`], or what keeps the parts from being made.
@@ -188,7 +190,7 @@ impl Space {
         Self::with_tracker(arena, config, tracker)
     }
 
-    /// The same with a tracker made by the caller.
+    /// Creates a space with a tracker of the caller's.
     ///
     /// # Errors
     /// Those of [`Space::new`].
@@ -229,7 +231,7 @@ impl Space {
             pagemap_scans,
             watch,
             mapped_pages: 0,
-            holder: None,
+            memory_copy: None,
             not_forked: arena.vec(),
             captured: false,
             zeroed: 0,
@@ -237,7 +239,7 @@ impl Space {
             lost: Ranges::new(arena),
             doubted: Ranges::new(arena),
             work: Ranges::new(arena),
-            hot: Hot::new(arena),
+            hot: HotPages::new_in(arena.heap(), MOST_HOT),
             tracked: arena.vec(),
             voids: Ranges::new(arena),
             text: arena.stack(16 * PAGE)?,
@@ -245,22 +247,22 @@ impl Space {
         })
     }
 
-    /// The tracker's name.
+    /// Returns the tracker's name.
     pub fn tracker_name(&self) -> &'static str {
         self.tracker.peek().name()
     }
 
-    /// Whether the layout is watched, or read each time.
+    /// Returns whether the layout is watched, or read each time.
     pub fn watches_layout(&self) -> bool {
         self.watch.is_some()
     }
 
-    /// The sizes of the process.
+    /// Returns the sizes of the process.
     pub fn statm(&self) -> &Statm {
         &self.statm
     }
 
-    /// What it holds.
+    /// Returns what it holds.
     pub fn statistics(&self) -> Statistics {
         Statistics {
             images: self.images.len(),
@@ -270,11 +272,11 @@ impl Space {
         }
     }
 
-    /// Leaves `range` alone from now on, in every snapshot: neither captured nor put back.
+    /// Excludes `range` from every snapshot from now on: it is neither captured nor restored.
     ///
     /// # Errors
     /// [`Error::Keep`] where it is not mapped throughout or holds the address `stack`; [`Error::Memory`].
-    pub fn keep(&mut self, range: PageRange, stack: usize) -> Result<()> {
+    pub fn exclude(&mut self, range: PageRange, stack: usize) -> Result<()> {
         let refuse = |reason| Err(Error::Keep { range, reason });
         if range.is_empty() {
             return refuse("it is empty");
@@ -302,11 +304,11 @@ impl Space {
         self.rearrange()
     }
 
-    /// Never puts back the `length` bytes at `address`: the kernel writes them when it likes (rseq(2)).
+    /// Excludes the `length` bytes at `address` from restores: the kernel writes them when it likes (rseq(2)).
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn leave_live(&mut self, address: usize, length: usize) -> Result<()> {
+    pub fn exclude_bytes(&mut self, address: usize, length: usize) -> Result<()> {
         if let Err(at) = self.live.binary_search(&(address, length)) {
             grow(&mut self.live, 1)?;
             self.live.insert(at, (address, length));
@@ -319,11 +321,11 @@ impl Space {
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn doubt(&mut self, range: PageRange) -> Result<()> {
+    pub fn assume_written(&mut self, range: PageRange) -> Result<()> {
         self.doubted.push(range)
     }
 
-    /// Brings the base up to date with memory as it is now, and returns how many pages were taken up.
+    /// Brings the base up to date with memory as it is now, and returns how many pages were captured.
     ///
     /// # Errors
     /// [`Error::Store`], [`Error::Memory`], [`Error::System`]. After an error the base is not usable until a capture
@@ -350,7 +352,7 @@ impl Space {
             while let Some(mapping) = self.mapping_from(next, range.end) {
                 let piece = mapping.range.intersection(range);
                 if mapping.is_private() {
-                    let pages = self.take_up(&mapping, piece)?;
+                    let pages = self.capture_pages(&mapping, piece)?;
                     taken += pages;
                     first_images |= pages > 0 && self.is_file_without_images(&mapping);
                 }
@@ -363,7 +365,7 @@ impl Space {
             self.rearrange()?;
         }
         self.hot.clear();
-        self.tracker.get().settle(&self.work, &[])?;
+        self.tracker.get().mark_clean(&self.work, &[])?;
         self.captured = true;
         self.base_is = None;
         self.note_layout()?;
@@ -395,12 +397,12 @@ impl Space {
         Ok(SnapshotId(u32::try_from(place).unwrap_or(u32::MAX)))
     }
 
-    /// Whether there is such a snapshot.
+    /// Returns whether there is such a snapshot.
     pub fn has(&self, id: SnapshotId) -> bool {
         self.snapshots.get(id.0 as usize).is_some_and(Option::is_some)
     }
 
-    /// Forgets a snapshot; its images go unless others have them too.
+    /// Drops a snapshot, and its images unless others have them too.
     ///
     /// # Errors
     /// [`Error::NoSnapshot`].
@@ -414,7 +416,7 @@ impl Space {
         Ok(())
     }
 
-    /// Puts memory back to what it was at the last capture, or at the snapshot `target`.
+    /// Restores memory to what it was at the last capture, or at the snapshot `target`.
     ///
     /// # Errors
     /// [`Error::NoSnapshot`], with nothing changed. Any other error leaves memory between two states: the process must
@@ -449,7 +451,7 @@ impl Space {
             while let Some(mapping) = self.mapping_from(next, range.end) {
                 let piece = mapping.range.intersection(range);
                 if mapping.is_private() {
-                    self.put_back(&mapping, piece, target, &mut done)?;
+                    self.restore_pages(&mapping, piece, target, &mut done)?;
                 }
                 next = piece.end;
             }
@@ -458,8 +460,8 @@ impl Space {
             self.rebase(at)?;
             self.hot.clear();
         }
-        let (cold, spared) = self.hot.learn(&self.work)?;
-        self.tracker.get().settle(cold, spared)?;
+        let (cold, spared) = self.hot.round(&self.work)?;
+        self.tracker.get().mark_clean(cold, spared)?;
         self.doubted.clear();
         self.zeroed += done.cleared;
         if self.zeroed > ZEROED_MOST {
@@ -473,7 +475,7 @@ impl Space {
         target.and_then(|at| self.snapshots[at].as_ref()).unwrap_or(&self.base)
     }
 
-    /// The first mapping with a page in `start..end`.
+    /// Returns the first mapping with a page in `start..end`.
     fn mapping_from(&self, start: usize, end: usize) -> Option<Mapping> {
         let mappings = self.base.layout.mappings();
         let at = mappings.partition_point(|mapping| mapping.range.end <= start);

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
 use crate::caller::Credentials;
-use crate::listener::errno;
+use orrery_sys::errno;
 
 /// Capabilities that decide about files and sockets: all but those with which the monitor reads the caller's memory and
 /// changes its own ids (`CAP_SETGID` 6, `CAP_SETUID` 7, `CAP_SETPCAP` 8, `CAP_SYS_PTRACE` 19).

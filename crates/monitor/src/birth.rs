@@ -8,12 +8,14 @@ use syscalls::{Sysno, syscall};
 
 use crate::asked::rules;
 use crate::guard::Guard;
-use crate::listener::{Listener, errno, filter_this_thread};
 use crate::log::Writer;
 use crate::monitor::Monitor;
 use crate::plan::Plan;
 use crate::wall::Wall;
 use crate::{Error, blocking};
+use orrery_sys::errno;
+use orrery_sys::notify::Listener;
+use orrery_sys::seccomp::{self, Scope};
 
 /// What the child tells: the number of its listener, then, if it comes to that, why the program could not start.
 fn tell(pipe: Option<&OwnedFd>, number: i32) {
@@ -47,7 +49,7 @@ pub(crate) fn bear(
     let rules = rules(&policy, wall.processes, &plan);
     let mut asked = rules.clone();
     for call in mediation.iter().flat_map(|mediation| &mediation.calls) {
-        asked.set(*call, crate::filter::Action::Ask);
+        asked.set(*call, seccomp::Action::Notify);
     }
     let program = asked.program();
     let log = Writer::new(&log)?;
@@ -65,7 +67,8 @@ pub(crate) fn bear(
         drop((from_child, to_child));
         let mut to_parent = Some(to_parent);
         let failed = become_guarded(&limits, wall.rules.as_ref(), parent)
-            .and_then(|()| filter_this_thread(&program))
+            .and_then(|()| rustix::thread::set_no_new_privs(true))
+            .and_then(|()| seccomp::install(&program, Scope::ThreadWithListener)?.ok_or(Errno::BADF))
             .and_then(|listener| {
                 tell(to_parent.as_ref(), listener.as_raw_fd());
                 let mut go = [0];

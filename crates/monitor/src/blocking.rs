@@ -84,7 +84,7 @@ pub(crate) fn start(job: &Job<'_>, work: Box<dyn FnOnce() -> Outcome + Send>) ->
 fn watch(monitor: &Monitor, worker: &std::thread::JoinHandle<()>, done: &AtomicBool, call: u64, thread: i32) {
     while !worker.is_finished() {
         std::thread::park_timeout(PACE);
-        let unwanted = !monitor.listener.waits(call)
+        let unwanted = !monitor.listener.is_waiting(call)
             || crate::caller::Status::of(thread).is_ok_and(|status| status.interrupting != 0);
         if unwanted && !done.load(Ordering::SeqCst) {
             // SAFETY: the thread is not joined yet; the signal's handler does nothing.

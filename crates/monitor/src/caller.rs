@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
-use crate::listener::errno;
+use orrery_sys::errno;
 
 /// `PIDFD_THREAD`: the thread, not its process.
 const OF_THREAD: i32 = libc::O_EXCL;

@@ -8,13 +8,13 @@ use rustix::io::Errno;
 use syscalls::Sysno;
 
 use crate::caller::Caller;
-use crate::listener::Call;
 use crate::log::Event;
 use crate::memory;
 use crate::monitor::Monitor;
 use crate::own::process_in;
 use crate::policy::{Refusal, Rights};
 use crate::resolve::{Found, Name, Place, is_directory};
+use orrery_sys::notify::Notification as Call;
 
 /// How a call ends.
 pub(crate) enum Answer {
@@ -125,7 +125,7 @@ impl Job<'_> {
     /// Makes sure that the copies came from the caller: that its number has not come to mean another thread. To be asked
     /// before anything changes.
     pub(crate) fn still_waits(&self) -> Result<(), Errno> {
-        if self.monitor.listener.waits(self.call.id) { Ok(()) } else { Err(Errno::SRCH) }
+        if self.monitor.listener.is_waiting(self.call.id) { Ok(()) } else { Err(Errno::SRCH) }
     }
 
     /// The name under which policies know a path: `/proc/self` for what is the caller's there.

@@ -7,7 +7,7 @@ use libc::iovec;
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
-use crate::listener::errno;
+use orrery_sys::errno;
 
 /// The longest path that the kernel takes, its terminating zero included.
 const PATH_MAX: usize = 4096;

@@ -13,10 +13,8 @@ use crate::assume::Assumed;
 use crate::blocking;
 use crate::caller::Callers;
 use crate::crew::{Calls, Crew};
-use crate::filter::{Action, Rules};
 use crate::job::{Answer, Job, Outcome};
 use crate::learn::Learnt;
-use crate::listener::{Call, Listener};
 use crate::log::Writer;
 use crate::mediate::Mediation;
 use crate::own::Own;
@@ -24,6 +22,8 @@ use crate::perform::{HANDLERS, Handler, named};
 use crate::policy::Policy;
 use crate::policy::calls::Word;
 use crate::rulings::{self, Ruling};
+use orrery_sys::notify::{Listener, Notification as Call};
+use orrery_sys::seccomp::{Action, Filter};
 
 /// What all threads of the monitor share.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(crate) struct Monitor {
     handlers: Handlers,
     mediation: Option<Mediation>,
     /// What the filter does without the mediation.
-    rules: Rules,
+    rules: Filter,
 }
 
 impl Calls for Arc<Monitor> {
@@ -89,7 +89,7 @@ impl Monitor {
         first: i32,
         executions_are_walled: bool,
         mediation: Option<Mediation>,
-        rules: Rules,
+        rules: Filter,
     ) -> Result<Self, Errno> {
         let mut handlers: Vec<Option<Handler>> = vec![None; 1024];
         let index = |call: Sysno| usize::try_from(call.id()).unwrap_or(usize::MAX);
@@ -203,22 +203,33 @@ impl Monitor {
         }
         mediation.ask(job).or_else(|| match self.rules.action(job.call.number, &job.call.arguments) {
             Action::Allow => Some(Ok(Answer::GoOn)),
-            Action::Ask => None,
+            Action::Notify => None,
             Action::Fail(errno) => Some(Err(errno)),
+            // No rule of ours has these.
+            Action::Trap | Action::KillProcess => Some(Err(Errno::PERM)),
         })
     }
 
     /// Answers a call.
     pub(crate) fn give(&self, id: u64, outcome: Outcome) {
         match outcome {
-            Ok(Answer::Value(value)) => self.listener.answer(id, Ok(value)),
-            Ok(Answer::File { file, close_on_exec }) => {
-                self.listener.answer_with(id, file.as_fd(), close_on_exec);
+            Ok(Answer::Value(value)) => {
+                // The caller may have ended; nobody needs the answer then. So below.
+                let _ = self.listener.answer(id, Ok(value));
             }
-            Ok(Answer::GoOn) => self.listener.let_go_on(id),
+            Ok(Answer::File { file, close_on_exec }) => {
+                if let Err(errno) = self.listener.answer_with_descriptor(id, file.as_fd(), close_on_exec) {
+                    let _ = self.listener.answer(id, Err(errno));
+                }
+            }
+            Ok(Answer::GoOn) => {
+                let _ = self.listener.proceed(id);
+            }
             // Another thread answers.
             Ok(Answer::Later(_)) => (),
-            Err(errno) => self.listener.answer(id, Err(errno)),
+            Err(errno) => {
+                let _ = self.listener.answer(id, Err(errno));
+            }
         }
     }
 }

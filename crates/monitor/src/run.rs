@@ -12,8 +12,8 @@ use syscalls::{Sysno, syscall};
 use crate::Error;
 use crate::birth::bear;
 use crate::guard::Guard;
-use crate::listener::errno;
 use crate::monitor::Monitor;
+use orrery_sys::errno;
 
 /// A program to be run under guard: see [`Guard::program`].
 #[derive(Clone, Debug)]

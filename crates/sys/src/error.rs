@@ -17,14 +17,20 @@ pub struct Error {
 pub type Result<T> = core::result::Result<T, Error>;
 
 impl Error {
-    /// An error of `operation` on `value`.
+    /// Creates an error of `operation` on `value`.
     pub fn new(operation: &'static str, value: usize, errno: rustix::io::Errno) -> Self {
         Self { operation, value, errno }
     }
 
     pub(crate) fn raw(operation: &'static str, value: usize, errno: syscalls::Errno) -> Self {
-        Self { operation, value, errno: rustix::io::Errno::from_raw_os_error(errno.into_raw()) }
+        Self { operation, value, errno: self::errno(errno) }
     }
+}
+
+/// Converts an error of the crate `syscalls`.
+#[must_use]
+pub fn errno(error: syscalls::Errno) -> rustix::io::Errno {
+    rustix::io::Errno::from_raw_os_error(error.into_raw())
 }
 
 impl fmt::Display for Error {

@@ -1,4 +1,4 @@
-//! kcmp(2): do two descriptors stand for the same open file description?
+//! Compares open file descriptions (kcmp(2)).
 
 use rustix::process::Pid;
 use syscalls::{Sysno, syscall};
@@ -7,16 +7,15 @@ use crate::{Error, Result};
 
 const KCMP_FILE: usize = 0;
 
-/// Whether descriptor `fd` of process `own` (the calling one) and descriptor `other_fd` of process `other` are the same
-/// open file description: opened once, and shared since.
+/// Returns whether descriptor `fd` of process `caller` (the calling one) and descriptor `other_fd` of process `other` are
+/// the same open file description: opened once, and shared since.
 ///
 /// # Errors
-/// `EBADF` where either is not open, `EPERM` where the other process may not be inspected, `ENOSYS` on kernels without
-/// kcmp.
-pub fn same_file(own: Pid, fd: i32, other: Pid, other_fd: i32) -> Result<bool> {
+/// `EBADF` if either is not open, `EPERM` if the other process may not be inspected, `ENOSYS` on kernels without kcmp.
+pub fn same_file(caller: Pid, fd: i32, other: Pid, other_fd: i32) -> Result<bool> {
     let value = usize::try_from(fd).unwrap_or(usize::MAX);
     // SAFETY: kcmp compares kernel objects and touches no memory of ours.
-    unsafe { syscall!(Sysno::kcmp, own.as_raw_pid(), other.as_raw_pid(), KCMP_FILE, fd, other_fd) }
+    unsafe { syscall!(Sysno::kcmp, caller.as_raw_pid(), other.as_raw_pid(), KCMP_FILE, fd, other_fd) }
         .map(|order| order == 0)
         .map_err(|e| Error::raw("kcmp", value, e))
 }

@@ -1,28 +1,50 @@
 //! Linux facilities that libc and rustix lack: one file each, safe to call, no policy.
 //!
-//! Everything here is fit for the narrow places in which the upper floors run: inside a signal handler, on a private
-//! stack while the program's own memory is being put back, between `fork` and the end of the child. So nothing in this
-//! crate allocates, takes a lock, touches thread-local storage (system calls are made directly, `errno` stays as it is)
-//! or panics. The exception is [`cgroups`], which reads tables and allocates in
-//! the calling process.
+//! The upper floors call this crate in narrow places: inside a signal handler, on a private stack while the program's own
+//! memory is being restored, between `fork` and the end of the child. So nothing here takes a lock, touches thread-local
+//! storage or panics, and system calls are made directly: `errno` stays as it is. Nothing allocates either, with three
+//! exceptions: [`cgroups`], which reads tables, [`scm::receive`], if descriptors arrive, and the building of filters in
+//! [`seccomp`].
+//!
+//! | what | where |
+//! |---|---|
+//! | which pages were written | [`uffd`] protects them without a handler, [`pagemap`] reads the records |
+//! | what is mapped | [`maps`]; [`mapwatch`] notices changes without a system call |
+//! | a process' memory or descriptors as they were | [`memory_copy`], [`fd_table_copy`], [`kcmp`] |
+//! | the memory and threads of other processes | [`process_memory`], [`ptrace`] |
+//! | threads, children, descriptors, sizes | [`process`], [`timers`], [`signals`] |
+//! | descriptors over sockets, and out of the way of the program's own | [`scm`], [`descriptors`] |
+//! | whether this is a forked child | [`generation`] |
+//! | filters for system calls, and answers to their notifications | [`seccomp`], [`notify`] |
+//! | the calling thread | [`thread`], [`rseq`] |
+//! | the control group of this process | [`cgroups`] |
 
 mod error;
-mod own;
+mod generation;
+mod paused_child;
+mod proc_self;
 mod range;
-mod sleeper;
 
 pub mod cgroups;
 pub mod descriptors;
-pub mod holder;
+pub mod fd_table_copy;
 pub mod kcmp;
-pub mod keeper;
 pub mod maps;
 pub mod mapwatch;
+pub mod memory_copy;
+pub mod notify;
 pub mod pagemap;
 pub mod process;
+pub mod process_memory;
+pub mod ptrace;
+pub mod rseq;
+pub mod scm;
+pub mod seccomp;
 pub mod signals;
+pub mod thread;
 pub mod timers;
 pub mod uffd;
 
-pub use error::{Error, Result};
+pub use error::{Error, Result, errno};
+pub use generation::generation;
 pub use range::{PAGE, PageRange};

@@ -1,18 +1,26 @@
-//! `/proc/self/maps`, read without allocating (proc_pid_maps(5)), or asked for single mappings (`PROCMAP_QUERY`,
-//! Linux 6.11).
+//! The mappings of a process: `/proc/PID/maps` (proc_pid_maps(5)) and `PROCMAP_QUERY` (Linux 6.11).
+//!
+//! - [`Maps::for_each`] reads the whole table into a caller's buffer, without allocating: it is fit for a process whose
+//!   own memory is being restored.
+//! - [`Maps::query`] asks the kernel for a single mapping. That takes under a microsecond, where the table of a new
+//!   program takes twenty to be written by the kernel and read here. [`Maps::for_each_in`] uses it where it can.
+//! - [`entries`] parses a table, or the headers in `/proc/PID/smaps`, that the caller has read as a whole.
 
+use std::ffi::CStr;
+use std::io::Write as _;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bitflags::bitflags;
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
+use rustix::process::Pid;
 
 use crate::descriptors::raise;
-use crate::{Error, PageRange, Result, own};
+use crate::{Error, PageRange, Result, proc_self};
 
 bitflags! {
-    /// What may be done with a mapping, and whether others see it.
+    /// The protection of a mapping, and whether it is shared.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u8 {
         /// Readable.
@@ -26,9 +34,28 @@ bitflags! {
     }
 }
 
-/// One line of the table.
+bitflags! {
+    /// Which mappings [`Maps::query`] returns. Without flags: only one that covers the address, whatever it is.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Query: u64 {
+        /// The mapping is readable.
+        const READABLE = 0x01;
+        /// The mapping is writable.
+        const WRITABLE = 0x02;
+        /// The mapping is executable.
+        const EXECUTABLE = 0x04;
+        /// The mapping is shared.
+        const SHARED = 0x08;
+        /// If no such mapping covers the address, the next one behind it.
+        const COVERING_OR_NEXT = 0x10;
+        /// The mapping shows a file.
+        const FILE_BACKED = 0x20;
+    }
+}
+
+/// One mapping, as the kernel describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line<'a> {
+pub struct Entry<'a> {
     /// The addresses that it covers.
     pub range: PageRange,
     /// Its protection and sharing.
@@ -43,40 +70,93 @@ pub struct Line<'a> {
     pub name: &'a [u8],
 }
 
-/// The table of the calling process' mappings.
+impl<'a> Entry<'a> {
+    /// Parses a line `start-end rwxp offset major:minor inode   name`, without its line feed; `None` if it is no such line.
+    pub fn parse(line: &'a [u8]) -> Option<Self> {
+        let mut rest = line;
+        let start = hex(&mut rest)?;
+        let end = hex(after(&mut rest, b'-')?)?;
+        let flags = after(&mut rest, b' ')?.split_off(..4)?;
+        let mut access = Access::empty();
+        access.set(Access::READ, flags[0] == b'r');
+        access.set(Access::WRITE, flags[1] == b'w');
+        access.set(Access::EXECUTE, flags[2] == b'x');
+        access.set(Access::SHARED, flags[3] == b's');
+        let offset = hex(after(&mut rest, b' ')?)?;
+        let major = hex(after(&mut rest, b' ')?)?;
+        let minor = hex(after(&mut rest, b':')?)?;
+        let inode = decimal(after(&mut rest, b' ')?)?;
+        Some(Self {
+            range: PageRange { start: usize::try_from(start).ok()?, end: usize::try_from(end).ok()? },
+            access,
+            offset,
+            device: major << 32 | minor,
+            inode,
+            name: rest.trim_ascii_start(),
+        })
+    }
+
+    /// Returns the offset in the file of the byte at `address`; `None` if the mapping does not cover the address.
+    pub fn offset_of(&self, address: usize) -> Option<u64> {
+        self.range.contains(address).then(|| self.offset + (address - self.range.start) as u64)
+    }
+}
+
+/// Parses the text of `/proc/PID/maps`, or the header lines in that of `/proc/PID/smaps`. Lines that describe no mapping
+/// are skipped.
+pub fn entries(text: &[u8]) -> impl Iterator<Item = Entry<'_>> {
+    text.split(|&byte| byte == b'\n').filter_map(Entry::parse)
+}
+
+/// The opened table of a process' mappings.
 #[derive(Debug)]
 pub struct Maps {
     fd: OwnedFd,
 }
 
 impl Maps {
-    /// Opens the calling process' table; a forked child must open its own.
+    /// Opens the calling process' table. A forked child must open its own.
     ///
     /// # Errors
     /// Those of open(2).
     pub fn open() -> Result<Self> {
-        let fd = own::open(c"/proc/self/maps", OFlags::empty())
+        let fd = proc_self::open(c"/proc/self/maps", OFlags::empty())
             .map_err(|e| Error::new("open /proc/self/maps", 0, e))?;
         Ok(Self { fd: raise(fd) })
     }
 
-    /// Calls `each` with every line in address order. `buffer` must hold the longest line (a path of 4,096 bytes and
+    /// Opens the table of another process or thread.
+    ///
+    /// # Errors
+    /// `ENOENT` if there is no such process, `EACCES` if it may not be inspected, and those of open(2).
+    pub fn of_process(pid: Pid) -> Result<Self> {
+        let mut path = [0_u8; "/proc/-2147483648/maps\0".len()];
+        // The buffer has room for any number, so this cannot fail.
+        let _ = write!(&mut path[..], "/proc/{}/maps\0", pid.as_raw_pid());
+        let failed =
+            |errno| Error::new("open /proc/PID/maps", pid.as_raw_pid().unsigned_abs() as usize, errno);
+        let path = CStr::from_bytes_until_nul(&path).map_err(|_| failed(Errno::INVAL))?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, Mode::empty()).map(|fd| Self { fd }).map_err(failed)
+    }
+
+    /// Calls `each` with every mapping in address order. `buffer` must hold the longest line (a path of 4,096 bytes and
     /// 100 more); the larger it is, the fewer system calls.
     ///
     /// # Errors
-    /// Those of read(2) and of `each`; `E2BIG` where a line does not fit `buffer`, `EBADMSG` where it makes no sense.
-    pub fn for_each(&self, buffer: &mut [u8], mut each: impl FnMut(Line<'_>) -> Result<()>) -> Result<()> {
+    /// Those of read(2) and of `each`; `E2BIG` if a line does not fit `buffer`, `EBADMSG` if it is no mapping.
+    pub fn for_each(&self, buffer: &mut [u8], mut each: impl FnMut(Entry<'_>) -> Result<()>) -> Result<()> {
         rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Start(0))
             .map_err(|e| Error::new("lseek /proc/self/maps", 0, e))?;
         for_each_text_line(self.fd.as_fd(), buffer, |text| {
-            each(parse(text).ok_or(Error::new("parse /proc/self/maps", text.len(), Errno::BADMSG))?)
+            each(Entry::parse(text).ok_or(Error::new("parse /proc/self/maps", text.len(), Errno::BADMSG))?)
         })
     }
 }
 
 impl Maps {
-    /// Calls `each` with every line that overlaps `range`, in address order. Where the kernel can be asked for single
-    /// mappings the others cost nothing; else the whole table is read. `buffer` is as for [`Maps::for_each`].
+    /// Calls `each` with every mapping that overlaps `range`, in address order. With `PROCMAP_QUERY` only these are read;
+    /// without it, the whole table. `buffer` is as for [`Maps::for_each`].
     ///
     /// # Errors
     /// Those of [`Maps::for_each`].
@@ -84,11 +164,11 @@ impl Maps {
         &self,
         range: PageRange,
         buffer: &mut [u8],
-        mut each: impl FnMut(Line<'_>) -> Result<()>,
+        mut each: impl FnMut(Entry<'_>) -> Result<()>,
     ) -> Result<()> {
         let mut next = range.start;
         while next < range.end {
-            match self.ask(next, buffer) {
+            match self.query(next, Query::COVERING_OR_NEXT, buffer) {
                 Ok(Some(line)) if line.range.start < range.end => {
                     next = line.range.end;
                     each(line)?;
@@ -105,31 +185,40 @@ impl Maps {
         Ok(())
     }
 
-    /// The mapping at `address`, or else the next one.
-    fn ask<'a>(&self, address: usize, buffer: &'a mut [u8]) -> rustix::io::Result<Option<Line<'a>>> {
-        let mut query = MappingQuery {
+    /// Asks the kernel for the mapping that covers `address` and is as `query` demands (`PROCMAP_QUERY`). The name goes
+    /// into `buffer`. Returns `None` if there is no such mapping.
+    ///
+    /// # Errors
+    /// `ENOTTY` on kernels before 6.11, `ENAMETOOLONG` if `buffer` is too short for the name.
+    pub fn query<'a>(
+        &self,
+        address: usize,
+        query: Query,
+        buffer: &'a mut [u8],
+    ) -> rustix::io::Result<Option<Entry<'a>>> {
+        let mut request = MappingQuery {
             size: size_of::<MappingQuery>() as u64,
-            flags: COVERING_OR_NEXT,
+            flags: query.bits(),
             address: address as u64,
             name_size: u32::try_from(buffer.len().min(PATH_MAX)).unwrap_or(0),
             name_address: buffer.as_mut_ptr().addr() as u64,
             ..MappingQuery::default()
         };
-        // SAFETY: the structure is the one that the request takes, and the buffer is valid for the length told.
-        match unsafe { ioctl(&self.fd, Ask(&mut query)) } {
+        // SAFETY: the request takes this structure, and the kernel writes at most `name_size` bytes to `buffer`.
+        match unsafe { ioctl(&self.fd, QueryRequest(&mut request)) } {
             Err(Errno::NOENT) => return Ok(None),
             result => result?,
         }
         let number = |value: u64| usize::try_from(value).map_err(|_| Errno::OVERFLOW);
-        // With its final zero; zero itself where there is no name.
-        let length = usize::try_from(query.name_size).unwrap_or(0).saturating_sub(1);
-        Ok(Some(Line {
-            range: PageRange { start: number(query.start)?, end: number(query.end)? },
-            // The kernel's bits are these, in this order.
-            access: Access::from_bits_truncate(u8::try_from(query.access & 0xf).unwrap_or(0)),
-            offset: if query.inode == 0 { 0 } else { query.offset },
-            device: u64::from(query.device_major) << 32 | u64::from(query.device_minor),
-            inode: query.inode,
+        // The kernel counts the terminating zero; without a name it returns 0.
+        let length = usize::try_from(request.name_size).unwrap_or(0).saturating_sub(1);
+        Ok(Some(Entry {
+            range: PageRange { start: number(request.start)?, end: number(request.end)? },
+            // The kernel's bits have the values of `Access`.
+            access: Access::from_bits_truncate(u8::try_from(request.access & 0xf).unwrap_or(0)),
+            offset: if request.inode == 0 { 0 } else { request.offset },
+            device: u64::from(request.device_major) << 32 | u64::from(request.device_minor),
+            inode: request.inode,
             name: buffer.get(..length).unwrap_or_default(),
         }))
     }
@@ -160,13 +249,12 @@ struct MappingQuery {
 }
 
 const PROCMAP_QUERY: Opcode = opcode::read_write::<MappingQuery>(b'f', 17);
-/// The mapping at the address, or else the next one.
-const COVERING_OR_NEXT: u64 = 0x10;
 
-struct Ask<'a>(&'a mut MappingQuery);
+struct QueryRequest<'a>(&'a mut MappingQuery);
 
-// SAFETY: the request takes a `struct procmap_query`, which the borrow keeps valid; the name's buffer is the asker's care.
-unsafe impl Ioctl for Ask<'_> {
+// SAFETY: the request takes a `struct procmap_query`, which the borrow keeps valid. Its one user fills in the address and
+// the length of the buffer for the name.
+unsafe impl Ioctl for QueryRequest<'_> {
     type Output = ();
     const IS_MUTATING: bool = true;
 
@@ -210,18 +298,18 @@ fn for_each_text_line(
     }
 }
 
-/// Calls `each` with every mapping that a forked child does not get as it is: `MADV_DONTFORK` and `MADV_WIPEONFORK`.
+/// Calls `each` with every mapping that a forked child does not inherit as it is: `MADV_DONTFORK` and `MADV_WIPEONFORK`.
 ///
-/// It reads `/proc/self/smaps`, for which the kernel walks all page tables: milliseconds per GiB.
+/// Reads `/proc/self/smaps`, for which the kernel walks all page tables: milliseconds per GiB.
 ///
 /// # Errors
 /// Those of open(2) and read(2); see [`Maps::for_each`] for `buffer`.
 pub fn for_each_not_forked(buffer: &mut [u8], mut each: impl FnMut(PageRange) -> Result<()>) -> Result<()> {
-    let fd = own::open(c"/proc/self/smaps", OFlags::empty())
+    let fd = proc_self::open(c"/proc/self/smaps", OFlags::empty())
         .map_err(|e| Error::new("open /proc/self/smaps", 0, e))?;
     let mut current = PageRange::default();
     for_each_text_line(fd.as_fd(), buffer, |text| {
-        if let Some(line) = parse(text) {
+        if let Some(line) = Entry::parse(text) {
             current = line.range;
         } else if let Some(flags) = text.strip_prefix(b"VmFlags:")
             && flags.split(|&b| b == b' ').any(|flag| flag == b"dc" || flag == b"wf")
@@ -236,31 +324,6 @@ impl AsFd for Maps {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
-}
-
-/// Parses `start-end rwxp offset major:minor inode   name`.
-fn parse(line: &[u8]) -> Option<Line<'_>> {
-    let mut rest = line;
-    let start = hex(&mut rest)?;
-    let end = hex(after(&mut rest, b'-')?)?;
-    let flags = after(&mut rest, b' ')?.split_off(..4)?;
-    let mut access = Access::empty();
-    access.set(Access::READ, flags[0] == b'r');
-    access.set(Access::WRITE, flags[1] == b'w');
-    access.set(Access::EXECUTE, flags[2] == b'x');
-    access.set(Access::SHARED, flags[3] == b's');
-    let offset = hex(after(&mut rest, b' ')?)?;
-    let major = hex(after(&mut rest, b' ')?)?;
-    let minor = hex(after(&mut rest, b':')?)?;
-    let inode = decimal(after(&mut rest, b' ')?)?;
-    Some(Line {
-        range: PageRange { start: usize::try_from(start).ok()?, end: usize::try_from(end).ok()? },
-        access,
-        offset,
-        device: major << 32 | minor,
-        inode,
-        name: rest.trim_ascii_start(),
-    })
 }
 
 /// Steps over `separator`, which must come next.
@@ -291,8 +354,9 @@ mod tests {
 
     #[test]
     fn a_file_line() {
-        let line = parse(b"7f82c000-7f83d000 r-xp 0001a000 fe:0a 9977946                    /usr/lib/a b.so")
-            .unwrap();
+        let line =
+            Entry::parse(b"7f82c000-7f83d000 r-xp 0001a000 fe:0a 9977946                    /usr/lib/a b.so")
+                .unwrap();
         assert_eq!(line.range, PageRange::new(0x7f82_c000, 0x7f83_d000));
         assert_eq!(line.access, Access::READ | Access::EXECUTE);
         assert_eq!((line.offset, line.device, line.inode), (0x1a000, 0xfe << 32 | 0xa, 9_977_946));
@@ -301,7 +365,7 @@ mod tests {
 
     #[test]
     fn an_anonymous_shared_line() {
-        let line = parse(b"1000-2000 rw-s 00000000 00:00 0 ").unwrap();
+        let line = Entry::parse(b"1000-2000 rw-s 00000000 00:00 0 ").unwrap();
         assert_eq!(line.access, Access::READ | Access::WRITE | Access::SHARED);
         assert!(line.name.is_empty() && line.inode == 0);
     }
@@ -309,7 +373,7 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         for bad in ["", "1000", "1000-2000", "1000-2000 rw", "x-2000 rwxp 0 0:0 0", "1000-2000 rwxp 0 00 0"] {
-            assert_eq!(parse(bad.as_bytes()), None, "{bad}");
+            assert_eq!(Entry::parse(bad.as_bytes()), None, "{bad}");
         }
     }
 
@@ -334,11 +398,11 @@ mod tests {
     }
 
     #[test]
-    fn asking_tells_what_the_table_tells() {
+    fn queries_agree_with_the_table() {
         let maps = Maps::open().unwrap();
         let mut buffer = vec![0; 10_000];
         let mut lines = Vec::new();
-        let copy = |line: Line<'_>| {
+        let copy = |line: Entry<'_>| {
             (line.range, line.access, line.offset, line.device, line.inode, line.name.to_vec())
         };
         maps.for_each(&mut buffer, |line| {
@@ -380,6 +444,33 @@ mod tests {
         })
         .unwrap();
         assert!(found.contains(&PageRange::new(address, address + 4096)), "{found:?}");
+    }
+
+    #[test]
+    fn another_process_is_read_like_this_one() {
+        let maps = Maps::of_process(rustix::process::getpid()).unwrap();
+        let mut code = false;
+        let address = a_function as *const () as usize;
+        maps.for_each_in(PageRange::covering(address, 1), &mut [0; 8192], |entry| {
+            code |= entry.access.contains(Access::EXECUTE) && entry.offset_of(address).is_some();
+            Ok(())
+        })
+        .unwrap();
+        assert!(code);
+        let nobody = Pid::from_raw(i32::MAX).unwrap();
+        assert_eq!(Maps::of_process(nobody).unwrap_err().errno, Errno::NOENT);
+    }
+
+    fn a_function() {}
+
+    #[test]
+    fn a_whole_text_is_parsed_and_fields_of_smaps_are_skipped() {
+        let text =
+            b"1000-3000 r-xp 00001000 fe:00 7  /usr/bin/x\nSize:   8 kB\n4000-5000 rw-p 00000000 00:00 0 \n";
+        let found: Vec<_> = entries(text).collect();
+        assert_eq!(found.len(), 2);
+        assert_eq!((found[0].offset_of(0x2010), found[0].offset_of(0x3000)), (Some(0x2010), None));
+        assert_eq!(found[1].name, b"");
     }
 
     #[test]

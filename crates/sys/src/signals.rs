@@ -11,7 +11,7 @@ pub const LAST: i32 = 64;
 /// A set of signals; signal `n` is bit `n - 1`.
 pub type Mask = u64;
 
-/// The set of `signals`.
+/// Returns the set of `signals`.
 pub const fn mask_of(signals: &[i32]) -> Mask {
     let mut mask = 0;
     let mut i = 0;
@@ -53,7 +53,7 @@ impl AlternateStack {
     pub const NONE: Self = Self { base: 0, flags: 2, size: 0 };
 }
 
-/// The disposition of `signal`.
+/// Returns the disposition of `signal`.
 ///
 /// # Errors
 /// `EINVAL` for numbers outside 1..=64.
@@ -95,7 +95,7 @@ pub fn block_all() -> Mask {
     set_mask(Mask::MAX)
 }
 
-/// The calling thread's alternate stack.
+/// Returns the calling thread's alternate stack.
 pub fn alternate_stack() -> AlternateStack {
     let mut old = AlternateStack::NONE;
     // SAFETY: the kernel writes one `AlternateStack`; the call cannot fail.
@@ -127,6 +127,13 @@ pub fn send_to_thread(process: i32, thread: i32, signal: i32) -> Result<()> {
     unsafe { syscall!(Sysno::tgkill, process, thread, signal) }
         .map_err(|e| Error::raw("tgkill", usize::try_from(thread).unwrap_or(0), e))?;
     Ok(())
+}
+
+/// Returns from a signal handler (rt_sigreturn(2)). It is what [`Action::restorer`] points to; nothing calls it.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+pub extern "C" fn restorer() {
+    core::arch::naked_asm!("mov eax, 15", "syscall") // rt_sigreturn
 }
 
 #[cfg(test)]

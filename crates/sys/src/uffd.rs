@@ -1,4 +1,6 @@
-//! userfaultfd in asynchronous write-protect mode (Linux 6.7, userfaultfd(2), `Documentation/mm/userfaultfd`).
+//! userfaultfd(2): asynchronous write protection here, missing pages in [`missing`].
+//!
+//! # Asynchronous write protection (Linux 6.7, `Documentation/mm/userfaultfd`)
 //!
 //! With `UFFD_FEATURE_WP_ASYNC` the kernel resolves a write to a protected page by itself: it drops the protection and
 //! lets the write go on, so no handler is needed, and the missing protection bit *is* the record of the write.
@@ -7,6 +9,8 @@
 //! mappings whose file does not allow writes and the kernel's own (`[vdso]`, `[vvar]`).
 //!
 //! Registrations die with the last reference to the descriptor, and a forked child has none.
+
+pub mod missing;
 
 use core::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -65,7 +69,7 @@ unsafe impl<T, const NUMBER: u8> Ioctl for Request<'_, T, NUMBER> {
     }
 }
 
-/// A userfaultfd whose protected pages record writes by themselves.
+/// A userfaultfd whose protected pages record writes without a handler.
 #[derive(Debug)]
 pub struct Uffd {
     fd: OwnedFd,
@@ -75,8 +79,8 @@ impl Uffd {
     /// Opens one for the calling process.
     ///
     /// # Errors
-    /// `ENOSYS` or `EPERM` where the kernel or a seccomp filter keeps userfaultfd back, `EINVAL` where the kernel lacks
-    /// the asynchronous mode.
+    /// `ENOSYS` or `EPERM` if the kernel or a seccomp filter forbids userfaultfd, `EINVAL` if the kernel lacks the
+    /// asynchronous mode.
     pub fn new() -> Result<Self> {
         // User-mode-only descriptors need no privilege. They refuse to *wait* for a handler in kernel mode, and here
         // nothing ever waits.
@@ -100,15 +104,8 @@ impl Uffd {
     /// `EINVAL` for the kernel's own mappings, `EPERM` for shared mappings of read-only files, `EBUSY` where another
     /// userfaultfd has the mapping, `ENOMEM`.
     pub fn register(&self, range: PageRange) -> Result<()> {
-        let mut register = Register {
-            range: Range { start: range.start as u64, len: range.len() as u64 },
-            mode: REGISTER_MODE_WP,
-            ioctls: 0,
-        };
-        // SAFETY: UFFDIO_REGISTER is request 0 on `struct uffdio_register`. Asynchronous write protection changes no
-        // contents and delays no access, so registering is sound for any memory.
-        unsafe { ioctl(&self.fd, Request::<_, 0x00>(&mut register)) }
-            .map_err(|e| Error::new("UFFDIO_REGISTER", range.start, e))
+        // Asynchronous write protection changes no contents and delays no access, so it is sound for any memory.
+        register(&self.fd, range, REGISTER_MODE_WP)
     }
 
     /// Ends the tracking of `range`; pages lose their protection.
@@ -117,12 +114,12 @@ impl Uffd {
     /// `EINVAL` where nothing is mapped.
     pub fn unregister(&self, range: PageRange) -> Result<()> {
         let mut range_arg = Range { start: range.start as u64, len: range.len() as u64 };
-        // SAFETY: UFFDIO_UNREGISTER is the read-only request 1 on `struct uffdio_range`; see `register` for soundness.
-        unsafe { ioctl(&self.fd, Unregister(&mut range_arg)) }
+        // SAFETY: UFFDIO_UNREGISTER is the read-only request 1 on `struct uffdio_range`; ends what `register` began.
+        unsafe { ioctl(&self.fd, ReadRequest::<0x01>(&mut range_arg)) }
             .map_err(|e| Error::new("UFFDIO_UNREGISTER", range.start, e))
     }
 
-    /// The descriptor's number.
+    /// Returns the descriptor as a number.
     pub fn raw(&self) -> i32 {
         self.fd.as_raw_fd()
     }
@@ -134,15 +131,26 @@ impl AsFd for Uffd {
     }
 }
 
-struct Unregister<'a>(&'a mut Range);
+/// Registers `range` in `mode`.
+fn register(fd: &OwnedFd, range: PageRange, mode: u64) -> Result<()> {
+    let range_arg = Range { start: range.start as u64, len: range.len() as u64 };
+    let mut register = Register { range: range_arg, mode, ioctls: 0 };
+    // SAFETY: UFFDIO_REGISTER is request 0 on `struct uffdio_register`, which `Register` mirrors. The callers vouch for what
+    // the mode does to accesses.
+    unsafe { ioctl(fd, Request::<_, 0x00>(&mut register)) }
+        .map_err(|e| Error::new("UFFDIO_REGISTER", range.start, e))
+}
 
-// SAFETY: UFFDIO_UNREGISTER is `_IOR(UFFDIO, 1, struct uffdio_range)`; the kernel reads that structure only.
-unsafe impl Ioctl for Unregister<'_> {
+/// One of userfaultfd's requests that only read a range.
+struct ReadRequest<'a, const NUMBER: u8>(&'a mut Range);
+
+// SAFETY: these requests are `_IOR(UFFDIO, NUMBER, struct uffdio_range)`; the kernel reads that structure only.
+unsafe impl<const NUMBER: u8> Ioctl for ReadRequest<'_, NUMBER> {
     type Output = ();
     const IS_MUTATING: bool = false;
 
     fn opcode(&self) -> Opcode {
-        opcode::read::<Range>(0xaa, 1)
+        opcode::read::<Range>(0xaa, NUMBER)
     }
 
     fn as_ptr(&mut self) -> *mut c_void {

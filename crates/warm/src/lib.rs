@@ -21,7 +21,7 @@
 //! The client passes its own descriptors, so that a script reads and writes the client's terminal, files and pipes
 //! themselves; it passes on the signals that it gets, and ends as the script ended. Workers take connections from the one
 //! socket without any process in between. What a script did to its worker is undone by
-//! [rollback](orrery_lwc::rollback), or goes with a forked child (`--isolate fork`): see [`worker`].
+//! [rollback](orrery_rollback), or goes with a forked child (`--isolate fork`): see [`worker`].
 //!
 //! # How far a script can tell
 //!

@@ -155,11 +155,11 @@ impl Trials<'_> {
         let counts_acts = !policy.tells();
         let hijack = Hijack::start(Options::default().counted(false).policy(policy))?;
         let (program, rest) = self.command.split_first().context("no program given")?;
-        let guest = {
+        let tracee = {
             let _silent = Silence::begin().context("open /dev/null")?;
             hijack.spawn(program, rest)?
         };
-        let pid = guest.pid();
+        let pid = tracee.pid();
         // So that its children can be ended with it. Too late if it is executing by now: then it alone is.
         // SAFETY: a child of this process.
         let group = unsafe { libc::setpgid(pid, pid) } == 0;

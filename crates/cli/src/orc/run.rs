@@ -32,7 +32,7 @@ pub(super) struct Arguments {
     #[arg(long, conflicts_with = "program")]
     print: bool,
     /// The program and its arguments
-    #[arg(required_unless_present = "print", trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(required_unless_present = "print", trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 

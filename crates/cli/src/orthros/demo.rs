@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros_host::{DiskConfig, DiskSource, Fault, Manner, Pair, PairConfig, Service, cache};
+use orrery_orthros_host::{DiskConfig, DiskSource, Fault, Pair, PairConfig, Service, cache};
 
 use super::counter::{Counter, PATIENCE};
 use super::place::Place;
@@ -28,17 +28,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let common = &arguments.common;
     let story = Story::new(common.json);
     let place = Place::new()?;
-    let folder = common.folder.clone().unwrap_or_else(|| place.folder().to_owned());
+    let directory = common.directory.clone().unwrap_or_else(|| place.directory().to_owned());
     let words =
         ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--dir", DATA, "--appendonly", "yes"];
     let config = PairConfig {
-        folder,
+        directory,
         cache: cache(),
         service: Service {
             argv: words.map(str::to_owned).to_vec(),
             programs: Vec::new(),
-            files: Vec::new(),
-            manner: Manner::default(),
+            ..Service::default()
         },
         memory_mib: common.memory,
         cpus: common.cpus,
@@ -48,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         append: String::new(),
     };
     story.tell("start", None, "two machines start: one with redis, one that looks into its memory")?;
-    let mut pair = Pair::up(config)?;
+    let mut pair = Pair::start(config)?;
     story.tell("armed", None, "both are up; the backup knows the active's kernel")?;
     let network = pair.network().context("the pair has no network")?;
     network.enter()?;
@@ -84,14 +83,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         );
         story.tell("counted", Some(gap.as_secs_f64()), text)?;
         if panic < arguments.panics {
-            let seconds = pair.renew()?;
+            let seconds = pair.start_backup()?;
             story.tell("renewed", Some(seconds), format!("a new backup stands by after {seconds:.1} s"))?;
         }
     }
     let logged = pair.run(&["sh", "-c", COUNTS])?;
     ensure!(logged.trim() == counter.last().to_string(), "redis' log holds {} counts", logged.trim());
     story.tell("logged", None, format!("redis' log on its disk holds all {} counts", counter.last()))?;
-    pair.down()?;
+    pair.stop()?;
     story.tell(
         "end",
         None,

@@ -20,9 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use orrery_orthros_host::{
-    Cause, DiskConfig, DiskSource, Error, Fault, Manner, Pair, PairConfig, Service, cache,
-};
+use orrery_orthros_host::{Cause, DiskConfig, DiskSource, Error, Fault, Pair, PairConfig, Service, cache};
 use serde::{Deserialize, Serialize};
 
 use super::counter::{Counter, PATIENCE};
@@ -30,12 +28,12 @@ use super::place::Place;
 use super::{Common, Story};
 
 const CLIENTS: usize = 3;
-const SCRIPT: &str = "mkdir -p /data/redis && { orrery-guest scribble /data 7 & } && \
+const SCRIPT: &str = "mkdir -p /data/redis && { orrery-orthros-load file-stress /data 7 & } && \
     exec redis-server --bind 0.0.0.0 --protected-mode no --dir /data/redis --appendonly yes --save ''";
 /// Counts in redis' log, of all clients.
 const COUNTS: &str = "cat /data/redis/appendonlydir/*.incr.aof | grep -c INCR";
 /// What may tell why a verdict does not come: whether the program is there, how much memory is left, whether it ran out.
-const WHY: &str = "busybox ps -o pid,stat,vsz,args | grep -E 'scribble|redis' | grep -v grep; \
+const WHY: &str = "busybox ps -o pid,stat,vsz,args | grep -E 'file-stress|redis' | grep -v grep; \
     grep -E 'MemTotal|MemAvailable|Shmem:' /proc/meminfo; busybox dmesg | grep -E 'Out of memory|Killed process' | tail -n 3";
 /// How long a pair is under load before it crashes, at most.
 const LOAD: u64 = 2000;
@@ -228,7 +226,7 @@ struct Scene {
     pair: Pair,
     clients: Vec<Client>,
     // Removed when the pair is gone.
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 /// A client that counts by itself.
@@ -300,16 +298,15 @@ impl Drop for Client {
 
 impl Scene {
     fn new(common: &Common, place: &Place) -> Result<Self> {
-        let folder = tempfile::tempdir_in(place.folder())?;
+        let directory = tempfile::tempdir_in(place.directory())?;
         let words = ["busybox", "sh", "-c", SCRIPT].map(str::to_owned).to_vec();
         let service = Service {
             argv: words,
-            programs: vec!["redis-server".to_owned()],
-            files: Vec::new(),
-            manner: Manner::default(),
+            programs: ["redis-server", "orrery-orthros-load"].map(str::to_owned).to_vec(),
+            ..Service::default()
         };
-        let pair = Pair::up(PairConfig {
-            folder: common.folder.clone().unwrap_or_else(|| folder.path().to_owned()),
+        let pair = Pair::start(PairConfig {
+            directory: common.directory.clone().unwrap_or_else(|| directory.path().to_owned()),
             cache: cache(),
             service,
             memory_mib: common.memory,
@@ -326,7 +323,7 @@ impl Scene {
         pair.network().context("the pair has no network")?.enter()?;
         let clients =
             (0..CLIENTS).map(|index| Client::start(&format!("count{index}"))).collect::<Result<_>>()?;
-        Ok(Self { pair, clients, _folder: folder })
+        Ok(Self { pair, clients, _directory: directory })
     }
 
     /// One crash, and what became of it.
@@ -335,12 +332,12 @@ impl Scene {
         for client in &self.clients {
             client.waited.store(0, Ordering::Relaxed);
         }
-        self.pair.be_patient((kind == Fault::Lockup).then_some(LOCKUP));
+        self.pair.set_silence_limit((kind == Fault::Lockup).then_some(LOCKUP));
         self.pair.crash(kind)?;
         let Some(cause) = self.pair.watch(PATIENCE)? else {
             bail!("the active did not die of {}", kind.name())
         };
-        self.pair.be_patient(None);
+        self.pair.set_silence_limit(None);
         crash.cause = Some(cause);
         let survived = self.pair.fail_over(cause).or_else(|error| {
             let gone = matches!(error, Error::Gone { .. });
@@ -360,7 +357,7 @@ impl Scene {
         crash.rebuilt = Some(failover.seconds);
         let judged = self.judge().and_then(|waited| {
             crash.waited = Some(waited);
-            Ok(self.pair.renew()?)
+            Ok(self.pair.start_backup()?)
         });
         if let Err(error) = judged {
             (crash.outcome, crash.why) = (Outcome::Wrong, Some(format!("{error:#}")));
@@ -377,7 +374,7 @@ impl Scene {
         let deadline = Instant::now() + PATIENCE;
         let verdict = loop {
             // Told once, and nothing before: what it said after an earlier crash is not taken for this one's.
-            let verdict = self.pair.run(&["orrery-guest", "verdict"])?;
+            let verdict = self.pair.run(&["orrery-orthros-load", "verdict"])?;
             if !verdict.is_empty() {
                 break verdict;
             }
@@ -401,7 +398,7 @@ impl Scene {
             "clients counted {counted}, and redis logged {}",
             logged.trim()
         );
-        Ok(self.pair.down()?)
+        Ok(self.pair.stop()?)
     }
 }
 
@@ -426,8 +423,8 @@ mod tests {
 
     #[test]
     fn crashes_that_are_recorded_are_those_of_the_seed() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("record");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("record");
         assert!(recorded(&path, 3).unwrap().is_empty());
         let line = serde_json::to_string(&crash(7, "oops", Outcome::Refused)).unwrap();
         std::fs::write(&path, format!("{line}\n")).unwrap();

@@ -26,8 +26,8 @@ pub(crate) struct Arguments {
     /// Take commands only from `orrery orthros status`, `crash`, `failover` and `down`, not from standard input
     #[arg(long)]
     quiet: bool,
-    /// Leave the dead machine's memory in the folder if the service cannot be rebuilt from it
-    #[arg(long, requires = "folder")]
+    /// Leave the dead machine's memory in the directory if the service cannot be rebuilt from it
+    #[arg(long, requires = "directory")]
     keep: bool,
     /// Make a network namespace of this name with the service in it, at 10.77.0.2; enter it with `ip netns exec NAME`
     #[arg(long, value_name = "NAME")]
@@ -54,8 +54,8 @@ pub(crate) struct Arguments {
     /// Where the service expects its disk
     #[arg(long, value_name = "PATH", default_value = "/data", requires = "disk")]
     mount: String,
-    /// A folder of this host whose files a new disk has
-    #[arg(long, value_name = "FOLDER", requires = "disk")]
+    /// A directory of this host whose files a new disk has
+    #[arg(long, value_name = "DIRECTORY", requires = "disk")]
     content: Option<PathBuf>,
     /// More for the command line of the guests' kernel
     #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
@@ -105,7 +105,7 @@ fn wanted(arguments: &Arguments) -> Result<Wanted> {
         cpus: arguments.common.cpus,
         silence: Duration::from_secs_f64(arguments.common.silence),
         network,
-        folder: None,
+        directory: None,
         disk,
         append: arguments.append.clone(),
     })
@@ -115,9 +115,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let wanted = wanted(arguments)?;
     let mut story = Story::new(arguments.common.json);
     let temporary = tempfile::tempdir()?;
-    let folder = arguments.common.folder.clone().or(wanted.folder);
-    let folder = folder.unwrap_or_else(|| temporary.path().to_owned());
-    let lines = Lines::listen(&folder, arguments.quiet)?;
+    let directory = arguments.common.directory.clone().or(wanted.directory);
+    let directory = directory.unwrap_or_else(|| temporary.path().to_owned());
+    let lines = Lines::listen(&directory, arguments.quiet)?;
     let place = match &wanted.network {
         Some(NetworkConfig::Own(name)) => format!(" in network {name}"),
         Some(NetworkConfig::Bridge(place)) => format!(" on bridge {}", place.bridge),
@@ -126,8 +126,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for text in &wanted.told {
         story.tell("unit", None, text)?;
     }
-    let mut pair = Pair::up(PairConfig {
-        folder,
+    let mut pair = Pair::start(PairConfig {
+        directory,
         cache: cache(),
         service: wanted.service,
         memory_mib: wanted.memory_mib,
@@ -158,14 +158,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             }
             result => result?,
         };
-        if pair.no_room() != full.as_deref() {
-            full = pair.no_room().map(Path::to_owned);
+        if pair.full_disk() != full.as_deref() {
+            full = pair.full_disk().map(Path::to_owned);
             match &full {
-                Some(image) => story.tell("full", None, no_room(image))?,
+                Some(image) => story.tell("full", None, full_disk(image))?,
                 None => story.tell("room", None, "there is room again, and the service goes on")?,
             }
         }
-        let lives = pair.backup_lives();
+        let lives = pair.backup_is_alive();
         let news = pair.lost_backups().get(told..).and_then(<[String]>::last).cloned();
         if cause.is_none() && !lives && (news.is_some() || Instant::now() >= due) {
             if let Some(why) = news {
@@ -185,7 +185,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
                 [] => {}
                 ["quit"] => {
                     story.listen(listener);
-                    pair.down()?;
+                    pair.stop()?;
                     return story.tell("end", None, "both machines are stopped");
                 }
                 ["failover"] => {
@@ -216,7 +216,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         if let Some(cause) = cause {
             story.tell("died", None, format!("the active is given up: {cause:?}"))?;
             if survive(&mut pair, &story, cause, arguments.keep)? {
-                if let Some(whole) = pair.settle()? {
+                if let Some(whole) = pair.wait_for_lazy_pages()? {
                     let mib = whole.pages / 256;
                     let text = format!(
                         "the last {mib} MiB of its memory came {:.0} ms after it lived again",
@@ -233,7 +233,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// What is to be done where the service stands still.
-fn no_room(image: &Path) -> String {
+fn full_disk(image: &Path) -> String {
     format!(
         "this host has no room for what the service writes to {}: it stands still, and goes on when there is room",
         image.display()
@@ -242,7 +242,7 @@ fn no_room(image: &Path) -> String {
 
 /// Starts a new backup. That none can be had is no reason to end a service that runs; gives when it is time to try again.
 fn stand_by(pair: &mut Pair, story: &Story) -> Result<Instant> {
-    match pair.renew() {
+    match pair.start_backup() {
         Ok(seconds) => {
             story.tell("renewed", Some(seconds), format!("a new backup stands by after {seconds:.1} s"))?;
             warn(pair, story)?;
@@ -260,9 +260,9 @@ fn stand_by(pair: &mut Pair, story: &Story) -> Result<Instant> {
 
 /// Says early that the backup is too small for what the service has become.
 fn warn(pair: &mut Pair, story: &Story) -> Result<()> {
-    match pair.weigh() {
-        Some(weight) if !weight.fits() => {
-            let text = format!("{weight}: it would not survive; give the machines more (--memory)");
+    match pair.estimate_memory() {
+        Some(memory_estimate) if !memory_estimate.fits() => {
+            let text = format!("{memory_estimate}: it would not survive; give the machines more (--memory)");
             story.tell("short", None, text)
         }
         _ => Ok(()),
@@ -314,12 +314,12 @@ fn survive(pair: &mut Pair, story: &Story, cause: Cause, keep: bool) -> Result<b
         let gone = matches!(error, Error::Gone { .. });
         if tries > 0 && !gone {
             story.tell("again", None, format!("{error}; trying again"))?;
-        } else if pair.active_lives() {
+        } else if pair.active_is_alive() {
             story.tell("failed", None, format!("the service stays where it is: {error}"))?;
             return Ok(false);
         } else {
             let kept = if keep {
-                match pair.keep_memory() {
+                match pair.preserve_memory() {
                     Ok(path) => format!("; the dead memory is {}", path.display()),
                     Err(error) => format!("; its memory is lost: {error}"),
                 }

@@ -1,7 +1,7 @@
 //! `orrery run --enforce`: a policy as a boundary against hostile code.
 //!
 //! Two of them look at each call then. The executive, in the program's own address space, is the fast path: what it denies
-//! costs a jump. But a program can call past it. So the program, its executive and its steward all run under a guard: a
+//! costs a jump. But a program can call past it. So the program, its executive and its supervisor all run under a guard: a
 //! filter in the kernel, and a monitor that nobody among them can reach, which decides anew about all that is security
 //! relevant. Here a policy's rules become the monitor's; which ones can, and which cannot, is told by `--check`.
 //!
@@ -20,9 +20,9 @@ use orrery_hijack::{Hijack, Options, Policy, calls};
 use orrery_monitor::{Destination, End, Executions, Guard, Log, Rules, Ruling, hold_signals, holds};
 
 use super::Arguments;
-use crate::trace::{self, Style, Teller};
+use crate::trace::{self, Logger, Style};
 
-/// What the executive, its steward and the loader of programs call for their own ends. A rule that answers these without a condition
+/// What the executive, its supervisor and the loader of programs call for their own ends. A rule that answers these without a condition
 /// would answer them, too.
 const NEEDED: &[&str] = &[
     "arch_prctl",
@@ -111,7 +111,7 @@ fn supervised(arguments: &Arguments, translation: Translation) -> anyhow::Result
     let tells = executive.tells();
     let options = Options::default().counted(false).patch(!arguments.no_patch).policy(executive);
     let hijack = Hijack::prepare()?;
-    let teller = tells.then(|| Teller::prepare(&hijack, log, Style::default()));
+    let logger = tells.then(|| Logger::prepare(&hijack, log, Style::default()));
     crate::pipes::restore();
     hold_signals();
     let execute = || {
@@ -124,27 +124,27 @@ fn supervised(arguments: &Arguments, translation: Translation) -> anyhow::Result
             orrery_hijack::Error::NotExecutable { source, .. } => source,
             // What is said here says more than an error's number, which is all that goes to the monitor.
             error => {
-                eprintln!("orrery run: {error}");
+                eprintln!("orrery: {:#}", anyhow::Error::new(error));
                 io::Error::from_raw_os_error(libc::ENOEXEC)
             }
         }
     };
     let guard = Guard::new(orrery_monitor::Policy::of_rules(held)).log(Log::Words);
     let guarded = guard.start_by(program, execute)?;
-    let telling = teller.map(Teller::start);
-    let steward = hijack.steward();
-    // The steward goes when nobody but itself has the shared memory.
+    let telling = logger.map(Logger::start);
+    let supervisor = hijack.supervisor();
+    // The supervisor goes when nobody but itself has the shared memory.
     let part = || {
-        if let Some(Err(error)) = telling.map(trace::Telling::finish) {
-            eprintln!("orrery run: {error:#}");
+        if let Some(Err(error)) = telling.map(trace::RunningLogger::finish) {
+            eprintln!("orrery: {error:#}");
         }
-        trace::tell_unfollowed(&hijack);
+        trace::report_unfollowed(&hijack);
         drop(hijack);
     };
-    Ok(guarded.supervise_until(part, || children() == [steward])?)
+    Ok(guarded.supervise_until(part, || children() == [supervisor])?)
 }
 
-/// The processes of which this one is the parent. One that is none of ours can make up which is the steward; it then loses
+/// The processes of which this one is the parent. One that is none of ours can make up which is the supervisor; it then loses
 /// its monitor, and can do nothing any more.
 fn children() -> Vec<i32> {
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();

@@ -7,15 +7,15 @@ use orrery_hijack::policy::{Mount, Remembered, Sleep};
 /// Calls that the executive answers itself
 #[derive(Args)]
 pub(super) struct Options {
-    /// Have sleeps end on time: at the price of reading the clock for their last microseconds
+    /// End sleeps on time, by reading the clock in their last microseconds
     #[arg(long, value_name = "HOW")]
     sleep: Option<How>,
 
-    /// Remember answers that cannot change unseen, instead of asking the kernel each time
+    /// Answer calls from memory whose results cannot change unnoticed
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     remember: Vec<What>,
 
-    /// Have programs see a tar file's content at a path, as a directory that cannot be written to
+    /// Show a tar file's content at a path, as a read-only directory
     #[arg(long = "mount", value_name = "PATH=ARCHIVE", value_parser = mount)]
     mounts: Vec<Mount>,
 }
@@ -27,9 +27,9 @@ fn mount(text: &str) -> Result<Mount, String> {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum How {
-    /// With what everybody may do: timers without slack, a short slice
+    /// Without privileges: no timer slack, a short time slice
     Precise,
-    /// And give threads that sleep most of the time real-time priority, or the highest nice value, where permitted
+    /// Also real-time priority, or nice -20, for threads that mostly sleep, where permitted
     Realtime,
 }
 
@@ -42,7 +42,7 @@ enum What {
 }
 
 impl Options {
-    /// What they say.
+    /// Returns the services that the options turn on.
     pub(super) fn services(&self) -> Services {
         let sleep = self.sleep.map(|how| match how {
             How::Precise => Sleep::Precise,

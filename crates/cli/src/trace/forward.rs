@@ -1,4 +1,4 @@
-//! Signals between whoever started `orrery trace` and the program.
+//! Forwards signals from `orrery trace` to the program.
 
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 

@@ -51,7 +51,7 @@ pub(crate) struct Writer {
     /// When the call of the line before began.
     last: Option<u64>,
     /// What lay where in each thread's process when that was last asked.
-    maps: HashMap<u32, String>,
+    maps: HashMap<u32, Vec<u8>>,
 }
 
 impl Writer {
@@ -103,7 +103,7 @@ impl Writer {
             self.line(&event, &event, None)?;
         }
         if lost > 0 {
-            eprintln!("orrery: {lost} calls could not be told");
+            eprintln!("orrery: {lost} calls were lost");
         }
         self.flush()
     }
@@ -152,7 +152,7 @@ impl Writer {
             }
         }
         if self.style.relative {
-            // They are told as they end: one that began earlier may come later.
+            // They are printed as they end: one that began earlier may come later.
             let since = self.last.map_or(0, |last| call.start().saturating_sub(last));
             write!(self.lines, "{:>12.6} ", self.clock.duration(since).as_secs_f64())?;
             self.last = Some(call.start());

@@ -44,7 +44,7 @@ fn sorted(counts: &Counts, by: Column) -> Vec<&Call> {
     calls
 }
 
-#[expect(clippy::cast_precision_loss, reason = "durations are told with three digits")]
+#[expect(clippy::cast_precision_loss, reason = "durations are printed with three digits")]
 fn duration(ticks: u64, nanoseconds: f64) -> String {
     let ns = ticks as f64 * nanoseconds;
     match ns {

@@ -436,8 +436,8 @@ static void names(void) {
         broken("it was changed");
 }
 
-/* The board and the steward: shared memory in which guests can write, and a process that traces. */
-static void steward(void) {
+/* The board and the supervisor: shared memory in which guests can write, and a process that traces. */
+static void supervisor(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];
     pid_t outside = getppid();
@@ -464,7 +464,7 @@ static void steward(void) {
     struct iovec local = {line, sizeof(line)}, remote = {(void *)0x10000, 8};
     if (process_vm_readv(outside, &local, 1, &remote, 1, 0) >= 0)
         broken("the monitor's memory can be read");
-    /* Executed by a steward that was told nonsense, or by none: under the same rules. */
+    /* Executed by a supervisor that was told nonsense, or by none: under the same rules. */
     pid_t child = fork();
     int status;
     if (child == 0) {
@@ -516,7 +516,7 @@ int main(int count, char **arguments) {
         {"range", from_its_range}, {"dispatch", without_dispatch},
         {"unmap", unmap_it},       {"sigsys", sigsys_games},
         {"code", own_code},        {"race", race},
-        {"names", names},          {"steward", steward},
+        {"names", names},          {"supervisor", supervisor},
         {"addresses", addresses},
     };
 

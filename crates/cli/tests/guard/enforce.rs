@@ -70,7 +70,7 @@ impl Stage {
     }
 }
 
-/// Whether executives can run under a guard here: the steward has to trace, and Landlock to confine it.
+/// Whether executives can run under a guard here: the supervisor has to trace, and Landlock to confine it.
 fn possible(stage: &Stage) -> bool {
     let output = stage.run(&["true"]);
     if !output.status.success() {
@@ -109,7 +109,7 @@ fn a_guest_that_fights_its_executive_gets_nothing() {
     if !possible(&stage) {
         return;
     }
-    for name in ["unmap", "sigsys", "code", "race", "names", "steward"] {
+    for name in ["unmap", "sigsys", "code", "race", "names", "supervisor"] {
         stage.held(name, 0);
     }
 }

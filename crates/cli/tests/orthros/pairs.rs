@@ -28,10 +28,12 @@ pub fn cache() -> PathBuf {
 pub fn missing(programs: &[(&str, &'static str)]) -> Option<String> {
     let common = [("qemu-system-x86_64", "qemu-system-x86"), ("criu", "criu"), ("busybox", "busybox-static")];
     if !rustix::process::geteuid().is_root() {
-        return Some("it takes root".to_owned());
+        return Some("requires root".to_owned());
     }
-    if !Path::new(ORRERY).with_file_name("orrery-guest").is_file() {
-        return Some("orrery-guest is not built; cargo build --workspace does".to_owned());
+    for program in ["orrery-guest", "orrery-orthros-load"] {
+        if !Path::new(ORRERY).with_file_name(program).is_file() {
+            return Some(format!("{program} is not built: run `cargo build --workspace`"));
+        }
     }
     for (program, package) in common.iter().chain(programs) {
         if let Err(error) = command::require(program, package) {
@@ -51,7 +53,7 @@ pub fn events(output: &[u8]) -> Vec<Value> {
     output.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
 }
 
-/// Who asks `orrery-guest burden` over one connection.
+/// Who asks `orrery-orthros-load ballast` over one connection.
 pub struct Client(BufReader<TcpStream>);
 
 impl Client {
@@ -162,7 +164,7 @@ impl Up {
     pub fn verdict(&mut self) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            self.say("run orrery-guest verdict");
+            self.say("run orrery-orthros-load verdict");
             let verdict = self.expect("ran")["text"].as_str().unwrap().to_owned();
             if !verdict.is_empty() {
                 return verdict;

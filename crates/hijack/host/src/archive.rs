@@ -10,9 +10,9 @@
 //!  takes the descriptor  <-------  sends it, ends
 //! ```
 //!
-//! The mount lives as long as somebody has that descriptor: the steward. Nobody can unmount it, write to it, or see it in a
+//! The mount lives as long as somebody has that descriptor: the supervisor. Nobody can unmount it, write to it, or see it in a
 //! table of mounts; nothing is left behind. Archives are unpacked by a process whose root directory is the mount itself, so
-//! whatever names and links they contain, nothing else is written to. `fsmount(2)`, `user_namespaces(7)`.
+//! with any names and links, nothing else is written to. `fsmount(2)`, `user_namespaces(7)`.
 
 use std::ffi::{OsStr, c_int};
 use std::fs::{self, File};
@@ -54,7 +54,7 @@ const FSMOUNT_CLOEXEC: u32 = 1;
 const FSCONFIG_SET_STRING: u32 = 1;
 const FSCONFIG_CMD_CREATE: u32 = 6;
 const MOUNT_ATTR_RDONLY: u64 = 1;
-/// How much of what went wrong is told.
+/// The most bytes of an error message.
 const LONGEST_MESSAGE: usize = 512;
 /// What tar files consist of.
 const BLOCK: usize = 512;
@@ -70,15 +70,15 @@ pub(crate) fn make_all(mounts: &[Mount]) -> Result<Vec<Mounted>> {
 
 fn make(mount: &Mount) -> Result<Mounted> {
     let failed = |message: String| Error::Archive { archive: mount.archive.clone(), message };
-    let told = |error: io::Error| failed(error.to_string());
-    let mut archive = File::open(&mount.archive).map_err(told)?;
+    let failed_io = |error: io::Error| failed(error.to_string());
+    let mut archive = File::open(&mount.archive).map_err(failed_io)?;
     let mut head = Vec::new();
-    io::Read::by_ref(&mut archive).take(GZIP.len() as u64).read_to_end(&mut head).map_err(told)?;
-    archive.rewind().map_err(told)?;
+    io::Read::by_ref(&mut archive).take(GZIP.len() as u64).read_to_end(&mut head).map_err(failed_io)?;
+    archive.rewind().map_err(failed_io)?;
     if head == GZIP {
         return Err(failed("it is compressed: unpack it with gunzip first".to_owned()));
     }
-    let (ours, theirs) = UnixStream::pair().map_err(told)?;
+    let (ours, theirs) = UnixStream::pair().map_err(failed_io)?;
     // SAFETY: the child runs nothing of this process but what follows; see `Hijack::start` for threads.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -101,32 +101,32 @@ fn make(mount: &Mount) -> Result<Mounted> {
             break;
         }
     }
-    let root = match received.map_err(told)? {
+    let root = match received.map_err(failed_io)? {
         (_, Some(root)) => root,
         (message, None) => return Err(failed(message)),
     };
-    let device = fs::metadata(format!("/proc/self/fd/{}/.", root.as_raw_fd())).map_err(told)?.dev();
+    let device = fs::metadata(format!("/proc/self/fd/{}/.", root.as_raw_fd())).map_err(failed_io)?.dev();
     Ok(Mounted { prefix: mount.prefix.clone().into_bytes(), root, device })
 }
 
 /// The child's work: a mount with the archive's content.
 fn furnish(archive: File, prefix: &str) -> Result<OwnedFd, String> {
-    let tell = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+    let context = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     let root = detached_tmpfs()?;
     // SAFETY: this process has nothing to lose by another root directory.
     unsafe {
-        checked(libc::fchdir(root.as_raw_fd())).map_err(tell("enter the mount"))?;
-        checked(libc::chroot(c".".as_ptr())).map_err(tell("chroot into the mount"))?;
+        checked(libc::fchdir(root.as_raw_fd())).map_err(context("enter the mount"))?;
+        checked(libc::chroot(c".".as_ptr())).map_err(context("chroot into the mount"))?;
         libc::umask(0);
     }
     let mut archive = tar::Archive::new(archive);
     archive.set_preserve_permissions(true);
     archive.set_preserve_mtime(true);
-    // SAFETY: asks for a number.
+    // SAFETY: the call takes no pointer.
     archive.set_preserve_ownerships(unsafe { libc::geteuid() } == 0 && is_privileged());
     let mut entries = 0;
-    for entry in archive.entries().map_err(tell("read the archive"))? {
-        let mut entry = entry.map_err(tell("read the archive: is it a tar file?"))?;
+    for entry in archive.entries().map_err(context("read the archive"))? {
+        let mut entry = entry.map_err(context("read the archive: is it a tar file?"))?;
         let name = entry.path().map(|path| path.display().to_string()).unwrap_or_default();
         entry.unpack_in("/").map_err(|error| format!("unpack {name}: {}", root_cause(&error)))?;
         entries += 1;
@@ -134,11 +134,11 @@ fn furnish(archive: File, prefix: &str) -> Result<OwnedFd, String> {
     if entries == 0 {
         return Err("it has no entries: is it a tar file?".to_owned());
     }
-    if !is_whole(archive.into_inner()).map_err(tell("read the archive's end"))? {
+    if !is_whole(archive.into_inner()).map_err(context("read the archive's end"))? {
         return Err("it ends in the midst: the zeros that mark a tar file's end are missing".to_owned());
     }
-    rewrite_links(Path::new("/"), Path::new(prefix)).map_err(tell("rewrite links"))?;
-    make_read_only(&root).map_err(tell("make the mount read-only"))?;
+    rewrite_links(Path::new("/"), Path::new(prefix)).map_err(context("rewrite links"))?;
+    make_read_only(&root).map_err(context("make the mount read-only"))?;
     Ok(root)
 }
 
@@ -167,7 +167,7 @@ fn checked_call(result: libc::c_long) -> io::Result<c_int> {
     checked(c_int::try_from(result).unwrap_or(-1))
 }
 
-/// A tmpfs that is attached nowhere, by whatever right this process has or can give itself.
+/// A tmpfs that is attached nowhere, by a right that this process has or can give itself.
 fn detached_tmpfs() -> Result<OwnedFd, String> {
     let denied = match try_tmpfs() {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => error,
@@ -200,7 +200,7 @@ fn try_tmpfs() -> io::Result<OwnedFd> {
 fn enter_namespaces() -> io::Result<()> {
     // SAFETY: asks for numbers; a child without threads leaves its parent's namespaces.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
-    // SAFETY: as above.
+    // SAFETY: the arguments are descriptors, flags, and strings that end with a zero.
     unsafe { checked(libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS))? };
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;

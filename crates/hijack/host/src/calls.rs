@@ -7,7 +7,7 @@ mod groups;
 
 use std::sync::OnceLock;
 
-use orrery_hijack_image::board::CALLS;
+use orrery_hijack_image::nr::CALLS;
 use orrery_hijack_image::policy::{NO_ARGUMENT, Shape};
 use syscalls::Sysno;
 

@@ -6,14 +6,14 @@
 
 use std::fmt::Write as _;
 
-use orrery_hijack_image::look::RESULT;
+use orrery_hijack_image::capture::RESULT;
 use syscalls::Errno;
 
+use crate::arg_types::{ArgDecoder, ArgType, decoders};
 use crate::calls::{self, Argument, Signature};
+use crate::constants::{self, Names, signals, signed};
 use crate::events::{Event, State};
-use crate::names::{self, Names, signals, signed};
 use crate::structures;
-use crate::told::{Form, Told, told};
 
 /// An argument in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,13 +143,13 @@ fn socket_address(bytes: &[u8]) -> Option<String> {
 }
 
 /// What a piece of memory holds.
-fn memory(event: &Event, bytes: &[u8], told: Told, whole: bool) -> Option<String> {
-    let Told { look, form } = told;
-    let most = usize::from(look.most);
+fn memory(event: &Event, bytes: &[u8], decoder: ArgDecoder, whole: bool) -> Option<String> {
+    let ArgDecoder { capture, arg_type } = decoder;
+    let most = usize::from(capture.most);
     let list = |each: Vec<String>| Some(format!("[{}]", each.join(", ")));
-    Some(match form {
-        Form::Text => quoted(bytes, bytes.len() < most),
-        Form::Bytes { of } => {
+    Some(match arg_type {
+        ArgType::Text => quoted(bytes, bytes.len() < most),
+        ArgType::Bytes { of } => {
             let all = match of {
                 Some(index) => {
                     event.arguments().get(index).copied().and_then(|all| usize::try_from(all).ok())
@@ -158,33 +158,33 @@ fn memory(event: &Event, bytes: &[u8], told: Told, whole: bool) -> Option<String
             };
             quoted(bytes, all.is_none_or(|all| bytes.len() >= all))
         }
-        Form::Strings => {
+        ArgType::Strings => {
             let strings = bytes.split_inclusive(|byte| *byte == 0);
             return list(
                 strings.map(|string| quoted(string.strip_suffix(b"\0").unwrap_or(string), true)).collect(),
             );
         }
-        Form::Address => return socket_address(bytes),
-        Form::Structure(name) => structures::named(name)?.describe(name, bytes, whole),
-        Form::Structures(name) => {
+        ArgType::Address => return socket_address(bytes),
+        ArgType::Structure(name) => structures::named(name)?.describe(name, bytes, whole),
+        ArgType::Structures(name) => {
             let structure = structures::named(name)?;
             let each = bytes.chunks_exact(structure.size);
             return list(each.map(|bytes| structure.describe(name, bytes, whole)).collect());
         }
-        Form::Integers(size) => {
+        ArgType::Integers(size) => {
             let each: Vec<_> = bytes.chunks_exact(size).map(integer).collect();
             return list(each);
         }
-        Form::Signals => signals(u64::from_ne_bytes(*bytes.first_chunk()?)),
-        Form::Descriptors => {
+        ArgType::Signals => signals(u64::from_ne_bytes(*bytes.first_chunk()?)),
+        ArgType::Descriptors => {
             let bits = bytes.iter().enumerate().flat_map(|(place, byte)| {
                 (0..8).filter(move |bit| byte & 1 << bit != 0).map(move |bit| (place * 8 + bit).to_string())
             });
             return list(bits.collect());
         }
-        Form::Status => status(i32::from_ne_bytes(*bytes.first_chunk()?)),
-        Form::Signal => signal_information(bytes)?,
-        Form::Setting => match bytes.first_chunk() {
+        ArgType::Status => status(i32::from_ne_bytes(*bytes.first_chunk()?)),
+        ArgType::Signal => signal_information(bytes)?,
+        ArgType::Setting => match bytes.first_chunk() {
             Some(value) if bytes.len() == 4 => format!("[{}]", i32::from_ne_bytes(*value)),
             _ => quoted(bytes, true),
         },
@@ -241,8 +241,8 @@ fn option_names(level: u64) -> Option<Names> {
 
 fn argument(call: &Signature, event: &Event, index: usize, argument: &Argument, whole: bool) -> String {
     let value = event.arguments()[index];
-    if let (Some(bytes), Some(told)) = (event.memory(index), told(call, index))
-        && let Some(text) = memory(event, bytes, told, whole)
+    if let (Some(bytes), Some(decoder)) = (event.memory(index), decoders(call, index))
+        && let Some(text) = memory(event, bytes, decoder, whole)
     {
         return text;
     }
@@ -259,13 +259,13 @@ fn argument(call: &Signature, event: &Event, index: usize, argument: &Argument, 
         ("socket", "protocol")
             if ["AF_INET", "AF_INET6"]
                 .iter()
-                .any(|name| names::value(name) == Some(event.arguments()[0])) =>
+                .any(|name| constants::value(name) == Some(event.arguments()[0])) =>
         {
             Some(Names::One(&["IPPROTO_"]))
         }
         ("fcntl", "arg") => match event.arguments()[1] {
-            command if Some(command) == names::value("F_SETFL") => Some(Names::Flags(&["O_"])),
-            command if Some(command) == names::value("F_SETFD") => Some(Names::Flags(&["FD_CLOEXEC"])),
+            command if Some(command) == constants::value("F_SETFL") => Some(Names::Flags(&["O_"])),
+            command if Some(command) == constants::value("F_SETFD") => Some(Names::Flags(&["FD_CLOEXEC"])),
             _ => None,
         },
         _ => names_of(call.name, argument),

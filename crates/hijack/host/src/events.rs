@@ -1,4 +1,4 @@
-//! Reading the journal: single calls, as executives tell of them.
+//! Reading the journal: single calls, as executives have written them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use orrery_hijack_image::journal::{ANSWERED, CALLERS, ENTERED, ENTRIES, Entry, RESUMED, stamp_of};
 
-use crate::segment::Segment;
+use crate::shared_segment::SharedSegment;
 
 /// A slot that stays unwritten so long, with others behind it, was given up by its writer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -95,7 +95,7 @@ impl Event {
 /// Reads events. While there is a reader, programs wait for it rather than have their calls untold.
 #[derive(Debug)]
 pub struct Events {
-    segment: Arc<Segment>,
+    segment: Arc<SharedSegment>,
     next: u64,
     /// Since when the next slot is not written.
     missing: Option<Instant>,
@@ -103,16 +103,16 @@ pub struct Events {
 }
 
 impl Events {
-    pub(crate) fn new(segment: Arc<Segment>) -> Self {
-        let journal = &segment.board().journal;
+    pub(crate) fn new(segment: Arc<SharedSegment>) -> Self {
+        let journal = &segment.page().journal;
         journal.reader.store(std::process::id(), Relaxed);
         let next = journal.read.load(Relaxed);
         Self { segment, next, missing: None, given_up: 0 }
     }
 
-    /// Events that nobody can tell of: their writers died, or found the journal full for too long.
+    /// Events that were lost: their writers died, or found the journal full for too long.
     pub fn lost(&self) -> u64 {
-        self.segment.board().journal.lost.load(Relaxed) + self.given_up
+        self.segment.page().journal.lost.load(Relaxed) + self.given_up
     }
 }
 
@@ -121,7 +121,7 @@ impl Iterator for Events {
 
     /// The next event, if there is one by now. There may be one later.
     fn next(&mut self) -> Option<Event> {
-        let journal = &self.segment.board().journal;
+        let journal = &self.segment.page().journal;
         loop {
             let slot = &journal.slots[usize::try_from(self.next).unwrap_or(0) % ENTRIES];
             let turn = stamp_of(self.next);
@@ -153,7 +153,7 @@ impl Iterator for Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        self.segment.board().journal.reader.store(0, Relaxed);
+        self.segment.page().journal.reader.store(0, Relaxed);
     }
 }
 
@@ -163,8 +163,8 @@ mod tests {
 
     use super::*;
 
-    fn write(segment: &Segment, ticket: u64, number: u32) {
-        let journal = &segment.board().journal;
+    fn write(segment: &SharedSegment, ticket: u64, number: u32) {
+        let journal = &segment.page().journal;
         let slot = &journal.slots[usize::try_from(ticket).unwrap() % ENTRIES];
         assert_eq!(slot.stamp.load(Relaxed), stamp_of(ticket));
         let entry = Entry { number, state: DONE, ..Entry::EMPTY };
@@ -176,12 +176,12 @@ mod tests {
 
     #[test]
     fn events_come_in_order_around_the_ring() {
-        let segment = Arc::new(Segment::new().unwrap());
+        let segment = Arc::new(SharedSegment::new().unwrap());
         let mut events = Events::new(Arc::clone(&segment));
         assert!(events.next().is_none());
         for ticket in 0..3 * ENTRIES as u64 {
             write(&segment, ticket, u32::try_from(ticket).unwrap());
-            segment.board().journal.next.store(ticket + 1, Relaxed);
+            segment.page().journal.next.store(ticket + 1, Relaxed);
             assert_eq!(events.next().map(|event| event.number()), u32::try_from(ticket).ok());
         }
         assert!(events.next().is_none());
@@ -190,9 +190,9 @@ mod tests {
 
     #[test]
     fn a_slot_that_nobody_writes_is_passed_over() {
-        let segment = Arc::new(Segment::new().unwrap());
+        let segment = Arc::new(SharedSegment::new().unwrap());
         let mut events = Events::new(Arc::clone(&segment));
-        segment.board().journal.next.store(2, Relaxed);
+        segment.page().journal.next.store(2, Relaxed);
         write(&segment, 1, 7);
         assert!(events.next().is_none());
         std::thread::sleep(PATIENCE + Duration::from_millis(10));

@@ -1,25 +1,24 @@
-//! Sleeping on words of the board, through the C library.
+//! Sleeping on words of the shared page: futex(2), between processes.
 
 use std::sync::atomic::AtomicU32;
 
-use orrery_hijack_image::places::Sleeping;
+use orrery_hijack_image::request_slots::FutexOps;
+use rustix::thread::futex::{self, Flags, Timespec};
 
 /// How long threads sleep if nobody wakes them.
-static NAP: libc::timespec = libc::timespec { tv_sec: 1, tv_nsec: 0 };
+const TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// futex(2), between processes.
+/// The kernel's futexes.
 pub(crate) struct Futex;
 
-impl Sleeping for Futex {
-    fn sleep(&self, word: &AtomicU32, value: u32) {
-        // SAFETY: the word stays while this is called; the time is read only.
-        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const NAP) };
+impl FutexOps for Futex {
+    fn wait(&self, word: &AtomicU32, value: u32) {
+        // However it ends, the caller looks at the word again.
+        let _ended = futex::wait(word, Flags::empty(), value, Some(&TIMEOUT));
     }
 
     fn wake(&self, word: &AtomicU32, most: u32) -> u32 {
-        let most = i32::try_from(most).unwrap_or(i32::MAX);
-        // SAFETY: as above.
-        let woken = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, most) };
-        u32::try_from(woken).unwrap_or(0)
+        let woken = futex::wake(word, Flags::empty(), most.min(i32::MAX.unsigned_abs()));
+        woken.ok().and_then(|woken| u32::try_from(woken).ok()).unwrap_or(0)
     }
 }

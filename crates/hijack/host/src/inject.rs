@@ -3,7 +3,7 @@
 //! The program's thread stands at the end of its `execve`, before its first instruction. It is made to perform two system
 //! calls, with the `syscall` instruction that the kernel's vDSO contains: map room for the image, attach its code there (see
 //! [`crate::code`]; where that is copied, make it executable). The image's data, its settings and the policy's table are written at once. Then the thread runs the image's own beginning,
-//! which attaches the board, takes SIGSYS and arms dispatch, and tells by a signal when it is done. It has the registers back then
+//! which attaches the page, takes SIGSYS and arms dispatch, and sends itself a signal when it is done. It has the registers back then
 //! that the kernel gave it.
 //!
 //! Each stop costs two changes between processes, and each look into `/proc` some microseconds, for every program that is
@@ -20,22 +20,23 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use libc::c_long;
-use orrery_hijack_image::board::Unfollowed;
 use orrery_hijack_image::config::{ACTION_FLAGS, Action, Config, RANGES, Range, service};
+use orrery_hijack_image::shared_page::Unfollowed;
 
 use crate::archive::Mounted;
-use crate::code::{self, Code};
 use crate::image::{Image, PAGE};
 use crate::maps::Maps;
 use crate::policy::Policy;
-use crate::segment::Segment;
-use crate::tracee::{Stop, Tracee, read_memory, write_memory};
+use crate::shared_code::{self, SharedCode};
+use crate::shared_segment::SharedSegment;
+use orrery_sys::process_memory;
+use orrery_sys::ptrace::{Stop, Tracee};
 
 /// How the executive is to behave.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// The image's code, where guests may share it.
-    pub(crate) code: Option<Arc<Code>>,
+    /// The image's code, where tracees may share it.
+    pub(crate) code: Option<Arc<SharedCode>>,
     pub(crate) counted: bool,
     pub(crate) timed: bool,
     pub(crate) patch: bool,
@@ -91,8 +92,8 @@ impl Puppet<'_> {
     fn run_to_call(&mut self) -> io::Result<()> {
         // What forces a signal on the thread would do so for ever.
         for _ in 0..MOST_STOPS {
-            self.tracee.to_call()?;
-            match self.tracee.wait() {
+            self.tracee.resume_to_syscall()?;
+            match self.tracee.wait_over_exec() {
                 Stop::Call => return Ok(()),
                 Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
                 // All others are blocked.
@@ -109,8 +110,8 @@ impl Puppet<'_> {
     fn step_over_call(&mut self) -> io::Result<()> {
         let behind = self.gadget + SYSCALL.len() as u64;
         for _ in 0..MOST_STOPS {
-            self.tracee.over_call()?;
-            match self.tracee.wait() {
+            self.tracee.step()?;
+            match self.tracee.wait_over_exec() {
                 Stop::Signal(libc::SIGTRAP) if self.tracee.registers()?.rip == behind => return Ok(()),
                 Stop::Gone => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
                 Stop::Signal(signal) if self.is_late(signal) => {}
@@ -158,7 +159,7 @@ impl Puppet<'_> {
         self.tracee.set_registers(&registers)?;
         for _ in 0..MOST_STOPS {
             self.tracee.resume(0);
-            match self.tracee.wait() {
+            match self.tracee.wait_over_exec() {
                 Stop::Signal(libc::SIGSYS) => {
                     let result = self.tracee.registers()?.rbx.cast_signed();
                     let error = i32::try_from(-result).unwrap_or(libc::EIO);
@@ -178,7 +179,7 @@ impl Puppet<'_> {
 /// Puts an executive under the program that `tracee` has executed, and lets it go with this mask. `trappable` says that it does not
 /// ignore SIGTRAP.
 ///
-/// Gives whether the thread was let go of for certain.
+/// Returns whether the thread was certainly detached.
 ///
 /// # Errors
 /// Why there is no executive; the program then runs without.
@@ -186,7 +187,7 @@ pub(crate) fn inject(
     mut tracee: Tracee,
     (mask, trappable): (u64, bool),
     image: &Image,
-    segment: &Segment,
+    segment: &SharedSegment,
     settings: &Settings,
 ) -> (bool, Result<(), Unfollowed>) {
     let result = prepare(&mut tracee, trappable, image, segment, settings);
@@ -200,7 +201,7 @@ pub(crate) fn inject(
             unsafe { libc::kill(pid, signal) };
         }
     }
-    // Where the program was killed meanwhile, there is nobody to tell of.
+    // Where the program was killed meanwhile, there is nothing to report.
     (detached, if gone { Ok(()) } else { result.map(drop) })
 }
 
@@ -209,7 +210,7 @@ fn prepare(
     tracee: &mut Tracee,
     trappable: bool,
     image: &Image,
-    segment: &Segment,
+    segment: &SharedSegment,
     settings: &Settings,
 ) -> Result<[bool; LATE.len()], Unfollowed> {
     let failed = |_: io::Error| Unfollowed::Failed;
@@ -227,7 +228,7 @@ fn prepare(
     find_gadget(&mut puppet, &maps).map_err(failed)?;
     let arranged = arrange(&mut puppet, &maps, image, segment, settings);
     if let Some(word) = puppet.covered {
-        puppet.tracee.exchange(puppet.gadget, word).map_err(failed)?;
+        puppet.tracee.replace_word(puppet.gadget, word).map_err(failed)?;
     }
     puppet.tracee.set_registers(&puppet.registers).map_err(failed)?;
     arranged.map_err(failed)?;
@@ -242,7 +243,7 @@ fn find_gadget(puppet: &mut Puppet<'_>, maps: &Maps) -> io::Result<()> {
     if let Some(vdso) = maps.vdso {
         let look = || {
             let mut bytes = vec![0; VDSO_BYTES];
-            read_memory(pid, vdso, &mut bytes).ok()?;
+            process_memory::read(pid, vdso, &mut bytes).ok()?;
             Some(bytes.windows(2).position(|pair| pair == SYSCALL)? as u64)
         };
         if let Some(offset) = *OFFSET.get_or_init(look) {
@@ -252,9 +253,9 @@ fn find_gadget(puppet: &mut Puppet<'_>, maps: &Maps) -> io::Result<()> {
     }
     let at = puppet.registers.rip;
     let mut word = [0; 8];
-    read_memory(pid, at, &mut word)?;
+    process_memory::read(pid, at, &mut word)?;
     word[..2].copy_from_slice(&SYSCALL);
-    puppet.covered = Some(puppet.tracee.exchange(at, u64::from_le_bytes(word))?);
+    puppet.covered = Some(puppet.tracee.replace_word(at, u64::from_le_bytes(word))?);
     puppet.gadget = at;
     Ok(())
 }
@@ -263,7 +264,7 @@ fn find_gadget(puppet: &mut Puppet<'_>, maps: &Maps) -> io::Result<()> {
 fn may_read_fs() -> bool {
     /// `HWCAP2_FSGSBASE` of `asm/hwcap2.h`.
     const FSGSBASE: u64 = 1 << 1;
-    // SAFETY: asks for a number, which is the same for all programs.
+    // SAFETY: the call takes no pointer.
     let allowed = unsafe { libc::getauxval(libc::AT_HWCAP2) } & FSGSBASE != 0;
     allowed && std::arch::is_x86_feature_detected!("sse4.2")
 }
@@ -297,7 +298,7 @@ fn arrange(
     puppet: &mut Puppet<'_>,
     maps: &Maps,
     image: &Image,
-    segment: &Segment,
+    segment: &SharedSegment,
     settings: &Settings,
 ) -> io::Result<()> {
     let load = Load::new(puppet.tracee.pid(), image, settings)?;
@@ -316,7 +317,7 @@ fn furnish(
     base: u64,
     maps: &Maps,
     load: &Load<'_>,
-    segment: &Segment,
+    segment: &SharedSegment,
     settings: &Settings,
 ) -> io::Result<()> {
     let image = load.image;
@@ -337,7 +338,7 @@ fn furnish(
     let code_length = image.code.end - image.code.start;
     let action = offset_of!(Config, action);
     for (offset, value) in [
-        (offset_of!(Config, board_length), size_of_val(segment.board()) as u64),
+        (offset_of!(Config, shared_page_length), size_of_val(segment.page()) as u64),
         (offset_of!(Config, image), base),
         (offset_of!(Config, image_length), load.length()),
         (offset_of!(Config, policy), if load.table.is_empty() { 0 } else { base + image.length }),
@@ -352,9 +353,9 @@ fn furnish(
     }
     for (offset, flag) in [
         (offset_of!(Config, counted), settings.counted),
-        (offset_of!(Config, own_counters), may_read_fs()),
+        (offset_of!(Config, thread_counters_enabled), may_read_fs()),
         (offset_of!(Config, timed), settings.timed),
-        (offset_of!(Config, unpatched), !settings.patch),
+        (offset_of!(Config, rewriting_disabled), !settings.patch),
     ] {
         put(offset, &[u8::from(flag)]);
     }
@@ -371,12 +372,17 @@ fn furnish(
         }
     }
     let copied = if settings.code.is_some() { image.shareable() } else { 0 };
-    write_memory(pid, base + copied as u64, [image.fixed().get(copied..).unwrap_or_default(), &bytes])?;
+    process_memory::write(
+        pid,
+        base + copied as u64,
+        [image.fixed().get(copied..).unwrap_or_default(), &bytes],
+    )?;
     if !load.table.is_empty() {
-        write_memory(pid, base + image.length, [&load.table])?;
+        process_memory::write(pid, base + image.length, [&load.table])?;
     }
     if let Some(shared) = &settings.code {
-        let (id, flags) = (u64::try_from(shared.id()).unwrap_or(0), u64::try_from(code::ATTACH).unwrap_or(0));
+        let (id, flags) =
+            (u64::try_from(shared.id()).unwrap_or(0), u64::try_from(shared_code::ATTACH).unwrap_or(0));
         puppet.call(libc::SYS_shmat, [id, base, flags, 0, 0, 0])?;
     } else {
         let executable = u64::try_from(libc::PROT_READ | libc::PROT_EXEC).unwrap_or(0);
@@ -390,7 +396,7 @@ fn furnish(
         Err(error) if error.raw_os_error() == Some(libc::EACCES) => segment.lend(user_of(pid)?, boot)?,
         result => result?,
     }
-    segment.board().followed.fetch_add(1, Relaxed);
+    segment.page().followed.fetch_add(1, Relaxed);
     Ok(())
 }
 
@@ -419,7 +425,7 @@ mod tests {
     #[test]
     fn this_processs_user_is_found() {
         let own = i32::try_from(std::process::id()).unwrap();
-        // SAFETY: asks for a number.
+        // SAFETY: the call takes no pointer.
         assert_eq!(user_of(own).unwrap(), unsafe { libc::geteuid() });
     }
 }

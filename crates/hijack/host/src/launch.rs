@@ -10,20 +10,21 @@ use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use orrery_hijack_image::board::{EXEC, EXEC_FAILED, Unfollowed, YES};
-use orrery_hijack_image::places::{self, Sleeping};
+use orrery_hijack_image::request_slots::{self, FutexOps};
+use orrery_hijack_image::request_slots::{EXEC, EXEC_FAILED, YES};
+use orrery_hijack_image::shared_page::Unfollowed;
 
 use crate::archive::Mounted;
-use crate::code::Code;
-use crate::counts::Counts;
 use crate::error::{Error, Result};
 use crate::events::Events;
 use crate::futex::Futex;
 use crate::image::Image;
 use crate::inject::{Settings, Tables};
 use crate::policy::Policy;
-use crate::segment::Segment;
-use crate::{archive, program, steward};
+use crate::shared_code::SharedCode;
+use crate::shared_segment::SharedSegment;
+use crate::syscall_counts::Counts;
+use crate::{archive, program, supervisor};
 
 /// A site is rewritten when so many of its calls were dispatched: about as many as rewriting costs, which is 16 us.
 const THRESHOLD: u32 = 16;
@@ -85,17 +86,17 @@ impl Options {
 /// Executives, ready to be put under a program and all that it starts.
 #[derive(Debug)]
 pub struct Hijack {
-    segment: Arc<Segment>,
+    segment: Arc<SharedSegment>,
     image: Arc<Image>,
-    code: Option<Arc<Code>>,
-    /// What programs see where the kernel has nothing: from when a steward attends.
+    code: Option<Arc<SharedCode>>,
+    /// What programs see where the kernel has nothing: from when a supervisor attends.
     mounted: OnceLock<Arc<[Mounted]>>,
 }
 
 impl Hijack {
-    /// Prepares: makes the shared memory, and a steward process that ends when no guest is left.
+    /// Prepares: makes the shared memory, and a supervisor process that ends when no tracee is left.
     ///
-    /// The steward is a forked child: call this before the process has threads of its own.
+    /// The supervisor is a forked child: call this before the process has threads of its own.
     ///
     /// # Errors
     /// [`Error::Facility`] and [`Error::Traced`] say what this process or kernel cannot do.
@@ -111,14 +112,14 @@ impl Hijack {
     /// As of [`Hijack::start`].
     pub fn prepare() -> Result<Self> {
         check_this_process()?;
-        let (segment, image) = (Arc::new(Segment::new()?), Arc::new(Image::embedded()?));
+        let (segment, image) = (Arc::new(SharedSegment::new()?), Arc::new(Image::embedded()?));
         let shared = image.fixed().get(..image.shareable()).unwrap_or_default();
-        let code = Code::share(shared).map(Arc::new);
+        let code = SharedCode::share(shared).map(Arc::new);
         Ok(Self { segment, image, code, mounted: OnceLock::new() })
     }
 
-    /// Starts the steward, as a child of this process which it leaves at once. What confines this process (a filter, a
-    /// Landlock domain) confines the steward, too: it can do no more to other processes than its guests can.
+    /// Starts the supervisor, as a child of this process which it leaves at once. What confines this process (a filter, a
+    /// Landlock domain) confines the supervisor, too: it can do no more to other processes than its tracees can.
     ///
     /// # Errors
     /// Where no process could be made.
@@ -130,12 +131,12 @@ impl Hijack {
         let mounted = Arc::clone(self.mounted.get_or_init(|| mounted));
         let (code, tables) = (self.code.clone(), Tables::default());
         let settings = Settings { code, counted, timed, patch, threshold, policy, mounted, tables };
-        steward::start(segment, Arc::clone(&self.image), settings)
+        supervisor::start(segment, Arc::clone(&self.image), settings)
     }
 
-    /// The process number of the steward, as the shared memory has it, where guests can write.
-    pub fn steward(&self) -> i32 {
-        i32::try_from(self.segment.board().steward.load(Relaxed)).unwrap_or(0)
+    /// The process number of the supervisor, as the shared memory has it, where tracees can write.
+    pub fn supervisor(&self) -> i32 {
+        i32::try_from(self.segment.page().supervisor.load(Relaxed)).unwrap_or(0)
     }
 
     /// Becomes the program: as `exec` does, with the same process, parent and terminal.
@@ -151,9 +152,9 @@ impl Hijack {
     /// Starts the program as a child of this process.
     ///
     /// # Errors
-    /// Where it cannot be executed. What the kernel refuses only when the child tries is told by the child on standard
-    /// error, and by its status 127.
-    pub fn spawn(&self, name: &OsStr, arguments: &[OsString]) -> Result<Guest> {
+    /// Where it cannot be executed. What the kernel refuses only when the child tries is printed by the child on standard
+    /// error, and by its exit status.
+    pub fn spawn(&self, name: &OsStr, arguments: &[OsString]) -> Result<Child> {
         let found = program::find(name, &|path| self.seen(path, std::process::id()))?;
         // SAFETY: the child does nothing but execute the program.
         let pid = unsafe { libc::fork() };
@@ -161,17 +162,17 @@ impl Hijack {
             -1 => Err(Error::system("make a process for the program")),
             0 => {
                 let error = self.become_program(&found, name, arguments);
-                eprintln!("orrery: {error}");
-                // SAFETY: ends the child; what its parent had to do at exit is not for the child to do.
-                unsafe { libc::_exit(127) }
+                eprintln!("orrery: {}", error.with_causes());
+                // SAFETY: ends the child; the exit handlers are its parent's.
+                unsafe { libc::_exit(error.exit_status().into()) }
             }
-            pid => Ok(Guest { pid }),
+            pid => Ok(Child { pid }),
         }
     }
 
-    /// What was counted so far, of all guests.
+    /// What was counted so far, of all tracees.
     pub fn counts(&self) -> Counts {
-        Counts::of(self.segment.board())
+        Counts::of(self.segment.page())
     }
 
     /// Single calls, as rules of the policy ask for them. One reader at a time, from before the program starts.
@@ -181,7 +182,7 @@ impl Hijack {
 
     /// How often each rule of the policy fitted a call, and how often it acted.
     pub fn rule_hits(&self) -> Vec<(u64, u64)> {
-        let rules = &self.segment.board().rules;
+        let rules = &self.segment.page().rules;
         rules.iter().map(|rule| (rule.hits.load(Relaxed), rule.acts.load(Relaxed))).collect()
     }
 
@@ -200,9 +201,9 @@ impl Hijack {
         let refused = |source| Error::NotExecutable { program: found.to_owned(), source };
         let text = |text: &OsStr| CString::new(text.as_bytes()).map_err(|error| refused(error.into()));
         let prepared = (|| {
-            let steward = self.await_steward();
-            let seen = |path: &Path| self.seen(path, steward);
-            // The kernel would look for the interpreter where there is none, and tell it a path that it does not know.
+            let supervisor = self.wait_for_supervisor();
+            let seen = |path: &Path| self.seen(path, supervisor);
+            // The kernel would look for the interpreter where there is none, and pass it a path that it does not know.
             let script = program::script(&seen(found));
             let script = script
                 .filter(|(interpreter, _)| [found, interpreter].iter().any(|path| seen(path) != **path));
@@ -224,7 +225,7 @@ impl Hijack {
         let mut pointers: Vec<*const c_char> = all.iter().map(|argument| argument.as_ptr()).collect();
         pointers.push(ptr::null());
         let mask = block_signals();
-        let answer = self.announce(mask);
+        let answer = self.request_tracing(mask);
         let error = match answer {
             Some(YES) => {
                 // SAFETY: the lists end with null; `environ` is this process's own.
@@ -232,7 +233,7 @@ impl Hijack {
                     libc::execv(path.as_ptr(), pointers.as_ptr());
                 }
                 let source = io::Error::last_os_error();
-                withdraw();
+                cancel_tracing();
                 refused(source)
             }
             Some(reason) => {
@@ -246,27 +247,28 @@ impl Hijack {
         error
     }
 
-    /// The steward's process number, when it has begun.
-    fn await_steward(&self) -> u32 {
-        let board = self.segment.board();
+    /// The supervisor's process number, when it has begun.
+    fn wait_for_supervisor(&self) -> u32 {
+        let page = self.segment.page();
         let mut waits = 0;
-        while board.steward.load(Acquire) == 0 && !places::is_gone(board, waits) {
-            Futex.sleep(&board.steward, 0);
+        while page.supervisor.load(Acquire) == 0 && !request_slots::supervisor_is_gone(&page.requests, waits)
+        {
+            Futex.wait(&page.supervisor, 0);
             waits += 1;
         }
-        board.steward.load(Acquire)
+        page.supervisor.load(Acquire)
     }
 
-    /// Has the steward trace this thread, as an executive would.
-    fn announce(&self, mask: u64) -> Option<u32> {
+    /// Has the supervisor trace this thread, as an executive would.
+    fn request_tracing(&self, mask: u64) -> Option<u32> {
         // SAFETY: says who may trace this process, where only parents may; asks for a number.
         let thread = unsafe {
-            libc::prctl(PR_SET_PTRACER, u64::from(self.await_steward()), 0, 0, 0);
+            libc::prctl(PR_SET_PTRACER, u64::from(self.wait_for_supervisor()), 0, 0, 0);
             u32::try_from(libc::syscall(libc::SYS_gettid)).unwrap_or(0)
         };
         let ignored = ignores_trap();
         let nonce = u64::from(thread) << 32 ^ (&raw const mask).addr() as u64;
-        let answer = places::ask(self.segment.board(), EXEC, thread, &Futex, |request| {
+        let answer = request_slots::submit(&self.segment.page().requests, EXEC, thread, &Futex, |request| {
             request.mask.store(mask, Relaxed);
             request.ignores_trap.store(u32::from(ignored), Relaxed);
             request.nonce.store(nonce, Relaxed);
@@ -279,11 +281,11 @@ impl Hijack {
 
 /// A program that was started.
 #[derive(Debug)]
-pub struct Guest {
+pub struct Child {
     pid: libc::pid_t,
 }
 
-impl Guest {
+impl Child {
     /// Its process number.
     pub fn pid(&self) -> i32 {
         self.pid
@@ -314,7 +316,7 @@ fn check_this_process() -> Result<()> {
     if unsafe { libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0) } != 0 {
         return Err(Error::Facility {
             facility: "syscall user dispatch",
-            source: io::Error::last_os_error(),
+            cause: io::Error::last_os_error(),
             way_out: "it needs a kernel with CONFIG_GENERIC_ENTRY from 5.11 on, and a process that has no executive yet",
         });
     }
@@ -340,7 +342,7 @@ fn block_signals() -> u64 {
 
 /// Whether SIGTRAP is ignored here, and so will be in the program.
 fn ignores_trap() -> bool {
-    // SAFETY: asks only; the structure is integers.
+    // SAFETY: zeros are a valid `sigaction`, into which the kernel writes.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGTRAP, ptr::null(), &raw mut action) == 0
@@ -353,8 +355,8 @@ fn set_mask(mask: u64) {
     unsafe { libc::syscall(libc::SYS_rt_sigprocmask, SIG_SETMASK, &raw const mask, 0, 8) };
 }
 
-/// Tells the steward that the program could not be executed: it takes the signal away.
-fn withdraw() {
+/// Notifies the supervisor that the program could not be executed: it suppresses the signal.
+fn cancel_tracing() {
     let mut info = [0_u32; 32];
     info[0] = libc::SIGSYS.cast_unsigned();
     info[2] = libc::SI_QUEUE.cast_unsigned();

@@ -2,7 +2,7 @@
 //!
 //! After "Hijack: Taking Control of COTS Systems to Enforce Predictable Service Guarantees" (West and Parmer), on a stock
 //! kernel. The executive itself is the crate `orrery-hijack-image`; its documentation draws the path of a call. This crate
-//! carries its image, puts it under programs, and tells what it counted:
+//! carries its image, puts it under programs, and reads what it counted:
 //!
 //! ```no_run
 //! use orrery_hijack::{Hijack, Options};
@@ -15,26 +15,26 @@
 //! # Ok::<(), orrery_hijack::Error>(())
 //! ```
 //!
-//! # How a program becomes a guest
+//! # How a program becomes a tracee
 //!
 //! ```text
-//!  process that is to execute            steward                              kernel
+//!  process that is to execute            supervisor                              kernel
 //!  --------------------------            -------                              ------
-//!  "trace me" (on the board)  -------->  PTRACE_SEIZE, TRACEEXEC
+//!  "trace me" (on the page)  -------->  PTRACE_SEIZE, TRACEEXEC
 //!  execve  ------------------------------------------------------------------>  new program
 //!                                        exec stop  <-------------------------
-//!                                        has it map the image, attach the board,
+//!                                        has it map the image, attach the page,
 //!                                        take SIGSYS, arm dispatch
 //!                                        PTRACE_DETACH
 //!  first instruction of the loader: every call is dispatched to the executive
 //! ```
 //!
-//! The launcher does this for the first program, and the executive for each that a guest executes. The process calls
+//! The launcher does this for the first program, and the executive for each that a tracee executes. The process calls
 //! `execve` itself, so that all that this call means (its errors, the credentials, close-on-exec, other threads) is as
 //! ever. The alternatives lose something: starting each program through the launcher again cannot report errors to a
 //! caller that is gone by then; loading programs by ourselves would have to imitate the kernel.
 //!
-//! The steward is one process for all guests of a run; it is not in the path of any other call. A guest without steward
+//! The supervisor is one process for all tracees of a run; it is not in the path of any other call. A tracee without supervisor
 //! (somebody killed it) goes on; programs that it executes are not followed, which is counted.
 //!
 //! # What is no boundary
@@ -43,31 +43,30 @@
 //! that does can find and unmake it. A policy that must hold against hostile code belongs into a filter of the kernel.
 
 mod archive;
+mod arg_types;
 pub mod calls;
-mod code;
-mod counts;
+mod constants;
 pub mod decode;
 mod error;
 mod events;
 mod futex;
 mod image;
 mod inject;
+mod instruction_boundaries;
 mod launch;
 mod maps;
-mod names;
 pub mod policy;
 mod program;
-mod proof;
-mod segment;
-mod steward;
+mod rewrite_window;
+mod shared_code;
+mod shared_segment;
 mod structures;
+mod supervisor;
 pub mod symbols;
-mod told;
-mod tracee;
-mod window;
+mod syscall_counts;
 
-pub use counts::{Call, Counts, bucket_end};
 pub use error::{Error, Result};
 pub use events::{Event, Events, State};
-pub use launch::{Guest, Hijack, Options};
+pub use launch::{Child, Hijack, Options};
 pub use policy::{Policy, PolicyError, Services};
+pub use syscall_counts::{Call, Counts, bucket_end};

@@ -52,7 +52,7 @@ mod view;
 
 use orrery_hijack_image::policy::{Rule, action, log};
 
-pub use crate::told::Detail;
+pub use crate::arg_types::Detail;
 use compile::Compiled;
 pub use services::{Mount, Remembered, Services, Sleep};
 pub(crate) use values::errno;

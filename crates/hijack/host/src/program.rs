@@ -1,4 +1,4 @@
-//! Looking at a program before it is started, for errors that can be told before anything happened.
+//! Checks of a program before it is started, so that errors are reported before anything happened.
 
 use std::env;
 use std::ffi::{CString, OsStr, OsString};
@@ -132,7 +132,7 @@ fn has_capabilities(program: &Path) -> bool {
 }
 
 fn is_root() -> bool {
-    // SAFETY: asks for a number.
+    // SAFETY: the call takes no pointer.
     unsafe { libc::geteuid() == 0 }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use crate::names::{Names, signals};
+use crate::constants::{Names, signals};
 
 static STRUCTURES: &str = include_str!("../calls/structures");
 
@@ -70,7 +70,7 @@ fn member(text: &'static str) -> Option<Member> {
 }
 
 /// The members that say most, of structures that have many.
-fn telling(structure: &str) -> &'static [&'static str] {
+fn shown_members(structure: &str) -> &'static [&'static str] {
     match structure {
         "stat" => &["st_mode", "st_size"],
         "statx" => &["stx_mode", "stx_size"],
@@ -106,7 +106,7 @@ fn names(structure: &str, member: &str) -> Option<Names> {
 impl Structure {
     /// Its members' values, of `bytes` that may be fewer than it has; `whole`: all of them, not only those that say most.
     pub(crate) fn describe(&self, name: &str, bytes: &[u8], whole: bool) -> String {
-        let telling = if whole { &[] } else { telling(name) };
+        let shown = if whole { &[] } else { shown_members(name) };
         let mut left_out = false;
         let mut parts = Vec::new();
         for member in &self.members {
@@ -118,7 +118,7 @@ impl Structure {
             }
             let value = bytes.get(member.offset..member.offset + member.size * member.count);
             match value {
-                Some(value) if telling.is_empty() || telling.contains(&member.name) => {
+                Some(value) if shown.is_empty() || shown.contains(&member.name) => {
                     let text = member.describe(name, value, whole);
                     parts.push(format!("{}={text}", member.name));
                 }

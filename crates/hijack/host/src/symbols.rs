@@ -1,10 +1,10 @@
-//! What debuggers have to be told of an executive: it lies in no file that they could look into.
+//! Symbols of an executive for debuggers: it lies in no file that they could read.
 //!
 //! A debugger finds the callers of a function by what the file of its code says about frames. A thread that sleeps in a call stands in
 //! the executive: in a gate, or behind the frame of a dispatched call. The image's ELF file says of both how the program's own
-//! registers are found from there (`.debug_frame`, by the assembly in `gates`), and is told to the debugger with the address at which the
-//! image lies: recognized by its first page, which names the build and is the same in every guest. Its code would do as well, but a core
-//! dump lacks code that guests share; of what begins like an ELF file it has the first page (core(5)).
+//! registers are found from there (`.debug_frame`, by the assembly in `dispatch/assembly`), and is given to the debugger with the address at which the
+//! image lies: recognized by its first page, which names the build and is the same in every tracee. Its code would do as well, but a core
+//! dump lacks code that tracees share; of what begins like an ELF file it has the first page (core(5)).
 
 use std::fs::{self, File};
 use std::io;
@@ -29,9 +29,9 @@ pub fn symbols() -> &'static [u8] {
 /// # Errors
 /// The process cannot be looked at.
 pub fn in_process(process: u32) -> io::Result<Option<u64>> {
-    let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
+    let maps = fs::read(format!("/proc/{process}/maps"))?;
     let memory = File::open(format!("/proc/{process}/mem"))?;
-    let starts = maps.lines().filter_map(|line| u64::from_str_radix(line.split_once('-')?.0, 16).ok());
+    let starts = orrery_sys::maps::entries(&maps).map(|entry| entry.range.start as u64);
     find(&memory, starts.map(|start| (start, start))).map_err(io::Error::other)
 }
 
@@ -82,7 +82,7 @@ mod tests {
         assert!(frames.windows(5).any(|bytes| bytes == [0x10, 16, 13, 0x80, 0]));
         // DW_CFA_def_cfa_expression, rsp's place in a signal frame: the restorer's.
         assert!(frames.windows(6).any(|bytes| bytes == [0x0f, 4, 0x77, 0xa0, 1, 0x06]));
-        assert!(file.symbols().any(|symbol| object::ObjectSymbol::name(&symbol) == Ok("orrery_gates")));
+        assert!(file.symbols().any(|symbol| object::ObjectSymbol::name(&symbol) == Ok("orrery_trampolines")));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One look at a path for all the patterns of a policy: an automaton that reads the path as the program wrote it.
 //!
-//! The steward compiles the patterns of all rules to the states of one automaton; each state says, by a bit for each list of
+//! The supervisor compiles the patterns of all rules to the states of one automaton; each state says, by a bit for each list of
 //! patterns, which of them a path that ends there fits. A [`Walk`] leads a path through it, byte by byte, in the place where
 //! the program keeps it: nothing is copied. Names that only say "here" (`.`, an empty one) are left out on the way; at `..` a
 //! walk gives up, since it cannot take back what it has read.
@@ -10,7 +10,7 @@
 
 use core::arch::x86_64::{__m128i, _mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set1_epi8};
 
-/// How many lists of patterns an automaton can tell apart.
+/// How many lists of patterns an automaton can distinguish.
 pub const LISTS: usize = 64;
 /// The most bytes that an automaton takes: it is copied into each process.
 pub const LARGEST: usize = 32 << 10;
@@ -47,7 +47,7 @@ impl<'a> Automaton<'a> {
         // SAFETY: a head is integers, and takes so many words.
         let head = unsafe { &*head.as_ptr().cast::<Head>() };
         let (fits, rest) = rest.split_at_checked(head.states as usize)?;
-        // SAFETY: a word is four halves of halves.
+        // SAFETY: any bytes are valid `u16`s, and a `u64` is aligned for them.
         let next = unsafe { core::slice::from_raw_parts(rest.as_ptr().cast::<u16>(), 4 * rest.len()) };
         let steps = fits.len().checked_mul(head.classes as usize)?;
         Some(Self { head, fits, next: next.get(..steps)? })

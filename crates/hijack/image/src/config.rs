@@ -1,4 +1,4 @@
-//! What the steward writes into an image before it runs.
+//! What the supervisor writes into an image before it runs.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
@@ -33,10 +33,10 @@ pub struct Action {
 /// The image's exported `ORRERY_CONFIG`.
 #[repr(C)]
 pub struct Config {
-    /// Where the board is attached.
-    pub board: AtomicU64,
+    /// Where the shared page is attached.
+    pub shared_page: AtomicU64,
     /// How long that is.
-    pub board_length: AtomicU64,
+    pub shared_page_length: AtomicU64,
     /// Where the image lies.
     pub image: AtomicU64,
     /// How long it is.
@@ -52,15 +52,15 @@ pub struct Config {
     /// Whether calls are counted.
     pub counted: AtomicU8,
     /// Whether threads may have counters of their own: programs can read `fs`, and hash it.
-    pub own_counters: AtomicU8,
+    pub thread_counters_enabled: AtomicU8,
     /// Whether they are timed: only where they are counted.
     pub timed: AtomicU8,
     /// Whether sites are left as they are.
-    pub unpatched: AtomicU8,
+    pub rewriting_disabled: AtomicU8,
     /// Set when the program installs a system-call filter: from then on, nothing is called that the program did not call.
     pub filtered: AtomicU8,
     /// Set when the program may not read the time stamp counter: nobody does, then.
-    pub blind: AtomicU8,
+    pub tsc_disabled: AtomicU8,
     /// A site is rewritten when so many of its calls were dispatched.
     pub threshold: AtomicU32,
     /// How SIGSYS is handled.

@@ -1,4 +1,4 @@
-//! The journal: a ring in which executives tell of single calls, and from which one reader takes them.
+//! The journal: a ring into which executives write single calls, and from which one reader takes them.
 //!
 //! Many write and one reads. A slot's stamp says whose turn it is: see [`stamp_of`]. A writer prepares its entry, takes a ticket, copies, and stamps; one that dies or is left by a `longjmp` in
 //! between blocks the ring, so the reader passes over a slot that stays unwritten while others behind it are, and counts
@@ -87,7 +87,7 @@ pub const DONE: u32 = 2;
 /// A rule gave the result.
 pub const ANSWERED: u32 = 3;
 
-/// A call that began before has ended, of which nothing but its result is told.
+/// A call that began before has ended, of which the entry has nothing but the result.
 pub const RESUMED: u32 = 4;
 
 /// The bits of a piece that are its length.
@@ -139,7 +139,7 @@ impl Entry {
 }
 
 const _: () = assert!(size_of::<Entry>() == 504 && size_of::<Slot>() == 512);
-const _: () = assert!(crate::look::LOOKS <= PIECES && DATA <= PIECE_LENGTH as usize);
+const _: () = assert!(crate::capture::CAPTURES <= PIECES && DATA <= PIECE_LENGTH as usize);
 
 #[cfg(test)]
 mod tests {

@@ -1,10 +1,12 @@
 //! The table that a policy is compiled to. An executive reads it, in memory that nobody can write to.
 //!
-//! Integers and offsets only: it is written by the steward, into a process whose addresses are others. All offsets count
+//! Integers and offsets only: it is written by the supervisor, into a process whose addresses are others. All offsets count
 //! from the table's start.
 
-use crate::board::CALLS;
-use crate::look::{LOOKS, Look};
+use crate::capture::{ArgCapture, CAPTURES};
+
+pub use crate::capture::NO_ARGUMENT;
+use crate::nr::CALLS;
 
 /// How many rules a policy can have.
 pub const RULES: usize = 256;
@@ -12,8 +14,6 @@ pub const RULES: usize = 256;
 pub const CALLERS: usize = 64;
 /// Says that a table is one.
 pub const MAGIC: u64 = 0x7972_7272_6f70_6f6c;
-/// No argument of the call is this.
-pub const NO_ARGUMENT: u8 = u8::MAX;
 
 /// Some bytes of the table.
 #[repr(C)]
@@ -73,7 +73,7 @@ pub struct Table {
     pub magic: u64,
     /// How many bytes the table has.
     pub length: u64,
-    /// Not zero: some rule does more than tell.
+    /// Not zero: some rule does more than log.
     pub decides: u64,
     /// Where the rules are, and how many.
     pub rules: Text,
@@ -89,8 +89,8 @@ pub struct Table {
     pub calls: [Span; CALLS + 1],
     /// What is known of the calls.
     pub shapes: [Shape; CALLS + 1],
-    /// What is told of the memory that they name.
-    pub looks: [[Look; LOOKS]; CALLS + 1],
+    /// What is captured of the memory that their arguments point to.
+    pub captures: [[ArgCapture; CAPTURES]; CALLS + 1],
 }
 
 /// A file system that is seen at a path where the kernel has none.
@@ -101,7 +101,7 @@ pub struct Mount {
     pub prefix: Text,
     /// The path where it can be reached.
     pub backing: Text,
-    /// Its device number, by which its files are told from others.
+    /// Its device number, by which its files are recognized.
     pub device: u64,
 }
 
@@ -109,7 +109,7 @@ pub struct Mount {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rule {
-    /// Where on the board its hits are counted.
+    /// Where on the shared page its hits are counted.
     pub counter: u32,
     /// Acts on each n-th hit only; zero is one.
     pub every: u32,
@@ -182,7 +182,7 @@ pub mod kinds {
     pub const OTHER: u32 = 64;
 }
 
-/// Whether a call is told, in the journal.
+/// Whether a call is logged in the journal.
 pub mod log {
     /// It is.
     pub const CALLS: u32 = 1;
@@ -194,7 +194,7 @@ pub mod log {
 pub mod action {
     /// Nothing: further rules decide.
     pub const NONE: u32 = 0;
-    /// Lets it be performed, whatever further rules say.
+    /// Lets it be performed, and skips further rules.
     pub const ALLOW: u32 = 1;
     /// Returns a value without performing it.
     pub const ANSWER: u32 = 2;

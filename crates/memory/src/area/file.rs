@@ -5,15 +5,14 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use orrery_sys::PAGE;
 use orrery_sys::descriptors::raise;
 use orrery_sys::process::file_may_end_at;
+use orrery_sys::{PAGE, generation};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, ftruncate, memfd_create, open};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use super::Error;
-use super::arena::process;
 use super::pageset::PageSet;
 
 /// A sparse memory file, mapped in the process that made it.
@@ -51,7 +50,7 @@ impl PageFile {
             let _ = madvise(window, bytes, Advice::LinuxDontDump);
             window
         };
-        Ok(Self { fd, window: window.cast(), pages, mapped: PageSet::new(pages)?, process: process() })
+        Ok(Self { fd, window: window.cast(), pages, mapped: PageSet::new(pages)?, process: generation() })
     }
 
     /// Another descriptor of it, through which it can only be read (where `/proc` is mounted).
@@ -67,9 +66,9 @@ impl PageFile {
         .map_err(|errno| Error::Memory { bytes: 0, errno })
     }
 
-    /// Whether this process made it.
+    /// Returns whether this process made it.
     pub(super) fn is_of_this_process(&self) -> bool {
-        self.process == process()
+        self.process == generation()
     }
 
     /// Copies `count` pages of memory from `address` to page `page`; `known` says that the file has all of them.
@@ -126,13 +125,13 @@ impl PageFile {
         punch(self.fd.as_fd(), page, count)
     }
 
-    /// Where page `page` is mapped.
+    /// Returns where page `page` is mapped.
     pub(super) fn at(&self, page: usize) -> *mut u8 {
         debug_assert!(page <= self.pages);
         self.window.wrapping_add(page * PAGE)
     }
 
-    /// How many pages it can have.
+    /// Returns how many pages it can have.
     pub(super) fn pages(&self) -> usize {
         self.pages
     }

@@ -1,7 +1,7 @@
 //! A lock that can be held over `fork(2)`.
 //!
 //! The standard library's locks are released by guards alone, and a guard belongs to one process. Here the handlers
-//! around a fork ([`super::forking`]) take every lock, and both sides give them back without guards. The word has three
+//! around a fork ([`super::fork_locks`]) acquire every lock, and both sides release them without guards. The word has three
 //! states (free, held, held with sleepers), as in Drepper's "Futexes Are Tricky".
 
 use core::cell::UnsafeCell;
@@ -60,7 +60,17 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Gives back what [`Lock::take`] took, be it in a forked child.
+    /// Returns the value.
+    ///
+    /// # Safety
+    /// The calling thread, or the one that forked it, holds the lock without a guard, and nobody else reaches the value
+    /// through the reference's life.
+    pub(super) unsafe fn value_while_held(&self) -> &T {
+        // SAFETY: the caller's promise excludes a reference through which the value is changed.
+        unsafe { &*self.value.get() }
+    }
+
+    /// Releases what [`Lock::take`] acquired, be it in a forked child.
     ///
     /// # Safety
     /// The calling thread, or the one that forked it, holds the lock without a guard.

@@ -10,17 +10,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::vec::Vec;
 
+use allocator_api2::alloc::Global;
 use orrery_sys::{PAGE, PageRange};
 
-use super::arena::{Arena, only_in_main};
+use super::area_arena::{AreaArena, only_in_main};
 use super::copier::{Copier, Job, Jobs};
 use super::delta::{Board, Delta, DeltaRef, Entry, Frames, OUTSIDERS, Outsider, WAIT, ZEROS, short};
 use super::file::PageFile;
+use super::fork_locks::ForkLocks;
 use super::lock::Lock;
 use super::pageset::PageSet;
 use super::tracking::Tracking;
-use super::warm::Warm;
-use super::{Area, Error, Mode, forking};
+use super::{Area, Error, Mode, fork_locks};
+use crate::hot_pages::HotPages;
 
 /// Runs of at least this many pages are asked whether they are there at all.
 const WORTH_ASKING: usize = 16;
@@ -65,7 +67,7 @@ pub struct Mirror(Arc<Inner>);
 
 pub(super) struct Inner {
     number: u64,
-    arena: &'static Arena,
+    arena: &'static AreaArena,
     file: PageFile,
     frames_to_read: OwnedFd,
     marks: Arc<Marks>,
@@ -101,14 +103,14 @@ pub struct MirrorMemory {
 }
 
 impl Mirror {
-    /// An empty mirror. It has to be made before the orbit is forked.
+    /// Creates an empty mirror. That must happen before the orbit is forked.
     ///
     /// # Errors
     /// [`Error::Memory`], [`Error::Floor`], [`Error::InOrbit`].
     pub fn new() -> Result<Self, Error> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         only_in_main("making an orbit's memory")?;
-        let arena = Arena::get()?;
+        let arena = AreaArena::get()?;
         let pages = arena.pages();
         let frames = Frames::new(pages)?;
         let (file, frames_to_read) = (PageFile::new("orrery-mirror", pages)?, frames.file().read_only()?);
@@ -134,11 +136,12 @@ impl Mirror {
                 sequence: 0,
             }),
         });
-        forking::add_mirror(&inner);
+        let registered: Weak<Inner> = Arc::downgrade(&inner);
+        fork_locks::add_mirror(registered);
         Ok(Self(inner))
     }
 
-    /// Snapshots `areas` for an orbit that is idle and has an empty queue: dirty pages go straight into the mirror.
+    /// Captures `areas` for an orbit that is idle and has an empty queue: dirty pages go straight into the mirror.
     ///
     /// The delta that comes back is to be treated like any other (given to the orbit with the call, released after); it
     /// is empty unless an area is in a mode in which pages come later.
@@ -155,7 +158,7 @@ impl Mirror {
         self.0.call(&mut state, areas, false)
     }
 
-    /// Snapshots `areas` for a queued call: dirty pages go to frames, and wait there for [`super::View::apply`].
+    /// Captures `areas` for a queued call: dirty pages go to frames, and wait there for [`super::View::apply`].
     ///
     /// Deltas have to be applied in the order in which they were captured, all of them: a later one lacks what an
     /// earlier one has.
@@ -172,7 +175,7 @@ impl Mirror {
     /// # Errors
     /// The delta itself, where a later one was captured or delivered already: then the orbit has to apply it, though it
     /// skips the call, or the later call would see older pages than it should.
-    pub fn give_back(&self, mut delta: Delta) -> Result<(), Delta> {
+    pub fn withdraw(&self, mut delta: Delta) -> Result<(), Delta> {
         let mut state = self.0.state.lock();
         if delta.mirror != self.0.number || delta.sequence != state.sequence {
             return Err(delta);
@@ -199,7 +202,8 @@ impl Mirror {
         }
     }
 
-    /// Forgets all that the orbit has, for one that starts anew: every page of every area goes with the next call.
+    /// Drops everything that the orbit has, for an instance that starts again: every page of every area goes with the
+    /// next call.
     ///
     /// # Errors
     /// [`Error::Busy`] while captured deltas are not released, [`Error::Store`], [`Error::Foreign`].
@@ -216,7 +220,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// What it costs in memory.
+    /// Returns the memory that it takes.
     pub fn memory(&self) -> MirrorMemory {
         let state = self.0.state.lock();
         let mut held = 0;
@@ -224,17 +228,18 @@ impl Mirror {
         MirrorMemory { mirror: held * PAGE, deltas: state.frames.taken() * PAGE }
     }
 
-    /// The descriptors that [`super::View::attach`] needs; a child that closes what it inherited keeps these.
+    /// Returns the descriptors that [`super::View::attach`] needs; a child that closes what it inherited keeps these.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.0.file.as_fd(), self.0.frames_to_read.as_fd()]
     }
 
-    /// How many bytes of address space [`super::View::attach`] maps: privately and writable, so RLIMIT_DATA counts them.
+    /// Returns how many bytes of address space [`super::View::attach`] maps: privately and writable, so RLIMIT_DATA
+    /// counts them.
     pub fn viewed(&self) -> usize {
         self.0.arena.len()
     }
 
-    pub(super) fn arena(&self) -> &'static Arena {
+    pub(super) fn arena(&self) -> &'static AreaArena {
         self.0.arena
     }
 
@@ -287,7 +292,7 @@ enum Way {
 }
 
 impl Mode {
-    /// Whether a copier is worth its fork for `dirty` pages that lie within `extent` pages.
+    /// Returns whether a copier is worth its fork for `dirty` pages that lie within `extent` pages.
     ///
     /// A copy takes main 0.4 us for each page. A fork takes 70 us and 0.022 us for each page that comes along, and then a
     /// page fault of main's takes 1.7 us more while the copier is at work.
@@ -303,21 +308,18 @@ impl Mode {
     }
 }
 
-impl Inner {
-    /// Before a fork.
-    pub(super) fn take_lock(&self) {
+impl ForkLocks for Inner {
+    fn acquire(&self) {
         self.state.take();
     }
 
-    /// After a fork, on both sides.
-    ///
-    /// # Safety
-    /// [`Inner::take_lock`] was called by this thread, or by the one that forked it.
-    pub(super) unsafe fn give_lock(&self) {
-        // SAFETY: the caller's promise.
+    unsafe fn release(&self) {
+        // SAFETY: the caller's promise is the same.
         unsafe { self.state.give() }
     }
+}
 
+impl Inner {
     /// Makes a call's delta. After an error all pages are pending as before.
     fn call(&self, state: &mut State, areas: &[&Area], queued: bool) -> Result<Delta, Error> {
         let State { frames, runs, jobs, list, .. } = state;
@@ -363,8 +365,8 @@ impl Inner {
                         result = split(watcher.tracking(), run, runs);
                     }
                 });
-                if !queued && !watcher.warm().is_empty() {
-                    self.leave_out_idle(watcher.warm(), runs, begin);
+                if !queued && !watcher.hot().is_empty() {
+                    self.leave_out_idle(watcher.hot(), runs, begin);
                 }
                 result
             })??;
@@ -380,8 +382,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Leaves those warm pages out of the runs from `begin` on that the mirror has already. It must be up to date.
-    fn leave_out_idle(&self, warm: &Warm, runs: &mut Vec<Run>, begin: usize) {
+    /// Leaves those hot pages out of the runs from `begin` on that the mirror has already. It must be up to date.
+    fn leave_out_idle(&self, hot: &HotPages<Global>, runs: &mut Vec<Run>, begin: usize) {
         let mut idle = 0;
         for at in begin..runs.len() {
             let run = runs[at];
@@ -391,12 +393,12 @@ impl Inner {
             let is_new = |index: usize| {
                 let (page, address) = (run.page + index, run.address + index * PAGE);
                 // SAFETY: both pages are mapped and readable. The area's may be written meanwhile: libc looks at bytes and
-                // no reference is made; the page is warm, so the next call gets it again.
+                // no reference is made; the page is hot, so the next call gets it again.
                 let same = || unsafe {
                     let main = core::ptr::with_exposed_provenance::<u8>(address);
                     libc::memcmp(main.cast(), self.file.at(page).cast(), PAGE) == 0
                 };
-                !(warm.contains(address) && self.marks.held.contains_all(page, 1) && same())
+                !(hot.contains(address) && self.marks.held.contains_all(page, 1) && same())
             };
             // The first part takes the run's place, which is empty if there is none; the others come behind.
             runs[at].count = 0;
@@ -422,7 +424,7 @@ impl Inner {
             }
         }
         runs.retain(|run| run.count > 0);
-        warm.note_idle(idle);
+        hot.note_idle(idle);
     }
 
     /// Brings pages on their way: into the mirror at once, or, if queued, into frames. Somebody may be left at work.
@@ -466,8 +468,9 @@ impl Inner {
         }
         let file = if queued { frames.file() } else { &self.file };
         let sign = Entry::sign_of(stored);
-        let forked =
-            Jobs::new(jobs).and_then(|jobs| Copier::spawn(jobs, file.as_fd(), frames.file().as_fd(), sign));
+        let forked = Jobs::new(jobs).and_then(|jobs| {
+            Copier::spawn(jobs, self.arena.range(), file.as_fd(), frames.file().as_fd(), sign)
+        });
         if let Ok(copier) = forked {
             frames.name_copier(stored, copier.pid().as_raw_pid().unsigned_abs());
             return Ok((stored, Some(copier)));

@@ -7,22 +7,24 @@
 
 use std::sync::Arc;
 
+use allocator_api2::alloc::Global;
 use orrery_sys::pagemap::{Entry, Pagemap, Query, Run, ScanFlags};
 use orrery_sys::uffd::Uffd;
-use orrery_sys::{PAGE, PageRange};
+use orrery_sys::{PAGE, PageRange, generation};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::Error;
-use super::arena::process;
 use super::lock::Lock;
-use super::warm::Warm;
+use crate::hot_pages::HotPages;
 use crate::tracker::{Choice, WpAsync};
 
 /// Runs returned by one request.
 const RUNS: usize = 128;
 /// Page-map entries read at a time.
 const ENTRIES: usize = 512;
+/// How many pages of an area can be hot.
+const MOST_HOT: usize = 4096;
 
 /// The descriptors with which a process tracks its areas.
 pub(super) struct Tracking {
@@ -35,7 +37,7 @@ pub(super) struct Tracking {
 
 static TRACKING: Lock<Option<Arc<Tracking>>> = Lock::new(None);
 
-/// The lock around the process' tracking, for the handlers of forks.
+/// Returns the lock around the process' tracking, for the handlers of forks.
 pub(super) fn lock() -> &'static Lock<Option<Arc<Tracking>>> {
     &TRACKING
 }
@@ -48,7 +50,7 @@ impl Tracking {
     pub(super) fn get() -> Result<Arc<Self>, Error> {
         let mut known = TRACKING.lock();
         match &*known {
-            Some(tracking) if tracking.process == process() => Ok(Arc::clone(tracking)),
+            Some(tracking) if tracking.process == generation() => Ok(Arc::clone(tracking)),
             _ => {
                 let tracking = Arc::new(Self::new()?);
                 *known = Some(Arc::clone(&tracking));
@@ -65,7 +67,7 @@ impl Tracking {
             Choice::WpAsync => Some(protection(&pagemap)?),
             Choice::Auto => protection(&pagemap).ok(),
         };
-        Ok(Self { process: process(), can_scan: pagemap.can_scan(), pagemap, uffd })
+        Ok(Self { process: generation(), can_scan: pagemap.can_scan(), pagemap, uffd })
     }
 
     /// Feeds those runs of `range` to `each` that have contents of their own, in memory or swapped out.
@@ -146,7 +148,7 @@ pub(super) struct Watcher {
     /// What was last reported, where contents are compared.
     shadow: Option<core::mem::ManuallyDrop<Private>>,
     /// Pages that are left unprotected, because they are written all the time.
-    warm: Warm,
+    hot: HotPages<Global>,
 }
 
 impl Watcher {
@@ -160,12 +162,12 @@ impl Watcher {
             }
             None => Some(core::mem::ManuallyDrop::new(Private::map(range.len())?)),
         };
-        Ok(Self { tracking, range, shadow, warm: Warm::default() })
+        Ok(Self { tracking, range, shadow, hot: HotPages::new_in(Global, MOST_HOT) })
     }
 
-    /// Whether it was made by this process, and not by one that forked it.
+    /// Returns whether it was made by this process, and not by one that forked it.
     pub(super) fn is_of_this_process(&self) -> bool {
-        self.tracking.process == process()
+        self.tracking.process == generation()
     }
 
     pub(super) fn tracking(&self) -> &Tracking {
@@ -173,12 +175,12 @@ impl Watcher {
     }
 
     /// Pages that are reported each time, written or not.
-    pub(super) fn warm(&self) -> &Warm {
-        &self.warm
+    pub(super) fn hot(&self) -> &HotPages<Global> {
+        &self.hot
     }
 
     /// Feeds the runs to `each` that were written in the first `bytes` of the area since the last call, and those that
-    /// are [`warm`](Self::warm); the others count as unwritten from now on. A run that did not change may be among them.
+    /// are [`hot`](Self::hot); the others count as unwritten from now on. A run that did not change may be among them.
     ///
     /// # Errors
     /// [`Error::System`]; `each` then has got everything.
@@ -190,26 +192,27 @@ impl Watcher {
             (false, None) => Ok(()),
         };
         if found.is_err() {
-            self.warm.forget();
+            self.hot.clear();
             each(range);
         }
         found
     }
 
     fn protect(&mut self, range: PageRange, each: &mut impl FnMut(PageRange)) -> Result<(), Error> {
-        let Self { tracking, warm, .. } = self;
+        let Self { tracking, hot, .. } = self;
         let check = ScanFlags::CHECK_WP_ASYNC;
         let all = check | ScanFlags::WP_MATCHING;
-        warm.begin();
-        let flags = if warm.is_empty() { all } else { check };
+        hot.begin();
+        let flags = if hot.is_empty() { all } else { check };
         let scanned = tracking.scan(range, Query::WRITTEN, flags, |run| {
-            warm.found(run);
+            // Without memory for its record a page is not protected again, and the next call finds it again.
+            let _ = hot.record(run);
             each(run);
         });
         match scanned {
             Err(Error::System(error)) if error.errno == Errno::PERM => {
-                // Somebody mapped the memory anew.
-                warm.forget();
+                // Somebody mapped the memory again.
+                hot.clear();
                 if let Some(uffd) = &tracking.uffd {
                     uffd.register(self.range)?;
                 }
@@ -218,11 +221,11 @@ impl Watcher {
             }
             other => other?,
         }
-        if !warm.is_empty() {
+        if !hot.is_empty() {
             // Pages are copied after this, so that a write that comes in between is seen either way.
-            warm.for_each_cold(|cold| tracking.scan(cold, Query::WRITTEN, all, |_| ()))?;
+            hot.cold()?.iter().try_for_each(|cold| tracking.scan(*cold, Query::WRITTEN, all, |_| ()))?;
         }
-        warm.learn();
+        hot.learn()?;
         Ok(())
     }
 

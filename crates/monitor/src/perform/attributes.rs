@@ -7,10 +7,10 @@ use syscalls::{Sysno, syscall};
 
 use super::look::{NAME, VALUE, by_number};
 use crate::job::{Answer, Job, Outcome};
-use crate::listener::errno;
 use crate::memory;
 use crate::policy::Rights;
 use crate::resolve::is_link;
+use orrery_sys::errno;
 
 const HERE: i32 = libc::AT_FDCWD;
 

@@ -7,11 +7,11 @@ use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
 use crate::job::{Answer, Job, Outcome};
-use crate::listener::errno;
 use crate::memory;
 use crate::own::decimal;
 use crate::policy::Rights;
 use crate::resolve::{Found, is_link, is_plain};
+use orrery_sys::errno;
 
 const EMPTY_PATH: i32 = libc::AT_EMPTY_PATH;
 const NO_FOLLOW: i32 = libc::AT_SYMLINK_NOFOLLOW;

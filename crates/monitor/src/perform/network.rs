@@ -13,12 +13,12 @@ use syscalls::{Sysno, syscall};
 
 use super::look::by_number;
 use crate::job::{Answer, Job, Outcome};
-use crate::listener::errno;
 use crate::log::Event;
 use crate::memory;
 use crate::policy::Rights;
 use crate::policy::network::{Address, Transport, permits};
 use crate::resolve::{Name, Place};
+use orrery_sys::errno;
 
 /// `struct sockaddr_storage` (socket(7)).
 const LONGEST: usize = 128;

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
 use crate::job::{Answer, Job, Outcome};
-use crate::listener::errno;
 use crate::log::Event;
+use orrery_sys::errno;
 
 /// How much memory is shared in all (shmctl(2)).
 const SHM_INFO: i32 = 14;

@@ -3,8 +3,9 @@
 use core::fmt;
 use core::time::Duration;
 
-use orrery_domain::End;
-use orrery_domain::process::signal_name;
+use orrery_domain::{End, signal_name};
+
+use crate::arguments::ARGUMENTS;
 
 /// What befell a task, or the orbit between tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,7 +181,7 @@ pub enum Error {
     /// Too many argument bytes.
     #[error(
         "{bytes} bytes of arguments are too many: pass fewer than {}, or a pointer into an area",
-        crate::ARGUMENTS
+        ARGUMENTS
     )]
     Arguments {
         /// How many.

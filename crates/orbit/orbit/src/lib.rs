@@ -16,7 +16,7 @@
 //! let doubler = Orbit::builder("doubler")
 //!     .entry(|task: &mut Task<'_>| {
 //!         // SAFETY: main passes the address of a number in the area that it names.
-//!         let number = unsafe { &mut *task.argument::<*mut i64>().unwrap() };
+//!         let number = unsafe { &mut *task.pointer::<i64>().unwrap() };
 //!         *number *= 2; // the orbit's own copy
 //!         *number
 //!     })
@@ -37,6 +37,7 @@
 //! # Ok::<_, orrery_orbit::Error>(())
 //! ```
 
+mod arguments;
 mod builder;
 mod call;
 mod code;
@@ -47,8 +48,8 @@ mod flags;
 mod future;
 mod ledger;
 mod limit;
-mod mail;
 mod orbit;
+mod policy;
 mod protocol;
 mod records;
 mod serve;
@@ -57,11 +58,13 @@ mod state;
 mod submit;
 mod task;
 mod update;
+mod update_socket;
 mod waiting;
 
-pub use builder::{BackPressure, Builder, Placement};
+pub use arguments::ARGUMENTS;
+pub use builder::Builder;
 pub use call::Call;
-pub use delegate::{Delegate, Place};
+pub use delegate::{Delegate, DelegateSlot};
 pub use error::{Error, Fault, Result};
 pub use flags::Flags;
 pub use future::{Finished, Future};
@@ -71,6 +74,7 @@ pub use orrery_domain::{
 };
 pub use orrery_memory::area::{Area, AreaBox, AreaOptions, AreaVec, Error as AreaError, Mode};
 pub use orrery_orbit_derive::Delegate;
-pub use protocol::{ARGUMENTS, Function};
+pub use policy::{BackPressure, Placement};
+pub use protocol::Function;
 pub use task::{Task, current_call, is_orbit, name, send, send_bytes};
 pub use update::{OPERATION_ARGUMENTS, Operation, Record, Records, Scratch, Update};

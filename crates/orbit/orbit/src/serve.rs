@@ -10,10 +10,11 @@ use std::sync::Arc;
 use orrery_domain::{Channel, Moment, Partner, Side};
 use orrery_memory::area::{DeltaRef, Mirror, View};
 
+use crate::arguments::ARGUMENTS;
 use crate::ledger::{Claim, Ledger};
-use crate::mail::Mail;
-use crate::protocol::{ANSWER, ARGUMENTS, Answer, Function, REQUEST, Request};
+use crate::protocol::{ANSWER, Answer, Function, REQUEST, Request};
 use crate::task::{self, Inside, Store, Task};
+use crate::update_socket::UpdateSocket;
 use crate::{crash, limit};
 
 /// Exit statuses of an orbit that ends itself; the ledger says more.
@@ -42,7 +43,7 @@ pub(crate) struct Program {
     pub(crate) init: Init,
     pub(crate) channel: Arc<Channel>,
     pub(crate) ledger: Arc<Ledger>,
-    pub(crate) mail: Arc<Mail>,
+    pub(crate) mail: Arc<UpdateSocket>,
     pub(crate) mirror: Arc<Mirror>,
 }
 

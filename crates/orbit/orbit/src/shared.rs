@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use orrery_domain::forked::Creator;
 use orrery_domain::{Channel, Moment, Partner, Woken};
 
-use crate::builder::{BackPressure, Placement};
 use crate::error::{Error, Result};
+use crate::policy::{BackPressure, Placement};
 use crate::state::{Phase, State};
 use crate::task;
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 #[test]
 fn every_test_in_the_table_exists() {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let table = std::fs::read_to_string(crates.join("orbit/tests/README.md")).unwrap();
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let table = std::fs::read_to_string(crates.join("orbit/orbit/tests/README.md")).unwrap();
     let mut rows = 0;
     for line in table.lines().filter(|line| line.starts_with("| ") && line.contains('`')) {
         let parts: Vec<&str> = line.rsplit(" | ").next().unwrap().split('`').collect();

@@ -1,18 +1,18 @@
 //! A program's connection to the store.
 
 use std::fs::File;
-use std::io::{self, Seek as _};
+use std::io::{self, IoSlice, Seek as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use orrery_sys::scm;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use orrery_orc_wire::packet;
 use orrery_orc_wire::protocol::{
     Content, EXECUTABLE, FileRange, FileRangeReply, MAX_INLINE, MAX_MESSAGE, Refusal, Reply, Request,
     decode_reply,
@@ -345,26 +345,25 @@ impl Connection {
         let mut sent = false;
         loop {
             if !sent {
-                packet::send(self.socket.as_fd(), &message, descriptors, SendFlags::empty())
+                scm::send(self.socket.as_fd(), &[IoSlice::new(&message)], descriptors, SendFlags::empty())
                     .map_err(broken)?;
                 sent = true;
             }
             let packet =
-                packet::receive(self.socket.as_fd(), &mut self.buffer, RecvFlags::empty()).map_err(broken)?;
+                scm::receive(self.socket.as_fd(), &mut self.buffer, protocol::MAX_FDS, RecvFlags::empty())
+                    .map_err(broken)?;
             if packet.length == 0 {
                 let source = io::Error::new(io::ErrorKind::ConnectionReset, "it was closed");
                 return Err(Error::Broken { operation, source });
             }
             let bytes = self.buffer.get(..packet.length).unwrap_or_default();
             match decode_reply(bytes) {
-                _ if packet.cut => return Err(Error::System { operation, errno: rustix::io::Errno::MFILE }),
+                _ if packet.truncated => {
+                    return Err(Error::System { operation, errno: rustix::io::Errno::MFILE });
+                }
                 Some((0, Reply::Restarted)) => sent = false,
                 Some((tag, reply)) if tag == self.tag => {
-                    return Ok(Response {
-                        reply,
-                        descriptors: packet.descriptors,
-                        generation: self.generation,
-                    });
+                    return Ok(Response { reply, descriptors: packet.fds, generation: self.generation });
                 }
                 // This is a second reply to a request that was repeated.
                 Some(_) => {}

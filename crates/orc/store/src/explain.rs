@@ -73,7 +73,7 @@ pub fn program(path: &Path) -> io::Result<Option<&'static str>> {
         Loader::None if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld")) => None,
         Loader::None => Some("the program is linked statically: there is no loader that calls the auditor"),
         Loader::Named(name) if !file_name(&name).starts_with(GLIBC) => {
-            Some("the program's loader is not that of the GNU C library: it calls no auditor")
+            Some("the program's loader is not the GNU C library's: it calls no auditor")
         }
         Loader::Named(_) | Loader::Unknown => None,
     })

@@ -1,59 +1,57 @@
-//! The active guest: it runs the service and shows, processor by processor, that it lives.
+//! The active guest: it runs the service, and counts heartbeats on each processor.
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
+use orrery_orthros_wire::{Report, Request};
 
-use crate::control::{Asked, Control, Said};
-use crate::nest::Job;
-use crate::network::Changes;
+use crate::control::Control;
+use crate::network::configuration::ChangeMonitor;
+use crate::pidns::Job;
 use crate::service::Service;
-use crate::{beats, crash, disk, nest, setup};
+use crate::{command, crash, disk, heartbeat, pidns};
 
 /// How long the disk that the machine started with may take to appear.
-const PLUGGED: Duration = Duration::from_secs(10);
+const PLUG_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) fn run() -> Result<()> {
     let service = Service::read()?;
-    disk::mount_own(PLUGGED)?;
-    let changes = Changes::listen()?;
-    service.make_folders(disk::place().as_deref())?;
-    let nest = nest::start(&Job::Service(&service), || ())?;
-    let (pid, _) = nest::service(nest).context("the service ended at once")?;
-    Control::open()?.say(&Said::Ready { pid })?;
-    changes.keep(false);
-    serve(nest)
+    disk::mount_own(PLUG_TIMEOUT)?;
+    let changes = ChangeMonitor::open()?;
+    service.create_directories(disk::mount_point().as_deref())?;
+    let init = pidns::start(&Job::Service(&service), || ())?;
+    let (pid, _) = pidns::service(init).context("the service ended at once")?;
+    Control::open()?.send(&Report::Ready { pid })?;
+    changes.start(false);
+    serve(init)
 }
 
-/// What the guest with the service does besides: heartbeats, and what it is asked.
-pub(crate) fn serve(nest: i32) -> Result<()> {
+/// Counts heartbeats and serves the host's requests, for the service in the PID namespace with this init process.
+pub(crate) fn serve(init: i32) -> Result<()> {
     let mut control = Control::open()?;
-    let (physical, cpus) = beats::start().context("cannot send heartbeats")?;
-    control.say(&Said::Beats { physical, cpus })?;
+    let (physical, cpus) = heartbeat::start().context("cannot start the heartbeat")?;
+    control.send(&Report::Heartbeats { physical, cpus })?;
     loop {
-        match control.listen()? {
-            Asked::Knock => control.say(&Said::Alive)?,
-            Asked::Run { argv } => {
-                let (status, output) = match setup::output(&argv) {
-                    Ok(answer) => answer,
-                    Err(error) => (-1, format!("{error:#}")),
-                };
-                control.say(&Said::Ran { status, output })?;
-            }
-            Asked::Crash { kind, bait } => {
-                if let Err(error) = crash::crash(&kind, bait) {
-                    control.say(&Said::Failed { why: format!("{error:#}") })?;
+        match control.receive()? {
+            Request::Ping => control.send(&Report::Pong)?,
+            Request::Run { argv } => control.send(&command::run_for_host(&argv))?,
+            Request::Crash { kind, trigger } => {
+                if let Err(error) = crash::crash(&kind, trigger) {
+                    control.send_error(&error)?;
                 }
             }
-            Asked::End => {
-                nest::end(nest);
+            Request::Stop => {
+                pidns::end(init);
                 match disk::unmount() {
-                    Ok(()) => control.say(&Said::Ended)?,
-                    Err(error) => control.say(&Said::Failed { why: format!("{error:#}") })?,
+                    Ok(()) => control.send(&Report::Stopped)?,
+                    Err(error) => control.send_error(&error)?,
                 }
             }
-            Asked::Arm | Asked::Weigh { .. } | Asked::Read { .. } | Asked::Rebuild => {
-                control.say(&Said::Failed { why: "this is the guest with the service".to_owned() })?;
+            Request::Arm
+            | Request::EstimateMemory { .. }
+            | Request::ReadService { .. }
+            | Request::Restore => {
+                control.send_error(&anyhow!("this guest has the service, and is no backup"))?;
             }
         }
     }

@@ -5,12 +5,12 @@ use std::io;
 
 use anyhow::{Context as _, Result, bail};
 
-/// Lets this kernel die. `bait` is a file that the host has made deadly to read, for the ways that need one.
+/// Lets this kernel die. `trigger` is a file that the host has made deadly to read, for the ways that need one.
 ///
 /// # Errors
 ///
 /// Where that cannot be done; the kernel then lives.
-pub(crate) fn crash(kind: &str, bait: Option<String>) -> Result<()> {
+pub(crate) fn crash(kind: &str, trigger: Option<String>) -> Result<()> {
     match kind {
         "panic" => Ok(fs::write("/proc/sysrq-trigger", "c")?),
         "oom" => exhaust(),
@@ -21,8 +21,8 @@ pub(crate) fn crash(kind: &str, bait: Option<String>) -> Result<()> {
                 set("watchdog_thresh", "1")?;
                 set("softlockup_panic", "1")?;
             }
-            let bait = bait.context("the host has prepared no file to read")?;
-            std::thread::spawn(move || fs::read(bait));
+            let trigger = trigger.context("the host has prepared no file to read")?;
+            std::thread::spawn(move || fs::read(trigger));
             Ok(())
         }
         other => bail!("no way to die is called {other:?}"),

@@ -1,4 +1,4 @@
-//! The service's disk: the one virtio disk of the guest that has the service, with an ext4 on it.
+//! The service's disk: the one virtio disk of the guest that has the service, with an ext4 file system.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
@@ -12,23 +12,23 @@ use rustix::mount::{MountFlags, UnmountFlags};
 const DEVICE: &str = "/dev/vda";
 const POLL: Duration = Duration::from_millis(2);
 
-/// Where the service expects its disk, if it has one.
-pub(crate) fn place() -> Option<PathBuf> {
-    crate::setup::parameter("orrery.disk").map(PathBuf::from)
+/// Returns where the service expects its disk, if it has one.
+pub(crate) fn mount_point() -> Option<PathBuf> {
+    crate::kernel_parameters::parameter("orrery.disk").map(PathBuf::from)
 }
 
 /// Mounts the disk where the service expects it, if it has one.
-pub(crate) fn mount_own(patience: Duration) -> Result<()> {
-    place().map_or(Ok(()), |place| mount(&place, patience).map(drop))
+pub(crate) fn mount_own(timeout: Duration) -> Result<()> {
+    mount_point().map_or(Ok(()), |place| mount(&place, timeout).map(drop))
 }
 
-/// Waits for the disk and mounts it, which replays its journal. Where it is mounted already, nothing is done.
-pub(crate) fn mount(place: &Path, patience: Duration) -> Result<PathBuf> {
+/// Waits for the disk and mounts it, which replays its journal, unless it is mounted already.
+pub(crate) fn mount(place: &Path, timeout: Duration) -> Result<PathBuf> {
     let device = PathBuf::from(DEVICE);
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     while !fs::metadata(&device).is_ok_and(|metadata| metadata.file_type().is_block_device()) {
         if Instant::now() > deadline {
-            bail!("no disk has appeared for {} s", patience.as_secs());
+            bail!("no disk has appeared within {} s", timeout.as_secs());
         }
         sleep(POLL);
     }
@@ -46,9 +46,9 @@ fn is_mounted(place: &Path) -> bool {
     mounts.lines().any(|line| line.split(' ').nth(1).is_some_and(|at| Path::new(at) == place))
 }
 
-/// Unmounts the disk, so that its image is whole without a journal's replay.
+/// Unmounts the disk, so that its journal need not be replayed.
 pub(crate) fn unmount() -> Result<()> {
-    match place() {
+    match mount_point() {
         Some(place) if is_mounted(&place) => rustix::mount::unmount(&place, UnmountFlags::empty())
             .with_context(|| format!("cannot unmount {}", place.display())),
         _ => Ok(()),

@@ -1,4 +1,4 @@
-//! The service as the image describes it: its program, and in which manner it is started.
+//! Execution of the service as the image describes it.
 
 use std::fs;
 use std::io;
@@ -8,222 +8,172 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use serde::Deserialize;
+use orrery_orthros_wire::{Directory, ExecConfig, SERVICE_DESCRIPTION, ServiceDescription};
 
-use crate::setup::to_its_end;
+use crate::command::run_to_exit;
 
-/// Where the image describes it, in JSON.
-const DESCRIPTION: &str = "/etc/orrery/service";
-
-/// What runs in the pair; `orrery-orthros-host` has the same, for writing.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Service {
-    argv: Vec<String>,
-    manner: Manner,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Manner {
-    name: Option<String>,
-    before: Vec<Invocation>,
-    environment: Option<Vec<(String, String)>>,
-    working: Option<(String, bool)>,
-    identity: Option<Identity>,
-    as_root: bool,
-    umask: Option<u32>,
-    limits: Vec<(u32, u64, u64)>,
-    nice: Option<i32>,
-    no_new_privileges: bool,
-    ignores_pipes: bool,
-    folders: Vec<Folder>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Invocation {
-    program: String,
-    name: Option<String>,
-    arguments: Vec<String>,
-    may_fail: bool,
-    as_root: bool,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Identity {
-    uid: u32,
-    gid: u32,
-    groups: Vec<u32>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Folder {
-    path: String,
-    mode: u32,
-    uid: u32,
-    gid: u32,
-    owned: bool,
-}
+/// The service that this guest runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Service(ServiceDescription);
 
 impl Service {
     pub(crate) fn read() -> Result<Self> {
-        let text = fs::read_to_string(DESCRIPTION).with_context(|| format!("cannot read {DESCRIPTION}"))?;
-        serde_json::from_str(&text).with_context(|| format!("{DESCRIPTION} describes no service"))
+        let read = || -> Result<_> { Ok(serde_json::from_slice(&fs::read(SERVICE_DESCRIPTION)?)?) };
+        read().map(Self).with_context(|| format!("cannot read the service description {SERVICE_DESCRIPTION}"))
     }
 
-    /// Makes the folders that it finds. `disk` is where its disk is mounted.
-    pub(crate) fn make_folders(&self, disk: Option<&Path>) -> Result<()> {
-        for folder in &self.manner.folders {
-            folder.make(disk).with_context(|| format!("cannot make {}", folder.path))?;
+    /// Creates the service's directories. `disk` is the mount point of its disk.
+    pub(crate) fn create_directories(&self, disk: Option<&Path>) -> Result<()> {
+        for directory in &self.0.exec.directories {
+            create(directory, disk).with_context(|| format!("cannot create {}", directory.path))?;
         }
         Ok(())
     }
 
-    /// Runs to their end, one after the other, the commands that come before it.
-    pub(crate) fn run_before(&self) -> Result<()> {
-        for step in &self.manner.before {
+    /// Runs the commands that come before the service, each to its exit.
+    pub(crate) fn run_pre_commands(&self) -> Result<()> {
+        for step in &self.0.exec.pre_commands {
             let mut command = Command::new(&step.program);
             command.args(&step.arguments);
-            self.manner.prepare(&mut command, step.name.as_deref(), step.as_root);
-            let (status, said) = to_its_end(&mut command)?;
+            prepare(&self.0.exec, &mut command, step.arg0.as_deref(), step.as_root);
+            let (status, output) = run_to_exit(&mut command)?;
             ensure!(
-                status.success() || step.may_fail,
-                "{}, which comes before the service: {status}: {said}",
+                status.success() || step.ignore_failure,
+                "{}, which runs before the service: {status}: {output}",
                 step.program
             );
         }
         Ok(())
     }
 
-    /// The command that starts it.
+    /// Returns the command that starts the service.
     pub(crate) fn command(&self) -> Result<Command> {
-        let (program, arguments) = self.argv.split_first().context("nothing to run")?;
+        let (program, arguments) =
+            self.0.argv.split_first().context("the service description names no program")?;
         let mut command = Command::new(program);
         command.args(arguments);
-        self.manner.prepare(&mut command, self.manner.name.as_deref(), self.manner.as_root);
+        prepare(&self.0.exec, &mut command, self.0.exec.arg0.as_deref(), self.0.exec.as_root);
         Ok(command)
     }
 }
 
-impl Manner {
-    /// Has a command run as the service is to.
-    fn prepare(&self, command: &mut Command, name: Option<&str>, as_root: bool) {
-        if let Some(name) = name {
-            command.arg0(name);
-        }
-        if let Some(environment) = &self.environment {
-            command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
-        }
-        let working = self.working.as_ref().filter(|(path, may_lack)| !may_lack || Path::new(path).is_dir());
-        command.current_dir(working.map_or("/", |(path, _)| path));
-        let manner = self.clone();
-        // SAFETY: what is called makes system calls only, on memory that was there before the fork, and allocates nothing.
-        unsafe { command.pre_exec(move || manner.become_it(as_root)) };
+/// Applies the service's configuration to a command.
+fn prepare(exec: &ExecConfig, command: &mut Command, arg0: Option<&str>, as_root: bool) {
+    if let Some(arg0) = arg0 {
+        command.arg0(arg0);
     }
-
-    /// Between fork and exec: a session of its own, limits, and whose process it is from then on.
-    fn become_it(&self, as_root: bool) -> io::Result<()> {
-        let check = |result: libc::c_long| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
-        rustix::process::setsid()?;
-        for &(number, soft, hard) in &self.limits {
-            let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
-            // SAFETY: the limit is readable for the call.
-            check(unsafe { libc::setrlimit(number, &raw const limit) }.into())?;
-        }
-        if let Some(nice) = self.nice {
-            // SAFETY: no pointers are involved.
-            check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) }.into())?;
-        }
-        if let Some(umask) = self.umask {
-            // SAFETY: no pointers are involved.
-            unsafe { libc::umask(umask) };
-        }
-        if self.ignores_pipes {
-            // SAFETY: no handler is set.
-            unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-        }
-        if let Some(identity) = self.identity.as_ref().filter(|_| !as_root) {
-            // SAFETY: the groups are readable, as many as are said.
-            check(unsafe { libc::setgroups(identity.groups.len(), identity.groups.as_ptr()) }.into())?;
-            // SAFETY: no pointers are involved; this process has one thread.
-            check(unsafe { libc::setresgid(identity.gid, identity.gid, identity.gid) }.into())?;
-            // SAFETY: as above.
-            check(unsafe { libc::setresuid(identity.uid, identity.uid, identity.uid) }.into())?;
-        }
-        if self.no_new_privileges {
-            // SAFETY: no pointers are involved.
-            check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1_u64, 0_u64, 0_u64, 0_u64) }.into())?;
-        }
-        Ok(())
+    if let Some(environment) = &exec.environment {
+        command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
     }
+    let working = exec.working_directory.as_ref();
+    let working = working.filter(|directory| !directory.optional || Path::new(&directory.path).is_dir());
+    command.current_dir(working.map_or("/", |directory| &directory.path));
+    let exec = exec.clone();
+    // SAFETY: the closure only makes system calls on memory from before the fork, and allocates nothing: it is async-signal-safe.
+    unsafe { command.pre_exec(move || apply(&exec, as_root)) };
 }
 
-impl Folder {
-    fn make(&self, disk: Option<&Path>) -> Result<()> {
-        let path = Path::new(&self.path);
-        let was_there = path.symlink_metadata().is_ok();
-        if !was_there {
-            fs::DirBuilder::new().recursive(true).mode(0o755).create(path)?;
-        }
-        ensure!(path.symlink_metadata()?.is_dir(), "something else is there");
-        if was_there && !self.owned && disk != Some(path) {
-            return Ok(());
-        }
-        let metadata = fs::metadata(path)?;
-        let is_anothers = (metadata.uid(), metadata.gid()) != (self.uid, self.gid);
-        if was_there && self.owned && is_anothers {
-            // As systemd does: what is in it has one owner with it.
-            self.give_all(path)?;
-        }
-        chown(path, Some(self.uid), Some(self.gid))?;
-        Ok(fs::set_permissions(path, fs::Permissions::from_mode(self.mode))?)
+/// Applies the session, limits and credentials to the calling process, between fork and exec.
+fn apply(exec: &ExecConfig, as_root: bool) -> io::Result<()> {
+    let check = |result: libc::c_long| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
+    rustix::process::setsid()?;
+    for &(resource, soft, hard) in &exec.rlimits {
+        let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
+        // SAFETY: `limit` is a valid rlimit that outlives the call.
+        check(unsafe { libc::setrlimit(resource, &raw const limit) }.into())?;
     }
+    if let Some(nice) = exec.nice {
+        rustix::process::setpriority_process(None, nice)?;
+    }
+    if let Some(umask) = exec.umask {
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(umask));
+    }
+    if exec.ignore_sigpipe {
+        // SAFETY: SIG_IGN installs no handler, so no code runs in signal context.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    }
+    if let Some(credentials) = exec.credentials.as_ref().filter(|_| !as_root) {
+        let (groups, gid, uid) = (&credentials.groups, credentials.gid, credentials.uid);
+        // SAFETY: `groups` points to as many group IDs as its length says.
+        check(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) }.into())?;
+        // SAFETY: takes no pointers; the process has one thread after the fork, so glibc synchronizes with no other.
+        check(unsafe { libc::setresgid(gid, gid, gid) }.into())?;
+        // SAFETY: the same holds as for setresgid.
+        check(unsafe { libc::setresuid(uid, uid, uid) }.into())?;
+    }
+    if exec.no_new_privileges {
+        rustix::thread::set_no_new_privs(true)?;
+    }
+    Ok(())
+}
 
-    /// Gives away what is in a folder.
-    fn give_all(&self, folder: &Path) -> Result<()> {
-        for entry in fs::read_dir(folder)? {
-            let path = entry?.path();
-            lchown(&path, Some(self.uid), Some(self.gid))?;
-            if path.symlink_metadata()?.is_dir() {
-                self.give_all(&path)?;
-            }
-        }
-        Ok(())
+/// Creates a directory, or gives an existing one its owner.
+fn create(directory: &Directory, disk: Option<&Path>) -> Result<()> {
+    let path = Path::new(&directory.path);
+    let existed = path.symlink_metadata().is_ok();
+    if !existed {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(path)?;
     }
+    ensure!(path.symlink_metadata()?.is_dir(), "it exists and is no directory");
+    if existed && !directory.chown_existing && disk != Some(path) {
+        return Ok(());
+    }
+    let metadata = fs::metadata(path)?;
+    if existed
+        && directory.chown_existing
+        && (metadata.uid(), metadata.gid()) != (directory.uid, directory.gid)
+    {
+        // As systemd does: the contents get the owner, too.
+        chown_contents(path, directory.uid, directory.gid)?;
+    }
+    chown(path, Some(directory.uid), Some(directory.gid))?;
+    Ok(fs::set_permissions(path, fs::Permissions::from_mode(directory.mode))?)
+}
+
+/// Changes the owner of everything in a directory.
+fn chown_contents(directory: &Path, uid: u32, gid: u32) -> Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        lchown(&path, Some(uid), Some(gid))?;
+        if path.symlink_metadata()?.is_dir() {
+            chown_contents(&path, uid, gid)?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use orrery_orthros_wire::{Credentials, ExecCommand, WorkingDirectory};
+
     use super::*;
 
-    fn service(manner: serde_json::Value, argv: &[&str]) -> Service {
-        let mut whole = serde_json::json!({
-            "name": null, "before": [], "environment": null, "working": null, "identity": null, "as_root": false, "umask": null,
-            "limits": [], "nice": null, "no_new_privileges": false, "ignores_pipes": false, "folders": [],
-        });
-        for (key, value) in manner.as_object().unwrap() {
-            whole[key] = value.clone();
-        }
-        serde_json::from_value(serde_json::json!({"argv": argv, "manner": whole})).unwrap()
+    fn service(exec: ExecConfig, argv: &[&str]) -> Service {
+        Service(ServiceDescription { argv: argv.iter().map(|&word| word.to_owned()).collect(), exec })
     }
 
-    fn said(service: &Service) -> String {
+    fn output(service: &Service) -> String {
         let output = service.command().unwrap().output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
     #[test]
-    fn a_program_is_started_in_its_manner() {
-        let manner = serde_json::json!({
-            "name": "other", "environment": [["A", "b c"]], "working": ["/var", false], "umask": 0o27,
-            "limits": [[libc::RLIMIT_NOFILE, 64, 128]], "nice": 3, "no_new_privileges": true, "ignores_pipes": true,
-        });
+    fn a_program_is_executed_as_configured() {
+        let exec = ExecConfig {
+            arg0: Some("other".to_owned()),
+            environment: Some(vec![("A".to_owned(), "b c".to_owned())]),
+            working_directory: Some(WorkingDirectory { path: "/var".to_owned(), optional: false }),
+            umask: Some(0o27),
+            rlimits: vec![(libc::RLIMIT_NOFILE, 64, 128)],
+            nice: Some(3),
+            no_new_privileges: true,
+            ignore_sigpipe: true,
+            ..ExecConfig::default()
+        };
         let script = "echo $0,$A,$(pwd),$(umask),$(ulimit -Sn),$(ulimit -Hn),$(nice); cat /proc/$$/status";
-        let told = said(&service(manner, &["/bin/sh", "-c", script]));
-        let (first, status) = told.split_once('\n').unwrap();
+        let printed = output(&service(exec, &["/bin/sh", "-c", script]));
+        let (first, status) = printed.split_once('\n').unwrap();
         assert_eq!(first, "other,b c,/var,0027,64,128,3");
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -232,60 +182,65 @@ mod tests {
         assert_eq!(field("NoNewPrivs"), "1");
         let ignored = u64::from_str_radix(&field("SigIgn"), 16).unwrap();
         assert_eq!(ignored >> (libc::SIGPIPE - 1) & 1, 1);
-        // By default it is as whoever starts it.
-        let told = said(&service(serde_json::json!({}), &["/bin/sh", "-c", "echo $0,$A,$(pwd)"]));
-        assert!(told.ends_with("sh,,/\n"), "{told}");
+        let printed = output(&service(ExecConfig::default(), &["/bin/sh", "-c", "echo $0,$A,$(pwd)"]));
+        assert!(printed.ends_with("sh,,/\n"), "{printed}");
     }
 
     #[test]
-    fn a_program_is_its_users_unless_it_is_roots() {
+    fn a_program_has_its_credentials_unless_it_runs_as_root() {
         if !rustix::process::geteuid().is_root() {
-            orrery_testing::skipped!("another user: it takes root");
+            orrery_testing::skipped!("another user: requires root");
             return;
         }
-        let identity = serde_json::json!({"uid": 65534, "gid": 12345, "groups": [12345, 4711]});
-        let manner = |as_root: bool| serde_json::json!({"identity": identity, "as_root": as_root});
-        let ids = |service: &Service| said(service).split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let credentials = Credentials { uid: 65534, gid: 12345, groups: vec![12345, 4711] };
+        let exec =
+            |as_root| ExecConfig { credentials: Some(credentials.clone()), as_root, ..ExecConfig::default() };
+        let ids =
+            |service: &Service| output(service).split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let script = ["/bin/sh", "-c", "id -u; id -g; id -G"];
-        assert_eq!(ids(&service(manner(false), &script)), ["65534", "12345", "12345", "4711"]);
-        assert_eq!(ids(&service(manner(true), &script))[..2], ["0", "0"]);
+        assert_eq!(ids(&service(exec(false), &script)), ["65534", "12345", "12345", "4711"]);
+        assert_eq!(ids(&service(exec(true), &script))[..2], ["0", "0"]);
     }
 
     #[test]
-    fn what_comes_before_runs_in_order_and_may_fail_where_it_says_so() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name).display().to_string();
-        let step = |script: String, may_fail| {
-            serde_json::json!({
-                "program": "/bin/sh", "name": null, "arguments": ["-c", script], "may_fail": may_fail, "as_root": false,
-            })
+    fn pre_commands_run_in_order_and_a_failure_stops_unless_it_is_ignored() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).display().to_string();
+        let step = |script: String, ignore_failure| ExecCommand {
+            program: "/bin/sh".to_owned(),
+            arg0: None,
+            arguments: vec!["-c".to_owned(), script],
+            ignore_failure,
+            as_root: false,
         };
-        let steps = [
+        let pre_commands = vec![
             step(format!("echo 1 > {}; false", at("a")), true),
             step(format!("cp {} {}", at("a"), at("b")), false),
             step("echo no such thing >&2; exit 3".to_owned(), false),
             step(format!("touch {}", at("c")), false),
         ];
-        let told =
-            service(serde_json::json!({"before": steps}), &["true"]).run_before().unwrap_err().to_string();
-        assert!(told.contains("/bin/sh") && told.contains("no such thing") && told.contains('3'), "{told}");
+        let exec = ExecConfig { pre_commands, ..ExecConfig::default() };
+        let error = service(exec, &["true"]).run_pre_commands().unwrap_err().to_string();
+        assert!(
+            error.contains("/bin/sh") && error.contains("no such thing") && error.contains('3'),
+            "{error}"
+        );
         assert!(Path::new(&at("b")).exists() && !Path::new(&at("c")).exists());
     }
 
     #[test]
-    fn folders_are_made_and_given_away_with_what_is_in_them() {
+    fn directories_are_created_and_get_their_owner() {
         if !rustix::process::geteuid().is_root() {
-            orrery_testing::skipped!("giving folders away: it takes root");
+            orrery_testing::skipped!("chown: requires root");
             return;
         }
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name).display().to_string();
-        let made = |name: &str, owned: bool| {
-            let folder =
-                serde_json::json!({"path": at(name), "mode": 0o2750, "uid": 102, "gid": 105, "owned": owned});
-            let disk = folder["path"].as_str().unwrap().ends_with("disk").then(|| at(name));
-            let made = service(serde_json::json!({"folders": [folder]}), &["true"]);
-            made.make_folders(disk.as_deref().map(Path::new)).map(|()| {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).display().to_string();
+        let made = |name: &str, chown_existing: bool| {
+            let directory = Directory { path: at(name), mode: 0o2750, uid: 102, gid: 105, chown_existing };
+            let disk = name.ends_with("disk").then(|| at(name));
+            let exec = ExecConfig { directories: vec![directory], ..ExecConfig::default() };
+            service(exec, &["true"]).create_directories(disk.as_deref().map(Path::new)).map(|()| {
                 let metadata = fs::metadata(at(name)).unwrap();
                 (metadata.mode() & 0o7777, metadata.uid(), metadata.gid())
             })
@@ -294,10 +249,10 @@ mod tests {
         assert_eq!(made("new/inner", false).unwrap(), its);
         assert_eq!(fs::metadata(at("new")).unwrap().uid(), 0, "what it lies in is nobody's");
         for name in ["old", "disk", "state"] {
-            fs::create_dir_all(folder.path().join(name).join("deep")).unwrap();
-            fs::write(folder.path().join(name).join("deep/file"), "").unwrap();
+            fs::create_dir_all(directory.path().join(name).join("deep")).unwrap();
+            fs::write(directory.path().join(name).join("deep/file"), "").unwrap();
         }
-        let owner = |name: &str| fs::metadata(folder.path().join(name)).unwrap().uid();
+        let owner = |name: &str| fs::metadata(directory.path().join(name)).unwrap().uid();
         assert_ne!(made("old", false).unwrap(), its, "one that is there stays as it is");
         assert_eq!((made("disk", false).unwrap(), owner("disk/deep")), (its, 0));
         assert_eq!((made("state", true).unwrap(), owner("state/deep/file")), (its, 102));

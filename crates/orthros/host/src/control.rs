@@ -1,4 +1,4 @@
-//! Lines of JSON from and to a guest, over its second serial port, which QEMU shows as a socket.
+//! The control connection to a guest: its second serial port, which QEMU offers as a socket.
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -7,116 +7,29 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
-use serde_json::{Value, json};
+use orrery_orthros_wire::{Report, Request, decode, encode};
 
 use crate::error::{Error, Result, file, of_qemu};
 
-/// What a guest says; `orrery-guest` has the same, for writing.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(tag = "said", rename_all = "lowercase")]
-pub enum Said {
-    /// Where in the machine's memory its processors leave their heartbeats.
-    Beats {
-        /// The page's address.
-        physical: u64,
-        /// How many processors there are.
-        cpus: usize,
-    },
-    /// The same of the backup, with one number more: how much it has done.
-    Standby {
-        /// The page's address.
-        physical: u64,
-        /// How many processors there are.
-        cpus: usize,
-    },
-    /// The active runs its service.
-    Ready {
-        /// Its number in the guest.
-        pid: i32,
-    },
-    /// The backup is up.
-    Waiting,
-    /// It is there, and listens.
-    Alive,
-    /// The backup knows the active's kernel.
-    Armed {
-        /// The kernel's release.
-        release: String,
-        /// How long that took.
-        seconds: f64,
-    },
-    /// What it would take to rebuild the service.
-    Weighed {
-        /// MiB of memory that it takes.
-        needs: u64,
-        /// MiB that the backup has for it.
-        has: u64,
-    },
-    /// The service has been read, and nothing is in the way of rebuilding it.
-    Read,
-    /// The service comes onto the network now: what it does from here on the old machine does not know of.
-    Online,
-    /// The service lives again.
-    Survived {
-        /// Its number in the guest that survives.
-        pid: i32,
-        /// What took how long.
-        steps: Vec<Step>,
-        /// What was carried over.
-        summary: Value,
-    },
-    /// All of the service's memory has come.
-    Whole {
-        /// How many pages came when the service lived again.
-        pages: u64,
-        /// How long that took, in seconds.
-        seconds: f64,
-    },
-    /// The answer of a program that was run.
-    Ran {
-        /// How it ended.
-        status: i32,
-        /// What it printed.
-        output: String,
-    },
-    /// The service has ended, and its disk is unmounted.
-    Ended,
-    /// It did not work.
-    Failed {
-        /// Why.
-        why: String,
-    },
-}
-
-/// A part of a failover.
-#[derive(Clone, Debug, Deserialize, serde::Serialize)]
-pub struct Step {
-    /// What was done.
-    pub name: String,
-    /// How long it took.
-    pub seconds: f64,
-}
-
-/// A connection to a guest's own program.
+/// The control connection to a guest.
 pub struct Control {
     machine: String,
     stream: UnixStream,
-    said: Receiver<Said>,
-    /// What was said before anyone listened.
-    kept: VecDeque<Said>,
-    /// Where the heartbeats are, once that was said.
-    beats: Option<(u64, usize)>,
-    /// Where those of the backup are.
-    standby: Option<(u64, usize)>,
-    /// How many pages came after the service lived again, and how long that took, once that was said.
-    whole: Option<(u64, f64)>,
-    /// How many MiB it takes to rebuild the service and how many there are, as last said.
-    weighed: Option<(u64, u64)>,
-    /// When it was last asked whether it is there, if it has not answered yet.
-    knocked: Option<Instant>,
-    /// When it last answered that.
-    answered: Option<Instant>,
+    reports: Receiver<Report>,
+    /// Reports that were read while something else was waited for.
+    queued: VecDeque<Report>,
+    /// The address of the heartbeats and the number of processors, once reported.
+    heartbeats: Option<(u64, usize)>,
+    /// The same of a backup.
+    standby_heartbeats: Option<(u64, usize)>,
+    /// The number of pages that were restored lazily, and how long they took, once all are there.
+    lazy_pages: Option<(u64, f64)>,
+    /// MiB that a restore takes and MiB that the backup has, as last reported.
+    memory_estimate: Option<(u64, u64)>,
+    /// When the ping was sent that is still unanswered.
+    pinged: Option<Instant>,
+    /// When the last pong arrived.
+    last_pong: Option<Instant>,
 }
 
 impl Control {
@@ -126,14 +39,14 @@ impl Control {
     ///
     /// [`Error::File`].
     pub fn connect(machine: &str, socket: &Path) -> Result<Self> {
-        let stream = crate::machine::connect(socket).map_err(file("connect to", socket))?;
+        let stream = crate::socket::connect(socket).map_err(file("connect to", socket))?;
         let reader = stream.try_clone().map_err(file("connect to", socket))?;
-        let (sender, said) = channel();
+        let (sender, reports) = channel();
         std::thread::spawn(move || {
             for line in BufReader::new(reader).split(b'\n').map_while(std::result::Result::ok) {
-                // The port's first bytes may be of the kernel; what is no message is nobody's.
-                if let Ok(said) = serde_json::from_slice(&line)
-                    && sender.send(said).is_err()
+                // The kernel may print to the port before the guest's program opens it: such lines are skipped.
+                if let Ok(report) = decode(&line)
+                    && sender.send(report).is_err()
                 {
                     return;
                 }
@@ -142,52 +55,53 @@ impl Control {
         Ok(Self {
             machine: machine.to_owned(),
             stream,
-            said,
-            kept: VecDeque::new(),
-            beats: None,
-            standby: None,
-            whole: None,
-            weighed: None,
-            knocked: None,
-            answered: None,
+            reports,
+            queued: VecDeque::new(),
+            heartbeats: None,
+            standby_heartbeats: None,
+            lazy_pages: None,
+            memory_estimate: None,
+            pinged: None,
+            last_pong: None,
         })
     }
 
-    /// Asks for something.
+    /// Sends a request.
     ///
     /// # Errors
     ///
-    /// [`Error::Guest`] where the machine is gone.
-    pub fn ask(&mut self, what: &Value) -> Result<()> {
-        let sent = writeln!(self.stream, "{what}");
+    /// [`Error::Guest`] if the machine is gone.
+    pub fn send(&mut self, request: &Request) -> Result<()> {
+        let sent = encode(request).map_err(Into::into).and_then(|line| self.stream.write_all(&line));
         sent.map_err(|error| Error::Guest { machine: self.machine.clone(), why: of_qemu(&error) })
     }
 
-    /// Takes note of what is said by the way; anything else is given back.
-    fn take_note(&mut self, said: Said) -> Option<Said> {
-        match said {
-            Said::Beats { physical, cpus } => self.beats = Some((physical, cpus)),
-            Said::Standby { physical, cpus } => self.standby = Some((physical, cpus)),
-            Said::Whole { pages, seconds } => self.whole = Some((pages, seconds)),
-            Said::Weighed { needs, has } => self.weighed = Some((needs, has)),
-            Said::Alive => (self.knocked, self.answered) = (None, Some(Instant::now())),
-            said => return Some(said),
+    /// Stores the content of reports that nobody waits for, and returns any other report.
+    fn absorb(&mut self, report: Report) -> Option<Report> {
+        match report {
+            Report::Heartbeats { physical, cpus } => self.heartbeats = Some((physical, cpus)),
+            Report::StandbyHeartbeats { physical, cpus } => self.standby_heartbeats = Some((physical, cpus)),
+            Report::LazyPagesDone { pages, seconds } => self.lazy_pages = Some((pages, seconds)),
+            Report::MemoryEstimate { required_mib, available_mib } => {
+                self.memory_estimate = Some((required_mib, available_mib));
+            }
+            Report::Pong => (self.pinged, self.last_pong) = (None, Some(Instant::now())),
+            report => return Some(report),
         }
         None
     }
 
-    /// The next thing that is said other than by the way, if it is said within `patience`.
-    pub fn listen(&mut self, patience: Duration) -> Option<Said> {
-        let deadline = Instant::now() + patience;
+    /// Returns the next report that [`absorb`](Self::absorb) does not store, if one arrives within `timeout`.
+    pub fn receive(&mut self, timeout: Duration) -> Option<Report> {
+        let deadline = Instant::now() + timeout;
         loop {
-            if let Some(said) = self.kept.pop_front() {
-                return Some(said);
+            if let Some(report) = self.queued.pop_front() {
+                return Some(report);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.said.recv_timeout(left) {
-                Ok(said) => {
-                    if let Some(said) = self.take_note(said) {
-                        return Some(said);
+            match self.reports.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(report) => {
+                    if let Some(report) = self.absorb(report) {
+                        return Some(report);
                     }
                 }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
@@ -195,102 +109,107 @@ impl Control {
         }
     }
 
-    /// Where the heartbeats are and of how many processors; nothing before that was said.
-    pub(crate) fn beats(&mut self) -> Option<(u64, usize)> {
-        while let Ok(said) = self.said.try_recv() {
-            let kept = self.take_note(said);
-            self.kept.extend(kept);
+    /// Reads all reports that have arrived, without waiting.
+    fn poll(&mut self) {
+        while let Ok(report) = self.reports.try_recv() {
+            let queued = self.absorb(report);
+            self.queued.extend(queued);
         }
-        self.beats
     }
 
-    /// The same of a backup.
-    pub(crate) fn standby(&mut self) -> Option<(u64, usize)> {
-        self.beats();
-        self.standby
+    /// Returns the address of the heartbeats and the number of processors, or `None` before they are reported.
+    pub(crate) fn heartbeats(&mut self) -> Option<(u64, usize)> {
+        self.poll();
+        self.heartbeats
     }
 
-    /// How many pages of the service's memory came later, and how long that took, once they are all there.
-    pub(crate) fn whole(&mut self) -> Option<(u64, f64)> {
-        self.beats();
-        self.whole
+    /// Returns the same of a backup.
+    pub(crate) fn standby_heartbeats(&mut self) -> Option<(u64, usize)> {
+        self.poll();
+        self.standby_heartbeats
     }
 
-    /// Asks whether it is there. What is asked after that is listened to when this has been answered, however long it takes then.
+    /// Returns the number of pages that were restored lazily, and how long they took, once all are there.
+    pub(crate) fn lazy_pages(&mut self) -> Option<(u64, f64)> {
+        self.poll();
+        self.lazy_pages
+    }
+
+    /// Sends a ping. A request after it is read when the guest has answered the ping, however long that request takes then.
     ///
     /// # Errors
     ///
-    /// As [`ask`](Self::ask).
-    pub(crate) fn knock(&mut self) -> Result<()> {
-        self.knocked.get_or_insert_with(Instant::now);
-        self.ask(&json!({"do": "knock"}))
+    /// As [`send`](Self::send).
+    pub(crate) fn ping(&mut self) -> Result<()> {
+        self.pinged.get_or_insert_with(Instant::now);
+        self.send(&Request::Ping)
     }
 
-    /// How long it has not answered that, and how long ago it last did; nothing of what was not asked, or never answered.
-    pub(crate) fn hearing(&mut self) -> (Option<Duration>, Option<Duration>) {
-        self.beats();
-        (self.knocked.map(|at| at.elapsed()), self.answered.map(|at| at.elapsed()))
+    /// Returns how long a ping has been unanswered, and how long ago the last pong arrived.
+    pub(crate) fn ping_state(&mut self) -> (Option<Duration>, Option<Duration>) {
+        self.poll();
+        (self.pinged.map(|at| at.elapsed()), self.last_pong.map(|at| at.elapsed()))
     }
 
-    /// Asks a backup how many MiB it would take to rebuild the service and how many it has; nothing where it does not know, or
-    /// does not say so soon enough.
-    pub(crate) fn weigh(&mut self, pid: i32, patience: Duration) -> Option<(u64, u64)> {
-        self.beats();
-        self.weighed = None;
-        self.ask(&json!({"do": "weigh", "pid": pid})).ok()?;
-        let deadline = Instant::now() + patience;
-        while self.weighed.is_none() && Instant::now() < deadline {
-            match self.said.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(said) => {
-                    let kept = self.take_note(said);
-                    self.kept.extend(kept);
+    /// Requests a memory estimate from a backup: MiB that a restore of the service takes, and MiB that the backup has. Returns
+    /// `None` if the backup cannot tell, or does not within `timeout`.
+    pub(crate) fn estimate_memory(&mut self, pid: i32, timeout: Duration) -> Option<(u64, u64)> {
+        self.poll();
+        self.memory_estimate = None;
+        self.send(&Request::EstimateMemory { pid }).ok()?;
+        let deadline = Instant::now() + timeout;
+        while self.memory_estimate.is_none() && Instant::now() < deadline {
+            match self.reports.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(report) => {
+                    let queued = self.absorb(report);
+                    self.queued.extend(queued);
                 }
                 Err(_) => break,
             }
         }
-        self.weighed
+        self.memory_estimate
     }
 
-    /// Why what was asked for without waiting for an answer did not work, if that was said.
-    pub(crate) fn complaint(&mut self) -> Option<Error> {
-        self.beats();
-        let at = self.kept.iter().position(|said| matches!(said, Said::Failed { .. }))?;
-        let Some(Said::Failed { why }) = self.kept.remove(at) else { return None };
-        Some(Error::Guest { machine: self.machine.clone(), why })
+    /// Takes the error of a request whose answer nobody waited for, if one was reported.
+    pub(crate) fn take_failure(&mut self) -> Option<Error> {
+        self.poll();
+        let at = self.queued.iter().position(|report| matches!(report, Report::Failed { .. }))?;
+        let Some(Report::Failed { error }) = self.queued.remove(at) else { return None };
+        Some(Error::Guest { machine: self.machine.clone(), why: error })
     }
 
-    /// Waits for something to be said; anything that failed is an error.
+    /// Waits for a report; a report of a failure is an error.
     ///
     /// # Errors
     ///
-    /// [`Error::Guest`] with what the guest said, [`Error::Timeout`].
-    pub fn expect(&mut self, what: &str, patience: Duration) -> Result<Said> {
-        match self.listen(patience) {
-            Some(Said::Failed { why }) => Err(Error::Guest { machine: self.machine.clone(), why }),
-            Some(said) => Ok(said),
+    /// [`Error::Guest`] with the guest's error, [`Error::Timeout`].
+    pub fn expect(&mut self, what: &str, timeout: Duration) -> Result<Report> {
+        match self.receive(timeout) {
+            Some(Report::Failed { error }) => Err(Error::Guest { machine: self.machine.clone(), why: error }),
+            Some(report) => Ok(report),
             None => Err(Error::Timeout {
                 machine: self.machine.clone(),
-                seconds: patience.as_secs(),
+                seconds: timeout.as_secs(),
                 what: what.to_owned(),
                 hint: String::new(),
             }),
         }
     }
 
-    /// Runs a program in the guest to its end, and gives what it printed.
+    /// Runs a program in the guest, waits for its exit, and returns its output.
     ///
     /// # Errors
     ///
-    /// As [`expect`](Self::expect); [`Error::Guest`] where the program failed.
+    /// As [`expect`](Self::expect); [`Error::Guest`] if the program fails.
     pub fn run(&mut self, argv: &[&str]) -> Result<String> {
-        self.ask(&json!({"do": "run", "argv": argv}))?;
-        match self.expect(&format!("`{}`", argv.join(" ")), Duration::from_secs(30))? {
-            Said::Ran { status: 0, output } => Ok(output),
-            said => Err(Error::Guest {
-                machine: self.machine.clone(),
-                why: format!("{}: {said:?}", argv.join(" ")),
-            }),
-        }
+        let command = argv.join(" ");
+        self.send(&Request::Run { argv: argv.iter().map(|&word| word.to_owned()).collect() })?;
+        let why = match self.expect(&format!("`{command}`"), Duration::from_secs(30))? {
+            Report::Exited { status: 0, output } => return Ok(output),
+            Report::Exited { status, output } => format!("{command} exits with {status}: {}", output.trim()),
+            _ => format!("it did not answer the request to run {command}"),
+        };
+        Err(Error::Guest { machine: self.machine.clone(), why })
     }
 }
 
@@ -301,30 +220,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_does_not_answer_is_found_out() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("control");
+    fn an_unanswered_ping_is_noticed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control");
         let listener = UnixListener::bind(&path).unwrap();
         let mut control = Control::connect("guest", &path).unwrap();
         let (mut guest, _) = listener.accept().unwrap();
-        assert_eq!(control.hearing(), (None, None), "it was not asked");
-        control.knock().unwrap();
-        let mut asked = String::new();
-        BufReader::new(guest.try_clone().unwrap()).read_line(&mut asked).unwrap();
-        assert_eq!(asked.trim(), r#"{"do":"knock"}"#);
+        assert_eq!(control.ping_state(), (None, None), "no ping was sent");
+        control.ping().unwrap();
+        let mut request = String::new();
+        BufReader::new(guest.try_clone().unwrap()).read_line(&mut request).unwrap();
+        assert_eq!(decode::<Request>(request.as_bytes()).unwrap(), Request::Ping);
         std::thread::sleep(Duration::from_millis(30));
-        // Asking once more does not make it younger.
-        control.knock().unwrap();
-        let (unanswered, answered) = control.hearing();
-        assert!(unanswered.unwrap() >= Duration::from_millis(30) && answered.is_none());
-        writeln!(guest, r#"{{"said":"alive"}}"#).unwrap();
-        // It is heard by the way: nobody takes it for the answer to something else.
-        assert!(control.listen(Duration::from_millis(200)).is_none());
-        let (unanswered, answered) = control.hearing();
-        assert!(unanswered.is_none() && answered.is_some());
+        // A second ping does not make the first one younger.
+        control.ping().unwrap();
+        let (unanswered, last_pong) = control.ping_state();
+        assert!(unanswered.unwrap() >= Duration::from_millis(30) && last_pong.is_none());
+        guest.write_all(&encode(&Report::Pong).unwrap()).unwrap();
+        // Nobody takes it for the answer to something else.
+        assert!(control.receive(Duration::from_millis(200)).is_none());
+        let (unanswered, last_pong) = control.ping_state();
+        assert!(unanswered.is_none() && last_pong.is_some());
         // A program that another test starts meanwhile may have it open for a moment, too.
         guest.shutdown(std::net::Shutdown::Both).unwrap();
         drop((guest, listener));
-        assert_eq!(control.knock().unwrap_err().to_string(), "guest: QEMU has ended");
+        assert_eq!(control.ping().unwrap_err().to_string(), "guest: QEMU has ended");
     }
 }

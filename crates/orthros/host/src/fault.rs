@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::error::{Error, Result, file};
 
 /// Tables of files in `/proc/sys/kernel` that the kernel uses where they are, and a file in each.
-const BAITS: &[(&str, &str)] = &[
+const TRIGGERS: &[(&str, &str)] = &[
     ("kern_exit_table", "oops_limit"),
     ("kern_panic_table", "warn_limit"),
     ("hung_task_sysctls", "hung_task_check_count"),
@@ -97,13 +97,13 @@ impl Fault {
     pub(crate) fn prepare(self, machine: &str, memory: &Path) -> Result<Option<String>> {
         let Some(target) = self.target() else { return Ok(None) };
         let place = locate(memory, target);
-        let (bait, offset, value) = place.map_err(|error| Error::Guest {
+        let (trigger, offset, value) = place.map_err(|error| Error::Guest {
             machine: machine.to_owned(),
             why: format!("its kernel cannot be spoiled: {error}"),
         })?;
         let opened = OpenOptions::new().write(true).open(memory).map_err(file("open", memory))?;
         opened.write_all_at(&value.to_le_bytes(), offset).map_err(file("write", memory))?;
-        Ok(Some(format!("/proc/sys/kernel/{bait}")))
+        Ok(Some(format!("/proc/sys/kernel/{trigger}")))
     }
 }
 
@@ -114,7 +114,7 @@ fn locate(memory: &Path, target: Option<&str>) -> orrery_kimage::Result<(&'stati
     let kernel = Kernel::open(Box::new(mapped))?;
     let size = kernel.types().size("ctl_table")?;
     let mut found = None;
-    for &(table, name) in BAITS {
+    for &(table, name) in TRIGGERS {
         let Some(table) = kernel.symbols().get(table) else { continue };
         for index in 0..MOST_FILES {
             let entry = kernel.object("ctl_table", table + index * size)?;
@@ -127,11 +127,11 @@ fn locate(memory: &Path, target: Option<&str>) -> orrery_kimage::Result<(&'stati
             }
         }
     }
-    let (bait, place) = found.ok_or_else(|| orrery_kimage::Error::NoSymbol(BAITS[0].0.to_owned()))?;
+    let (trigger, place) = found.ok_or_else(|| orrery_kimage::Error::NoSymbol(TRIGGERS[0].0.to_owned()))?;
     let value = target.map_or(Ok(NOWHERE), |name| kernel.symbols().address(name))?;
     let segment = segments.iter().find(|s| (s.physical..s.physical + s.length).contains(&place));
     let segment = segment.ok_or(orrery_kimage::Error::NoMemory { physical: place })?;
-    Ok((bait, place - segment.physical + segment.offset, value))
+    Ok((trigger, place - segment.physical + segment.offset, value))
 }
 
 #[cfg(test)]

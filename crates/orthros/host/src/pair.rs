@@ -12,20 +12,21 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use orrery_orthros_wire::{Report, Request, Step, Summary};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::control::{Said, Step};
-use crate::disk::{Disk, DiskConfig};
+use crate::config::PairConfig;
+use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
-use crate::guest::{Service, write_image};
+use crate::image::write_image;
 use crate::kernel::KernelFiles;
 use crate::machine::Machine;
-use crate::means;
-use crate::member::{Duty, Member, Shared};
-use crate::net::{Network, NetworkConfig};
-use crate::status::{Role, Status, Weight};
+use crate::net::Network;
+use crate::node::{Node, NodeState, Shared};
+use crate::requirements;
+use crate::status::{MemoryEstimate, Role, Status};
 
 /// How long a guest may take to boot on a machine with other things to do.
 const BOOT: Duration = Duration::from_secs(300);
@@ -38,7 +39,7 @@ const DYING: Duration = Duration::from_secs(20);
 /// How soon a guest says that it cannot die.
 const COMPLAINING: Duration = Duration::from_secs(1);
 /// How long a backup may take to tell what it would take to rebuild a service.
-const WEIGHING: Duration = Duration::from_secs(5);
+const ESTIMATE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the rest of a service's memory may take to come.
 const WHOLE: Duration = Duration::from_secs(180);
 /// How long to wait for something to happen at a time.
@@ -49,29 +50,6 @@ const ROOM: Duration = Duration::from_secs(1);
 const REFUSED: Duration = Duration::from_millis(300);
 /// How long a part of a rescue may take in any case; one that hangs or gets no further is found long before.
 const RESCUE: Duration = Duration::from_secs(3600);
-
-/// What a pair is made of.
-#[derive(Clone, Debug)]
-pub struct PairConfig {
-    /// Where its files lie: memory, consoles, sockets.
-    pub folder: PathBuf,
-    /// Where the kernel is kept.
-    pub cache: PathBuf,
-    /// What runs in it.
-    pub service: Service,
-    /// Memory of each machine in MiB, a power of two.
-    pub memory_mib: u64,
-    /// Processors of each machine.
-    pub cpus: u32,
-    /// How long one of them may be silent before the machine is given up.
-    pub silence: Duration,
-    /// Where it is reached, which takes root; without a network the service has none.
-    pub network: Option<NetworkConfig>,
-    /// The service's disk.
-    pub disk: Option<DiskConfig>,
-    /// More for the command line of the machines' kernel.
-    pub append: String,
-}
 
 /// Why a failover was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,12 +73,12 @@ pub struct Failover {
     /// From the failure's notice to the service's life, in seconds.
     pub seconds: f64,
     /// What was carried over.
-    pub summary: Value,
+    pub summary: Summary,
 }
 
 /// Memory that came when the service lived again.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Whole {
+pub struct LazyPages {
     /// How many pages.
     pub pages: u64,
     /// How long that took, in seconds.
@@ -113,8 +91,8 @@ pub struct Pair {
     kernel: KernelFiles,
     image: PathBuf,
     // Machines go before the network that they are in.
-    active: Member,
-    backup: Option<Member>,
+    active: Node,
+    backup: Option<Node>,
     /// Which backups have died, and of what.
     lost: Vec<String>,
     network: Option<Network>,
@@ -141,21 +119,22 @@ impl Pair {
     ///
     /// [`Error::Missing`] where something is not installed, [`Error::Rights`], [`Error::Room`], before anything is made;
     /// [`Error::Timeout`], [`Error::Guest`] where a guest said why.
-    pub fn up(config: PairConfig) -> Result<Self> {
-        means::look_for(&config)?;
-        std::fs::create_dir_all(&config.folder).map_err(crate::error::file("create", &config.folder))?;
-        let disk = config.disk.as_ref().map(|disk| Disk::obtain(disk, &config.folder)).transpose()?;
+    pub fn start(config: PairConfig) -> Result<Self> {
+        requirements::check(&config)?;
+        std::fs::create_dir_all(&config.directory)
+            .map_err(crate::error::file("create", &config.directory))?;
+        let disk = config.disk.as_ref().map(|disk| Disk::obtain(disk, &config.directory)).transpose()?;
         let kernel = KernelFiles::obtain(&config.cache)?;
-        let image = config.folder.join("image");
+        let image = config.directory.join("image");
         write_image(&kernel, &config.service, &image)?;
         let network = config.network.as_ref().map(Network::obtain).transpose()?;
         let shared =
             Shared { kernel: &kernel, image: &image, network: network.as_ref(), disk: disk.as_ref() };
-        let active = Member::start(&config, &shared, 0, None)?;
+        let active = Node::start(&config, &shared, 0, None)?;
         if let Some(network) = &network {
             network.attach(&active.port)?;
         }
-        let backup = Some(Member::start(&config, &shared, 1, Some(&active.machine))?);
+        let backup = Some(Node::start(&config, &shared, 1, Some(&active.machine))?);
         let patience = config.silence;
         let mut pair = Self {
             patience,
@@ -175,8 +154,8 @@ impl Pair {
             incomplete: false,
             full: None,
         };
-        let Said::Ready { pid } = pair.active.expect("the service to run", BOOT)? else {
-            return Err(confused(&pair.active.machine));
+        let Report::Ready { pid } = pair.active.expect("the service to run", BOOT)? else {
+            return Err(unexpected_report(&pair.active.machine));
         };
         pair.pid = pid;
         pair.arm()?;
@@ -186,16 +165,16 @@ impl Pair {
     /// Lets the backup learn the active's kernel, and gives how long that took, in seconds.
     fn arm(&mut self) -> Result<f64> {
         let Some(backup) = &mut self.backup else { return Ok(0.0) };
-        let Said::Waiting = backup.expect("the backup to be up", BOOT)? else {
-            return Err(confused(&backup.machine));
+        let Report::BackupReady = backup.expect("the backup to be up", BOOT)? else {
+            return Err(unexpected_report(&backup.machine));
         };
-        backup.control.ask(&json!({"do": "arm"}))?;
+        backup.control.send(&Request::Arm)?;
         match backup.expect("the backup to know the active's kernel", BOOT)? {
-            Said::Armed { seconds, .. } => {
-                backup.duty = Duty::StandsBy;
+            Report::Armed { seconds, .. } => {
+                backup.state = NodeState::Standby;
                 Ok(seconds)
             }
-            _ => Err(confused(&backup.machine)),
+            _ => Err(unexpected_report(&backup.machine)),
         }
     }
 
@@ -222,7 +201,7 @@ impl Pair {
 
     /// Which machine is what.
     pub fn status(&mut self) -> Status {
-        self.bury_backup();
+        self.reap_backup();
         let role = |machine: &mut Machine| Role {
             name: machine.name().to_owned(),
             pid: machine.pid(),
@@ -234,29 +213,29 @@ impl Pair {
             service: self.pid,
             failovers: self.failovers,
             lost: self.lost.clone(),
-            full: self.no_room().map(Path::to_owned),
-            weight: self.weigh(),
+            full: self.full_disk().map(Path::to_owned),
+            memory_estimate: self.estimate_memory(),
         }
     }
 
     /// What it would take to rebuild the service as it is now; nothing where no backup can tell.
-    pub fn weigh(&mut self) -> Option<Weight> {
-        if !self.backup_lives() {
+    pub fn estimate_memory(&mut self) -> Option<MemoryEstimate> {
+        if !self.backup_is_alive() {
             return None;
         }
         let backup = self.backup.as_mut()?;
-        let (needs, has) = backup.control.weigh(self.pid, WEIGHING)?;
-        Some(Weight { needs, has })
+        let (required_mib, available_mib) = backup.control.estimate_memory(self.pid, ESTIMATE_TIMEOUT)?;
+        Some(MemoryEstimate { required_mib, available_mib })
     }
 
     /// Bears a processor's silence for this long, or again for as long as was configured.
-    pub fn be_patient(&mut self, silence: Option<Duration>) {
+    pub fn set_silence_limit(&mut self, silence: Option<Duration>) {
         self.patience = silence.unwrap_or(self.config.silence);
     }
 
     /// Whether the machine that stands by is there, and its kernel lives.
-    pub fn backup_lives(&mut self) -> bool {
-        self.bury_backup();
+    pub fn backup_is_alive(&mut self) -> bool {
+        self.reap_backup();
         self.backup.is_some()
     }
 
@@ -267,23 +246,23 @@ impl Pair {
     }
 
     /// Lets go of a backup that has died.
-    fn bury_backup(&mut self) {
+    fn reap_backup(&mut self) {
         let Some(backup) = &mut self.backup else { return };
-        if let Some(why) = backup.fallen(Duration::ZERO).map(str::to_owned) {
+        if let Some(why) = backup.failure_reason(Duration::ZERO).map(str::to_owned) {
             let machine = backup.machine.name().to_owned();
-            self.lose_backup(&Error::Guest { machine, why });
+            self.discard_backup(&Error::Guest { machine, why });
         }
     }
 
     /// Ends the backup, of which there is no use any more, and notes why.
-    fn lose_backup(&mut self, why: &Error) {
+    fn discard_backup(&mut self, why: &Error) {
         // Its port of the network goes with its QEMU.
         self.backup = None;
         self.lost.push(why.to_string());
     }
 
     /// Whether the machine with the service is there; it may stand still.
-    pub fn active_lives(&mut self) -> bool {
+    pub fn active_is_alive(&mut self) -> bool {
         self.active.machine.runs()
     }
 
@@ -291,9 +270,9 @@ impl Pair {
     ///
     /// # Errors
     ///
-    /// As [`Machine::keep_memory`].
-    pub fn keep_memory(&mut self) -> Result<PathBuf> {
-        self.active.machine.keep_memory()?;
+    /// As [`Machine::preserve_memory`].
+    pub fn preserve_memory(&mut self) -> Result<PathBuf> {
+        self.active.machine.preserve_memory()?;
         Ok(self.active.machine.file("ram"))
     }
 
@@ -325,7 +304,7 @@ impl Pair {
     }
 
     /// Lets the backup's kernel die, to see that it is missed. One that is to fall silent is missed
-    /// [later](Self::backup_lives).
+    /// [later](Self::backup_is_alive).
     ///
     /// # Errors
     ///
@@ -338,9 +317,9 @@ impl Pair {
         };
         backup.crash(fault)?;
         let patience = if fault.is_silent() { COMPLAINING } else { DYING };
-        let fell = backup.fallen(patience).is_some();
-        match backup.control.complaint() {
-            Some(complaint) if !fell => Err(complaint),
+        let fell = backup.failure_reason(patience).is_some();
+        match backup.control.take_failure() {
+            Some(failure) if !fell => Err(failure),
             None if !fell && !fault.is_silent() => Err(Error::Timeout {
                 machine: backup.machine.name().to_owned(),
                 seconds: DYING.as_secs(),
@@ -360,7 +339,7 @@ impl Pair {
     pub fn watch(&mut self, patience: Duration) -> Result<Option<Cause>> {
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
-            if let Some(cause) = self.hear()? {
+            if let Some(cause) = self.poll_events()? {
                 return Ok(Some(cause));
             }
             if self.full.is_some() {
@@ -369,40 +348,40 @@ impl Pair {
             if self.active.silence()?.is_some_and(|silence| silence > self.patience) {
                 return Ok(Some(Cause::Silence));
             }
-            if let Some(complaint) = self.active.control.complaint() {
-                return Err(complaint);
+            if let Some(failure) = self.active.control.take_failure() {
+                return Err(failure);
             }
         }
         Ok(None)
     }
 
     /// Hears what QEMU tells of the active.
-    fn hear(&mut self) -> Result<Option<Cause>> {
+    fn poll_events(&mut self) -> Result<Option<Cause>> {
         let mut patience = POLL;
         while let Some(event) = self.active.qmp.event(patience)? {
             if event.name == "GUEST_PANICKED" {
                 return Ok(Some(Cause::Panic));
             }
-            if event.is_want_of_room() {
+            if event.is_host_disk_full() {
                 self.full = Some(Instant::now());
             }
             patience = Duration::ZERO;
         }
         if self.full.is_some_and(|since| since.elapsed() > ROOM) {
-            return self.look_for_room();
+            return self.retry_disk_writes();
         }
         Ok(None)
     }
 
     /// Lets the active try again what this host had no room for.
-    fn look_for_room(&mut self) -> Result<Option<Cause>> {
+    fn retry_disk_writes(&mut self) -> Result<Option<Cause>> {
         // Whether it may is seen by what happens.
         let _ = self.active.qmp.execute("cont", &json!({}));
         let deadline = Instant::now() + REFUSED;
         while Instant::now() < deadline {
             match self.active.qmp.event(POLL)? {
                 Some(event) if event.name == "GUEST_PANICKED" => return Ok(Some(Cause::Panic)),
-                Some(event) if event.is_want_of_room() => {
+                Some(event) if event.is_host_disk_full() => {
                     self.full = Some(Instant::now());
                     return Ok(None);
                 }
@@ -410,8 +389,8 @@ impl Pair {
             }
         }
         self.full = None;
-        if let Some(pulse) = &mut self.active.pulse {
-            pulse.forgive();
+        if let Some(heartbeats) = &mut self.active.heartbeats {
+            heartbeats.reset();
         }
         Ok(None)
     }
@@ -419,7 +398,7 @@ impl Pair {
     /// The disk's image, while this host has no room for what the service writes to it. The service stands still then, which is no
     /// failure of its kernel and would be no better in the backup, and goes on when [`watch`](Self::watch) finds room.
     #[must_use]
-    pub fn no_room(&self) -> Option<&Path> {
+    pub fn full_disk(&self) -> Option<&Path> {
         self.full.and(self.disk.as_ref()).map(Disk::image)
     }
 
@@ -432,45 +411,47 @@ impl Pair {
     pub fn fail_over(&mut self, cause: Cause) -> Result<Failover> {
         let start = Instant::now();
         let mut steps = Vec::new();
-        if let (Cause::Request, Some(image)) = (cause, self.no_room()) {
+        if let (Cause::Request, Some(image)) = (cause, self.full_disk()) {
             let why = "this host has no room for what the service writes to it; make some first".to_owned();
             return Err(Error::Disk { path: image.to_owned(), why });
         }
-        if self.incomplete && self.active.control.whole().is_none() {
-            return Err(self.torn("it died before all of the service's memory had come"));
+        if self.incomplete && self.active.control.lazy_pages().is_none() {
+            return Err(self.service_lost("it died before all of the service's memory had come"));
         }
-        if !self.backup_lives() {
+        if !self.backup_is_alive() {
             // It died, now or before. The memory is still there, for a new one to read.
-            let seconds = self.renew()?;
+            let seconds = self.start_backup()?;
             steps.push(Step { name: "new backup".to_owned(), seconds });
         }
-        let Some(mut backup) = self.backup.take() else { return Err(confused(&self.active.machine)) };
-        let told = self.rescue(&mut backup, cause, &mut steps);
+        let Some(mut backup) = self.backup.take() else {
+            return Err(unexpected_report(&self.active.machine));
+        };
+        let told = self.restore_on(&mut backup, cause, &mut steps);
         let (pid, rebuilt, summary) = match told {
-            Ok(Said::Survived { pid, steps, summary }) => (pid, steps, summary),
+            Ok(Report::Restored { pid, steps, summary }) => (pid, steps, summary),
             other => {
-                let error = other.err().unwrap_or_else(|| confused(&backup.machine));
+                let error = other.err().unwrap_or_else(|| unexpected_report(&backup.machine));
                 if backup.online {
                     let (machine, why) = (backup.machine.name().to_owned(), error.to_string());
                     return Err(Error::Gone { machine, why });
                 }
                 // The memory was only read, so this may be tried again. By the same backup only where it is there to be asked,
                 // and has made nothing yet: semaphores, files and half of a restore are in the way of another one.
-                let spent = backup.begun || matches!(error, Error::Timeout { .. });
-                let fallen = backup.fallen(CLOSING).is_some();
-                backup.duty = Duty::StandsBy;
+                let spent = backup.restore_started || matches!(error, Error::Timeout { .. });
+                let failure_reason = backup.failure_reason(CLOSING).is_some();
+                backup.state = NodeState::Standby;
                 self.backup = Some(backup);
-                if spent || fallen {
-                    self.lose_backup(&error);
+                if spent || failure_reason {
+                    self.discard_backup(&error);
                 }
                 return Err(error);
             }
         };
-        backup.duty = Duty::Serves;
+        backup.state = NodeState::Serving;
         steps.extend(rebuilt);
         let seconds = start.elapsed().as_secs_f64();
         self.dead = Some(std::mem::replace(&mut self.active, backup).machine);
-        self.incomplete = summary["later"].as_u64().is_none_or(|pages| pages > 0);
+        self.incomplete = summary.lazy_pages > 0;
         self.full = None;
         self.registers.clear();
         self.failovers += 1;
@@ -478,7 +459,7 @@ impl Pair {
         Ok(Failover { cause, steps, seconds, summary })
     }
 
-    fn torn(&self, why: &str) -> Error {
+    fn service_lost(&self, why: &str) -> Error {
         Error::Gone { machine: self.active.machine.name().to_owned(), why: why.to_owned() }
     }
 
@@ -489,17 +470,17 @@ impl Pair {
     ///
     /// [`Error::Gone`] where the survivor dies before: the service is lost. [`Error::Guest`] where it says why it could not have
     /// its memory, [`Error::Timeout`].
-    pub fn settle(&mut self) -> Result<Option<Whole>> {
+    pub fn wait_for_lazy_pages(&mut self) -> Result<Option<LazyPages>> {
         let mut came = None;
         let deadline = Instant::now() + WHOLE;
         while self.incomplete {
-            if let Some((pages, seconds)) = self.active.control.whole() {
-                came = Some(Whole { pages, seconds });
+            if let Some((pages, seconds)) = self.active.control.lazy_pages() {
+                came = Some(LazyPages { pages, seconds });
                 self.incomplete = false;
-            } else if let Some(complaint) = self.active.control.complaint() {
-                return Err(complaint);
-            } else if !self.active.machine.runs() || self.hear()? == Some(Cause::Panic) {
-                return Err(self.torn("it died before all of the service's memory had come"));
+            } else if let Some(failure) = self.active.control.take_failure() {
+                return Err(failure);
+            } else if !self.active.machine.runs() || self.poll_events()? == Some(Cause::Panic) {
+                return Err(self.service_lost("it died before all of the service's memory had come"));
             } else if Instant::now() > deadline {
                 return Err(Error::Timeout {
                     machine: self.active.machine.name().to_owned(),
@@ -510,13 +491,13 @@ impl Pair {
             }
         }
         if let Some(dead) = self.dead.take() {
-            dead.forget_memory()?;
+            dead.release_memory()?;
         }
         Ok(came)
     }
 
     /// Fences the active, gives the backup what it had, and lets the backup rebuild the service.
-    fn rescue(&mut self, backup: &mut Member, cause: Cause, steps: &mut Vec<Step>) -> Result<Said> {
+    fn restore_on(&mut self, backup: &mut Node, cause: Cause, steps: &mut Vec<Step>) -> Result<Report> {
         let start = Instant::now();
         if self.active.machine.runs() {
             // Paused first: what it had asked its disk for is done then, and whatever it does not do now it never will.
@@ -528,62 +509,62 @@ impl Pair {
             // What comes from now on waits in the backup's card, which is not switched on before the connections are there.
             network.attach(&backup.port)?;
         }
-        let last_chance = cause == Cause::Request && self.active.machine.runs();
-        if !last_chance {
-            self.hand_over(backup);
+        let can_resume = cause == Cause::Request && self.active.machine.runs();
+        if !can_resume {
+            self.kill_active(backup);
         }
         steps.push(Step { name: "fence".to_owned(), seconds: start.elapsed().as_secs_f64() });
+        let (pid, registers) = (self.pid, self.registers.clone());
+        let request = Request::ReadService { pid, registers, strict: can_resume };
         let read = backup
-            .put_to_work(
-                &json!({"do": "read", "pid": self.pid, "registers": self.registers, "strict": last_chance}),
-            )
+            .start_restoring(&request)
             .and_then(|()| self.plug(backup))
             .and_then(|()| backup.expect("the service to be read", RESCUE));
         match read {
-            Ok(Said::Read) => {}
+            Ok(Report::ImagesWritten) => {}
             other => {
-                if last_chance {
-                    self.go_on(backup)?;
+                if can_resume {
+                    self.resume_active(backup)?;
                 }
-                return Err(other.err().unwrap_or_else(|| confused(&backup.machine)));
+                return Err(other.err().unwrap_or_else(|| unexpected_report(&backup.machine)));
             }
         }
-        if last_chance {
-            self.hand_over(backup);
+        if can_resume {
+            self.kill_active(backup);
             self.plug(backup)?;
         }
-        backup.begun = true;
-        backup.put_to_work(&json!({"do": "rebuild"}))?;
+        backup.restore_started = true;
+        backup.start_restoring(&Request::Restore)?;
         let said = backup.expect("the service to be rebuilt", RESCUE)?;
-        let Said::Online = said else { return Ok(said) };
+        let Report::Online = said else { return Ok(said) };
         backup.online = true;
         backup.expect("the service to live again", RESCUE)
     }
 
     /// Ends the active for good. Its memory stays; its disk is nobody's now.
-    fn hand_over(&mut self, backup: &mut Member) {
+    fn kill_active(&mut self, backup: &mut Node) {
         self.active.machine.kill();
-        backup.wants_disk = self.disk.is_some() && !backup.has_disk;
+        backup.needs_disk = self.disk.is_some() && !backup.has_disk;
     }
 
     /// Plugs the disk into the backup, if nobody has it any more.
-    fn plug(&self, backup: &mut Member) -> Result<()> {
-        if let (Some(disk), true) = (&self.disk, backup.wants_disk) {
+    fn plug(&self, backup: &mut Node) -> Result<()> {
+        if let (Some(disk), true) = (&self.disk, backup.needs_disk) {
             disk.plug(&mut backup.qmp)?;
-            (backup.has_disk, backup.wants_disk) = (true, false);
+            (backup.has_disk, backup.needs_disk) = (true, false);
         }
         Ok(())
     }
 
     /// Lets the active go on as if nothing had been tried.
-    fn go_on(&mut self, backup: &Member) -> Result<()> {
+    fn resume_active(&mut self, backup: &Node) -> Result<()> {
         if let Some(network) = &self.network {
             network.detach(&backup.port)?;
             network.attach(&self.active.port)?;
         }
         self.active.qmp.execute("cont", &json!({}))?;
-        if let Some(pulse) = &mut self.active.pulse {
-            pulse.forgive();
+        if let Some(heartbeats) = &mut self.active.heartbeats {
+            heartbeats.reset();
         }
         Ok(())
     }
@@ -593,12 +574,12 @@ impl Pair {
     /// # Errors
     ///
     /// [`Error::Guest`] where the disk could not be unmounted, [`Error::Timeout`].
-    pub fn down(mut self) -> Result<()> {
+    pub fn stop(mut self) -> Result<()> {
         self.backup = None;
-        self.active.control.ask(&json!({"do": "end"}))?;
+        self.active.control.send(&Request::Stop)?;
         match self.active.expect("the service to end", END)? {
-            Said::Ended => Ok(()),
-            _ => Err(confused(&self.active.machine)),
+            Report::Stopped => Ok(()),
+            _ => Err(unexpected_report(&self.active.machine)),
         }
     }
 
@@ -609,55 +590,55 @@ impl Pair {
     }
 
     /// Boots the service's machine anew, as one does who has no backup: what was in its memory is lost. There is no backup
-    /// then until [`renew`](Self::renew).
+    /// then until [`renew`](Self::start_backup).
     ///
     /// # Errors
     ///
-    /// As [`up`](Self::up).
+    /// As [`up`](Self::start).
     pub fn reboot(&mut self) -> Result<()> {
         self.backup = None;
         self.active.machine.kill();
         (self.dead, self.incomplete, self.full) = (None, false, None);
         self.generation += 1;
-        let active = Member::start(&self.config, &self.shared(), self.generation, None)?;
+        let active = Node::start(&self.config, &self.shared(), self.generation, None)?;
         if let Some(network) = &self.network {
             network.detach(&self.active.port)?;
             network.attach(&active.port)?;
         }
         self.active = active;
         self.registers.clear();
-        let Said::Ready { pid } = self.active.expect("the service to run", BOOT)? else {
-            return Err(confused(&self.active.machine));
+        let Report::Ready { pid } = self.active.expect("the service to run", BOOT)? else {
+            return Err(unexpected_report(&self.active.machine));
         };
         self.pid = pid;
         Ok(())
     }
 
-    /// Starts a new backup, for the survivor of a failover, when it has [settled](Self::settle), or in place of one that died,
+    /// Starts a new backup, for the survivor of a failover, when it has [settled](Self::wait_for_lazy_pages), or in place of one that died,
     /// and gives how long that took, in seconds.
     ///
     /// # Errors
     ///
-    /// As [`up`](Self::up).
-    pub fn renew(&mut self) -> Result<f64> {
-        self.settle()?;
+    /// As [`up`](Self::start).
+    pub fn start_backup(&mut self) -> Result<f64> {
+        self.wait_for_lazy_pages()?;
         let begin = Instant::now();
         if let (Some(dead), Some(network)) = (self.backup.take(), &self.network) {
             network.detach(&dead.port)?;
         }
         self.generation += 1;
         let peer = Some(&self.active.machine);
-        self.backup = Some(Member::start(&self.config, &self.shared(), self.generation, peer)?);
+        self.backup = Some(Node::start(&self.config, &self.shared(), self.generation, peer)?);
         if let Err(error) = self.arm() {
             // It does not know the active's kernel, and could not take over.
-            self.lose_backup(&error);
+            self.discard_backup(&error);
             return Err(error);
         }
         Ok(begin.elapsed().as_secs_f64())
     }
 }
 
-fn confused(machine: &Machine) -> Error {
+fn unexpected_report(machine: &Machine) -> Error {
     Error::Guest {
         machine: machine.name().to_owned(),
         why: "it said something else than was asked".to_owned(),

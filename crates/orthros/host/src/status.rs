@@ -18,24 +18,28 @@ pub struct Role {
 
 /// What it would take to rebuild a service, in MiB of the backup's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Weight {
+pub struct MemoryEstimate {
     /// What the service takes as it is now.
-    pub needs: u64,
+    pub required_mib: u64,
     /// What the backup has for it.
-    pub has: u64,
+    pub available_mib: u64,
 }
 
-impl Weight {
+impl MemoryEstimate {
     /// Whether the service could be rebuilt.
     #[must_use]
     pub fn fits(&self) -> bool {
-        self.needs <= self.has
+        self.required_mib <= self.available_mib
     }
 }
 
-impl fmt::Display for Weight {
+impl fmt::Display for MemoryEstimate {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "to rebuild the service takes {} MiB of the {} that the backup has", self.needs, self.has)
+        write!(
+            out,
+            "to rebuild the service takes {} MiB of the {} that the backup has",
+            self.required_mib, self.available_mib
+        )
     }
 }
 
@@ -55,7 +59,7 @@ pub struct Status {
     /// The disk's image, while this host has no room for what the service writes to it: the service stands still.
     pub full: Option<PathBuf>,
     /// What it would take to rebuild the service, where the backup can tell.
-    pub weight: Option<Weight>,
+    pub memory_estimate: Option<MemoryEstimate>,
 }
 
 impl fmt::Display for Status {
@@ -72,7 +76,7 @@ impl fmt::Display for Status {
         if let Some(image) = &self.full {
             write!(out, "; it stands still, as this host has no room for {}", image.display())?;
         }
-        self.weight.map_or(Ok(()), |weight| write!(out, "; {weight}"))
+        self.memory_estimate.map_or(Ok(()), |memory_estimate| write!(out, "; {memory_estimate}"))
     }
 }
 
@@ -97,7 +101,7 @@ mod tests {
             failovers: 1,
             lost: Vec::new(),
             full: None,
-            weight: None,
+            memory_estimate: None,
         };
         assert_eq!(
             status.to_string(),
@@ -111,8 +115,11 @@ mod tests {
         );
         status.full = Some(PathBuf::from("/srv/disk"));
         assert!(status.to_string().ends_with("; it stands still, as this host has no room for /srv/disk"));
-        status.weight = Some(Weight { needs: 100, has: 99 });
+        status.memory_estimate = Some(MemoryEstimate { required_mib: 100, available_mib: 99 });
         assert!(status.to_string().ends_with("takes 100 MiB of the 99 that the backup has"), "{status}");
-        assert!(!Weight { needs: 100, has: 99 }.fits() && Weight { needs: 99, has: 99 }.fits());
+        assert!(
+            !MemoryEstimate { required_mib: 100, available_mib: 99 }.fits()
+                && MemoryEstimate { required_mib: 99, available_mib: 99 }.fits()
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! A service as its systemd unit describes it, made into what a pair takes.
 //!
 //! The unit is read from this host's files (systemd.unit(5)), whether a systemd runs or not; in the guests none does. So each setting is
-//! either done there by `orrery-guest` (who runs the program, where, with which variables and limits, and which folders it finds), or
+//! either done there by `orrery-guest` (who runs the program, where, with which variables and limits, and which directories it finds), or
 //! told to be left out, or refused with its file and line: see `settings`. The files that the unit names come with the image.
 
 mod command;
@@ -19,9 +19,10 @@ mod words;
 use std::fs;
 use std::path::Path;
 
+use orrery_orthros_wire::{Directory, ExecCommand, ExecConfig, WorkingDirectory};
+
 use crate::error::{Error, Result, file};
-use crate::guest::Service;
-use crate::manner::{Folder, Invocation, Manner};
+use crate::image::Service;
 use environment::Environment;
 use needs::Needs;
 use search::{Found, Places};
@@ -30,8 +31,8 @@ use specifier::Specifiers;
 use syntax::Setting;
 use users::{User, Users};
 
-/// Settings for folders, what keeps their permissions, where they lie, and what tells the program, systemd.exec(5).
-const FOLDERS: [(&str, &str, &str, &str); 4] = [
+/// Settings for directories, what keeps their permissions, where they lie, and what tells the program, systemd.exec(5).
+const DIRECTORIES: [(&str, &str, &str, &str); 4] = [
     ("RuntimeDirectory", "RuntimeDirectoryMode", "/run", "RUNTIME_DIRECTORY"),
     ("StateDirectory", "StateDirectoryMode", "/var/lib", "STATE_DIRECTORY"),
     ("CacheDirectory", "CacheDirectoryMode", "/var/cache", "CACHE_DIRECTORY"),
@@ -80,10 +81,11 @@ impl Reading<'_> {
         let left_out = self.settings.left_out()?;
         let remark = self.check_type()?;
         let mut needs = Needs::beside(disk);
-        let mut manner = Manner { knows_users: true, ..Manner::default() };
-        let user = self.who(&mut manner)?;
-        let (uid, gid) = manner.identity.as_ref().map_or((0, 0), |identity| (identity.uid, identity.gid));
-        self.numbers(&mut manner)?;
+        let mut exec = ExecConfig::default();
+        let user = self.who(&mut exec)?;
+        let (uid, gid) =
+            exec.credentials.as_ref().map_or((0, 0), |credentials| (credentials.uid, credentials.gid));
+        self.numbers(&mut exec)?;
         let searched = self.texts("ExecSearchPath")?.join(":");
         let searched = if searched.is_empty() { command::SEARCHED } else { searched.as_str() };
         let mut environment = Environment::default();
@@ -91,18 +93,18 @@ impl Reading<'_> {
         for (name, value) in user.iter().flat_map(|user| user.environment()) {
             environment.set(&name, &value);
         }
-        for place in FOLDERS {
-            manner.folders.extend(self.folders(place, (uid, gid), &mut environment)?);
+        for place in DIRECTORIES {
+            exec.directories.extend(self.directories(place, (uid, gid), &mut environment)?);
         }
-        for folder in self.folders(CONFIGURATION, (0, 0), &mut environment)? {
-            if Path::new(&folder.path).is_dir() {
-                needs.add(Path::new(&folder.path))?;
+        for directory in self.directories(CONFIGURATION, (0, 0), &mut environment)? {
+            if Path::new(&directory.path).is_dir() {
+                needs.add(Path::new(&directory.path))?;
             } else {
-                manner.folders.push(folder);
+                exec.directories.push(directory);
             }
         }
         self.variables(&mut environment, &mut needs)?;
-        manner.working = self.working(user.as_ref(), &mut needs)?;
+        exec.working_directory = self.working(user.as_ref(), &mut needs)?;
         for setting in
             [self.settings.list("ReadWritePaths"), self.settings.list("ReadWriteDirectories")].concat()
         {
@@ -110,22 +112,25 @@ impl Reading<'_> {
                 needs.add(Path::new(word.trim_start_matches(['-', '+'])))?;
             }
         }
-        let start = self.commands(&environment, searched, &mut manner)?;
-        for command in manner.before.iter().chain([&start]) {
+        let start = self.commands(&environment, searched, &mut exec)?;
+        for command in exec.pre_commands.iter().chain([&start]) {
             for path in command.arguments.iter().filter_map(|word| needs::named(word)) {
                 needs.add(path)?;
             }
         }
-        needs.folders.retain(|folder| manner.folders.iter().all(|other| other.path != folder.path));
-        manner.folders.append(&mut needs.folders);
-        manner.environment = Some(environment.0);
-        (manner.name, manner.as_root) = (start.name.clone(), start.as_root);
-        let told = self.tell(&start, user.as_ref(), &needs, &manner, remark, &left_out);
-        let programs = manner.before.iter().map(|command| command.program.clone());
+        needs
+            .directories
+            .retain(|directory| exec.directories.iter().all(|other| other.path != directory.path));
+        exec.directories.append(&mut needs.directories);
+        exec.environment = Some(environment.0);
+        (exec.arg0, exec.as_root) = (start.arg0.clone(), start.as_root);
+        let told = self.tell(&start, user.as_ref(), &needs, &exec, remark, &left_out);
+        let programs = exec.pre_commands.iter().map(|command| command.program.clone());
         let programs = programs.chain(std::mem::take(&mut needs.programs)).collect();
-        manner.taken = needs.taken;
         let argv = std::iter::once(start.program).chain(start.arguments).collect();
-        Ok(UnitService { service: Service { argv, programs, files: Vec::new(), manner }, told })
+        let service =
+            Service { argv, programs, files: Vec::new(), copied_paths: needs.taken, host_users: true, exec };
+        Ok(UnitService { service, told })
     }
 
     fn specifiers(&self) -> Specifiers<'_> {
@@ -171,7 +176,7 @@ impl Reading<'_> {
     }
 
     /// Who runs it.
-    fn who(&self, manner: &mut Manner) -> Result<Option<User>> {
+    fn who(&self, exec: &mut ExecConfig) -> Result<Option<User>> {
         let user = self.settings.last("User").map(|setting| {
             let user = self.text(setting)?;
             self.users.user(&user).cloned().map_err(|why| setting.refuse(why))
@@ -188,44 +193,44 @@ impl Reading<'_> {
             }
         }
         if user.is_some() || group.is_some() || !more.is_empty() {
-            manner.identity = Some(self.users.identity(user.as_ref(), group, &more));
+            exec.credentials = Some(self.users.identity(user.as_ref(), group, &more));
         }
         Ok(user)
     }
 
     /// Numbers, and yes or no.
-    fn numbers(&self, manner: &mut Manner) -> Result<()> {
+    fn numbers(&self, exec: &mut ExecConfig) -> Result<()> {
         let settings = self.settings;
         let mode = |setting: &Setting| values::mode(&setting.value).map_err(|why| setting.refuse(why));
-        manner.umask = Some(settings.last("UMask").map(mode).transpose()?.unwrap_or(0o022));
+        exec.umask = Some(settings.last("UMask").map(mode).transpose()?.unwrap_or(0o022));
         let nice = |setting: &Setting| values::nice(&setting.value).map_err(|why| setting.refuse(why));
-        manner.nice = settings.last("Nice").map(nice).transpose()?;
-        manner.no_new_privileges = settings.is_set("NoNewPrivileges")?.unwrap_or(false);
-        manner.ignores_pipes = settings.is_set("IgnoreSIGPIPE")?.unwrap_or(true);
-        manner.limits = vec![values::FILES];
+        exec.nice = settings.last("Nice").map(nice).transpose()?;
+        exec.no_new_privileges = settings.is_set("NoNewPrivileges")?.unwrap_or(false);
+        exec.ignore_sigpipe = settings.is_set("IgnoreSIGPIPE")?.unwrap_or(true);
+        exec.rlimits = vec![values::FILES];
         for setting in
             settings.0.iter().filter(|setting| setting.section == "Service" && values::is_limit(&setting.key))
         {
             // An empty one takes back those before it.
             if settings.last(&setting.key) == Some(setting) {
                 let limit = values::limit(&setting.key, &setting.value).map_err(|why| setting.refuse(why))?;
-                manner.limits.retain(|(number, ..)| *number != limit.0);
-                manner.limits.push(limit);
+                exec.rlimits.retain(|(number, ..)| *number != limit.0);
+                exec.rlimits.push(limit);
             }
         }
         Ok(())
     }
 
-    /// The folders of a setting, which the program is told of.
-    fn folders(
+    /// The directories of a setting, which the program is told of.
+    fn directories(
         &self,
         (key, mode_key, root, variable): (&str, &str, &str, &str),
         (uid, gid): (u32, u32),
         environment: &mut Environment,
-    ) -> Result<Vec<Folder>> {
+    ) -> Result<Vec<Directory>> {
         let mode = |setting: &Setting| values::mode(&setting.value).map_err(|why| setting.refuse(why));
         let mode = self.settings.last(mode_key).map(mode).transpose()?.unwrap_or(0o755);
-        let mut folders = Vec::new();
+        let mut directories = Vec::new();
         for setting in self.settings.list(key) {
             for name in self.words(setting)? {
                 if name.contains(':') {
@@ -237,17 +242,23 @@ impl Reading<'_> {
                 let parts_are_plain = name.split('/').all(|part| !["", ".", ".."].contains(&part));
                 if !parts_are_plain {
                     return Err(setting.refuse(format!(
-                        "{name}: write the path of a folder in {root}, without {root} and .."
+                        "{name}: write the path of a directory in {root}, without {root} and .."
                     )));
                 }
-                folders.push(Folder { path: format!("{root}/{name}"), mode, uid, gid, owned: true });
+                directories.push(Directory {
+                    path: format!("{root}/{name}"),
+                    mode,
+                    uid,
+                    gid,
+                    chown_existing: true,
+                });
             }
         }
-        if !folders.is_empty() {
-            let paths: Vec<&str> = folders.iter().map(|folder| folder.path.as_str()).collect();
+        if !directories.is_empty() {
+            let paths: Vec<&str> = directories.iter().map(|directory| directory.path.as_str()).collect();
             environment.set(variable, &paths.join(":"));
         }
-        Ok(folders)
+        Ok(directories)
     }
 
     /// The variables that the unit sets, and the files that have them.
@@ -292,11 +303,11 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// The folder that it starts in, and whether another will do.
-    fn working(&self, user: Option<&User>, needs: &mut Needs) -> Result<Option<(String, bool)>> {
+    /// The directory that it starts in, and whether another will do.
+    fn working(&self, user: Option<&User>, needs: &mut Needs) -> Result<Option<WorkingDirectory>> {
         let Some(setting) = self.settings.last("WorkingDirectory") else { return Ok(None) };
         let text = self.text(setting)?;
-        let (may_lack, path) = text.strip_prefix('-').map_or((false, text.as_str()), |path| (true, path));
+        let (optional, path) = text.strip_prefix('-').map_or((false, text.as_str()), |path| (true, path));
         let path = match path {
             "~" => user.map_or("/root", |user| user.home.as_str()),
             path => path,
@@ -305,12 +316,17 @@ impl Reading<'_> {
             return Err(setting.refuse("write an absolute path, or ~ for the user's home"));
         }
         needs.add(Path::new(path))?;
-        Ok(Some((path.to_owned(), may_lack)))
+        Ok(Some(WorkingDirectory { path: path.to_owned(), optional }))
     }
 
     /// What is run before the service, and the service.
-    fn commands(&self, environment: &Environment, searched: &str, manner: &mut Manner) -> Result<Invocation> {
-        let read = |setting: &Setting| -> Result<Vec<Invocation>> {
+    fn commands(
+        &self,
+        environment: &Environment,
+        searched: &str,
+        exec: &mut ExecConfig,
+    ) -> Result<ExecCommand> {
+        let read = |setting: &Setting| -> Result<Vec<ExecCommand>> {
             let lines = command::parse(&setting.value, &self.specifiers());
             let settled =
                 lines.and_then(|lines| lines.iter().map(|line| line.settle(environment, searched)).collect());
@@ -318,8 +334,8 @@ impl Reading<'_> {
         };
         let root = self.settings.is_set("PermissionsStartOnly")?.unwrap_or(false);
         for setting in self.settings.list("ExecStartPre") {
-            manner.before.extend(
-                read(setting)?.into_iter().map(|it| Invocation { as_root: it.as_root || root, ..it }),
+            exec.pre_commands.extend(
+                read(setting)?.into_iter().map(|it| ExecCommand { as_root: it.as_root || root, ..it }),
             );
         }
         let mut commands = Vec::new();
@@ -340,10 +356,10 @@ impl Reading<'_> {
 
     fn tell(
         &self,
-        start: &Invocation,
+        start: &ExecCommand,
         user: Option<&User>,
         needs: &Needs,
-        manner: &Manner,
+        exec: &ExecConfig,
         remark: Option<String>,
         left_out: &[&str],
     ) -> Vec<String> {
@@ -364,10 +380,10 @@ impl Reading<'_> {
                 list(needs.taken.iter().map(|path| path.display().to_string()).collect())
             ));
         }
-        if !manner.folders.is_empty() {
+        if !exec.directories.is_empty() {
             told.push(format!(
-                "folders made: {}",
-                list(manner.folders.iter().map(|folder| folder.path.clone()).collect())
+                "directories made: {}",
+                list(exec.directories.iter().map(|directory| directory.path.clone()).collect())
             ));
         }
         told.extend(remark);

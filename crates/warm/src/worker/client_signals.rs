@@ -13,10 +13,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-use orrery_lwc::rollback::abandon;
+use orrery_rollback::abandon;
 
 /// The signal that says that something came; the engine's own is another.
-const ARRIVAL: i32 = orrery_lwc::CONTROL_SIGNAL + 1;
+const ARRIVAL: i32 = orrery_rollback::CONTROL_SIGNAL + 1;
 
 /// What the script is abandoned for: the client has gone.
 const GONE: u64 = 0;
@@ -196,7 +196,7 @@ fn default_of(signal: i32) -> Default {
 }
 
 fn deliver(signal: i32, blocked: u64) {
-    if !(1..=64).contains(&signal) || signal == ARRIVAL || signal == orrery_lwc::CONTROL_SIGNAL {
+    if !(1..=64).contains(&signal) || signal == ARRIVAL || signal == orrery_rollback::CONTROL_SIGNAL {
         return;
     }
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();

@@ -21,7 +21,7 @@ pub enum WorkerError {
     Sandbox(#[from] SandboxError),
     /// Rollback could not be set up, or refused to run.
     #[error("rollback (--isolate fork does without)")]
-    Rollback(#[source] orrery_lwc::Error),
+    Rollback(#[source] orrery_rollback::Error),
     /// Something that a request did could not be undone.
     #[error("a request could not be undone, so this worker ends ({0})")]
     Spoiled(String),

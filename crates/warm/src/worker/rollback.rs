@@ -16,8 +16,8 @@ use std::ops::ControlFlow;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use orrery_lwc::Error;
-use orrery_lwc::rollback::{self, Children, KeptBuffer, Rollback};
+use orrery_rollback::Error;
+use orrery_rollback::{self as rollback, Children, KeptBuffer, Rollback};
 
 use super::attributes::{self, Attributes};
 use super::client_signals::{self, Reason};

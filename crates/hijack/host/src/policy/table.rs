@@ -3,15 +3,15 @@
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStringExt;
 
-use orrery_hijack_image::board::CALLS;
 use orrery_hijack_image::glob;
+use orrery_hijack_image::nr::CALLS;
 use orrery_hijack_image::policy::{Address, MAGIC, Mount, Rule, Shape, Span, Table, Text, action};
 
 use super::compile::Compiled;
 use super::{Policy, automaton};
 use crate::archive::Mounted;
+use crate::arg_types;
 use crate::calls;
-use crate::told;
 
 /// Bytes that grow, and remember where things are.
 struct Layout {
@@ -153,7 +153,7 @@ impl Policy {
             (offset_of!(Table, automaton), bytes_of(&automaton_text)),
             (offset_of!(Table, calls), bytes_of(&spans)),
             (offset_of!(Table, shapes), bytes_of(&shapes)),
-            (offset_of!(Table, looks), bytes_of(&told::looks(self.detail))),
+            (offset_of!(Table, captures), bytes_of(&arg_types::captures(self.detail))),
         ] {
             layout.put(at, bytes);
         }

@@ -16,7 +16,6 @@ use orrery_sys::{PAGE, PageRange};
 use rustix::mm::{Advice, madvise};
 
 use super::Job;
-use crate::area::arena::Arena;
 
 /// What counts as big.
 const BIG: usize = 32 << 20;
@@ -44,14 +43,12 @@ impl Others {
     }
 
     /// Leaves big mappings without a part in `jobs` out of forks until the guard goes. What cannot be left out comes along, at its price.
-    pub(super) fn leave_out(&mut self, jobs: &[Job]) -> LeftOut<'_> {
+    pub(super) fn leave_out(&mut self, jobs: &[Job], arena: PageRange) -> LeftOut<'_> {
         self.marked.clear();
-        if self.find(jobs).is_err() {
+        if self.find(jobs, arena).is_err() {
             self.marked.clear();
         }
-        if let Ok(arena) = Arena::get() {
-            add_gaps(arena.range(), jobs, &mut self.marked);
-        }
+        add_gaps(arena, jobs, &mut self.marked);
         for range in &self.marked {
             let start = core::ptr::with_exposed_provenance_mut(range.start);
             // Where another thread just unmapped a part, the rest is marked all the same.
@@ -62,8 +59,7 @@ impl Others {
     }
 
     /// Puts the parts of big mappings that can be left out into `marked`.
-    fn find(&mut self, jobs: &[Job]) -> orrery_sys::Result<()> {
-        let arena = Arena::get().map(Arena::range).unwrap_or_default();
+    fn find(&mut self, jobs: &[Job], arena: PageRange) -> orrery_sys::Result<()> {
         self.text.resize(TEXT, 0);
         let found = &mut self.marked;
         Maps::open()?.for_each(&mut self.text, |line| {

@@ -4,14 +4,14 @@
 //! the other, by any thread that is free. No thread waits for a client: sockets are non-blocking, and a client that does not
 //! receive its replies is disconnected.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use orrery_orc_wire::packet;
-use orrery_orc_wire::protocol::{MAX_MESSAGE, Refusal, Reply, decode_request};
+use orrery_orc_wire::protocol::{self, MAX_MESSAGE, Refusal, Reply, decode_request};
+use orrery_sys::scm;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
@@ -232,19 +232,18 @@ impl Server {
 
     /// Receives one request and replies; returns whether the client may stay connected.
     fn exchange(&self, number: Holder, connection: &Connection, buffer: &mut [u8]) -> bool {
-        let packet = match packet::receive(connection.socket.as_fd(), buffer, RecvFlags::DONTWAIT) {
-            Ok(packet) if packet.length == 0 => return false,
-            Ok(packet) => packet,
-            Err(Errno::AGAIN | Errno::INTR) => return true,
-            Err(_) => return false,
-        };
+        let packet =
+            match scm::receive(connection.socket.as_fd(), buffer, protocol::MAX_FDS, RecvFlags::DONTWAIT) {
+                Ok(packet) if packet.length == 0 => return false,
+                Ok(packet) => packet,
+                Err(Errno::AGAIN | Errno::INTR) => return true,
+                Err(_) => return false,
+            };
         let bytes = buffer.get(..packet.length).unwrap_or_default();
         let (tag, response) = match decode_request(bytes) {
             // This process had no room for the descriptors.
-            Ok((tag, _)) if packet.cut => (tag, Refusal::Exhausted.into()),
-            Ok((tag, request)) => {
-                (tag, handle(&self.service, number, connection, &request, packet.descriptors))
-            }
+            Ok((tag, _)) if packet.truncated => (tag, Refusal::Exhausted.into()),
+            Ok((tag, request)) => (tag, handle(&self.service, number, connection, &request, packet.fds)),
             Err(tag) => (tag, Refusal::Malformed.into()),
         };
         let Response { reply, files, attachment } = response;
@@ -255,5 +254,5 @@ impl Server {
 }
 
 fn send(connection: &Connection, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
-    packet::send(connection.socket.as_fd(), bytes, descriptors, SendFlags::DONTWAIT)
+    scm::send(connection.socket.as_fd(), &[IoSlice::new(bytes)], descriptors, SendFlags::DONTWAIT).map(drop)
 }

@@ -1,10 +1,11 @@
 //! Messages between the server and its supervisor.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use orrery_orc_wire::packet;
+use orrery_orc_wire::protocol;
+use orrery_sys::scm;
 use rustix::net::{RecvFlags, SendFlags};
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +46,8 @@ pub(crate) fn send(
     fd: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
     let bytes = postcard::to_stdvec(message).map_err(io::Error::other)?;
-    Ok(packet::send(link, &bytes, fd.as_slice(), SendFlags::empty())?)
+    scm::send(link, &[IoSlice::new(&bytes)], fd.as_slice(), SendFlags::empty())?;
+    Ok(())
 }
 
 /// Receives a message and passes it to `handle`; returns `None` if the other process is gone.
@@ -58,16 +60,16 @@ pub(crate) fn receive<T>(
     handle: impl FnOnce(Message<'_>, Option<OwnedFd>) -> T,
 ) -> io::Result<Option<T>> {
     buffer.resize(MAX_MESSAGE, 0);
-    let packet = match packet::receive(link, buffer, RecvFlags::empty()) {
+    let packet = match scm::receive(link, buffer, protocol::MAX_FDS, RecvFlags::empty()) {
         Ok(packet) if packet.length == 0 => return Ok(None),
         Err(rustix::io::Errno::CONNRESET) => return Ok(None),
         other => other?,
     };
-    if packet.cut {
+    if packet.truncated {
         return Err(io::Error::other(
             "a record came without its descriptor: the limit of open files is reached",
         ));
     }
     let message = postcard::from_bytes(&buffer[..packet.length]).map_err(io::Error::other)?;
-    Ok(Some(handle(message, packet.descriptors.into_iter().next())))
+    Ok(Some(handle(message, packet.fds.into_iter().next())))
 }

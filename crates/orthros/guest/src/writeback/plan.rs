@@ -8,11 +8,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use orrery_kimage::{Attributes, CachedPage, Ext4, Ext4File, ExtendedAttribute, Extent, Kernel, Name, Pages};
+use orrery_orthros_images::{MAX_UNNAMED_FILE, UnnamedFile};
 use rustix::fs::OFlags;
 
-use crate::criu::{MOST_CONTENT, Nameless};
-
-use super::apply;
 use super::extents::{self, Run};
 use super::handle::{self, Mounted};
 
@@ -30,15 +28,15 @@ pub(super) struct Plan<'k> {
     /// What was in these directories.
     pub(super) names: BTreeMap<u64, Vec<Name>>,
     /// What files hold that have no name any more, and that the disk has parts of.
-    pub(super) nameless: Vec<(Nameless, Vec<u8>)>,
+    pub(super) unnamed: Vec<(UnnamedFile, Vec<u8>)>,
     /// The dead kernel's last moment: by it another try knows that this is the same death.
     pub(super) death: u64,
 }
 
 impl Plan<'_> {
     /// Whether contents were read from places of the disk that it takes for free, and that writing may take.
-    pub(super) fn keeps(&self) -> bool {
-        !self.nameless.is_empty() || self.files.values().any(|file| !file.contents.kept.is_empty())
+    pub(super) fn reads_free_blocks(&self) -> bool {
+        !self.unnamed.is_empty() || self.files.values().any(|file| !file.contents.kept.is_empty())
     }
 }
 
@@ -72,7 +70,7 @@ impl<'k> Plan<'k> {
         kernel: &'k Kernel,
         device: &Path,
         mounted: &Mounted,
-        nameless: &[Nameless],
+        unnamed: &[UnnamedFile],
         death: u64,
     ) -> Result<Self> {
         let disk = File::open(device).with_context(|| format!("cannot open {}", device.display()))?;
@@ -89,8 +87,8 @@ impl<'k> Plan<'k> {
         let read = |block: u64, into: &mut [u8]| disk.read_exact_at(into, block * block_size);
         let ext4 = Ext4::open(volume, &read)?;
         let (files, names) = (BTreeMap::new(), BTreeMap::new());
-        let plan = Self { files, names, nameless: Vec::new(), death };
-        Maker { ext4, disk: &disk, mounted, plan, kept: 0, most: most_kept() }.make(nameless)
+        let plan = Self { files, names, unnamed: Vec::new(), death };
+        Maker { ext4, disk: &disk, mounted, plan, kept: 0, most: most_kept() }.make(unnamed)
     }
 }
 
@@ -112,7 +110,7 @@ fn most_kept() -> usize {
 }
 
 impl<'k> Maker<'k, '_, '_> {
-    fn make(mut self, nameless: &[Nameless]) -> Result<Plan<'k>> {
+    fn make(mut self, unnamed: &[UnnamedFile]) -> Result<Plan<'k>> {
         let files = self.ext4.files();
         if let Some(problem) = files.problems.first() {
             bail!("{problem}");
@@ -145,14 +143,11 @@ impl<'k> Maker<'k, '_, '_> {
             let planned = Planned { attributes, found, changed: false, extended: None, contents };
             self.plan.files.insert(number, planned);
         }
-        for &one in nameless {
+        for &one in unnamed {
             let file = self.ext4.file_at(one.inode)?;
-            let content = self.ext4.content(&file, MOST_CONTENT).context("a file without a name")?;
+            let content = self.ext4.content(&file, MAX_UNNAMED_FILE).context("a file without a name")?;
             self.keep(content.len())?;
-            self.plan.nameless.push((one, content));
-        }
-        if self.plan.keeps() && apply::has_begun(self.mounted, self.plan.death) {
-            bail!("parts of it are only where a try before this one may have written over them");
+            self.plan.unnamed.push((one, content));
         }
         Ok(self.plan)
     }

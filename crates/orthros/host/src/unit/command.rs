@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use orrery_orthros_wire::ExecCommand;
+
 use super::environment::Environment;
 use super::specifier::Specifiers;
 use super::words::Words;
-use crate::manner::Invocation;
 
 /// Where a program lies that is not named by its path.
 pub(super) const SEARCHED: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -16,7 +17,7 @@ pub(super) struct Line {
     program: String,
     name: Option<String>,
     arguments: Vec<String>,
-    may_fail: bool,
+    ignore_failure: bool,
     as_root: bool,
     plain: bool,
 }
@@ -63,7 +64,7 @@ fn line(words: &mut Words<'_>, specifiers: &Specifiers<'_>) -> Result<Line, Stri
         program: program.to_owned(),
         name,
         arguments,
-        may_fail: prefixes.contains('-'),
+        ignore_failure: prefixes.contains('-'),
         // What `!!` does is for kernels that lack ambient capabilities.
         as_root: prefixes.contains('+') || prefixes.matches('!').count() == 1,
         plain: prefixes.contains(':'),
@@ -71,18 +72,18 @@ fn line(words: &mut Words<'_>, specifiers: &Specifiers<'_>) -> Result<Line, Stri
 }
 
 impl Line {
-    /// The command with its variables replaced, its program looked for in these folders.
-    pub(super) fn settle(&self, environment: &Environment, searched: &str) -> Result<Invocation, String> {
+    /// The command with its variables replaced, its program looked for in these directories.
+    pub(super) fn settle(&self, environment: &Environment, searched: &str) -> Result<ExecCommand, String> {
         let program = self.find(searched)?;
         let expand = |word: &String| match self.plain {
             true => vec![word.clone()],
             false => environment.expand(word),
         };
-        Ok(Invocation {
+        Ok(ExecCommand {
             program: program.to_string_lossy().into_owned(),
-            name: self.name.clone(),
+            arg0: self.name.clone(),
             arguments: self.arguments.iter().flat_map(expand).collect(),
-            may_fail: self.may_fail,
+            ignore_failure: self.ignore_failure,
             as_root: self.as_root,
         })
     }
@@ -98,7 +99,7 @@ impl Line {
         if self.program.contains('/') {
             return Err("write the program's absolute path, or its name alone".to_owned());
         }
-        let mut places = searched.split(':').map(|folder| Path::new(folder).join(program));
+        let mut places = searched.split(':').map(|directory| Path::new(directory).join(program));
         places.find(|path| path.is_file()).ok_or_else(|| {
             format!(
                 "no {} is in {searched}; install the package that has it, or write its path",
@@ -118,7 +119,7 @@ mod tests {
         parse(text, &Specifiers { name: &name, file: Path::new("/u") })
     }
 
-    fn settled(text: &str) -> Invocation {
+    fn settled(text: &str) -> ExecCommand {
         let mut environment = Environment::default();
         environment.set("OPTIONS", "-a 'b c'");
         read(text).unwrap()[0].settle(&environment, SEARCHED).unwrap()
@@ -129,9 +130,11 @@ mod tests {
         let command = settled(r#"/bin/sh -c "echo $$A" $OPTIONS ${OPTIONS} %i \; ';'"#);
         assert_eq!(command.program, "/bin/sh");
         assert_eq!(command.arguments, ["-c", "echo $A", "-a", "b c", "-a 'b c'", "one", ";", ";"]);
-        assert_eq!((command.may_fail, command.as_root, command.name), (false, false, None));
+        assert_eq!((command.ignore_failure, command.as_root, command.arg0), (false, false, None));
         let command = settled("-@/bin/sh other x");
-        assert!(command.may_fail && command.name.as_deref() == Some("other") && command.arguments == ["x"]);
+        assert!(
+            command.ignore_failure && command.arg0.as_deref() == Some("other") && command.arguments == ["x"]
+        );
         assert_eq!(settled(":/bin/sh $OPTIONS %%").arguments, ["$OPTIONS", "%"]);
         assert!(settled("+/bin/sh").as_root && settled("!/bin/sh").as_root && !settled("!!/bin/sh").as_root);
         let found = settled("sh").program;

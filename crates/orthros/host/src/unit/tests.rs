@@ -4,15 +4,18 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// A unit's file with a folder for more, where a guest has nothing of its own.
+/// A unit's file with a directory for more, where a guest has nothing of its own.
 struct Written(tempfile::TempDir);
 
 impl Written {
     fn new(text: &str) -> Self {
-        let folder = tempfile::Builder::new().tempdir_in("/var/tmp").unwrap();
-        fs::write(folder.path().join("a@b.service"), text.replace("HERE", folder.path().to_str().unwrap()))
-            .unwrap();
-        Self(folder)
+        let directory = tempfile::Builder::new().tempdir_in("/var/tmp").unwrap();
+        fs::write(
+            directory.path().join("a@b.service"),
+            text.replace("HERE", directory.path().to_str().unwrap()),
+        )
+        .unwrap();
+        Self(directory)
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -29,7 +32,7 @@ fn read(text: &str) -> UnitService {
 }
 
 fn variable<'u>(unit: &'u UnitService, name: &str) -> Option<&'u str> {
-    let variables = unit.service.manner.environment.as_ref().unwrap();
+    let variables = unit.service.exec.environment.as_ref().unwrap();
     variables.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
 }
 
@@ -49,17 +52,18 @@ fn a_unit_becomes_a_service() {
     let read = unit.read().unwrap();
     let (service, at) = (&read.service, |name: &str| unit.at(name).display().to_string());
     assert_eq!(service.argv, ["/bin/sh", &format!("--file={}", at("file")), "x", "y", "c", "it", "is"]);
-    let manner = &service.manner;
-    assert_eq!((manner.name.as_deref(), manner.umask, manner.nice), (Some("name"), Some(7), Some(5)));
-    assert!(manner.no_new_privileges && manner.ignores_pipes && manner.knows_users && !manner.as_root);
-    assert_eq!(manner.limits, [(libc::RLIMIT_NOFILE, 65535, 65535)]);
-    assert_eq!(manner.working, Some((at("data"), false)));
-    assert_eq!(manner.identity.as_ref().map(|identity| (identity.uid, identity.gid)), Some((0, 0)));
+    let exec = &service.exec;
+    assert_eq!((exec.arg0.as_deref(), exec.umask, exec.nice), (Some("name"), Some(7), Some(5)));
+    assert!(exec.no_new_privileges && exec.ignore_sigpipe && service.host_users && !exec.as_root);
+    assert_eq!(exec.rlimits, [(libc::RLIMIT_NOFILE, 65535, 65535)]);
+    assert_eq!(exec.working_directory, Some(WorkingDirectory { path: at("data"), optional: false }));
+    assert_eq!(exec.credentials.as_ref().map(|credentials| (credentials.uid, credentials.gid)), Some((0, 0)));
     let before: Vec<_> =
-        manner.before.iter().map(|it| (it.program.as_str(), it.may_fail, it.as_root)).collect();
+        exec.pre_commands.iter().map(|it| (it.program.as_str(), it.ignore_failure, it.as_root)).collect();
     assert_eq!(before, [("/bin/sh", true, false), ("/bin/mkdir", false, true)]);
-    assert_eq!(manner.before[1].arguments, [at("data")]);
-    let folders: Vec<_> = manner.folders.iter().map(|it| (it.path.as_str(), it.mode, it.owned)).collect();
+    assert_eq!(exec.pre_commands[1].arguments, [at("data")]);
+    let directories: Vec<_> =
+        exec.directories.iter().map(|it| (it.path.as_str(), it.mode, it.chown_existing)).collect();
     let data = (at("data"), 0o755, false);
     let expected = [
         ("/run/a/b", 0o2755, true),
@@ -67,8 +71,8 @@ fn a_unit_becomes_a_service() {
         ("/var/lib/a", 0o755, true),
         (&data.0, data.1, data.2),
     ];
-    assert_eq!(folders, expected);
-    assert_eq!(manner.taken, ["variables", "file"].map(|name| unit.at(name)));
+    assert_eq!(directories, expected);
+    assert_eq!(service.copied_paths, ["variables", "file"].map(|name| unit.at(name)));
     assert_eq!(service.programs, ["/bin/sh", "/bin/mkdir"]);
     for (name, value) in [
         ("A", Some("x y")),
@@ -88,7 +92,7 @@ fn a_unit_becomes_a_service() {
         "a@b.service is ",
         ": root runs /bin/sh",
         "taken along: ",
-        "folders made: /run/a/b",
+        "directories made: /run/a/b",
         "Type=notify: nobody waits",
     ] {
         assert!(told.contains(part), "{part}: {told}");
@@ -99,17 +103,17 @@ fn a_unit_becomes_a_service() {
 #[test]
 fn what_is_not_said_is_as_systemd_has_it() {
     let unit = read("");
-    let manner = &unit.service.manner;
-    assert_eq!((manner.umask, manner.nice, &manner.identity), (Some(0o022), None, &None));
-    assert_eq!(manner.limits, [(libc::RLIMIT_NOFILE, 1024, 524_288)]);
-    assert!(manner.ignores_pipes && manner.working.is_none() && variable(&unit, "HOME").is_none());
+    let exec = &unit.service.exec;
+    assert_eq!((exec.umask, exec.nice, &exec.credentials), (Some(0o022), None, &None));
+    assert_eq!(exec.rlimits, [(libc::RLIMIT_NOFILE, 1024, 524_288)]);
+    assert!(exec.ignore_sigpipe && exec.working_directory.is_none() && variable(&unit, "HOME").is_none());
     assert_eq!(unit.told.len(), 1, "{:?}", unit.told);
-    assert!(!read("IgnoreSIGPIPE=no").service.manner.ignores_pipes);
+    assert!(!read("IgnoreSIGPIPE=no").service.exec.ignore_sigpipe);
     let root = read(
         "ExecStartPre=/bin/sh\nPermissionsStartOnly=yes\nUser=daemon\nWorkingDirectory=-~\nExecSearchPath=/bin:/usr/bin",
     );
-    assert!(root.service.manner.before[0].as_root && root.service.manner.identity.is_some());
-    assert!(root.service.manner.working.as_ref().unwrap().1);
+    assert!(root.service.exec.pre_commands[0].as_root && root.service.exec.credentials.is_some());
+    assert!(root.service.exec.working_directory.as_ref().unwrap().optional);
     assert_eq!(variable(&root, "PATH"), Some("/bin:/usr/bin"));
 }
 
@@ -180,11 +184,11 @@ fn debians_redis_can_be_had() {
     }
     let unit = read_unit("redis-server", Some(Path::new("/var/lib/redis"))).unwrap();
     assert_eq!(unit.service.argv[..2], ["/usr/bin/redis-server", "/etc/redis/redis.conf"]);
-    let manner = &unit.service.manner;
-    assert!(manner.taken.iter().any(|path| path == Path::new("/etc/redis/redis.conf")));
+    let exec = &unit.service.exec;
+    assert!(unit.service.copied_paths.iter().any(|path| path == Path::new("/etc/redis/redis.conf")));
     for path in ["/run/redis", "/var/lib/redis", "/var/log/redis"] {
-        assert!(manner.folders.iter().any(|folder| folder.path == path), "{path}");
+        assert!(exec.directories.iter().any(|directory| directory.path == path), "{path}");
     }
     let redis = Users::read().unwrap().user("redis").unwrap().uid;
-    assert_eq!(manner.identity.as_ref().unwrap().uid, redis);
+    assert_eq!(exec.credentials.as_ref().unwrap().uid, redis);
 }

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use orrery_orthros_wire::Credentials;
+
 use crate::error::{Result, file};
-use crate::manner::Identity;
 
 const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
@@ -72,7 +73,7 @@ impl Users {
     }
 
     /// Who runs a service of this user and group: the user's own groups come along.
-    pub(super) fn identity(&self, user: Option<&User>, group: Option<u32>, more: &[u32]) -> Identity {
+    pub(super) fn identity(&self, user: Option<&User>, group: Option<u32>, more: &[u32]) -> Credentials {
         let gid = group.or(user.map(|user| user.gid)).unwrap_or(0);
         let member = |members: &[String]| user.is_some_and(|user| members.contains(&user.name));
         let mut groups: Vec<u32> =
@@ -83,7 +84,7 @@ impl Users {
         groups.extend(more);
         groups.sort_unstable();
         groups.dedup();
-        Identity { uid: user.map_or(0, |user| user.uid), gid, groups }
+        Credentials { uid: user.map_or(0, |user| user.uid), gid, groups }
     }
 }
 
@@ -115,13 +116,13 @@ mod tests {
         assert_eq!(users.user("102"), Ok(redis));
         assert_eq!(
             users.identity(Some(redis), None, &[7]),
-            Identity { uid: 102, gid: 105, groups: vec![7, 105, 110] }
+            Credentials { uid: 102, gid: 105, groups: vec![7, 105, 110] }
         );
         assert_eq!(
             users.identity(Some(redis), Some(33), &[]),
-            Identity { uid: 102, gid: 33, groups: vec![33, 110] }
+            Credentials { uid: 102, gid: 33, groups: vec![33, 110] }
         );
-        assert_eq!(users.identity(None, Some(33), &[]), Identity { uid: 0, gid: 33, groups: vec![] });
+        assert_eq!(users.identity(None, Some(33), &[]), Credentials { uid: 0, gid: 33, groups: vec![] });
         let told: Vec<String> =
             redis.environment().into_iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(told, ["USER=redis", "LOGNAME=redis", "HOME=/var/lib/redis"]);

@@ -11,70 +11,50 @@
 //! (`pidfd_getfd`, `process_vm_readv`). The last two reach no other process than the worker's children: Landlock and the
 //! process id namespace see to that.
 
-use std::collections::BTreeMap;
+use orrery_sys::seccomp::{self, Action, Condition, Filter, Scope};
+use rustix::io::Errno;
 
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen as Width, SeccompCmpOp as Is, SeccompCondition,
-    SeccompFilter, SeccompRule,
-};
-
-use super::error::{Protections, SandboxError};
+use super::error::{Protections, SandboxError, io_error};
 use crate::config::Sandbox;
 
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
-
 pub(super) fn restrict(sandbox: &Sandbox, protections: Protections) -> Result<(), SandboxError> {
-    // The second filter has its say on what the first lets through, its own installation included.
-    let known = ORDINARY.iter().chain(LEGACY).chain(UNWANTED);
-    let known: Rules = known.map(|&call| (call, Vec::new())).collect();
-    install(known, SeccompAction::Errno(errno(libc::ENOSYS)), SeccompAction::Allow)?;
-    install(unwanted(sandbox, protections)?, SeccompAction::Allow, SeccompAction::Errno(errno(libc::EPERM)))
+    // The second filter judges what the first lets through, its own installation included.
+    let mut known = Filter::new(Action::Fail(Errno::NOSYS)).foreign(Action::KillProcess);
+    ORDINARY.iter().chain(LEGACY).chain(UNWANTED).for_each(|&call| known.set(call, Action::Allow));
+    install(&known)?;
+    install(&unwanted(sandbox, protections))
 }
 
-fn errno(number: i32) -> u32 {
-    number.unsigned_abs()
+fn install(filter: &Filter) -> Result<(), SandboxError> {
+    seccomp::install(&filter.program(), Scope::Thread).map(drop).map_err(io_error("seccomp"))
 }
 
-fn install(rules: Rules, otherwise: SeccompAction, on_match: SeccompAction) -> Result<(), SandboxError> {
-    let failed = |error: &dyn std::error::Error| SandboxError::Seccomp(error.to_string());
-    let arch =
-        std::env::consts::ARCH.try_into().map_err(|error: seccompiler::BackendError| failed(&error))?;
-    let filter = SeccompFilter::new(rules, otherwise, on_match, arch).map_err(|error| failed(&error))?;
-    let program: BpfProgram = filter.try_into().map_err(|error: seccompiler::BackendError| failed(&error))?;
-    seccompiler::apply_filter(&program).map_err(|error| failed(&error))
-}
-
-/// Calls that are answered with `EPERM`, always or with certain arguments.
-fn unwanted(sandbox: &Sandbox, protections: Protections) -> Result<Rules, SandboxError> {
-    let mut rules: Rules = UNWANTED.iter().map(|&call| (call, Vec::new())).collect();
+/// Returns the filter that makes calls fail with `EPERM`, always or with certain arguments.
+fn unwanted(sandbox: &Sandbox, protections: Protections) -> Filter {
+    let refuse = Action::Fail(Errno::PERM);
+    let mut filter = Filter::new(Action::Allow).foreign(Action::KillProcess);
+    UNWANTED.iter().for_each(|&call| filter.set(call, refuse));
     if !sandbox.net {
-        rules.insert(libc::SYS_socket, Vec::new());
+        filter.set(libc::SYS_socket, refuse);
     }
     if !protections.namespaces {
         // With read-only mounts the kernel refuses these where it should; Landlock does not know them.
-        rules.extend(ATTRIBUTES.iter().chain(LEGACY_ATTRIBUTES).map(|&call| (call, Vec::new())));
+        ATTRIBUTES.iter().chain(LEGACY_ATTRIBUTES).for_each(|&call| filter.set(call, refuse));
     }
-    let mut when = |call, argument, width, comparison, value| -> Result<(), SandboxError> {
-        let condition = SeccompCondition::new(argument, width, comparison, value)
-            .and_then(|condition| SeccompRule::new(vec![condition]))
-            .map_err(|error| SandboxError::Seccomp(error.to_string()))?;
-        rules.entry(call).or_default().push(condition);
-        Ok(())
-    };
-    for flag in NEW_NAMESPACES {
-        let flag = u64::from(flag.unsigned_abs());
-        when(libc::SYS_clone, 0, Width::Qword, Is::MaskedEq(flag), flag)?;
-    }
+    let namespaces = NEW_NAMESPACES.iter().fold(0, |bits, flag| bits | flag.unsigned_abs());
+    filter.add(libc::SYS_clone, Condition::AnyBit { argument: 0, bits: namespaces }, refuse);
     // Another process' limits.
-    when(libc::SYS_prlimit64, 0, Width::Dword, Is::Ne, 0)?;
+    filter.add(libc::SYS_prlimit64, Condition::Differs { argument: 0, value: 0 }, refuse);
     for option in [libc::PR_SET_SECCOMP, libc::PR_SET_MM] {
-        when(libc::SYS_prctl, 0, Width::Dword, Is::Eq, u64::from(option.unsigned_abs()))?;
+        let value = option.unsigned_abs();
+        filter.add(libc::SYS_prctl, Condition::Equals { argument: 0, value }, refuse);
     }
     // Typing into the user's terminal.
     for request in [libc::TIOCSTI, libc::TIOCLINUX] {
-        when(libc::SYS_ioctl, 1, Width::Dword, Is::Eq, request)?;
+        let value = u32::try_from(request).unwrap_or(u32::MAX);
+        filter.add(libc::SYS_ioctl, Condition::Equals { argument: 1, value }, refuse);
     }
-    Ok(rules)
+    filter
 }
 
 const NEW_NAMESPACES: [i32; 7] = [

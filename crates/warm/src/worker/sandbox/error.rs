@@ -38,9 +38,6 @@ pub enum SandboxError {
         "this kernel has no Landlock, so --sandbox cannot bound what scripts open: run without --sandbox, or boot with lsm=landlock,..."
     )]
     NoLandlock,
-    /// The filter could not be built or installed.
-    #[error("seccomp: {0}")]
-    Seccomp(String),
 }
 
 pub(super) fn io_error<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> SandboxError {

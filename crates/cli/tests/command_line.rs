@@ -1,0 +1,57 @@
+//! The command line itself: unknown options, options of the program, and help.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::process::{Command, Output, Stdio};
+
+fn orrery(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_orrery")).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Commands that run a program, with what must stand before it.
+const RUNNERS: [&[&str]; 5] = [&["run"], &["trace"], &["guard"], &["faults"], &["orc", "run"]];
+
+#[test]
+fn an_unknown_option_is_no_program_name() {
+    for runner in RUNNERS {
+        let output = orrery(&[runner, &["--no-such-option", "true"][..]].concat());
+        assert_eq!(output.status.code(), Some(2), "{runner:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains("--no-such-option"), "{runner:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn options_after_the_program_are_the_programs() {
+    let output = orrery(&["run", "echo", "--version", "-x"]);
+    if stderr(&output).contains("syscall user dispatch") {
+        orrery_testing::skipped!("{}", stderr(&output));
+        return;
+    }
+    assert!(output.status.success(), "{}", stderr(&output));
+    let output = orrery(&["run", "sh", "-c", "echo $0 $1", "--policy", "-e"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "--policy -e\n", "{}", stderr(&output));
+}
+
+#[test]
+fn help_fits_the_terminal() {
+    for command in
+        ["debug", "doctor", "faults", "guard", "kimage", "orbits", "orc", "orthros", "run", "trace"]
+    {
+        let output = Command::new(env!("CARGO_BIN_EXE_orrery"))
+            .args([command, "--help"])
+            .env("COLUMNS", "80")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        let text = String::from_utf8(output.stdout).unwrap();
+        // A usage line is not wrapped.
+        for line in text.lines().filter(|line| !line.starts_with("Usage:")) {
+            assert!(line.chars().count() <= 120, "{command}: {line}");
+        }
+    }
+}

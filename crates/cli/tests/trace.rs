@@ -1,0 +1,348 @@
+//! `orrery trace`: what it tells, of which calls, and in what form.
+
+#![cfg(target_arch = "x86_64")]
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
+#[path = "run/facility.rs"]
+mod facility;
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output, Stdio};
+
+const ORRERY: &str = env!("CARGO_BIN_EXE_orrery");
+
+fn trace(options: &[&str], words: &[&str]) -> Output {
+    let mut command = Command::new(ORRERY);
+    command.arg("trace").args(options).arg("--").args(words).stdin(Stdio::null()).env("LC_ALL", "C");
+    command.output().unwrap()
+}
+
+fn told(options: &[&str], words: &[&str]) -> String {
+    String::from_utf8_lossy(&trace(options, words).stderr).into_owned()
+}
+
+/// The lines that tell of calls.
+fn calls(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter(|line| !line.contains(" +++ "))
+}
+
+#[test]
+fn calls_are_told_with_their_arguments() {
+    if facility::is_missing() {
+        return;
+    }
+    let text = told(&[], &["cat", "/etc/passwd", "/nonexistent"]);
+    for part in [
+        "openat(AT_FDCWD, \"/etc/passwd\", O_RDONLY",
+        "openat(AT_FDCWD, \"/nonexistent\", O_RDONLY) = -1 ENOENT (No such file or directory)",
+        "read(3, \"root:x:0:0:",
+        "mmap(NULL, ",
+        "PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0) = 0x",
+        "exit_group(1) = ?",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+}
+
+#[test]
+fn structures_are_told_by_their_members() {
+    if facility::is_missing() {
+        return;
+    }
+    let script = r"
+import os, select, signal, socket, time
+server = socket.socket()
+server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+server.bind(('127.0.0.1', 0))
+server.listen()
+client = socket.create_connection(server.getsockname())
+peer, _ = server.accept()
+peer.sendmsg([b'first', b'second'])
+client.recvmsg(100)
+signal.signal(signal.SIGUSR1, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+poll = select.poll(); poll.register(peer, select.POLLOUT); poll.poll(5)
+epoll = select.epoll(); epoll.register(peer, select.EPOLLOUT); epoll.poll(1)
+select.select([], [peer], [], 1)
+os.stat('/dev/null'); os.pipe(); os.writev(1, [b'one', b'two']); os.uname()
+os.access('/', os.R_OK | os.X_OK)
+time.sleep(0.001)
+if os.fork() == 0: os._exit(3)
+os.wait()
+";
+    let text = told(&[], &["/usr/bin/python3", "-I", "-S", "-c", script]);
+    for part in [
+        "SOL_TCP, TCP_NODELAY, [1], 4) = 0",
+        ", 127.0.0.1:0, 16) = 0",
+        "\"firstsecond\", 0) = 11",
+        "rt_sigaction(SIGUSR1, {sa_handler=0x",
+        "sa_flags=SA_ONSTACK|SA_RESTORER, ",
+        "rt_sigprocmask(SIG_BLOCK, [TERM], [], 8) = 0",
+        "events=POLLOUT, revents=POLLOUT}]",
+        "{events=EPOLLOUT, data=",
+        "\"/dev/null\", {st_mode=S_IFCHR|0666, st_size=0, ...}, 0) = 0",
+        "writev(1, \"onetwo\", 2) = 6",
+        "uname({sysname=\"Linux\", nodename=",
+        "(\"/\", R_OK|X_OK) = 0",
+        "clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, {tv_sec=",
+        "[exited with 3]",
+        "CLONE_CHILD_SETTID|SIGCHLD",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    let told = |call: &str| text.lines().find(|line| line.contains(call)).unwrap().to_owned();
+    // Who connected, and how long its address is.
+    assert!(told(" accept4(").contains(", 127.0.0.1:") && told(" accept4(").contains(", [16], "), "{text}");
+    // Both ends of a pipe.
+    assert!(told(" pipe2(").contains("pipe2(["), "{text}");
+}
+
+#[test]
+fn commands_are_told_with_their_arguments() {
+    if facility::is_missing() {
+        return;
+    }
+    let text = told(&["-e", "execve"], &["sh", "-c", "exec env -i A=b /bin/echo 'a \"word\"' two"]);
+    assert!(text.contains("[\"/bin/echo\", \"a \\\"word\\\"\", \"two\"]"), "{text}");
+}
+
+#[test]
+fn all_members_are_told_on_request() {
+    if facility::is_missing() {
+        return;
+    }
+    let text = told(&["-v", "-e", "newfstatat,statx"], &["stat", "-c", "%s", "/etc/passwd"]);
+    assert!(text.contains("_nlink=1") && text.contains("tv_nsec="), "{text}");
+}
+
+#[test]
+fn children_and_what_they_become_are_told() {
+    if facility::is_missing() {
+        return;
+    }
+    let text = told(
+        &["-e", "vfork,fork,clone,clone3,execve,wait4,exit_group"],
+        &["sh", "-c", "/bin/true; /bin/false; exit 9"],
+    );
+    assert!(text.contains("execve(\"/bin/true\""), "{text}");
+    assert!(text.contains("execve(\"/bin/false\""), "{text}");
+    let threads: std::collections::BTreeSet<_> =
+        text.lines().filter_map(|line| line.split_ascii_whitespace().next()).collect();
+    assert_eq!(threads.len(), 3, "{text}");
+    for status in [0, 1, 9] {
+        assert!(text.contains(&format!("exit_group({status}) = ?")), "{text}");
+    }
+    // Whoever makes a child is told its number.
+    let born = text.lines().filter(|line| line.contains("fork(") || line.contains("clone")).count();
+    assert_eq!(born, 2, "{text}");
+    let numbers = text.lines().filter(|line| line.contains("fork(") || line.contains("clone"));
+    assert!(numbers.clone().all(|line| threads.contains(line.rsplit(' ').next().unwrap())), "{text}");
+}
+
+#[test]
+fn calls_are_chosen_by_name_path_failure_and_duration() {
+    if facility::is_missing() {
+        return;
+    }
+    let text = told(&["-e", "%file", "-P", "/etc/**"], &["cat", "/etc/passwd", "/nonexistent"]);
+    assert!(
+        text.contains("\"/etc/passwd\"") && !text.contains("\"/nonexistent\"") && !text.contains("libc.so"),
+        "{text}"
+    );
+    // Where descriptors lead counts, too.
+    let text = told(&["-e", "read", "-P", "/etc/passwd"], &["cat", "/etc/passwd"]);
+    assert!(text.contains("read(3, \"root:"), "{text}");
+    let text = told(&["-Z"], &["sh", "-c", "test -e /nonexistent; test -e /"]);
+    assert!(text.contains("/nonexistent") && calls(&text).all(|line| line.contains(" = -1 E")), "{text}");
+    let text = told(&["-z", "-e", "openat,exit_group"], &["cat", "/nonexistent", "/etc/passwd"]);
+    assert!(text.contains("/etc/passwd") && calls(&text).all(|line| !line.contains(" = -1 E")), "{text}");
+    // Any call may take long where others want the CPU.
+    let text = told(&["--slower", "100ms", "-T"], &["sleep", "0.15"]);
+    let duration =
+        |line: &str| line.rsplit_once('<').unwrap().1.trim_end_matches('>').parse::<f64>().unwrap();
+    assert!(calls(&text).all(|line| duration(line) >= 0.099), "{text}");
+    let sleep = calls(&text).find(|line| line.contains("clock_nanosleep(")).unwrap();
+    assert!(duration(sleep) >= 0.149, "{text}");
+}
+
+#[test]
+fn calls_are_chosen_in_straces_words() {
+    if facility::is_missing() {
+        return;
+    }
+    let words = ["sh", "-c", "echo some >/dev/null; cat /nonexistent 2>/dev/null"];
+    let names = |options: &[&str]| {
+        let text = told(options, &words);
+        let name =
+            |line: &str| line.split_ascii_whitespace().nth(1).unwrap().split('(').next().unwrap().to_owned();
+        calls(&text).map(name).collect::<std::collections::BTreeSet<_>>()
+    };
+    let of = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    assert_eq!(names(&["-f", "-q", "-e", "trace=write,execve"]), of(&["execve", "write"]));
+    let rest = names(&["-e", "trace=!%file,%memory,%descriptor"]);
+    assert!(
+        rest.contains("exit_group") && rest.is_disjoint(&of(&["execve", "openat", "mmap", "write"])),
+        "{rest:?}"
+    );
+    assert_eq!(
+        names(&["-e", "%process", "-e", "!wait4,%signal,*fork,clone*"]),
+        of(&["execve", "exit_group"])
+    );
+    assert_eq!(names(&["-e", "openat", "-e", "status=failed"]), of(&["openat"]));
+    for (options, message) in [
+        (&["-e", "inject=openat:error=EIO"][..], "orrery faults"),
+        (&["-e", "%nonsense"], "groups are %file"),
+        (&["-p", "1"], "strace -p 1"),
+    ] {
+        let output = trace(options, &["true"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && said.contains(message), "{said}");
+    }
+}
+
+#[test]
+fn descriptors_are_told_with_where_they_lead() {
+    if facility::is_missing() {
+        return;
+    }
+    let script = "
+import os, socket
+directory = os.open('/etc', os.O_RDONLY)
+file = os.open('passwd', os.O_RDONLY, dir_fd=directory)
+os.read(file, 4); os.close(file)
+one, other = socket.socketpair(); one.send(b'x'); os.read(0, 1)";
+    let text = told(&["-y"], &["/usr/bin/python3", "-I", "-S", "-c", script]);
+    let line = |part: &str| {
+        calls(&text).find(|line| line.contains(part)).unwrap_or_else(|| panic!("{part}\n{text}"))
+    };
+    let opened = line("</etc>, \"passwd\", O_RDONLY");
+    assert!(opened.ends_with("</etc/passwd>"), "{opened}");
+    let descriptor = opened.rsplit(' ').next().unwrap();
+    for call in [format!("read({descriptor}, \"root\", 4) = 4"), format!("close({descriptor}) = 0")] {
+        line(&call);
+    }
+    assert!(line("sendto(").contains("<socket:["), "{text}");
+    line("read(0</dev/null>, \"\", 1) = 0");
+    // Nothing leads anywhere from a descriptor that there is not.
+    assert!(!text.contains("AT_FDCWD<") && !text.contains("-1<"), "{text}");
+}
+
+#[test]
+fn lines_tell_as_much_as_is_asked_for() {
+    if facility::is_missing() {
+        return;
+    }
+    let words = ["/usr/bin/python3", "-I", "-S", "-c", "import os; os.write(1, b'0123456789' * 30)"];
+    let written = |options: &[&str]| {
+        let text = told(&[&["-e", "write"], options].concat(), &words);
+        let line = calls(&text).find(|line| line.contains("write(1, ")).unwrap().to_owned();
+        line.split('"').nth(1).unwrap().len()
+    };
+    assert_eq!([written(&[]), written(&["-s", "7"]), written(&["-s", "9999"])], [48, 7, 200]);
+    // Times.
+    let text = told(&["-ttt", "-e", "clock_nanosleep"], &["sleep", "0.1"]);
+    let begin: f64 = text.split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
+    assert!((now - 600.0..now).contains(&begin), "{text}");
+    let text = told(&["-r", "-e", "clock_nanosleep,exit_group"], &["sleep", "0.1"]);
+    let since: f64 = calls(&text).nth(1).unwrap().split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!((0.1..60.0).contains(&since), "{text}");
+    // From where.
+    let text =
+        told(&["-k", "-e", "getppid"], &["/usr/bin/python3", "-I", "-S", "-c", "import os; os.getppid()"]);
+    let frames: Vec<_> = text.lines().skip_while(|line| !line.contains("getppid()")).skip(1).collect();
+    assert!(frames[0].contains(" > libc.so.6+0x") && frames[1].contains(" > python3"), "{text}");
+}
+
+#[test]
+fn traces_are_added_to_a_file() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("trace");
+    let ends = |options: &[&str]| {
+        let output =
+            trace(&[&["-e", "exit_group", "-o", file.to_str().unwrap()], options].concat(), &["true"]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        fs::read_to_string(&file).unwrap().matches("exit_group(0) = ?").count()
+    };
+    assert_eq!([ends(&[]), ends(&["-A"]), ends(&["-A"]), ends(&[])], [1, 2, 3, 1]);
+}
+
+#[test]
+fn lines_can_be_objects() {
+    if facility::is_missing() {
+        return;
+    }
+    let text = told(&["--json", "-e", "openat"], &["sh", "-c", "exec 2>/dev/null; cat /nonexistent"]);
+    let line = text.lines().find(|line| line.contains("/nonexistent") && line.starts_with('{')).unwrap();
+    let object: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!(
+        (&object["call"], &object["error"], object["result"].as_i64()),
+        (&"openat".into(), &"ENOENT".into(), Some(-2))
+    );
+    assert_eq!(object["arguments"][1], serde_json::json!({"name": "filename", "value": "\"/nonexistent\""}));
+    assert!(
+        object["duration_ns"].as_u64().unwrap() > 0 && object["time"].as_str().unwrap().ends_with('Z'),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_trace_is_complete_however_fast_the_program_is() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("trace");
+    let script = "import os\nfor i in range(30000): os.getppid()";
+    trace(&["-e", "getppid", "-o", file.to_str().unwrap()], &["/usr/bin/python3", "-c", script]);
+    let text = fs::read_to_string(file).unwrap();
+    assert_eq!(text.lines().filter(|line| line.contains(" getppid() = ")).count(), 30_000);
+}
+
+#[test]
+fn counts_tell_durations() {
+    if facility::is_missing() {
+        return;
+    }
+    let text = told(&["-c", "-e", "clock_nanosleep,openat"], &["sleep", "0.1"]);
+    let names = |sort: &str| {
+        let text = told(&["-c", "-S", sort, "-e", "clock_nanosleep,openat,close"], &["sleep", "1"]);
+        let rows = text.lines().skip(1).map(|line| line.split_ascii_whitespace().next().unwrap().to_owned());
+        rows.take(3).collect::<Vec<_>>()
+    };
+    assert_eq!(names("name"), ["clock_nanosleep", "close", "openat"]);
+    assert_eq!(names("total-time")[0], "clock_nanosleep");
+    assert_ne!(names("calls")[0], "clock_nanosleep");
+    assert!(text.contains("p99 <") && text.contains("clock_nanosleep") && !text.contains("mmap"), "{text}");
+}
+
+#[test]
+fn what_a_policy_answers_is_told() {
+    if facility::is_missing() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let policy = directory.path().join("p.toml");
+    fs::write(&policy, "[[rule]]\ncall = 'openat'\npath = '/etc/passwd'\ndeny = 'EIO'").unwrap();
+    let text = told(&["-e", "openat", "--policy", policy.to_str().unwrap()], &["cat", "/etc/passwd"]);
+    assert!(text.contains("\"/etc/passwd\", O_RDONLY) = -1 EIO (Input/output error) (by policy)"), "{text}");
+}
+
+#[test]
+fn the_programs_end_is_the_traces() {
+    if facility::is_missing() {
+        return;
+    }
+    assert_eq!(trace(&["-e", "getpid"], &["sh", "-c", "exit 7"]).status.code(), Some(7));
+    assert_eq!(trace(&["-e", "getpid"], &["sh", "-c", "kill -USR1 $$"]).status.signal(), Some(10));
+    let ended = |script: &str| told(&["-e", "none"], &["sh", "-c", script]);
+    assert!(ended("exit 7").ends_with(" +++ exited with 7 +++\n"));
+    assert!(ended("kill -USR1 $$").ends_with(" +++ killed by SIGUSR1 +++\n"));
+    let output = trace(&["-e", "nonsense"], &["true"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no system call is called \"nonsense\""));
+    assert_eq!(output.status.code(), Some(1));
+}

@@ -1,0 +1,280 @@
+//! The supervisor: a process beside the tracees that does what an executive cannot do itself.
+//!
+//! It puts executives under programs that tracees execute (it traces a thread from just before the `execve` until its new
+//! program has its executive, and never else), and says which sites are safe to rewrite (a decoder has no place in the
+//! path of a call). It belongs to no tracee: it is nobody's child but init's, has a session of its own and no descriptor
+//! of the program's open. It ends when no tracee is left, which it knows from the number of those attached to the page.
+
+mod liveness;
+mod stale_requests;
+mod thread_pool;
+
+use std::ffi::{c_int, c_uint};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::thread;
+use std::time::Duration;
+
+use orrery_hijack_image::request_slots::{ANSWERED, FutexOps, IN_SERVICE, PENDING, owner, state, tag};
+use orrery_hijack_image::request_slots::{CODE, EXEC, EXEC_FAILED, Request, SITE, YES};
+use orrery_hijack_image::rewrite_plan::RewritePlan;
+use orrery_hijack_image::shared_page::{SharedPage, Unfollowed, code_hash};
+
+use crate::error::{Error, Result};
+use crate::futex::Futex;
+use crate::image::Image;
+use crate::inject::{Settings, inject};
+use crate::rewrite_window;
+use crate::shared_segment::SharedSegment;
+use liveness::mark_alive;
+use orrery_sys::process_memory;
+use orrery_sys::ptrace::{Options, Stop, Tracee};
+use stale_requests::StaleRequests;
+use thread_pool::{ThreadPool, Work};
+
+/// How often to look whether tracees are left.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// Starts a supervisor for a shared page. Returns when it is ready to be asked: requests that come earlier wait.
+///
+/// # Errors
+/// Where no process could be made.
+pub(crate) fn start(segment: &Arc<SharedSegment>, image: Arc<Image>, settings: Settings) -> Result<()> {
+    // SAFETY: the children run nothing of this process but what follows; see `Hijack::start` for threads.
+    unsafe {
+        let middle = libc::fork();
+        if middle < 0 {
+            return Err(Error::system("make a process for the supervisor"));
+        }
+        if middle == 0 {
+            // The supervisor is to be nobody's child: programs wait for theirs.
+            let supervisor = libc::fork();
+            if supervisor != 0 {
+                libc::_exit(c_int::from(supervisor < 0));
+            }
+            leave(&settings);
+            Supervisor { segment: Arc::clone(segment), image, settings }.serve();
+            libc::_exit(0);
+        }
+        let mut status = 0;
+        while libc::waitpid(middle, &raw mut status, 0) < 0 {
+            if std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
+                break;
+            }
+        }
+        if status != 0 {
+            return Err(Error::system("make a process for the supervisor"));
+        }
+    }
+    Ok(())
+}
+
+/// Leaves everything behind that the program could notice us by, but what its mounts lead to.
+fn leave(settings: &Settings) {
+    let mut kept: Vec<c_uint> =
+        settings.mounted.iter().filter_map(|mounted| mounted.root.as_raw_fd().try_into().ok()).collect();
+    kept.sort_unstable();
+    let mut first = 0;
+    // SAFETY: closes what this process inherited and does not use; the standard descriptors lead nowhere from here on.
+    unsafe {
+        for descriptor in kept {
+            if descriptor > first {
+                libc::syscall(libc::SYS_close_range, first, descriptor - 1, 0);
+            }
+            first = descriptor + 1;
+        }
+        libc::syscall(libc::SYS_close_range, first, c_uint::MAX, 0);
+        libc::setsid();
+        libc::prctl(libc::PR_SET_NAME, c"orrery-superv".as_ptr());
+        for _ in 0..3 {
+            libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+        }
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+        for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM, libc::SIGPIPE] {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+        let _root = libc::chdir(c"/".as_ptr());
+    }
+}
+
+struct Supervisor {
+    segment: Arc<SharedSegment>,
+    image: Arc<Image>,
+    settings: Settings,
+}
+
+impl Supervisor {
+    fn serve(self) {
+        let page = self.segment.page();
+        page.privileged.store(u32::from(may_trace_the_privileged()), Relaxed);
+        mark_alive(&page.requests.supervisor_alive);
+        // A supervisor that does only a part of its work has others wait for ever. It aborts instead: those who wait for a dead one notice.
+        std::panic::set_hook(Box::new(|_| std::process::abort()));
+        page.supervisor.store(std::process::id(), Release);
+        Futex.wake(&page.supervisor, u32::MAX);
+        let pool = ThreadPool::new(self);
+        let segment = Arc::clone(&pool.work().segment);
+        let page = segment.page();
+        thread::scope(|scope| {
+            if !pool.spawn_worker(scope) {
+                std::process::abort();
+            }
+            let mut stale = StaleRequests::default();
+            loop {
+                thread::sleep(INTERVAL);
+                if segment.attached().is_none_or(|attached| attached <= 1) && pool.is_idle() {
+                    break;
+                }
+                stale.look(page);
+            }
+            pool.stop();
+            ring(page);
+        });
+    }
+
+    /// Waits for a thread to execute a program, and puts an executive under that. Whether nothing is traced by this thread
+    /// afterwards.
+    fn follow(&self, asked: &Asked, request: &Request) -> bool {
+        let mut tracee = match asked.trace() {
+            Ok(tracee) => tracee,
+            Err(reason) => {
+                answer(request, asked.thread, reason as u32 + 1);
+                return true;
+            }
+        };
+        answer(request, asked.thread, YES);
+        loop {
+            match tracee.wait_over_exec() {
+                Stop::Gone => return true,
+                Stop::Exec => break,
+                Stop::Group => tracee.listen(),
+                Stop::Signal(libc::SIGSYS) if tracee.signal_value() == Some(EXEC_FAILED) => {
+                    return tracee.detach();
+                }
+                Stop::Signal(signal) => tracee.resume(signal),
+                Stop::Call | Stop::Other => tracee.resume(0),
+            }
+        }
+        let (free, result) =
+            inject(tracee, (asked.mask, asked.trappable), &self.image, &self.segment, &self.settings);
+        if let Err(reason) = result
+            && let Some(counter) = self.segment.page().unfollowed.get(reason as usize)
+        {
+            counter.fetch_add(1, Relaxed);
+        }
+        free
+    }
+}
+
+impl Work for Supervisor {
+    /// The index of a request, and whose it is.
+    type Task = (usize, u32);
+
+    fn take(&self) -> Option<(usize, u32)> {
+        let page = self.segment.page();
+        let rung = page.requests.doorbell.load(Acquire);
+        let take = |(index, request): (usize, &Request)| {
+            let now = request.state.load(Acquire);
+            let thread = owner(now);
+            let taken = tag(now) == PENDING
+                && request.state.compare_exchange(now, state(IN_SERVICE, thread), AcqRel, Relaxed).is_ok();
+            taken.then_some((index, thread))
+        };
+        let found = page.requests.slots.iter().enumerate().find_map(take);
+        if found.is_none() {
+            Futex.wait(&page.requests.doorbell, rung);
+        }
+        found
+    }
+
+    fn perform(&self, (index, thread): (usize, u32)) -> bool {
+        let page = self.segment.page();
+        let Some(request) = page.requests.slots.get(index) else { return true };
+        match request.kind.load(Relaxed) {
+            EXEC => return self.follow(&Asked::read(thread, request), request),
+            SITE => answer(request, thread, if judge(page, request) { YES } else { 0 }),
+            _ => answer(request, thread, 0),
+        }
+        true
+    }
+}
+
+/// What a request for [`EXEC`] says.
+struct Asked {
+    thread: u32,
+    mask: u64,
+    trappable: bool,
+    nonce: u64,
+    nonce_address: u64,
+}
+
+impl Asked {
+    fn read(thread: u32, request: &Request) -> Self {
+        Self {
+            thread,
+            mask: request.mask.load(Relaxed),
+            trappable: request.ignores_trap.load(Relaxed) == 0,
+            nonce: request.nonce.load(Relaxed),
+            nonce_address: request.nonce_address.load(Relaxed),
+        }
+    }
+
+    fn trace(&self) -> Result<Tracee, Unfollowed> {
+        let (thread, mut found) = (i32::try_from(self.thread).unwrap_or(0), [0; 8]);
+        // In another namespace, the number would be somebody else's.
+        match process_memory::read(thread, self.nonce_address, &mut found) {
+            Ok(()) if u64::from_le_bytes(found) == self.nonce => {}
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => return Err(Unfollowed::Untraceable),
+            _ => return Err(Unfollowed::Namespace),
+        }
+        Tracee::seize(thread, Options::TRACE_EXEC | Options::TRACE_SYSCALL_GOOD)
+            .map_err(|_| Unfollowed::Untraceable)
+    }
+}
+
+/// Whether tracing a program leaves it the privileges that it gains: where the tracer could have them anyway.
+fn may_trace_the_privileged() -> bool {
+    const CAP_SYS_PTRACE: u32 = 19;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective
+        .and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
+        .is_some_and(|set| set >> CAP_SYS_PTRACE & 1 != 0)
+}
+
+/// Plans how to rewrite a site, and remembers it.
+fn judge(page: &SharedPage, request: &Request) -> bool {
+    let words: [u64; CODE / 8] = std::array::from_fn(|index| request.code[index].load(Relaxed));
+    let mut code = [0; CODE];
+    for (bytes, word) in code.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    let plan = RewritePlan::encode(rewrite_window::plan(&code).as_ref());
+    let hash = code_hash(&words);
+    let Some(place) = page.verdict_places(hash).find(|place| [0, hash].contains(&place.hash.load(Relaxed)))
+    else {
+        return false;
+    };
+    for (place, word) in place.plan.iter().zip(plan) {
+        place.store(word, Relaxed);
+    }
+    place.hash.store(hash, Release);
+    true
+}
+
+/// Answers who asked, if it still waits for that.
+fn answer(request: &Request, thread: u32, answer: u32) {
+    request.answer.store(answer, Relaxed);
+    let answered = state(ANSWERED, thread);
+    let _gone = request.state.compare_exchange(state(IN_SERVICE, thread), answered, Release, Relaxed);
+    Futex.wake(&request.state, u32::MAX);
+}
+
+/// Wakes all threads that sleep until there is something to do.
+fn ring(page: &SharedPage) {
+    page.requests.doorbell.fetch_add(1, AcqRel);
+    Futex.wake(&page.requests.doorbell, u32::MAX);
+}

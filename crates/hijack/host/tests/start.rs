@@ -1,0 +1,262 @@
+//! `orrery run`: how programs that tracees execute come to their executives, and what becomes of them where that fails.
+
+#![cfg(target_arch = "x86_64")]
+#![expect(clippy::unwrap_used, reason = "a test stops where it cannot look")]
+
+#[path = "support/facility.rs"]
+mod facility;
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use facility::ORRERY;
+
+/// Has each program get a copy of the executive's code.
+const COPIED: [(&str, &str); 1] = [("ORRERY_EXECUTIVE", "copied")];
+const MODES: [&[(&str, &str)]; 2] = [&[], &COPIED];
+
+fn under(way: &[&str], script: &str, environment: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(*ORRERY);
+    command.args(way).args(["--", "sh", "-c", script]).stdin(Stdio::null());
+    command.envs(environment.iter().copied());
+    command
+}
+
+/// Runs a script; gives what it says, and what `orrery trace -c` does.
+fn traced(script: &str, environment: &[(&str, &str)]) -> (String, serde_json::Value) {
+    let directory = tempfile::tempdir().unwrap();
+    let report = directory.path().join("report");
+    let way = ["trace", "-c", "--json", "--output", report.to_str().unwrap()];
+    let output = under(&way, script, environment).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let report = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+    (String::from_utf8(output.stdout).unwrap(), report)
+}
+
+/// Where code of the executive is, as `/proc/PID/maps` has it: numbers of segments.
+fn shared_code(maps: &str) -> Vec<&str> {
+    let shared = maps.lines().filter(|line| line.contains(" r-xs ") && line.contains("/SYSV"));
+    shared.map(|line| line.split_ascii_whitespace().nth(4).unwrap()).collect()
+}
+
+#[test]
+fn tracees_share_the_executives_code_or_have_copies() {
+    if facility::is_missing() {
+        return;
+    }
+    let script = "cat /proc/self/maps; echo; cat /proc/self/maps";
+    for (environment, shared) in MODES.into_iter().zip([true, false]) {
+        let (said, report) = traced(script, environment);
+        assert_eq!((report["programs"].as_u64(), &report["unfollowed"]), (Some(3), &serde_json::json!([])));
+        let (first, second) = said.split_once("\n\n").unwrap();
+        assert!(!said.contains("rwx"), "no page is writable and executable: {said}");
+        let segments: HashSet<&str> = [first, second].into_iter().flat_map(shared_code).collect();
+        assert_eq!(segments.len(), usize::from(shared), "{environment:?}: {said}");
+    }
+}
+
+#[test]
+fn many_programs_start_at_once() {
+    if facility::is_missing() {
+        return;
+    }
+    let script = "i=0; while [ $i -lt 80 ]; do /bin/echo x & i=$((i + 1)); done; wait";
+    for environment in MODES {
+        let (said, report) = traced(script, environment);
+        assert_eq!(said, "x\n".repeat(80));
+        assert_eq!((report["programs"].as_u64(), &report["unfollowed"]), (Some(81), &serde_json::json!([])));
+    }
+}
+
+/// The supervisor of a tracee: it has the same board.
+fn supervisor_of(tracee: u32) -> i32 {
+    let segments = |pid: &str| -> HashSet<String> {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let lines = maps.lines().filter(|line| line.contains(" rw-s ") && line.contains("/SYSV"));
+        lines.map(|line| line.split_ascii_whitespace().nth(4).unwrap().to_owned()).collect()
+    };
+    let own = segments(&tracee.to_string());
+    assert!(!own.is_empty(), "the tracee has a board");
+    let processes =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+    let mut supervisors = processes.filter(|pid| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name == "orrery-superv\n" && !segments(pid).is_disjoint(&own)
+    });
+    supervisors.next().unwrap().parse().unwrap()
+}
+
+/// Many more than the supervisor has places for.
+const MANY: u64 = 300;
+
+/// A shell that starts many programs at once, while its supervisor has been stopped: all of them wait.
+struct Crowd {
+    tracer: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    supervisor: i32,
+    report: tempfile::TempDir,
+}
+
+impl Crowd {
+    fn gather() -> Self {
+        let report = tempfile::tempdir().unwrap();
+        let script = format!(
+            "echo $$; read go; i=0; while [ $i -lt {MANY} ]; do /bin/echo x & i=$((i + 1)); done; wait"
+        );
+        let path = report.path().join("report");
+        // Nobody asks how to rewrite a place, which would take a while each time.
+        let way = ["trace", "-c", "--no-patch", "--json", "--output", path.to_str().unwrap()];
+        let mut command = under(&way, &script, &[]);
+        let mut tracer = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, mut output) =
+            (tracer.stdin.take().unwrap(), BufReader::new(tracer.stdout.take().unwrap()));
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let shell: u32 = line.trim().parse().unwrap();
+        let supervisor = supervisor_of(shell);
+        let mut crowd = Self { tracer, input, output, supervisor, report };
+        signal(supervisor, libc::SIGSTOP);
+        // Threads that were not stopped yet would serve some.
+        await_that("its supervisor has stopped", || is_stopped(supervisor));
+        crowd.input.write_all(b"go\n").unwrap();
+        await_that("all programs wait", || waiting_children(shell) >= MANY);
+        crowd
+    }
+
+    /// What the programs said, and the report.
+    fn end(mut self) -> (String, serde_json::Value) {
+        let mut said = String::new();
+        self.output.read_to_string(&mut said).unwrap();
+        assert_eq!(self.tracer.wait().unwrap().code(), Some(0), "{said}");
+        let report = fs::read(self.report.path().join("report")).unwrap();
+        (said, serde_json::from_slice(&report).unwrap())
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // Who still waits goes on then.
+            signal(self.supervisor, libc::SIGKILL);
+            let _gone = self.tracer.kill();
+            let _status = self.tracer.wait();
+        }
+    }
+}
+
+/// Waits for something that will be, however busy the machine is.
+fn await_that(what: &str, is_so: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < Duration::from_secs(200), "wait until {what}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Whether all threads of a process are stopped.
+fn is_stopped(process: i32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap().filter_map(|entry| entry.ok());
+    let state = |path: &std::path::Path| {
+        let status = fs::read_to_string(path.join("stat")).ok()?;
+        Some(status.rsplit_once(") ")?.1.starts_with('T'))
+    };
+    threads.map(|thread| state(&thread.path())).all(|stopped| stopped == Some(true))
+}
+
+fn signal(process: i32, signal: i32) {
+    // SAFETY: sends a signal.
+    assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+}
+
+/// How many children of a process sleep.
+fn waiting_children(of: u32) -> u64 {
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok());
+    let sleeps = |path: &std::path::Path| {
+        let status = fs::read_to_string(path.join("stat")).unwrap_or_default();
+        // Behind the name, which may contain anything: state and parent.
+        let (_, rest) = status.rsplit_once(") ")?;
+        let mut fields = rest.split(' ');
+        let own = (fields.next()?, fields.next()?.parse().ok()?) == ("S", of);
+        own.then_some(())
+    };
+    processes.filter_map(|process| sleeps(&process.path())).count() as u64
+}
+
+#[test]
+fn more_programs_than_the_supervisor_has_places_for_wait_for_it() {
+    if facility::is_missing() {
+        return;
+    }
+    let crowd = Crowd::gather();
+    signal(crowd.supervisor, libc::SIGCONT);
+    let (said, report) = crowd.end();
+    assert_eq!(said, "x\n".repeat(300));
+    assert_eq!(
+        (report["programs"].as_u64(), &report["unfollowed"]),
+        (Some(MANY + 1), &serde_json::json!([]))
+    );
+}
+
+#[test]
+fn who_waits_for_a_supervisor_that_dies_goes_on_and_is_told_of() {
+    if facility::is_missing() {
+        return;
+    }
+    let crowd = Crowd::gather();
+    signal(crowd.supervisor, libc::SIGKILL);
+    let (said, report) = crowd.end();
+    assert_eq!(said, "x\n".repeat(300));
+    let reason = serde_json::json!([{ "programs": MANY, "reason": "the supervisor process is gone" }]);
+    assert_eq!((report["programs"].as_u64(), &report["unfollowed"]), (Some(1), &reason));
+}
+
+/// Whatever it was at: what was being executed has an executive, or none, or is dead. All else goes on.
+#[test]
+fn programs_go_on_without_supervisor() {
+    const PROGRAMS: usize = 150;
+    const KILLS: u32 = 12;
+    if facility::is_missing() {
+        return;
+    }
+    // Not asked until somebody says so, and then for a while.
+    let script = format!(
+        "echo ready; i=0; dead=0; while [ $i -lt {PROGRAMS} ]; do i=$((i + 1)); /bin/echo x || dead=$((dead + 1)); done
+        echo dead $dead"
+    );
+    let rounds: Vec<_> = (0..KILLS)
+        .map(|round| {
+            let script = script.clone();
+            thread::spawn(move || {
+                let mut tracee = under(&["run"], &script, &[]).stdout(Stdio::piped()).spawn().unwrap();
+                let mut said = BufReader::new(tracee.stdout.take().unwrap());
+                let mut line = String::new();
+                said.read_line(&mut line).unwrap();
+                assert_eq!(line, "ready\n");
+                let supervisor = supervisor_of(tracee.id());
+                let until = Instant::now() + Duration::from_micros(700) * round;
+                while Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+                // SAFETY: sends a signal.
+                assert_eq!(unsafe { libc::kill(supervisor, libc::SIGKILL) }, 0);
+                let mut rest = String::new();
+                said.read_to_string(&mut rest).unwrap();
+                (tracee.wait().unwrap(), rest)
+            })
+        })
+        .collect();
+    for round in rounds {
+        let (status, said) = round.join().unwrap();
+        assert_eq!((status.code(), status.signal()), (Some(0), None), "{said}");
+        let dead =
+            said.lines().find_map(|line| line.strip_prefix("dead ")).unwrap().parse::<usize>().unwrap();
+        assert!(dead <= 1, "only what was being executed: {said}");
+        assert_eq!(said.lines().filter(|line| *line == "x").count() + dead, PROGRAMS, "{said}");
+    }
+}

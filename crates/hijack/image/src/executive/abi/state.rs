@@ -1,0 +1,32 @@
+//! The executive's state: what the supervisor wrote into the image, and the page that all executives share with it.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::config::Config;
+use crate::shared_page::SharedPage;
+
+/// What the supervisor writes before the image runs.
+#[cfg_attr(feature = "image", unsafe(no_mangle))]
+pub(crate) static ORRERY_CONFIG: Config =
+    // SAFETY: the structure consists of integers, for which zero is valid.
+    unsafe { core::mem::zeroed() };
+
+/// The page.
+#[inline(always)]
+pub(crate) fn shared_page() -> &'static SharedPage {
+    let address = ORRERY_CONFIG.shared_page.load(Relaxed) as usize;
+    // SAFETY: the supervisor has attached a shared page there before the image ran, and the program cannot detach it (`memory::code_ranges`).
+    unsafe { &*core::ptr::with_exposed_provenance::<SharedPage>(address) }
+}
+
+/// Whether calls are counted.
+#[inline(always)]
+pub(crate) fn counted() -> bool {
+    ORRERY_CONFIG.counted.load(Relaxed) != 0
+}
+
+/// Whether calls are timed.
+#[inline(always)]
+pub(crate) fn timed() -> bool {
+    ORRERY_CONFIG.timed.load(Relaxed) != 0
+}

@@ -1,0 +1,152 @@
+//! Where a signal frame waits while the child of a `vfork` runs on the stack that it lay on.
+
+use core::sync::atomic::{AtomicU8, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
+
+use crate::executive::abi::signal_frame::Context;
+
+/// How many threads of a process can be in `vfork` at a time. Further ones get EAGAIN.
+const SLOTS: usize = 32;
+/// A frame with AMX state has some 11 KiB.
+const FRAME: usize = 12 << 10;
+const STACK: usize = 8128;
+/// `struct clone_args`: as far as it is defined today, in words.
+pub(crate) const CLONE_ARGUMENTS: usize = 11;
+/// Extended state must be so aligned, and is in the frame that is copied.
+const ALIGNMENT: u64 = 64;
+
+/// One frame, and the stack on which its thread waits.
+#[repr(C, align(64))]
+pub(crate) struct Slot {
+    /// First, for its alignment.
+    frame: [u8; FRAME + ALIGNMENT as usize],
+    busy: AtomicU8,
+    /// Where the frame was, and will be again.
+    home: u64,
+    /// Its length.
+    length: u64,
+    /// What is to be called.
+    call: Vfork,
+    stack: [u8; STACK],
+}
+
+/// The call that makes the child: it starts on the slot's stack, on which stack it is to run then.
+#[repr(C)]
+pub(crate) struct Vfork {
+    /// Number and arguments.
+    pub(crate) call: [u64; 7],
+    /// Arguments of `clone3`, if that is what is called.
+    pub(crate) clone3: [u64; CLONE_ARGUMENTS],
+    /// The child's stack pointer; zero: its parent's.
+    pub(crate) stack: u64,
+    /// The parent's.
+    pub(crate) own: u64,
+}
+
+/// The slots. Memory that is never touched takes no room.
+static mut PLACES: [Slot; SLOTS] = [const {
+    Slot {
+        frame: [0; FRAME + ALIGNMENT as usize],
+        busy: AtomicU8::new(0),
+        home: 0,
+        length: 0,
+        call: NO_CALL,
+        stack: [0; STACK],
+    }
+}; SLOTS];
+
+const NO_CALL: Vfork = Vfork { call: [0; 7], clone3: [0; CLONE_ARGUMENTS], stack: 0, own: 0 };
+
+/// The slot's call.
+pub(crate) fn call(slot: *mut Slot) -> *mut Vfork {
+    // SAFETY: a place in the slot.
+    unsafe { &raw mut (*slot).call }
+}
+
+/// Takes a slot and copies a frame to it. `None` where none is free, or the frame is too large.
+pub(crate) fn take(context: &Context) -> Option<*mut Slot> {
+    let home = context.frame();
+    let extended = context.extended();
+    let end = if extended.address == 0 {
+        // The context, and siginfo.
+        home + 8 + size_of::<Context>() as u64 + 128
+    } else {
+        extended.address + extended.size
+    };
+    let length = end.checked_sub(home)?;
+    if length > FRAME as u64 {
+        return None;
+    }
+    let places = &raw mut PLACES;
+    (0..SLOTS).find_map(|index| {
+        // SAFETY: within the array; a slot is used by whom turned `busy` to one.
+        unsafe {
+            let slot = &raw mut (*places)[index];
+            if (*slot).busy.compare_exchange(0, 1, AcqRel, Relaxed).is_err() {
+                return None;
+            }
+            (*slot).home = home;
+            (*slot).length = length;
+            core::ptr::copy_nonoverlapping(
+                core::ptr::with_exposed_provenance::<u8>(home as usize),
+                copy_of(slot),
+                length as usize,
+            );
+            shift(slot, copy_of(slot).addr() as u64, home);
+            Some(slot)
+        }
+    })
+}
+
+/// Where the frame's copy begins: aligned as the frame is.
+fn copy_of(slot: *mut Slot) -> *mut u8 {
+    // SAFETY: the offset is below the alignment, for which there is room.
+    unsafe { (&raw mut (*slot).frame).cast::<u8>().add(((*slot).home % ALIGNMENT) as usize) }
+}
+
+/// Has the copy say that its extended state is in the frame at `to` rather than at `from`.
+unsafe fn shift(slot: *mut Slot, to: u64, from: u64) {
+    // SAFETY: the slot holds a frame, by the callers.
+    unsafe {
+        let registers = &mut (*context(slot)).registers;
+        if registers.extended != 0 {
+            registers.extended = registers.extended.wrapping_add(to).wrapping_sub(from);
+        }
+    }
+}
+
+/// The context in the copy.
+pub(crate) fn context(slot: *mut Slot) -> *mut Context {
+    // SAFETY: behind the return address.
+    unsafe { copy_of(slot).add(8).cast() }
+}
+
+/// The upper end of the slot's stack, aligned as a call wants it.
+pub(crate) fn stack(slot: *mut Slot) -> u64 {
+    // SAFETY: one past the stack.
+    unsafe { ((&raw const (*slot).stack).addr() as u64 + STACK as u64) & !15 }
+}
+
+/// Puts the frame back where it was: where its context is, and what is to be zeroed to give the slot back.
+///
+/// # Safety
+/// The slot was taken by this thread, and the stack it belongs to is unused.
+pub(crate) unsafe fn put_back(slot: *mut Slot) -> (u64, *const u8) {
+    // SAFETY: by the caller.
+    unsafe {
+        shift(slot, (*slot).home, copy_of(slot).addr() as u64);
+        core::ptr::copy_nonoverlapping(
+            copy_of(slot),
+            core::ptr::with_exposed_provenance_mut::<u8>((*slot).home as usize),
+            (*slot).length as usize,
+        );
+        ((*slot).home + 8, (&raw const (*slot).busy).cast())
+    }
+}
+
+/// Gives a slot back that was not used after all.
+pub(crate) fn release(slot: *mut Slot) {
+    // SAFETY: the slot is the caller's.
+    unsafe { (*slot).busy.store(0, Release) };
+}
+
+const _: () = assert!((size_of::<Slot>() & 63) == 0);

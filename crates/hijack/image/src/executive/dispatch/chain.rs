@@ -1,0 +1,130 @@
+//! The way of a call: rules, then services, then the kernel.
+//!
+//! ```text
+//!  Call --> rules::judge --> Answer(result) ----------------------------------------> result
+//!                        `-> Perform(arguments) --> service --> Return(result) -----> result
+//!                                                          `-> Perform --> kernel --> result
+//!                                                    ^                       |
+//!                                                    `-----------------------'  (the service looks at the result)
+//! ```
+//!
+//! Each link is given data and returns data; this file alone calls them, one after the other. What a link hands on may point into
+//! memory of this file's functions, which therefore stay on the stack until the kernel has performed the call.
+//!
+//! A call without rules and services goes to the kernel directly.
+
+use core::mem::MaybeUninit;
+
+use super::kernel_calls::{Origin, perform};
+use crate::executive::policy::conditions::{Call, Facts};
+use crate::executive::policy::journal_writer;
+use crate::executive::policy::paths::PathBuffer;
+use crate::executive::policy::rules::{Changes, Outcome, judge};
+use crate::executive::policy::table::policy;
+use crate::executive::services::call::{Next, ServiceCall, Stage};
+use crate::executive::services::{self, Service};
+use crate::nr;
+use crate::policy::Rule;
+
+/// PathBuffer for the paths of a call that names two.
+const PATHS: usize = 8 << 10;
+
+/// Performs a call, or does with it what the policy says. `site` is the address behind the call instruction.
+#[inline(always)]
+pub(crate) fn run(number: u64, arguments: [u64; 6], site: u64, mut origin: Origin<'_>) -> i64 {
+    match policy() {
+        Some(policy) if policy.concerns(number) => {
+            let call = Call { policy, number, arguments, site, stack: origin.stack() };
+            let paths = policy.rules(number).any(|rule| rule.path.length != 0);
+            if paths { judged_with_paths(&call, &mut origin) } else { judged(&call, &mut [], &mut origin) }
+        }
+        _ => serve(number, arguments, &mut origin),
+    }
+}
+
+/// Paths need memory: the program's stack provides it, for those calls alone for which rules name paths.
+#[inline(never)]
+fn judged_with_paths(call: &Call, origin: &mut Origin<'_>) -> i64 {
+    let mut room = MaybeUninit::<[u8; PATHS]>::uninit();
+    // SAFETY: `PathBuffer` hands out only bytes that were written before.
+    judged(call, unsafe { &mut *room.as_mut_ptr() }, origin)
+}
+
+#[inline(never)]
+fn judged(call: &Call, room: &mut [u8], origin: &mut Origin<'_>) -> i64 {
+    let mut facts = Facts::new(call, PathBuffer::new(room));
+    let mut changes = Changes::new(call.arguments);
+    let verdict = judge(call, &mut facts, &mut changes);
+    let result = match verdict.logged {
+        None => finish(call.number, &verdict.outcome, origin),
+        Some(rule) => logged(call, rule, &mut facts, &verdict.outcome, origin),
+    };
+    // The arguments may have pointed to these.
+    core::hint::black_box(&changes);
+    result
+}
+
+/// An entry of the journal is large, so it is on the stack for calls alone that are logged.
+#[inline(never)]
+fn logged(
+    call: &Call,
+    rule: &Rule,
+    facts: &mut Facts<'_>,
+    outcome: &Outcome,
+    origin: &mut Origin<'_>,
+) -> i64 {
+    let answered = matches!(outcome, Outcome::Answer(_));
+    let mut entry = journal_writer::begin(call, rule, facts, answered);
+    let result = finish(call.number, outcome, origin);
+    journal_writer::end(&mut entry, call, answered, result);
+    result
+}
+
+#[inline(always)]
+fn finish(number: u64, outcome: &Outcome, origin: &mut Origin<'_>) -> i64 {
+    match *outcome {
+        Outcome::Answer(result) => result,
+        Outcome::Perform(arguments) => serve(number, arguments, origin),
+    }
+}
+
+#[inline(always)]
+fn serve(number: u64, arguments: [u64; 6], origin: &mut Origin<'_>) -> i64 {
+    match services::of(number) {
+        None => perform(number, arguments, origin),
+        Some(service) if !service.names_paths => {
+            follow(service, ServiceCall::new(number, arguments, PathBuffer::new(&mut []), &mut []), origin)
+        }
+        Some(service) if number == nr::execve => serve_execve(service, arguments, origin),
+        Some(service) => serve_paths(service, number, arguments, origin),
+    }
+}
+
+#[inline(never)]
+fn serve_paths(service: &Service, number: u64, arguments: [u64; 6], origin: &mut Origin<'_>) -> i64 {
+    let mut room = MaybeUninit::<[u8; PATHS]>::uninit();
+    // SAFETY: `PathBuffer` hands out only bytes that were written before.
+    let room = PathBuffer::new(unsafe { &mut *room.as_mut_ptr() });
+    follow(service, ServiceCall::new(number, arguments, room, &mut []), origin)
+}
+
+#[inline(never)]
+fn serve_execve(service: &Service, arguments: [u64; 6], origin: &mut Origin<'_>) -> i64 {
+    let mut room = MaybeUninit::<[u8; PATHS]>::uninit();
+    let mut list = [0; services::SCRIPT_ARGUMENTS];
+    // SAFETY: `PathBuffer` hands out only bytes that were written before.
+    let room = PathBuffer::new(unsafe { &mut *room.as_mut_ptr() });
+    follow(service, ServiceCall::new(nr::execve, arguments, room, &mut list), origin)
+}
+
+/// Has a service and the kernel take turns until the service returns a result.
+#[inline(never)]
+fn follow(service: &Service, mut call: ServiceCall<'_>, origin: &mut Origin<'_>) -> i64 {
+    let mut stage = Stage::Begin;
+    loop {
+        match (service.step)(&mut call, stage) {
+            Next::Return(result) => return result,
+            Next::Perform => stage = Stage::Performed(perform(call.number, call.arguments, origin)),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Writes entries of single calls to the journal.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use super::conditions::{Call, Facts};
+use super::table::{Policy, policy};
+use super::{call_stack, paths};
+use crate::capture::{ArgCapture, RESULT, extent};
+use crate::executive::abi::state::shared_page;
+use crate::executive::abi::syscall::{address, call};
+use crate::executive::abi::tsc::{since, ticks};
+use crate::executive::abi::user_memory;
+use crate::journal::{
+    ANSWERED, DATA, DONE, ENTERED, ENTRIES, Entry, PIECE_LENGTH, PIECE_SHIFT, RESUMED, stamp_of,
+};
+use crate::nr;
+use crate::policy::{NO_ARGUMENT, Rule, log};
+
+/// How long to wait at a time where the ring is full, in nanoseconds, and how often.
+const PAUSE: [u64; 2] = [0, 200_000];
+const PAUSES: u32 = 50_000;
+
+/// Begins the entry of a call, before it is performed or answered.
+pub(crate) fn begin(call: &Call, rule: &Rule, facts: &mut Facts<'_>, answered: bool) -> Entry {
+    let Call { policy, number, arguments, site, .. } = *call;
+    let mut entry =
+        Entry { thread: this_thread(), number: number as u32, rule: rule.counter, arguments, ..Entry::EMPTY };
+    if rule.log == log::PLACES {
+        entry.callers = *facts.callers();
+        entry.site = call_stack::hash(number, &entry.callers);
+    }
+    entry.callers[0] = site;
+    for capture in policy.captures(number).iter().filter(|capture| capture.after == 0) {
+        add(&mut entry, capture, None);
+    }
+    entry.start = ticks();
+    if !answered && may_not_return(number) {
+        entry.state = ENTERED;
+        write(&entry);
+    }
+    entry
+}
+
+/// Completes the entry of a call that was performed or answered, and writes it.
+pub(crate) fn end(entry: &mut Entry, call: &Call, answered: bool, result: i64) {
+    if result == 0 && is_clone(call.number) {
+        // The child: its parent writes the entry.
+        return;
+    }
+    entry.ticks = since(entry.start).unwrap_or(0);
+    entry.result = result;
+    entry.state = if answered { ANSWERED } else { DONE };
+    if !answered && let Ok(returned) = u64::try_from(result) {
+        for capture in call.policy.captures(call.number).iter().filter(|capture| capture.after != 0) {
+            add(entry, capture, Some(returned));
+        }
+    }
+    write(entry);
+}
+
+/// Writes how a call ended that did not return to where its entry was begun.
+pub(crate) fn write_result(number: u64, result: i64) {
+    let logged = |policy: Policy| policy.rules(number).any(|rule| rule.log != 0);
+    if policy().is_some_and(logged) {
+        let (thread, start) = (this_thread(), ticks());
+        write(&Entry { thread, number: number as u32, state: RESUMED, start, result, ..Entry::EMPTY });
+    }
+}
+
+fn this_thread() -> u32 {
+    // SAFETY: gettid reads and writes no memory.
+    unsafe { call(nr::gettid, [0; 6]) as u32 }
+}
+
+fn is_clone(number: u64) -> bool {
+    matches!(number, nr::fork | nr::vfork | nr::clone | nr::clone3)
+}
+
+/// Calls after which the program may be another one, or gone, or on another stack.
+fn may_not_return(number: u64) -> bool {
+    matches!(number, nr::execve | nr::execveat | nr::exit | nr::exit_group | nr::rt_sigreturn)
+        || is_clone(number)
+}
+
+/// Adds a piece of memory; what cannot be read is left out.
+fn add(entry: &mut Entry, capture: &ArgCapture, result: Option<u64>) {
+    let argument = |index: u8| entry.arguments.get(usize::from(index)).copied().unwrap_or(0);
+    let from = match capture.argument {
+        RESULT => result.unwrap_or(u64::MAX),
+        index => argument(index),
+    };
+    let nothing = match capture.extent {
+        extent::DESCRIPTOR => (from as i32) < 0,
+        _ => from == 0,
+    };
+    if capture.argument == NO_ARGUMENT || nothing {
+        return;
+    }
+    let (size, by, most) = (u64::from(capture.size), argument(capture.by), u64::from(capture.most));
+    let length = match capture.extent {
+        extent::ONE => size,
+        extent::COUNTED => size.saturating_mul(by),
+        extent::RETURNED => size.saturating_mul(result.unwrap_or(0)),
+        // SAFETY: an integer is any four bytes.
+        extent::POINTED => unsafe { user_memory::read::<u32>(by) }.map_or(0, u64::from),
+        extent::BITS => by.div_ceil(u64::from(u64::BITS)).saturating_mul(8),
+        _ => most,
+    };
+    let length = length.min(most).min(result.filter(|_| is_transfer(capture.extent)).unwrap_or(u64::MAX));
+    let used: usize = entry.pieces.iter().map(|piece| usize::from(piece & PIECE_LENGTH)).sum();
+    let end = used.saturating_add(length as usize).min(DATA);
+    let Some(room) = entry.data.get_mut(used..end) else { return };
+    let Some(piece) = entry.pieces.iter_mut().find(|piece| **piece == 0) else { return };
+    let read = match capture.extent {
+        extent::STRING => user_memory::read_string(from, room),
+        extent::STRINGS => read_strings(from, room),
+        extent::DESCRIPTOR => paths::of_fd(from as i32, room),
+        extent::BUFFERS => read_buffers(from, by, room),
+        // `msg_iov` and `msg_iovlen` are the third and the fourth word of a `struct msghdr`.
+        // SAFETY: any bytes are valid integers.
+        extent::MESSAGE => match unsafe { user_memory::read::<[u64; 4]>(from) } {
+            Ok([.., buffers, count]) => read_buffers(buffers, count, room),
+            Err(error) => Err(error),
+        },
+        _ => user_memory::read_some(from, room),
+    };
+    if let Ok(length) = read {
+        *piece = (u16::from(capture.argument) + 1) << PIECE_SHIFT | length as u16;
+    }
+}
+
+/// Whether the call transfers what is captured, so that there is no more of it than the call returns.
+fn is_transfer(extent: u8) -> bool {
+    matches!(extent, extent::BUFFERS | extent::MESSAGE)
+}
+
+/// Reads strings, each with its zero byte, as far as there is room for whole ones.
+fn read_strings(list: u64, room: &mut [u8]) -> Result<usize, i64> {
+    let mut done = 0;
+    for place in 0.. {
+        let string = user_memory::read_word(list.wrapping_add(8 * place))?;
+        let rest = room.get_mut(done..).unwrap_or(&mut []);
+        if string == 0 || rest.is_empty() {
+            break;
+        }
+        let length = user_memory::read_string(string, rest)?;
+        let Some(zero) = rest.get_mut(length) else { break };
+        *zero = 0;
+        done += length + 1;
+    }
+    Ok(done)
+}
+
+/// Reads the beginning of what a list of buffers holds.
+fn read_buffers(list: u64, count: u64, room: &mut [u8]) -> Result<usize, i64> {
+    let mut done = 0;
+    for place in 0..count {
+        let rest = room.get_mut(done..).unwrap_or(&mut []);
+        if rest.is_empty() {
+            break;
+        }
+        // SAFETY: any bytes are valid integers.
+        let [start, length] = unsafe { user_memory::read::<[u64; 2]>(list.wrapping_add(16 * place)) }?;
+        let part = rest.len().min(length as usize);
+        let part = rest.get_mut(..part).unwrap_or(&mut []);
+        done += if part.is_empty() { 0 } else { user_memory::read_some(start, part)? };
+    }
+    Ok(done)
+}
+
+/// Writes an entry.
+pub(crate) fn write(entry: &Entry) {
+    let journal = &shared_page().journal;
+    let mut pauses = 0;
+    let (ticket, slot) = loop {
+        let ticket = journal.next.load(Acquire);
+        let Some(slot) = journal.slots.get(ticket as usize % ENTRIES) else { return };
+        let turn = slot.stamp.load(Acquire);
+        if turn == stamp_of(ticket) {
+            if journal.next.compare_exchange(ticket, ticket + 1, AcqRel, Relaxed).is_ok() {
+                break (ticket, slot);
+            }
+        } else if turn < stamp_of(ticket) {
+            // Full.
+            if journal.reader.load(Relaxed) == 0 || pauses > PAUSES {
+                journal.lost.fetch_add(1, Relaxed);
+                return;
+            }
+            pauses += 1;
+            // SAFETY: sleeps; what is left when a signal comes is not asked for.
+            unsafe { call(nr::nanosleep, [address(&PAUSE), 0, 0, 0, 0, 0]) };
+        }
+    };
+    for (place, word) in slot.words.iter().zip(entry.words()) {
+        place.store(*word, Relaxed);
+    }
+    // Not if the reader has given it up meanwhile.
+    let turn = stamp_of(ticket);
+    let _given_up = slot.stamp.compare_exchange(turn, turn + 1, Release, Relaxed);
+}

@@ -1,0 +1,95 @@
+//! The policy's table, as the supervisor has put it into this process.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::automaton::Automaton;
+use crate::capture::{ArgCapture, CAPTURES};
+use crate::executive::abi::state::ORRERY_CONFIG;
+use crate::nr::CALLS;
+use crate::policy::{Mount, Rule, Shape, Table, Text};
+
+/// The policy, if there is one.
+#[inline(always)]
+pub(crate) fn policy() -> Option<Policy> {
+    let address = ORRERY_CONFIG.policy.load(Relaxed) as usize;
+    (address != 0).then(|| Policy { table: core::ptr::with_exposed_provenance(address) })
+}
+
+/// A table that stays as long as the process, and does not change.
+#[derive(Clone, Copy)]
+pub(crate) struct Policy {
+    table: *const Table,
+}
+
+impl Policy {
+    fn table(self) -> &'static Table {
+        // SAFETY: the supervisor has written a table there, in memory that the program cannot unmap (`memory::code_ranges`).
+        unsafe { &*self.table }
+    }
+
+    fn slice<T>(self, text: Text, count: u32) -> &'static [T] {
+        // SAFETY: the table's offsets lie within it, and are aligned for what they are offsets of.
+        unsafe {
+            let start = self.table.cast::<u8>().add(text.start as usize).cast::<T>();
+            core::slice::from_raw_parts(start, count as usize)
+        }
+    }
+
+    /// Some bytes of the table.
+    pub(crate) fn bytes(self, text: Text) -> &'static [u8] {
+        self.slice(text, text.length)
+    }
+
+    /// The rules that are about a call, in their order.
+    pub(crate) fn rules(self, number: u64) -> impl Iterator<Item = &'static Rule> + Clone {
+        let table = self.table();
+        let span = table.calls.get((number as usize).min(CALLS)).copied().unwrap_or_default();
+        let (first, count) = (usize::from(span.first), usize::from(span.count));
+        let references = self.slice::<u16>(table.references, table.references.length);
+        let rules = self.slice::<Rule>(table.rules, table.rules.length);
+        let own = references.get(first..first + count).unwrap_or(&[]);
+        own.iter().filter_map(|index| rules.get(usize::from(*index)))
+    }
+
+    /// Whether there are any.
+    #[inline(always)]
+    pub(crate) fn concerns(self, number: u64) -> bool {
+        self.table().calls.get((number as usize).min(CALLS)).is_some_and(|span| span.count != 0)
+    }
+
+    /// Whether some rule does more than log.
+    pub(crate) fn decides(self) -> bool {
+        self.table().decides != 0
+    }
+
+    /// What is known of a call.
+    pub(crate) fn shape(self, number: u64) -> &'static Shape {
+        let shapes = &self.table().shapes;
+        shapes.get(number as usize).unwrap_or(&shapes[CALLS])
+    }
+
+    /// What is captured of the memory that a call names.
+    pub(crate) fn captures(self, number: u64) -> &'static [ArgCapture; CAPTURES] {
+        let captures = &self.table().captures;
+        captures.get(number as usize).unwrap_or(&captures[CALLS])
+    }
+
+    /// The file systems that programs see where the kernel has none.
+    pub(crate) fn mounts(self) -> &'static [Mount] {
+        let mounts = self.table().mounts;
+        self.slice(mounts, mounts.length)
+    }
+
+    /// The automaton of all path patterns.
+    #[inline(always)]
+    pub(crate) fn automaton(self) -> Option<Automaton<'static>> {
+        let text = self.table().automaton;
+        if text.length == 0 { None } else { Automaton::new(self.slice(text, text.length / 8)) }
+    }
+
+    /// The patterns for files whose code may call.
+    pub(crate) fn callers(self) -> &'static [Text] {
+        let callers = self.table().callers;
+        self.slice(callers, callers.length)
+    }
+}

@@ -1,0 +1,69 @@
+//! The auxiliary vector: what the kernel passes to a program at its start, and an executive changes.
+//!
+//! A dispatched call is a signal: the handler of another one that makes calls, or returns by `rt_sigreturn`, needs room for a
+//! second frame, and for the executive's functions. Programs that make alternate stacks no larger than what the kernel
+//! says (`AT_MINSIGSTKSZ`, and `sysconf(_SC_MINSIGSTKSZ)` and `_SC_SIGSTKSZ` that the C library makes of it) get a larger size: else
+//! these stacks overflow into what lies below. See getauxval(3) and sysconf(3).
+
+use crate::executive::abi::trampoline;
+use crate::executive::signals::handlers;
+
+/// The least that a signal's delivery needs of an alternate stack, in bytes.
+const AT_MINSIGSTKSZ: u64 = 51;
+/// Ends the vector.
+const AT_NULL: u64 = 0;
+/// What the executive's functions use for a call, at most: the test `frames` has a stack with a guard page for that.
+const FUNCTIONS: u64 = 2 << 10;
+/// Under a policy: paths, and what is raised of a call.
+const JUDGED: u64 = 14 << 10;
+/// Frames begin on such multiples, behind a red zone.
+const ALIGNED: u64 = 64;
+
+/// Raises `AT_MINSIGSTKSZ`, the least size of alternate signal stacks. Where the kernel does not pass it, nothing changes.
+///
+/// # Safety
+/// `stack` is the stack pointer that the kernel has given to the program, which does not run yet.
+pub(crate) unsafe fn raise_min_stack_size(stack: u64, has_policy: bool) {
+    // SAFETY: from there on lie the number of arguments, these, a zero, the environment, a zero, and the vector.
+    unsafe {
+        let stack = core::ptr::with_exposed_provenance_mut::<u64>(stack as usize);
+        let mut entry = stack.add(stack.read() as usize + 2);
+        while entry.read() != 0 {
+            entry = entry.add(1);
+        }
+        entry = entry.add(1);
+        while entry.read() != AT_NULL {
+            if entry.read() == AT_MINSIGSTKSZ {
+                entry.add(1).write(needed(entry.add(1).read(), has_policy));
+            }
+            entry = entry.add(2);
+        }
+    }
+}
+
+/// How much a signal's delivery needs where the kernel's frame of one needs so much.
+fn needed(frame: u64, has_policy: bool) -> u64 {
+    let shown = handlers::ROOM as u64 + ALIGNED;
+    let dispatched = trampoline::RED_ZONE + frame;
+    frame + shown + dispatched + if has_policy { JUDGED } else { FUNCTIONS }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_size_of_stacks_is_changed() {
+        const WORDS: [u64; 16] =
+            [2, 100, 200, 0, 300, 400, 0, 6, 4096, AT_MINSIGSTKSZ, 3376, 25, 51, 33, 7, 0];
+        for has_policy in [false, true] {
+            let mut words = WORDS;
+            // SAFETY: laid out like the stack of a program that starts.
+            unsafe { raise_min_stack_size((&raw mut words).expose_provenance() as u64, has_policy) };
+            let raised = words[10];
+            assert!(raised >= 2 * 3376 + handlers::ROOM as u64 + FUNCTIONS, "{raised}");
+            words[10] = WORDS[10];
+            assert_eq!(words, WORDS);
+        }
+    }
+}

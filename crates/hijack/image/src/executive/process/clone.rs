@@ -1,0 +1,234 @@
+//! `fork`, `vfork`, `clone` and `clone3`: dispatch is not inherited, so new threads and processes are armed here.
+//!
+//! | the child | how it comes to the program |
+//! |---|---|
+//! | has memory of its own | it returns from the handler as its parent does |
+//! | shares memory, has a stack | from `orrery_clone`, with the program's registers, on its own stack |
+//! | shares memory, and its parent waits (`vfork`, `posix_spawn`) | by `rt_sigreturn` from a copy of the frame, because it may overwrite the frame itself: it runs on the same stack, or takes its signals on the same alternate stack; its parent waits on the stack of that copy's slot |
+//!
+//! All signals are blocked until the child is armed, so that no handler runs unseen in it.
+
+use crate::executive::policy::journal_writer;
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::executive::abi::signal_frame::Context;
+use crate::executive::abi::state::{ORRERY_CONFIG, shared_page};
+use crate::executive::abi::syscall::{EAGAIN, EINVAL, address, block_signals, call, failed};
+use crate::executive::abi::trampoline::{
+    orrery_clone, orrery_sigreturn_at, orrery_sigreturn_releasing, orrery_vfork,
+};
+use crate::executive::abi::vfork_slots::{CLONE_ARGUMENTS, Slot};
+use crate::executive::abi::{thread_counters, user_memory, vfork_slots};
+use crate::executive::memory::code_ranges;
+use crate::executive::services;
+use crate::executive::signals::sigaction;
+use crate::nr;
+use crate::shared_page::Unfollowed;
+
+const CLONE_VM: u64 = 0x100;
+const CLONE_VFORK: u64 = 0x4000;
+const CLONE_SETTLS: u64 = 0x8_0000;
+const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
+const OFF: u64 = 0;
+const ON: u64 = 1;
+const SMALLEST_CLONE_ARGUMENTS: u64 = 64;
+const FLAGS: usize = 0;
+const STACK: usize = 5;
+const STACK_SIZE: usize = 6;
+const THREAD_POINTER: usize = 7;
+
+/// Arms dispatch in the calling thread.
+pub(crate) fn arm() {
+    let code = ORRERY_CONFIG.code.load(Relaxed);
+    let length = ORRERY_CONFIG.code_length.load(Relaxed);
+    // SAFETY: calls from outside of the image arrive at the handler from now on.
+    let result = unsafe { call(nr::prctl, [PR_SET_SYSCALL_USER_DISPATCH, ON, code, length, 0, 0]) };
+    if result != 0 {
+        shared_page().unarmed.fetch_add(1, Relaxed);
+    }
+}
+
+/// `PTRACE_TRACEME`. Each dispatched call would be a signal now that stops this thread for a tracer who may be waiting for
+/// the very call (a debugger that made it by `vfork`). So it goes on without dispatch, and is reported as not followed.
+#[inline(never)]
+pub(crate) fn traceme(arguments: [u64; 6]) -> i64 {
+    // SAFETY: what the program asked for; then calls go to the kernel, but for those from rewritten sites.
+    unsafe {
+        let result = call(nr::ptrace, arguments);
+        if !failed(result) {
+            call(nr::prctl, [PR_SET_SYSCALL_USER_DISPATCH, OFF, 0, 0, 0, 0]);
+            shared_page().unfollowed[Unfollowed::Untraceable as usize].fetch_add(1, Relaxed);
+        }
+        result
+    }
+}
+
+/// What is to be born.
+struct CloneRequest {
+    flags: u64,
+    /// The upper end of the child's stack; zero: its parent's.
+    stack: u64,
+    /// What `fs` will be, if not the parent's.
+    thread_pointer: Option<u64>,
+    clone3: Option<[u64; CLONE_ARGUMENTS]>,
+}
+
+impl CloneRequest {
+    fn read(number: u64, arguments: [u64; 6]) -> Result<Self, i64> {
+        Ok(match number {
+            nr::fork => Self { flags: 0, stack: 0, thread_pointer: None, clone3: None },
+            nr::vfork => Self { flags: CLONE_VM | CLONE_VFORK, stack: 0, thread_pointer: None, clone3: None },
+            nr::clone => {
+                let thread_pointer = (arguments[0] & CLONE_SETTLS != 0).then_some(arguments[4]);
+                Self { flags: arguments[0], stack: arguments[1], thread_pointer, clone3: None }
+            }
+            _ => {
+                let mut words = [0_u64; CLONE_ARGUMENTS];
+                if arguments[1] < SMALLEST_CLONE_ARGUMENTS {
+                    return Err(-EINVAL);
+                }
+                let known = CLONE_ARGUMENTS.min((arguments[1] / 8) as usize);
+                for (index, word) in words.iter_mut().enumerate().take(known) {
+                    *word = user_memory::read_word(arguments[0] + 8 * index as u64)?;
+                }
+                let stack = if words[STACK] == 0 { 0 } else { words[STACK].wrapping_add(words[STACK_SIZE]) };
+                let thread_pointer = (words[FLAGS] & CLONE_SETTLS != 0).then_some(words[THREAD_POINTER]);
+                Self { flags: words[FLAGS], stack, thread_pointer, clone3: Some(words) }
+            }
+        })
+    }
+}
+
+/// Serves all four. Does not return where the thread goes on by another way.
+#[inline(never)]
+pub(crate) fn clone_process(context: &mut Context, number: u64) -> i64 {
+    let arguments = context.arguments();
+    let request = match CloneRequest::read(number, arguments) {
+        Ok(request) => request,
+        Err(error) => return error,
+    };
+    services::before_clone_or_exec();
+    if request.flags & CLONE_VM == 0 {
+        fork(context, number, arguments, &request)
+    } else if request.flags & CLONE_VFORK != 0 {
+        vfork(context, number, arguments, &request)
+    } else if request.stack != 0 {
+        with_stack(context, &request)
+    } else {
+        // Two threads at once on one stack.
+        -EINVAL
+    }
+}
+
+/// Takes the child's stack out of the arguments: it has to find its way out of here before it goes there.
+fn without_stack(
+    arguments: &mut [u64; 6],
+    request: &CloneRequest,
+    place: &mut [u64; CLONE_ARGUMENTS],
+) -> Result<(), i64> {
+    if request.stack == 0 {
+        return Ok(());
+    }
+    if let Some(given) = request.clone3 {
+        if arguments[1] > (CLONE_ARGUMENTS * 8) as u64 {
+            return Err(-EINVAL);
+        }
+        *place = given;
+        (place[STACK], place[STACK_SIZE]) = (0, 0);
+        arguments[0] = address(place);
+    } else {
+        arguments[1] = 0;
+    }
+    Ok(())
+}
+
+fn fork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &CloneRequest) -> i64 {
+    let mut words = [0; CLONE_ARGUMENTS];
+    if let Err(error) = without_stack(&mut arguments, request, &mut words) {
+        return error;
+    }
+    block_signals();
+    // SAFETY: what the program asked for; the child gets a copy of this stack.
+    let result = unsafe { call(number, arguments) };
+    core::hint::black_box(&words);
+    if result == 0 {
+        code_ranges::unlock_in_child();
+        services::in_forked_child(request.flags);
+        thread_counters::reset_in_child();
+        sigaction::install();
+        arm();
+        if request.stack != 0 {
+            context.registers.rsp = request.stack;
+        }
+    }
+    // The mask is put back on return from the signal.
+    result
+}
+
+fn with_stack(context: &Context, request: &CloneRequest) -> i64 {
+    let top = [context.mask, context.registers.rip];
+    // SAFETY: below the upper end of a stack that the program provides for the child.
+    if let Err(error) = unsafe { user_memory::write(request.stack.wrapping_sub(16), top) } {
+        return error;
+    }
+    let extended = context.extended();
+    services::before_sharing_memory(request.flags);
+    thread_counters::before_thread(request.thread_pointer);
+    block_signals();
+    // SAFETY: the registers are those of the call; the child's stack holds what is needed.
+    unsafe { orrery_clone(&raw const context.registers, extended.address, extended.features) }
+}
+
+fn vfork(context: &mut Context, number: u64, mut arguments: [u64; 6], request: &CloneRequest) -> i64 {
+    let Some(slot) = vfork_slots::take(context) else {
+        return -EAGAIN;
+    };
+    let call = vfork_slots::call(slot);
+    // SAFETY: the slot is ours until the parent has returned.
+    unsafe {
+        if let Err(error) = without_stack(&mut arguments, request, &mut (*call).clone3) {
+            vfork_slots::release(slot);
+            return error;
+        }
+        let [a, b, c, d, e, f] = arguments;
+        (*call).call = [number, a, b, c, d, e, f];
+        (*call).stack = request.stack;
+        (*call).own = context.registers.rsp;
+        services::before_vfork();
+        block_signals();
+        orrery_vfork(slot, &raw const (*call).call, vfork_slots::stack(slot))
+    }
+}
+
+/// The child of a `vfork`, on the slot's stack.
+pub(crate) extern "C" fn vfork_child(slot: *mut Slot) -> ! {
+    sigaction::install();
+    arm();
+    // SAFETY: the copy is a whole frame, and the parent waits until the child does not need it any more.
+    unsafe {
+        let context = vfork_slots::context(slot);
+        (*context).registers.rax = 0;
+        let stack = (*vfork_slots::call(slot)).stack;
+        if stack != 0 {
+            (*context).registers.rsp = stack;
+        }
+        orrery_sigreturn_at(context.addr() as u64)
+    }
+}
+
+/// Its parent, when the child has executed a program or ended.
+pub(crate) extern "C" fn vfork_parent(slot: *mut Slot, result: u64) -> ! {
+    services::after_vfork();
+    // SAFETY: the child is gone, so the stack below the program's pointer is free again.
+    unsafe {
+        let context = vfork_slots::context(slot);
+        (*context).registers.rax = result;
+        // The child may have put its own there.
+        (*context).registers.rsp = (*vfork_slots::call(slot)).own;
+        // The child may have given it back.
+        thread_counters::claim();
+        journal_writer::write_result((*vfork_slots::call(slot)).call[0], result.cast_signed());
+        let (frame, busy) = vfork_slots::put_back(slot);
+        orrery_sigreturn_releasing(frame, busy)
+    }
+}

@@ -1,0 +1,5 @@
+//! Rewriting of call sites.
+
+mod assembler;
+pub(crate) mod patch;
+pub(crate) mod sites;

@@ -1,0 +1,293 @@
+//! Doubles: a program forks, and its contexts with it.
+//!
+//! A process can only be copied by itself. So the copy of the root, the *new root*, asks each context for a copy of itself,
+//! its *double*, and makes of all these a program of its own:
+//!
+//! 1. It rings each context at the place of the strand that forked. There the context, parked, knocks at the root's door
+//!    ([`crate::fork::rendezvous`]), which the new root has inherited.
+//! 2. It forks twice, so that the double is nobody's child who would have to bury it, and goes on waiting. The double says
+//!    who it is, and what it has: the ends of descriptors that others hold of it, the descriptors that it holds, with the
+//!    memory that it shares with each of those, and memory that it shares with others ([`crate::Spec::share`]).
+//! 3. The new root makes all of these anew: one socket pair for each pair of ends, one link for each link, one file for
+//!    each shared file, with its bytes. Doubles that knew each other name the same [`Id`]s, and nobody else can. Shared files
+//!    are shown, not named.
+//! 4. Each double puts what it gets into the place of what it had, under the same numbers, starts its watcher, which watches
+//!    the new root, and parks.
+//!
+//! So no double has any way to the contexts of the other program, nor they to it. A context that does not answer in time, because
+//! it runs or is stopped, has no double, nor has one whose system calls are trapped: its double's would go on arriving in the
+//! old program, for the kernel knows one listener for a filter and all who inherit it. Nor has one from which calls are withheld that
+//! this takes ([`NEEDED`]). Descriptors of such contexts are there, and their contexts gone.
+
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use orrery_domain::Moment;
+use orrery_domain::copy::{Kin, copy_process};
+use orrery_domain::forked::Creator;
+use orrery_domain::watch::Watcher;
+use orrery_sys::signals;
+use rustix::io::Errno;
+use rustix::mm::MapFlags;
+use rustix::process::{WaitId, WaitIdOptions};
+use syscalls::{Sysno, syscall};
+
+use crate::credentials::isolation;
+use crate::error::{Error, Result};
+use crate::exit::kill_self;
+use crate::fork::message::{ALL, GO, GRANT, HERE, KNOCK, Note, PEER, READY, SHARED};
+use crate::fork::rendezvous::{PATIENCE, knock};
+use crate::id::Id;
+use crate::memory::ranges::map;
+use crate::peers::socket::{inode, own_pidfd};
+use crate::shared::link::Link;
+use crate::shared::program::{DECLINED, Program, own_thread};
+use crate::spawn::lifetime::Leash;
+use crate::state::State;
+use crate::switch::slow;
+use crate::syscalls::filter::Calls;
+use crate::threads::logical;
+use crate::threads::state_lock::Held;
+use crate::threads::stop_threads::Still;
+use crate::types::Arrival;
+use orrery_rollback::watcher;
+
+/// What a context must be allowed to do to make a double of itself.
+const NEEDED: [libc::c_long; 24] = [
+    libc::SYS_socketpair,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_clone,
+    libc::SYS_waitid,
+    libc::SYS_mmap,
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_dup3,
+    libc::SYS_prctl,
+    libc::SYS_get_robust_list,
+    libc::SYS_pidfd_open,
+    libc::SYS_epoll_create1,
+    libc::SYS_prlimit64,
+    libc::SYS_capget,
+    // Itself, by its new number, which its filter does not know.
+    libc::SYS_kill,
+    libc::SYS_tgkill,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_mprotect,
+    libc::SYS_openat,
+    libc::SYS_getdents64,
+    libc::SYS_read,
+];
+
+/// Whether a context that may not make these calls cannot make a double of itself.
+pub(crate) fn takes(withheld: &Calls) -> bool {
+    NEEDED.iter().any(|call| u32::try_from(*call).is_ok_and(|number| withheld.has(number)))
+}
+
+/// In a context that is parked and was asked for its double: makes it. In the double: waits until somebody switches to it.
+pub(crate) fn serve(state: &mut Held) -> Option<Arrival> {
+    let asked = &state.place().asked_to_double;
+    let line =
+        state.knocker.as_ref().filter(|_| !state.cannot_double).and_then(|knocker| knock(knocker).ok());
+    let Some(line) = line else {
+        asked.store(DECLINED, SeqCst);
+        return None;
+    };
+    asked.store(0, SeqCst);
+    let until = Moment::now().after(PATIENCE);
+    let hello = Note { what: KNOCK, seat: state.me, ..Note::default() };
+    hello.send(line.as_fd(), &[]).ok()?;
+    let (_, fds) = Note::expect(line.as_fd(), until, GO, 3).ok()?;
+    let [program, root, knocker] = <[OwnedFd; 3]>::try_from(fds).ok()?;
+    let others = Still::hold(state.program, state.me).ok()?;
+    let mask = others.as_ref().map_or_else(signals::block_all, Still::mask);
+    // SAFETY: the first copy does nothing but make the second. That one hangs where another thread held what it needs, and
+    // is not waited for beyond the limit.
+    let copied = unsafe { copy_process(Kin::HiddenChild) };
+    if let Ok(None) = copied {
+        let _left = ManuallyDrop::new(others);
+        // SAFETY: as above.
+        match unsafe { copy_process(Kin::HiddenChild) } {
+            Ok(None) => {}
+            _ => end_at_once(),
+        }
+        state.knocker = Some(knocker);
+        return match become_double(state, &line, program, root, mask, until) {
+            Ok(()) => match slow::park(state, None, None) {
+                Ok(arrival) => Some(arrival),
+                Err(_) => kill_self(),
+            },
+            Err(_) => end_at_once(),
+        };
+    }
+    drop(others);
+    signals::set_mask(mask);
+    if let Ok(Some(first)) = copied {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::from_bits_retain(libc::__WALL.cast_unsigned());
+        let _ = rustix::io::retry_on_intr(|| {
+            rustix::process::waitid(WaitId::PidFd(first.pidfd.as_fd()), options)
+        });
+    }
+    None
+}
+
+/// Ends a copy that nobody waits for, without a trace in what it shares.
+pub(crate) fn end_at_once() -> ! {
+    loop {
+        // SAFETY: ends the process.
+        let _ = unsafe { syscall!(Sysno::exit_group, 0) };
+    }
+}
+
+/// In the double, which is a copy of a parked context, all by itself.
+fn become_double(
+    state: &mut Held,
+    line: &OwnedFd,
+    program: OwnedFd,
+    root: OwnedFd,
+    mask: signals::Mask,
+    until: Moment,
+) -> Result<()> {
+    let failed = |errno| Error::system("make a double of a context", 0, errno);
+    state.keep();
+    state.leave_table();
+    state.common = None;
+    let pidfd = own_pidfd()?;
+    let own = rustix::process::getpid().as_raw_pid().unsigned_abs();
+    if state.isolated {
+        // The number that its filter lets it name is its original's.
+        isolation::from_limits(own, &Calls::none()).map_err(failed)?;
+    }
+    let (me, strand) = (state.me, state.strand);
+    let here = Note { what: HERE, seat: me, index: own, ..Note::default() };
+    here.send(line.as_fd(), &[pidfd.as_fd()]).map_err(failed)?;
+
+    // SAFETY: nothing of the former program's is used from here on: whatever refers to it belongs to waits that are broken
+    // off, or is replaced.
+    unsafe { state.program.leave() };
+    state.program = Box::leak(Box::new(Program::join(program.as_fd())?));
+    state.creator = Creator::here();
+    state.pidfd = pidfd;
+    logical::know(strand);
+    state.spare = None;
+    state.forget_strands();
+    if let Some(leash) = state.leash.take() {
+        leash.close_copy();
+    }
+    let main = core::mem::replace(&mut state.main, root.into_raw_fd());
+    // SAFETY: nobody else closes it.
+    unsafe { rustix::io::close(main) };
+    exchange(state, line, until).map_err(failed)?;
+    state.list_names();
+
+    let place = state.program.place(strand, me);
+    state.program.clear_place(strand, me);
+    place.thread.store(own_thread(), SeqCst);
+    let leash = Leash::make(state.program, me)?;
+    state.leash = Some(leash);
+    for (slot, grant) in state.grants.iter().enumerate() {
+        if let Some(grant) = grant {
+            leash.add(&grant.socket, slot)?;
+        }
+    }
+    let mut watcher = Watcher::prepare(state.main, place.face.mark())?;
+    // SAFETY: as for a new context.
+    unsafe { watcher.listen(leash.ear()) };
+    let watcher = Box::leak(Box::new(watcher));
+    let thread = watcher.start().map_err(failed)?;
+    watcher::set(thread, [watcher.stack(), leash.pages()]);
+    signals::set_mask(mask);
+    Note { what: READY, seat: me, ..Note::default() }.send(line.as_fd(), &[]).map_err(failed)
+}
+
+/// In a double: says what it has, and puts what it gets in its place.
+fn exchange(state: &mut State, line: &OwnedFd, until: Moment) -> rustix::io::Result<()> {
+    let line = line.as_fd();
+    for (note, shared) in inventory(state) {
+        let shown: Vec<BorrowedFd<'_>> =
+            shared.iter().filter_map(|index| Some(state.shared.get(*index)?.file.as_fd())).collect();
+        note.send(line, &shown)?;
+    }
+    Note { what: ALL, ..Note::default() }.send(line, &[])?;
+    loop {
+        let (note, fds) = Note::receive(line, until)?;
+        if note.what == ALL {
+            state.forget_links();
+            return Ok(());
+        }
+        install(state, &note, fds)?;
+    }
+}
+
+/// What a context has that its double needs anew; for shared memory, which.
+pub(crate) fn inventory(state: &State) -> Vec<(Note, Option<usize>)> {
+    let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
+    let grants = state.grants.iter().enumerate().filter_map(|(index, grant)| {
+        let id = grant.as_ref()?.id.0;
+        Some((Note { what: GRANT, index: number(index), id, ..Note::default() }, None))
+    });
+    let peers = state.peers.iter().enumerate().filter_map(|(index, peer)| {
+        let peer = peer.as_ref()?;
+        let link = peer.link.as_ref().map_or(Id::NONE, |link| link.id).0;
+        let side = peer.link.as_ref().map_or(0, |link| number(link.side()));
+        let note = Note { what: PEER, seat: peer.seat, index: number(index), side, id: peer.id.0, link };
+        Some((note, None))
+    });
+    let shared = (0..state.shared.len())
+        .map(|index| (Note { what: SHARED, index: number(index), ..Note::default() }, Some(index)));
+    grants.chain(peers).chain(shared).collect()
+}
+
+/// Puts something new in the place of what a note says.
+pub(crate) fn install(state: &mut State, note: &Note, fds: Vec<OwnedFd>) -> rustix::io::Result<()> {
+    let index = note.index as usize;
+    let mut fds = fds.into_iter();
+    let first = fds.next().ok_or(Errno::BADMSG)?;
+    match note.what {
+        GRANT => {
+            let grant = state.grants.get_mut(index).and_then(Option::as_mut).ok_or(Errno::BADMSG)?;
+            grant.socket = first;
+        }
+        PEER => {
+            let pidfd = fds.next().ok_or(Errno::BADMSG)?;
+            let link = match fds.next() {
+                Some(file) => {
+                    let made = Link::accept_as(file.as_fd(), note.side as usize & 1, Id(note.link));
+                    Some(made.map_err(|_| Errno::NOMEM)?)
+                }
+                None => None,
+            };
+            let peer = state.peers.get_mut(index).and_then(Option::as_mut).ok_or(Errno::BADMSG)?;
+            if !peer.is_intact() {
+                // The program closed it behind our back, and the number is something else's.
+                return Ok(());
+            }
+            let number = peer.fd.as_raw_fd();
+            // SAFETY: the number is the peer's descriptor, which stays what it is called.
+            let placed = unsafe { syscall!(Sysno::dup3, first.as_raw_fd(), number, libc::O_CLOEXEC) };
+            placed.map_err(|errno| Errno::from_raw_os_error(errno.into_raw()))?;
+            peer.inode = inode(number).unwrap_or(0);
+            peer.pidfd = Rc::new(pidfd);
+            // The new program has its own numbers.
+            peer.pid = 0;
+            if let Some(link) = &link {
+                link.set_slot(index);
+                link.set_copied(false);
+            }
+            peer.link = link;
+            peer.listener = None;
+            peer.silent.clear();
+        }
+        SHARED => {
+            let shared = state.shared.get_mut(index).ok_or(Errno::BADMSG)?;
+            map(shared.range, &first, MapFlags::SHARED).map_err(|_| Errno::NOMEM)?;
+            shared.file = first;
+        }
+        _ => return Err(Errno::BADMSG),
+    }
+    Ok(())
+}

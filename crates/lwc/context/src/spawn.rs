@@ -1,0 +1,6 @@
+//! The life of a context: its creation, what ends it, and how the root reaps it.
+
+pub(crate) mod create;
+pub(crate) mod lifetime;
+pub(crate) mod process_status;
+pub(crate) mod reaper;

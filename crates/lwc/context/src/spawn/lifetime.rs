@@ -1,0 +1,140 @@
+//! The leash: a context ends when nobody holds a descriptor of it and it does not have control.
+//!
+//! Its watcher ([`orrery_domain::watch`]) hears, through an epoll(7) instance over all grants, of each that is hung up.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+use orrery_domain::watch::Ear;
+use orrery_sys::PageRange;
+use rustix::event::epoll;
+use syscalls::{Sysno, syscall};
+
+use crate::error::{Error, Result};
+use crate::shared::program::{Program, SEATS};
+use crate::syscalls::listener_transfer::{self, Handing};
+
+/// What main thread and watcher of a context both know. It has pages of its own, which no rollback touches: the watcher
+/// goes on while the rest is put back.
+#[derive(Debug)]
+#[repr(align(4096))]
+pub(crate) struct Leash {
+    epoll: OwnedFd,
+    /// How many grants somebody holds.
+    held: AtomicI32,
+    hung_up: [AtomicU8; 2 * SEATS],
+    program: &'static Program,
+    me: u32,
+    /// What the watcher hands out when its starter is readable: a [`crate::syscalls::listener_transfer::Handing`].
+    handing: AtomicPtr<c_void>,
+}
+
+/// What the starter is known by, beside the slots of grants.
+const STARTER: u64 = u64::MAX;
+
+// SAFETY: all that changes is atomic, and the pointer goes to memory that is never unmapped.
+unsafe impl Send for Leash {}
+// SAFETY: as above.
+unsafe impl Sync for Leash {}
+
+impl Leash {
+    /// Makes one for the context of seat `me`, which stays for the rest of the process.
+    pub(crate) fn make(program: &'static Program, me: u32) -> Result<&'static Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map(orrery_sys::descriptors::raise)
+            .map_err(|e| Error::system("epoll_create1", 0, e))?;
+        Ok(Box::leak(Box::new(Self {
+            epoll,
+            held: AtomicI32::new(0),
+            hung_up: [const { AtomicU8::new(0) }; 2 * SEATS],
+            program,
+            me,
+            handing: AtomicPtr::new(core::ptr::null_mut()),
+        })))
+    }
+
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    /// The pages that it has to itself.
+    pub(crate) fn pages(&'static self) -> PageRange {
+        PageRange::covering(core::ptr::from_ref(self).addr(), size_of::<Self>())
+    }
+
+    pub(crate) fn ear(&'static self) -> Ear {
+        Ear { fd: self.epoll.as_raw_fd(), heed, with: core::ptr::from_ref(self).cast() }
+    }
+
+    /// In a context that was just created: closes its copy of its creator's epoll instance, through which it could
+    /// meddle with the creator's leash.
+    pub(crate) fn close_copy(&self) {
+        // SAFETY: the leash stays behind unused, so nobody closes the number a second time.
+        unsafe { rustix::io::close(self.epoll.as_raw_fd()) };
+    }
+
+    /// Listens to one grant more.
+    pub(crate) fn add(&self, socket: &OwnedFd, slot: usize) -> Result<()> {
+        let Some(flag) = self.hung_up.get(slot) else { return Err(Error::Full { most: self.hung_up.len() }) };
+        flag.store(0, Ordering::SeqCst);
+        self.held.fetch_add(1, Ordering::SeqCst);
+        let number = u64::from(socket.as_raw_fd().unsigned_abs()) << 32 | slot as u64;
+        // Hang-ups are told without being asked for.
+        epoll::add(&self.epoll, socket.as_fd(), epoll::EventData::new_u64(number), epoll::EventFlags::empty())
+            .map_err(|e| {
+                self.held.fetch_sub(1, Ordering::SeqCst);
+                Error::system("epoll_ctl", slot, e)
+            })
+    }
+
+    /// Has the watcher call [`crate::syscalls::listener_transfer::heed`] with `handing`, once; `starter` is readable already.
+    pub(crate) fn hand_out(&self, handing: &'static Handing, starter: &OwnedFd) -> rustix::io::Result<()> {
+        self.handing.store(core::ptr::from_ref(handing).cast_mut().cast(), Ordering::SeqCst);
+        epoll::add(&self.epoll, starter.as_fd(), epoll::EventData::new_u64(STARTER), epoll::EventFlags::IN)
+    }
+
+    pub(crate) fn is_hung_up(&self, slot: usize) -> bool {
+        self.hung_up.get(slot).is_some_and(|flag| flag.load(Ordering::SeqCst) != 0)
+    }
+
+    /// The grant's place may be used again.
+    pub(crate) fn forget(&self, slot: usize) {
+        if let Some(flag) = self.hung_up.get(slot) {
+            flag.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// On the watcher's thread: notes which grants were hung up, and ends the context if that was the last one.
+///
+/// It ends by SIGKILL: an exit would be taken for the program's.
+unsafe extern "C" fn heed(with: *const c_void) {
+    // SAFETY: `ear` passed a leash, which is never freed.
+    let leash = unsafe { &*with.cast::<Leash>() };
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
+    // SAFETY: the kernel writes at most eight events.
+    let heard = unsafe {
+        syscall!(Sysno::epoll_pwait, leash.epoll.as_raw_fd(), events.as_mut_ptr(), events.len(), 0, 0, 0)
+    };
+    for event in events.iter().take(heard.unwrap_or(0)) {
+        if event.u64 == STARTER {
+            // SAFETY: `hand_out` put it there, and its closing ends what the starter tells.
+            unsafe { listener_transfer::heed(leash.handing.load(Ordering::SeqCst)) };
+            continue;
+        }
+        let (number, slot) = (event.u64 >> 32, event.u64 & 0xffff_ffff);
+        // SAFETY: takes a socket of ours out of our own epoll instance.
+        let _ =
+            unsafe { syscall!(Sysno::epoll_ctl, leash.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, number, 0) };
+        leash.held.fetch_sub(1, Ordering::SeqCst);
+        if let Some(flag) = usize::try_from(slot).ok().and_then(|slot| leash.hung_up.get(slot)) {
+            flag.store(1, Ordering::SeqCst);
+        }
+    }
+    if leash.held.load(Ordering::SeqCst) <= 0 && !leash.program.has_control(leash.me) {
+        let own = rustix::process::getpid().as_raw_pid();
+        // SAFETY: ends this process.
+        let _ = unsafe { syscall!(Sysno::kill, own, libc::SIGKILL) };
+    }
+}

@@ -1,0 +1,150 @@
+//! The lane: the way of most switches, which go back to whoever control came from, with nothing else to say or to hear.
+//!
+//! [`crate::switch::slow`] knows all that can happen on the way. Here it is first seen that none of it does; then control is handed
+//! over, and the answer awaited, in one function that touches as little as it can. Where anything is unusual, that is found
+//! before anything was done, and the other way is taken.
+//!
+//! What a hand-over on one CPU costs beside the kernel's part is mostly its length: the other side has run in between, so
+//! each line of code and data is fetched anew from wherever that left it, and each return from a function that was entered
+//! before the wait is guessed wrong (return stack buffers are filled at a change of process, against Spectre). A locked
+//! operation is dearer than ten others. So what leads from the call to the wait is one function, and a context whose thread is the only
+//! one that uses contexts keeps its turn at the books while it waits for a moment, where others give it back
+//! ([`Held::away`]).
+//!
+//! On two CPUs, what counts are lines of the cache that both write: the word that says who has control, and either side's
+//! half of the link. The first is fetched as soon as control has come, for the next hand-over; the partner spins on the other.
+
+use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::fence;
+use std::os::fd::AsRawFd;
+
+use orrery_domain::Gate;
+
+use crate::arch;
+use crate::shared::link::{Kind, Lobe, ROOM};
+use crate::shared::program::{Place, ROOT};
+use crate::state::State;
+use crate::switch::cpu;
+use crate::switch::slow::{await_end, call_by_descriptor};
+use crate::threads::state_lock::{self, Held};
+use crate::types::Context;
+
+/// How far the lane has led.
+pub(crate) enum Crossed {
+    /// Nowhere: it takes more than it mostly does.
+    No,
+    /// Control was handed over, and is to be waited for.
+    Out,
+    /// The same, but it is time to sleep.
+    OutForLong,
+    /// There and back: who has handed control back, with what.
+    Back { caller: Context, word: u64, bytes: Vec<u8> },
+}
+
+/// Hands control to a peer, and waits for a moment for it to come back.
+#[inline(always)]
+pub(crate) fn cross(held: &mut Held, slot: usize, word: u64, bytes: &[u8]) -> Crossed {
+    let state: &mut State = held;
+    let (program, me, strand) = (state.program, state.me, state.strand);
+    let own = program.place(strand, me);
+    let Some(place) = other_side(state, own, slot).filter(|_| bytes.len() <= ROOM) else {
+        return Crossed::No;
+    };
+    let Some(Some(peer)) = state.peers.get_mut(slot) else { return Crossed::No };
+    if !cpu::is_in_place(peer, strand, own, place) {
+        cpu::place(state, slot);
+    }
+    let Some(Some(peer)) = state.peers.get_mut(slot) else { return Crossed::No };
+    let next = peer.holder();
+    let Some(link) = peer.link.as_mut() else { return Crossed::No };
+    if program.holder(me).gives_way(program.control(strand), next).is_err() {
+        await_end();
+    }
+    // In one go: a partner that spins on another CPU takes the line away at each look.
+    link.stage(strand, Kind::Switch, word, 0, bytes);
+    let lobe = link.publish_at_ease(strand);
+    let mind = state.mind();
+    mind.caller = None;
+    let looked = mind.looked.unwrap_or(0);
+    call(state, slot, place);
+    if !state_lock::is_alone(state) {
+        call_again(state, slot, place);
+        return Crossed::Out;
+    }
+    let gate = Gate::home(&own.face, &place.face).apart(cpu::are_apart(own, place));
+    state_lock::set_at_rest(true);
+    gate.poll(looked, || lobe.is_called());
+    state_lock::set_at_rest(false);
+    if let Some(back) = take(state, slot, lobe) {
+        return back;
+    }
+    call_again(state, slot, place);
+    Crossed::OutForLong
+}
+
+/// Calls the peer, which waits at the link and sees by itself what is said there, unless it sleeps.
+#[inline(always)]
+fn call(state: &State, slot: usize, place: &Place) {
+    place.face.call_if_asleep();
+    if place.by_descriptor.load(SeqCst) != 0 {
+        call_by_descriptor(state, slot);
+    }
+}
+
+/// Before we sleep: it may have lain down while what we said was still on its way.
+#[cold]
+fn call_again(state: &State, slot: usize, place: &Place) {
+    fence(SeqCst);
+    call(state, slot, place);
+}
+
+/// Where the peer waits for control, if it does so at the link, and nothing has happened that a switch would have to look
+/// at.
+#[inline(always)]
+fn other_side(state: &State, own: &Place, slot: usize) -> Option<&'static Place> {
+    let (program, strand) = (state.program, state.strand);
+    // Something to say, or to hear, beside control.
+    if state.table.is_some() || state.common.is_some() || state.heard_calls {
+        return None;
+    }
+    let peer = state.peers.get(slot)?.as_ref()?;
+    if !state.is_caller(peer) || peer.seat == state.me {
+        return None;
+    }
+    let seat = program.seat(peer.seat);
+    if seat.generation.load(SeqCst) != peer.generation || seat.pid.load(SeqCst) != peer.pid {
+        return None;
+    }
+    let place = program.place(strand, peer.seat);
+    let marked = seat.marked.load(SeqCst);
+    let marked = if marked == strand { place } else { program.place(marked, peer.seat) };
+    if peer.seat != ROOT && marked.face.is_marked_dead() {
+        return None;
+    }
+    if place.thread.load(SeqCst) == 0 || place.stopped.load(SeqCst) != 0 {
+        return None;
+    }
+    if !state.is_held(peer.through?) || peer.link.as_ref()?.is_closed() {
+        return None;
+    }
+    // Nobody has called since it last looked around.
+    (state.looked()? == Gate::home(&own.face, &own.face).heard()).then_some(place)
+}
+
+/// The answer, if it came, and is one.
+#[inline(always)]
+fn take(state: &mut State, slot: usize, lobe: Lobe) -> Option<Crossed> {
+    if !lobe.is_called() {
+        return None;
+    }
+    let strand = state.strand;
+    let control = state.control();
+    let peer = state.peers.get_mut(slot)?.as_mut()?;
+    let caller = Context { fd: peer.fd.as_raw_fd(), slot, serial: peer.serial };
+    let waiting = peer.waiting();
+    let link = peer.link.as_mut()?;
+    let (word, bytes, listens) = link.take_switch(strand)?;
+    arch::fetch_for_writing(core::ptr::from_ref(control).cast());
+    state.mind().caller = listens.then_some(waiting);
+    Some(Crossed::Back { caller, word, bytes })
+}

@@ -1,0 +1,150 @@
+//! How long contexts live, and whom their ends concern.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use orrery_context::{Context, Created, Error, Spec, create, create_here};
+use rustix::io::Errno;
+use rustix::process::{Signal, WaitOptions};
+
+use crate::support::{
+    await_end_of, die, end, in_child, is_running, kill, own_pid, plain_fork, reap, server, shared_words,
+};
+
+pub(crate) fn a_closed_context_ends() {
+    let other = create(&Spec::new(), server(|_| own_pid())).unwrap();
+    let pid = other.switch(0, &[]).unwrap().word;
+    assert!(is_running(pid) && pid != own_pid());
+    other.close().unwrap();
+    await_end_of(pid);
+    let unborn = create(&Spec::new(), server(|word| word)).unwrap();
+    unborn.close().unwrap();
+}
+
+pub(crate) fn a_plain_close_ends_it() {
+    let other = create(&Spec::new(), server(|_| own_pid())).unwrap();
+    let pid = other.switch(0, &[]).unwrap().word;
+    // SAFETY: the name is this test's own, which takes it for closed from here on.
+    assert_eq!(unsafe { libc::close(other.descriptor()) }, 0);
+    await_end_of(pid);
+    assert!(matches!(other.switch(0, &[]), Err(Error::Gone { .. } | Error::NoContext { .. })));
+    assert!(matches!(Context::of_descriptor(other.descriptor()), Err(Error::NoContext { .. })));
+}
+
+pub(crate) fn it_lives_while_anybody_holds_it() {
+    let held = create(&Spec::new(), server(|_| own_pid())).unwrap();
+    let pid = held.switch(0, &[]).unwrap().word;
+    let holder = create(
+        &Spec::new(),
+        server(move |word| match word {
+            0 => held.switch(0, &[]).unwrap().word,
+            _ => u64::from(held.close().is_ok()),
+        }),
+    )
+    .unwrap();
+    held.close().unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(holder.switch(0, &[]).unwrap().word, pid, "the other holder's descriptor keeps it");
+    assert_eq!(holder.switch(1, &[]).unwrap().word, 1);
+    await_end_of(pid);
+}
+
+/// The paper's Algorithm 1: the first state is closed by the second, that one by the third, and so on.
+pub(crate) fn the_root_may_be_closed() {
+    fn snapshot() -> Context {
+        loop {
+            match create_here(&Spec::new()).unwrap() {
+                Created::Creator(snap) => return snap,
+                Created::Context(start) => start.arrival.caller.close().unwrap(),
+            }
+        }
+    }
+    let words = shared_words();
+    let status = in_child(|| {
+        let mut state = 0;
+        let snap = snapshot();
+        state += 1;
+        let round = words[0].fetch_add(1, Ordering::SeqCst);
+        words[1].fetch_add(state, Ordering::SeqCst);
+        if round == 20 {
+            std::process::exit(17);
+        }
+        let _ = snap.switch(0, &[]);
+        unreachable!();
+    });
+    assert_eq!(libc::WEXITSTATUS(status), 17);
+    assert_eq!((words[0].load(Ordering::SeqCst), words[1].load(Ordering::SeqCst)), (21, 21));
+}
+
+pub(crate) fn exit_ends_the_program() {
+    for status in [0, 7] {
+        let got = in_child(|| {
+            let other = create(&Spec::new(), move |_| std::process::exit(status)).unwrap();
+            let _ = other.switch(0, &[]);
+            end(98);
+        });
+        assert!(libc::WIFEXITED(got) && libc::WEXITSTATUS(got) == status, "{got:#x}");
+    }
+}
+
+pub(crate) fn exit_of_a_nested_context_ends_the_program() {
+    let words = shared_words();
+    let got = in_child(|| {
+        let other = create(&Spec::new(), |_| {
+            words[0].store(own_pid(), Ordering::SeqCst);
+            let inner = create(&Spec::new(), |_| std::process::exit(5)).unwrap();
+            let _ = inner.switch(0, &[]);
+            end(97);
+        })
+        .unwrap();
+        let _ = other.switch(0, &[]);
+        end(98);
+    });
+    assert_eq!(libc::WEXITSTATUS(got), 5);
+    await_end_of(words[0].load(Ordering::SeqCst));
+}
+
+pub(crate) fn the_roots_death_ends_all() {
+    let words = shared_words();
+    let pid = plain_fork();
+    if pid == 0 {
+        let first = create(&Spec::new(), server(|_| own_pid())).unwrap();
+        words[0].store(first.switch(0, &[]).unwrap().word, Ordering::SeqCst);
+        let second = create(&Spec::new(), |_| {
+            words[1].store(own_pid(), Ordering::SeqCst);
+            words[2].store(1, Ordering::SeqCst);
+            loop {
+                std::hint::spin_loop();
+            }
+        })
+        .unwrap();
+        let _ = second.switch(0, &[]);
+        unreachable!();
+    }
+    while words[2].load(Ordering::SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    kill(pid, Signal::KILL);
+    await_end_of(words[0].load(Ordering::SeqCst));
+    await_end_of(words[1].load(Ordering::SeqCst));
+    reap(pid);
+}
+
+pub(crate) fn wait_sees_no_context() {
+    let other = create(
+        &Spec::new(),
+        server(|word| {
+            if word == 1 {
+                die();
+            }
+            word
+        }),
+    )
+    .unwrap();
+    let nothing = || rustix::process::wait(WaitOptions::empty()).is_err_and(|error| error == Errno::CHILD);
+    assert!(nothing());
+    other.switch(0, &[]).unwrap();
+    assert!(nothing());
+    other.switch(1, &[]).unwrap_err();
+    assert!(nothing());
+}

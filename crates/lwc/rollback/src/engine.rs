@@ -1,0 +1,541 @@
+//! The engine: one per process, in the arena, out of reach of what it rolls back.
+//!
+//! It works on a stack of its own with signals blocked. Its life is a cycle of three phases: *idle*, *running* (a closure
+//! runs on the program's stack), *busy* (the engine works). What ends a closure (its return, a signal, a limit, another
+//! thread) first claims the ending, so that there is one; then the owner's thread crosses over to [`end_run`].
+//!
+//! This is the one file with process-wide variables, because signal handlers and the C interface leave no choice: where
+//! the arena is, where the engine is, and whose.
+
+mod inner;
+mod making;
+
+use core::cell::UnsafeCell;
+use core::ffi::c_void;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use orrery_sys::rseq;
+
+use orrery_memory::space::{Config, Statistics};
+use orrery_memory::{Arena, PageRange};
+use orrery_sys::signals::{self, Mask};
+
+pub use self::inner::EXIT_BROKEN;
+use self::inner::{Inner, Snapshot};
+pub(crate) use self::making::set_up;
+use crate::arch::{self, AGAIN, Crossing};
+use crate::control::{self, CONTROL_SIGNAL};
+use crate::error::{Error, Result};
+use crate::lazy_free::LazyFree;
+use crate::safe_point;
+use crate::undo::children::Children;
+
+static ARENA: AtomicPtr<Arena> = AtomicPtr::new(core::ptr::null_mut());
+static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
+/// Who makes or made the engine: its process in the upper half, its thread in the lower.
+static CLAIM: AtomicU64 = AtomicU64::new(0);
+
+const STACK: usize = 256 << 10;
+const ALTERNATE_STACK: usize = 64 << 10;
+/// Threads that may be parked at the same time.
+const MOST_THREADS: usize = 256;
+
+/// How a closure ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Returned,
+    Panicked,
+    Exited(i32),
+    Signaled { signal: i32, address: usize },
+    TimedOut,
+    MemoryLimit,
+    Abandoned(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+enum Phase {
+    Idle,
+    Running,
+    Busy,
+}
+
+/// What a thread is to the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It runs the closure.
+    Owner,
+    /// It was started by a closure that is over.
+    Doomed,
+    /// It has nothing to do with it.
+    Bystander,
+}
+
+/// How often a closure runs, and from when on limits apply to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// Once, limited from the beginning.
+    Once,
+    /// Until [`stop_repeating`] was called or something cannot be undone, limited from the beginning of each round.
+    Repeat,
+    /// Likewise, limited in each round from [`apply_limits`] on.
+    Serve,
+}
+
+/// What a caller wants of a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Limits {
+    /// Nanoseconds.
+    pub(crate) time: Option<u64>,
+    /// Bytes of private writable memory on top of what there is.
+    pub(crate) memory: Option<u64>,
+}
+
+pub(crate) struct Engine {
+    arena: &'static Arena,
+    owner_process: i32,
+    owner_thread: i32,
+    phase: AtomicU32,
+    /// 1 once an ending was claimed.
+    claimed: AtomicU32,
+    ending: UnsafeCell<Ending>,
+    /// How the round before this one ended.
+    last: UnsafeCell<Option<Ending>>,
+    words: safe_point::Words,
+    lazy_free: LazyFree,
+    /// Where threads have their restartable-sequence areas.
+    rseq: [AtomicUsize; MOST_THREADS],
+    inner: UnsafeCell<Inner>,
+}
+
+// SAFETY: `inner` is used by the owner's thread alone; `ending` is written by whoever claimed it and read by the owner
+// afterwards; the rest is atomic.
+unsafe impl Sync for Engine {}
+
+/// The process' arena.
+pub(crate) fn arena() -> Result<&'static Arena> {
+    let known = ARENA.load(Ordering::Acquire);
+    // SAFETY: once set, it points to the arena, which is there for good.
+    if let Some(arena) = unsafe { known.as_ref() } {
+        return Ok(arena);
+    }
+    let fresh = Arena::reserve()?;
+    let pointer = core::ptr::from_ref(fresh).cast_mut();
+    match ARENA.compare_exchange(core::ptr::null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(fresh),
+        // Another thread was faster; ours is address space that nobody uses.
+        // SAFETY: as above.
+        Err(other) => Ok(unsafe { &*other }),
+    }
+}
+
+/// The engine of this process, if it was set up here: a forked child has none.
+fn current() -> Option<&'static Engine> {
+    // SAFETY: once set, it points to an engine, which is there for good.
+    let engine = unsafe { ENGINE.load(Ordering::Acquire).as_ref() }?;
+    (engine.owner_process == rustix::process::getpid().as_raw_pid()).then_some(engine)
+}
+
+/// The words of the safe points.
+pub(crate) fn safe_point_words() -> Option<&'static safe_point::Words> {
+    // Without asking for the process: this is on the path of every safe point.
+    // SAFETY: as in `current`.
+    unsafe { ENGINE.load(Ordering::Acquire).as_ref() }.map(|engine| &engine.words)
+}
+
+/// What the calling thread is.
+pub(crate) fn role() -> Role {
+    let Some(engine) = current() else {
+        return Role::Bystander;
+    };
+    if engine.is_owner() {
+        Role::Owner
+    } else if engine.is_in(Phase::Busy) {
+        Role::Doomed
+    } else {
+        Role::Bystander
+    }
+}
+
+/// Ends the running closure, if one runs in this process. On the owner's thread it does not return then; on another
+/// thread neither, for that thread ends with it. It returns if nothing runs. Async-signal-safe.
+pub(crate) fn end_from_here(ending: Ending) {
+    let Some(engine) = current().filter(|engine| engine.is_in(Phase::Running)) else {
+        return;
+    };
+    engine.claim(ending);
+    if engine.is_owner() {
+        engine.cross_to_end();
+    }
+    let _ = signals::send_to_thread(engine.owner_process, engine.owner_thread, CONTROL_SIGNAL);
+    control::wait_for_the_end();
+}
+
+/// On the owner's thread: ends the closure if another thread claimed an ending.
+pub(crate) fn end_as_asked() {
+    if let Some(engine) = current()
+        && engine.is_in(Phase::Running)
+        && engine.claimed.load(Ordering::Acquire) == 1
+    {
+        engine.cross_to_end();
+    }
+}
+
+/// Keeps the calling thread's restartable-sequence area out of every restore: the kernel writes it when it likes.
+pub(crate) fn leave_rseq_alone() {
+    // SAFETY: as in `current`.
+    let engine = unsafe { ENGINE.load(Ordering::Acquire).as_ref() };
+    if let (Some(engine), Some(address)) = (engine, rseq::area()) {
+        for place in &engine.rseq {
+            let taken = place.compare_exchange(0, address, Ordering::AcqRel, Ordering::Acquire);
+            if taken.is_ok() || taken == Err(address) {
+                return;
+            }
+        }
+    }
+}
+
+/// Notes that a closure gave memory back for the taking. Async-signal-safe.
+pub(crate) fn note_lazy_free(start: usize, length: usize) {
+    if let Some(engine) = current().filter(|engine| engine.is_in(Phase::Running)) {
+        engine.lazy_free.note(start, length);
+    }
+}
+
+impl Engine {
+    /// The engine, for its owner, between runs.
+    pub(crate) fn for_owner(&'static self) -> Result<&'static Self> {
+        let caller = rustix::process::getpid().as_raw_pid();
+        if caller != self.owner_process {
+            return Err(Error::OtherProcess { owner: self.owner_process, caller });
+        }
+        let caller = rustix::thread::gettid().as_raw_pid();
+        if caller != self.owner_thread {
+            return Err(Error::WrongThread { owner: self.owner_thread, caller });
+        }
+        if !self.is_in(Phase::Idle) {
+            return Err(Error::Nested);
+        }
+        Ok(self)
+    }
+
+    fn is_owner(&self) -> bool {
+        rustix::thread::gettid().as_raw_pid() == self.owner_thread
+    }
+
+    fn is_in(&self, phase: Phase) -> bool {
+        self.phase.load(Ordering::Acquire) == phase as u32
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u32, Ordering::Release);
+    }
+
+    /// The owner's part.
+    #[expect(clippy::mut_from_ref, reason = "a cell whose only user is the owner's thread")]
+    fn inner(&self) -> &mut Inner {
+        debug_assert!(self.is_owner());
+        // SAFETY: only the owner's thread comes here, in one place at a time: a handler that interrupts it crosses over to
+        // the engine for good or leaves the inner part alone.
+        unsafe { &mut *self.inner.get() }
+    }
+
+    /// Makes `ending` the ending, unless there is one.
+    fn claim(&self, ending: Ending) {
+        if self.claimed.swap(1, Ordering::AcqRel) == 0 {
+            // SAFETY: whoever claims is alone in writing, and the owner reads after it learned of the claim.
+            unsafe { *self.ending.get() = ending };
+        }
+    }
+
+    fn cross_to_end(&self) -> ! {
+        signals::block_all();
+        let crossing = &raw mut self.inner().crossing;
+        // SAFETY: the phase says that the crossing's body runs, and this is its thread.
+        unsafe { arch::finish(crossing) }
+    }
+
+    /// Runs `body` with `argument` and undoes what it did, once or again and again.
+    pub(crate) fn run(
+        &'static self,
+        body: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+        limits: Limits,
+        course: Course,
+    ) -> Result<Ending> {
+        self.for_owner()?;
+        if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
+            return Err(Error::SignalHandler);
+        }
+        let inner = self.inner();
+        inner.limits = limits;
+        inner.repeats = course != Course::Once;
+        inner.limits_at_once = course != Course::Serve;
+        inner.error = None;
+        inner.crossing.begin = begin_run;
+        inner.crossing.body = body;
+        inner.crossing.argument = argument;
+        inner.crossing.end = end_run;
+        self.claimed.store(0, Ordering::Release);
+        // SAFETY: nobody reads or writes these before a closure runs.
+        unsafe {
+            *self.ending.get() = Ending::Returned;
+            *self.last.get() = None;
+        }
+        let crossing = &raw mut inner.crossing;
+        // SAFETY: the crossing lies in the arena, which restoring leaves alone, and its functions abort rather than unwind.
+        unsafe { arch::run_crossing(crossing) };
+        // The run is over, or never began: memory is that of its beginning, the arena's is that of now.
+        match self.inner().error {
+            Some(error) => Err(error),
+            // SAFETY: no closure runs any more.
+            None => Ok(unsafe { *self.ending.get() }),
+        }
+    }
+
+    /// Leaves descriptor `fd` alone.
+    pub(crate) fn exempt_descriptor(&'static self, fd: i32) -> Result<()> {
+        self.for_owner()?.inner().sources.keepers.exempt(fd)
+    }
+
+    /// Lets go of the run's copy of the file table.
+    pub(crate) fn release_files(&'static self) -> Result<()> {
+        let Inner { process, sources, .. } = self.for_owner()?.inner();
+        process.descriptors.clear(&mut sources.keepers);
+        Ok(())
+    }
+
+    /// Leaves memory alone; `stack` is an address on the caller's stack.
+    pub(crate) fn keep(&'static self, range: PageRange, stack: usize) -> Result<()> {
+        Ok(self.for_owner()?.inner().space.exclude(range, stack)?)
+    }
+
+    /// What the space holds, and what the last run's restore did.
+    pub(crate) fn statistics(&'static self) -> Result<(Statistics, orrery_memory::space::Restored)> {
+        let inner = self.for_owner()?.inner();
+        Ok((inner.space.statistics(), inner.last_restore))
+    }
+
+    /// The tracker's name, and whether the layout is watched.
+    pub(crate) fn mechanisms(&'static self) -> Result<(&'static str, bool)> {
+        let inner = self.for_owner()?.inner();
+        Ok((inner.space.tracker_name(), inner.space.watches_layout()))
+    }
+
+    /// Prepares a snapshot of the C interface: its name is stored in `name` before memory is captured, because the
+    /// caller's variable that receives it is part of that memory. Signals are blocked; `mask` was the mask before.
+    ///
+    /// # Safety
+    /// `name` is valid for reads and writes until the snapshot is taken.
+    pub(crate) unsafe fn prepare_snapshot(
+        &'static self,
+        name: *mut MaybeUninit<u64>,
+        mask: Mask,
+    ) -> Result<*mut Crossing> {
+        let inner = self.for_owner()?.inner();
+        if signals::alternate_stack().flags & libc::SS_ONSTACK != 0 {
+            return Err(Error::SignalHandler);
+        }
+        let no_room =
+            || orrery_memory::Error::Memory { bytes: size_of::<Snapshot>(), errno: rustix::io::Errno::NOMEM };
+        let place = match inner.snapshots.iter().position(Option::is_none) {
+            Some(free) => free,
+            None => {
+                inner.snapshots.try_reserve(1).map_err(|_| no_room())?;
+                inner.snapshots.push(None);
+                inner.snapshots.len() - 1
+            }
+        };
+        let low = u32::try_from(place).map_err(|_| no_room())?;
+        inner.serial = inner.serial.checked_add(1).unwrap_or(1);
+        inner.wanted = place;
+        inner.error = None;
+        inner.crossing.begin = begin_snapshot;
+        inner.crossing.mask = mask;
+        // SAFETY: the caller's promise.
+        unsafe {
+            inner.name = (name, name.read());
+            name.write(MaybeUninit::new(u64::from(inner.serial) << 32 | u64::from(low)));
+        }
+        Ok(&raw mut inner.crossing)
+    }
+
+    /// Goes back to snapshot `id`, whose `snapshot_crossing` returns `value`. It returns only if that cannot be. Signals
+    /// are blocked.
+    pub(crate) fn resume(&'static self, id: u64, value: i32) -> Error {
+        let inner = match self.for_owner() {
+            Ok(engine) => engine.inner(),
+            Err(error) => return error,
+        };
+        let Some(place) = inner.place_of(id) else {
+            return Error::NoSnapshot { id };
+        };
+        inner.wanted = place;
+        inner.value = value;
+        inner.error = None;
+        inner.crossing.end = end_resume;
+        let crossing = &raw mut inner.crossing;
+        // SAFETY: `end_resume` makes the stack pointer that of the snapshot, which was taken on this thread.
+        unsafe { arch::finish(crossing) }
+    }
+
+    /// Forgets snapshot `id`.
+    pub(crate) fn discard(&'static self, id: u64) -> Result<()> {
+        let inner = self.for_owner()?.inner();
+        let place = inner.place_of(id).ok_or(Error::NoSnapshot { id })?;
+        let mut snapshot = inner.snapshots[place].take().ok_or(Error::NoSnapshot { id })?;
+        snapshot.process.clear(&mut inner.sources);
+        Ok(inner.space.discard(snapshot.memory)?)
+    }
+}
+
+/// How the closure ended when it ran last; for a closure that repeats.
+pub(crate) fn last_ending() -> Option<Ending> {
+    // SAFETY: written by the owner's thread at the end of a run, and asked for by the closure on the same thread.
+    current().and_then(|engine| unsafe { *engine.last.get() })
+}
+
+/// Returns whether the calling thread's process may be rolled back to a state before now: a closure runs, or there are
+/// snapshots.
+pub fn may_roll_back() -> bool {
+    current().filter(|engine| engine.is_owner()).is_some_and(|engine| {
+        engine.is_in(Phase::Running) || engine.inner().snapshots.iter().any(Option::is_some)
+    })
+}
+
+/// The running closure is not to run again.
+pub(crate) fn stop_repeating() {
+    if let Some(engine) = current().filter(|engine| engine.is_owner()) {
+        engine.inner().repeats = false;
+    }
+}
+
+/// From now on the limits apply to the running closure.
+pub(crate) fn apply_limits() {
+    if let Some(engine) = current().filter(|engine| engine.is_owner() && engine.is_in(Phase::Running)) {
+        let inner = engine.inner();
+        inner.limit_memory();
+        inner.arm();
+    }
+}
+
+/// Takes note that the closure panicked; it is about to return.
+pub(crate) fn note_panic() {
+    if let Some(engine) = current() {
+        engine.claim(Ending::Panicked);
+    }
+}
+
+/// The engine with default settings, made if need be.
+pub(crate) fn set_up_default() -> Result<&'static Engine> {
+    set_up(Config::default(), Children::default())
+}
+
+/// The engine that may have snapshot `id`, if one was set up.
+pub(crate) fn existing(id: u64) -> Result<&'static Engine> {
+    // SAFETY: as in `current`.
+    match unsafe { ENGINE.load(Ordering::Acquire).as_ref() } {
+        Some(engine) => engine.for_owner(),
+        None => Err(Error::NoSnapshot { id }),
+    }
+}
+
+/// What the last operation of the C interface could not do.
+pub(crate) fn last_error() -> Option<Error> {
+    current().filter(|engine| engine.is_owner()).and_then(|engine| engine.inner().error)
+}
+
+/// The engine behind a crossing that is under way.
+fn engine_at_work() -> &'static Engine {
+    // SAFETY: crossings are made by an engine, so there is one.
+    unsafe { &*ENGINE.load(Ordering::Acquire) }
+}
+
+/// Begins a run, on the engine's stack.
+unsafe extern "C" fn begin_run(_: *mut Crossing) -> i32 {
+    let engine = engine_at_work();
+    let mask = signals::block_all();
+    engine.enter(Phase::Busy);
+    let inner = engine.inner();
+    match inner.begin_run(engine, mask) {
+        Ok(()) => {
+            engine.enter(Phase::Running);
+            if inner.limits_at_once {
+                inner.arm();
+            }
+            inner.crossing.mask = mask & !signals::mask_of(&[CONTROL_SIGNAL]);
+            0
+        }
+        Err(error) => {
+            inner.error = Some(error);
+            safe_point::release();
+            engine.enter(Phase::Idle);
+            inner.crossing.mask = mask;
+            1
+        }
+    }
+}
+
+/// Ends a run, on the engine's stack: everything is put back to what [`begin_run`] saw, or, if the closure repeats, to what
+/// the closure saw.
+unsafe extern "C" fn end_run(_: *mut Crossing) -> i32 {
+    let engine = engine_at_work();
+    signals::block_all();
+    engine.enter(Phase::Busy);
+    let inner = engine.inner();
+    inner.disarm();
+    // SAFETY: phases other than running claim nothing.
+    let ending = unsafe { &mut *engine.ending.get() };
+    if inner.hit_memory_limit(*ending) {
+        *ending = Ending::MemoryLimit;
+    }
+    inner.error = inner.put_back(engine, None).map(Error::NotUndone);
+    if inner.repeats && inner.error.is_none() {
+        // SAFETY: the closure, which reads it, does not run.
+        unsafe { *engine.last.get() = Some(*ending) };
+        *ending = Ending::Returned;
+        engine.claimed.store(0, Ordering::Release);
+        inner.limit_memory_at_once();
+        engine.enter(Phase::Running);
+        if inner.limits_at_once {
+            inner.arm();
+        }
+        inner.crossing.mask = inner.process.mask & !signals::mask_of(&[CONTROL_SIGNAL]);
+        return AGAIN;
+    }
+    safe_point::release();
+    inner.crossing.mask = inner.process.mask;
+    engine.enter(Phase::Idle);
+    0
+}
+
+/// Takes a snapshot of the C interface, on the engine's stack.
+unsafe extern "C" fn begin_snapshot(_: *mut Crossing) -> i32 {
+    let engine = engine_at_work();
+    engine.enter(Phase::Busy);
+    let inner = engine.inner();
+    inner.error = inner.take_snapshot(engine).err();
+    if inner.error.is_some() {
+        let (name, before) = inner.name;
+        // SAFETY: the caller of `prepare_snapshot` waits for us.
+        unsafe { name.write(before) };
+    }
+    engine.enter(Phase::Idle);
+    if inner.error.is_some() { -1 } else { 0 }
+}
+
+/// Goes back to a snapshot, on the engine's stack.
+unsafe extern "C" fn end_resume(_: *mut Crossing) -> i32 {
+    let engine = engine_at_work();
+    engine.enter(Phase::Busy);
+    let inner = engine.inner();
+    let place = inner.wanted;
+    inner.error = inner.put_back(engine, Some(place)).map(Error::NotUndone);
+    let (stack_pointer, mask) = inner.snapshots[place]
+        .as_ref()
+        .map_or((0, 0), |snapshot| (snapshot.stack_pointer, snapshot.process.mask));
+    inner.crossing.stack_pointer = stack_pointer;
+    inner.crossing.mask = mask;
+    engine.enter(Phase::Idle);
+    inner.value
+}

@@ -1,0 +1,398 @@
+//! File descriptors: new ones closed, closed or replaced ones brought back, flags and offsets as they were.
+//!
+//! That a descriptor is still the same open file cannot be told from the outside, so the table is copied into a
+//! [`FdTableCopy`], with which each descriptor is compared and from which lost ones are fetched. A keeper is made when the
+//! table changed, not for every run. Where none can be made, or it may not be asked, files are compared by device and
+//! inode, and a lost one stays lost.
+//!
+//! Offsets are put back for regular files, but for those that standard output and standard error go to: what was written
+//! to them stays written, and what follows must come behind it.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use orrery_memory::{Arena, HeapVec};
+use orrery_sys::fd_table_copy::FdTableCopy;
+use orrery_sys::process;
+use rustix::fs::{FileType, OFlags, SeekFrom};
+use rustix::io::{Errno, FdFlags};
+
+use crate::error::{Leftover, Result};
+
+/// Status flags that fcntl(2) can set.
+const SETTABLE: OFlags = OFlags::APPEND.union(OFlags::NONBLOCK).union(OFlags::DSYNC);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct File {
+    fd: i32,
+    flags: FdFlags,
+    status: OFlags,
+    /// Device, inode and mode: the identity, as far as it shows.
+    identity: Identity,
+    /// The offset, for regular files whose offset is put back.
+    offset: Option<u64>,
+}
+
+/// Keepers, each shared by every state whose files it holds, and the descriptors that all states leave alone.
+#[derive(Debug)]
+pub(crate) struct Keepers {
+    keepers: HeapVec<Option<(FdTableCopy, usize)>>,
+    /// The one that was made last.
+    latest: Option<usize>,
+    /// Whether a keeper may be made and asked at all.
+    allowed: bool,
+    /// Descriptors that are left alone, sorted.
+    exempt: HeapVec<i32>,
+    /// The engine's own descriptors, sorted: the program leaves them alone, a closure may not.
+    own: HeapVec<i32>,
+    /// Descriptors that states hold for themselves, sorted; a number is in it once for each holder.
+    held: HeapVec<i32>,
+    /// Tells how many are open.
+    open: Option<process::Descriptors>,
+}
+
+impl Keepers {
+    pub(crate) fn new(arena: &'static Arena) -> Self {
+        Self {
+            keepers: arena.vec(),
+            latest: None,
+            allowed: true,
+            exempt: arena.vec(),
+            own: arena.vec(),
+            held: arena.vec(),
+            open: process::Descriptors::open().ok(),
+        }
+    }
+
+    /// Takes `fds` for the engine's own.
+    pub(crate) fn own(&mut self, fds: impl Iterator<Item = i32>) -> Result<()> {
+        for fd in fds {
+            if let Err(at) = self.own.binary_search(&fd) {
+                self.own.try_reserve(1).map_err(|_| out_of_memory())?;
+                self.own.insert(at, fd);
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves `fd` alone from now on, open or not.
+    pub(crate) fn exempt(&mut self, fd: i32) -> Result<()> {
+        if let Err(at) = self.exempt.binary_search(&fd) {
+            self.exempt.try_reserve(1).map_err(|_| out_of_memory())?;
+            self.exempt.insert(at, fd);
+        }
+        Ok(())
+    }
+
+    /// A held descriptor of the directory with that device and inode.
+    pub(crate) fn directory(&self, directory: (u64, u64)) -> Option<i32> {
+        self.held
+            .iter()
+            .copied()
+            .find(|&fd| identity(fd).map(|(device, inode, _)| (device, inode)) == Some(directory))
+    }
+
+    /// Notes that a state holds `fd` for itself: states that do not, neither remember nor close it.
+    pub(crate) fn hold(&mut self, fd: i32) -> Result<()> {
+        self.held.try_reserve(1).map_err(|_| out_of_memory())?;
+        self.held.insert(self.held.partition_point(|&held| held < fd), fd);
+        Ok(())
+    }
+
+    /// The state lets go of it; returns whether nobody holds it any more.
+    pub(crate) fn unhold(&mut self, fd: i32) -> bool {
+        if let Ok(at) = self.held.binary_search(&fd) {
+            self.held.remove(at);
+        }
+        self.held.binary_search(&fd).is_err()
+    }
+
+    /// Whether process `pid` is a keeper.
+    pub(crate) fn owns(&self, pid: i32) -> bool {
+        self.keepers.iter().flatten().any(|(keeper, _)| keeper.pid().as_raw_pid() == pid)
+    }
+
+    fn get(&self, at: Option<usize>) -> Option<&FdTableCopy> {
+        self.keepers.get(at?)?.as_ref().map(|(keeper, _)| keeper)
+    }
+
+    /// A keeper that holds all of `files`, with one more user; none where none may be had.
+    fn acquire(&mut self, files: &[File]) -> Result<Option<usize>> {
+        let holds_all = |keeper: &FdTableCopy| files.iter().all(|file| keeper.holds(file.fd) == Ok(true));
+        if let Some(at) = self.latest
+            && let Some((keeper, users)) = &mut self.keepers[at]
+            && holds_all(keeper)
+        {
+            *users += 1;
+            return Ok(Some(at));
+        }
+        if !self.allowed {
+            return Ok(None);
+        }
+        let Ok(keeper) = FdTableCopy::spawn() else {
+            return Ok(None);
+        };
+        if !holds_all(&keeper) {
+            // Comparing is forbidden, so there is no use in a keeper.
+            self.allowed = false;
+            return Ok(None);
+        }
+        let free = match self.keepers.iter().position(Option::is_none) {
+            Some(free) => free,
+            None => {
+                self.keepers.try_reserve(1).map_err(|_| out_of_memory())?;
+                self.keepers.push(None);
+                self.keepers.len() - 1
+            }
+        };
+        self.keepers[free] = Some((keeper, 1));
+        self.latest = Some(free);
+        Ok(self.latest)
+    }
+
+    /// One user less; a keeper without any ends.
+    fn release(&mut self, at: Option<usize>) {
+        let Some(place) = at.and_then(|at| self.keepers.get_mut(at)) else {
+            return;
+        };
+        if let Some((_, users)) = place {
+            *users -= 1;
+            if *users == 0 {
+                *place = None;
+                if self.latest == at {
+                    self.latest = None;
+                }
+            }
+        }
+    }
+}
+
+/// The file table of a state.
+#[derive(Debug)]
+pub(crate) struct Descriptors {
+    files: HeapVec<File>,
+    keeper: Option<usize>,
+}
+
+impl Descriptors {
+    pub(crate) fn new(arena: &'static Arena) -> Self {
+        Self { files: arena.vec(), keeper: None }
+    }
+
+    /// Lets go of the keeper.
+    pub(crate) fn clear(&mut self, keepers: &mut Keepers) {
+        keepers.release(self.keeper.take());
+        self.files.clear();
+    }
+
+    /// `held` is a descriptor that this state holds for itself.
+    pub(crate) fn capture(&mut self, keepers: &mut Keepers, held: Option<i32>) -> Result<()> {
+        let mut count = 0;
+        let Self { files, .. } = self;
+        let mut room = Ok(());
+        let outputs = [1, 2].map(identity);
+        process::for_each_descriptor(|fd| {
+            let others = [&keepers.exempt, &keepers.own, &keepers.held];
+            let left_alone = others.iter().any(|list| list.binary_search(&fd).is_ok()) && held != Some(fd);
+            if left_alone || room.is_err() {
+                return;
+            }
+            // A number that is closed while the list is read is not there.
+            let Some(file) = look(fd, &outputs) else { return };
+            match files.get_mut(count) {
+                Some(place) => *place = file,
+                None => match files.try_reserve(1) {
+                    Ok(()) => files.push(file),
+                    Err(_) => room = Err(out_of_memory()),
+                },
+            }
+            count += 1;
+        })?;
+        room?;
+        files.truncate(count);
+        if !files.is_sorted_by_key(|file| file.fd) {
+            files.sort_unstable_by_key(|file| file.fd);
+        }
+        let keeper = keepers.acquire(files)?;
+        keepers.release(core::mem::replace(&mut self.keeper, keeper));
+        Ok(())
+    }
+
+    /// Puts the engine's own descriptors back, without which it is blind; returns whether all were in place.
+    pub(crate) fn restore_own(&self, keepers: &Keepers) -> core::result::Result<bool, Leftover> {
+        let keeper = keepers.get(self.keeper);
+        let mut in_place = true;
+        for &fd in &keepers.own {
+            let there = match keeper.map(|keeper| keeper.holds(fd)) {
+                Some(Ok(same)) => same,
+                // Closed, or nobody to ask.
+                _ => identity(fd).is_some(),
+            };
+            if !there {
+                in_place = false;
+                bring_back(fd, keeper)?;
+            }
+        }
+        Ok(in_place)
+    }
+
+    /// Puts the table of the program back; `own` says whether the engine's own descriptors are in place.
+    pub(crate) fn restore(&self, keepers: &Keepers, own: bool) -> core::result::Result<(), Leftover> {
+        let mut alone = own && self.may_be_alone(keepers);
+        if !alone {
+            self.close_others(keepers);
+        }
+        let mut outcome = Ok(());
+        let keeper = keepers.get(self.keeper);
+        for file in self.files.iter().filter(|file| keepers.exempt.binary_search(&file.fd).is_err()) {
+            let there = file.is_there(keeper);
+            if alone && !there {
+                // Another one may be open in its place, and stand in the way.
+                self.close_others(keepers);
+                alone = false;
+            }
+            if let Err(leftover) = file.restore(keeper, there) {
+                outcome = Err(leftover);
+            }
+        }
+        outcome
+    }
+
+    /// Whether no others are open, provided that all of the program's and the engine's are: as many are open as these,
+    /// and those of the rest that are. close_range(2) looks at each number up to the table's size, at 9 ns; this costs
+    /// as much as 40 of them.
+    fn may_be_alone(&self, keepers: &Keepers) -> bool {
+        let Keepers { exempt, own, held, open, .. } = keepers;
+        let is_in = |list: &[i32], fd: i32| list.binary_search(&fd).is_ok();
+        let is_file = |fd: i32| self.files.binary_search_by_key(&fd, |file| file.fd).is_ok();
+        let is_open = |fd: i32| rustix::io::fcntl_getfd(borrow(fd)).is_ok();
+        let files = self.files.iter().filter(|file| !is_in(exempt, file.fd)).count();
+        let own_only = own.iter().filter(|&&fd| !is_in(exempt, fd) && !is_file(fd)).count();
+        let held_only = held.chunk_by(|one, other| one == other).map(|same| same[0]);
+        let held_only = held_only.filter(|&fd| !is_in(exempt, fd) && !is_in(own, fd) && !is_file(fd));
+        let rest = held_only.chain(exempt.iter().copied()).filter(|&fd| is_open(fd)).count();
+        open.as_ref().and_then(process::Descriptors::count) == Some(files + own_only + rest)
+    }
+
+    /// Closes all that are neither the program's, nor the engine's, nor left alone.
+    fn close_others(&self, keepers: &Keepers) {
+        let mut next = 0;
+        let lists = [&keepers.exempt, &keepers.own, &keepers.held];
+        // The lowest number from `next` on that stays.
+        let first_of = |list: &[i32], next: i32| list.get(list.partition_point(|&fd| fd < next)).copied();
+        loop {
+            let file = self.files.get(self.files.partition_point(|file| file.fd < next)).map(|file| file.fd);
+            let stays = lists.iter().filter_map(|list| first_of(list, next)).chain(file).min();
+            let Some(stays) = stays else { break };
+            if next < stays {
+                close_range(next, stays - 1);
+            }
+            next = stays + 1;
+        }
+        close_range(next, i32::MAX);
+    }
+}
+
+impl File {
+    /// Whether it is open, and still the same file as far as can be told.
+    fn is_there(&self, keeper: Option<&FdTableCopy>) -> bool {
+        match keeper.map(|keeper| keeper.holds(self.fd)) {
+            Some(Ok(same)) => same,
+            // Closed, or the keeper is dead, or there is none: go by what shows.
+            _ => identity(self.fd) == Some(self.identity),
+        }
+    }
+
+    fn restore(&self, keeper: Option<&FdTableCopy>, there: bool) -> core::result::Result<(), Leftover> {
+        let file = self;
+        let lost = Leftover::Descriptor(file.fd);
+        if !there {
+            bring_back(file.fd, keeper)?;
+        }
+        let fd = borrow(file.fd);
+        let flags = rustix::io::fcntl_getfd(fd).map_err(|_| lost)?;
+        if flags != file.flags {
+            rustix::io::fcntl_setfd(fd, file.flags).map_err(|_| lost)?;
+        }
+        let status = rustix::fs::fcntl_getfl(fd).map_err(|_| lost)?;
+        if (status ^ file.status).intersects(SETTABLE) {
+            rustix::fs::fcntl_setfl(fd, file.status & SETTABLE).map_err(|_| lost)?;
+        }
+        if let Some(offset) = file.offset
+            && rustix::fs::tell(fd) != Ok(offset)
+        {
+            rustix::fs::seek(fd, SeekFrom::Start(offset)).map_err(|_| lost)?;
+        }
+        Ok(())
+    }
+}
+
+fn out_of_memory() -> crate::Error {
+    orrery_memory::Error::Memory { bytes: size_of::<File>(), errno: Errno::NOMEM }.into()
+}
+
+/// Device, inode and mode.
+type Identity = (u64, u64, u32);
+
+fn identity(fd: i32) -> Option<Identity> {
+    rustix::fs::fstat(borrow(fd)).ok().map(|found| (found.st_dev, found.st_ino, found.st_mode))
+}
+
+/// What there is to see of a descriptor.
+fn look(number: i32, outputs: &[Option<Identity>]) -> Option<File> {
+    let fd = borrow(number);
+    let identity = identity(number)?;
+    let regular = FileType::from_raw_mode(identity.2) == FileType::RegularFile;
+    let is_output = outputs.contains(&Some(identity));
+    Some(File {
+        fd: number,
+        flags: rustix::io::fcntl_getfd(fd).ok()?,
+        status: rustix::fs::fcntl_getfl(fd).ok()?,
+        identity,
+        offset: if regular && !is_output { rustix::fs::tell(fd).ok() } else { None },
+    })
+}
+
+/// Puts the file that the keeper has at number `fd` there again.
+fn bring_back(fd: i32, keeper: Option<&FdTableCopy>) -> core::result::Result<(), Leftover> {
+    let lost = Leftover::Descriptor(fd);
+    let fetched = keeper.and_then(|keeper| keeper.fetch(fd).ok()).ok_or(lost)?;
+    if fetched.as_raw_fd() == fd {
+        // The lowest free number was the right one.
+        core::mem::forget(fetched);
+        return Ok(());
+    }
+    // SAFETY: dup3 onto a number that belongs to the state being put back.
+    let duplicated =
+        unsafe { syscalls::syscall!(syscalls::Sysno::dup3, fetched.as_raw_fd(), fd, libc::O_CLOEXEC) };
+    duplicated.map(|_| ()).map_err(|_| lost)
+}
+
+pub(crate) fn borrow(fd: i32) -> BorrowedFd<'static> {
+    // SAFETY: the number is only used for system calls, for which a closed one is an error and nothing worse.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+fn close_range(first: i32, last: i32) {
+    // SAFETY: everything in these ranges was opened by the closure whose doings are being undone.
+    let closed = unsafe { syscalls::syscall!(syscalls::Sysno::close_range, first, last, 0) };
+    if closed.is_err() {
+        // Kernels before 5.9.
+        let mut victims = [0; 256];
+        loop {
+            let mut count = 0;
+            let _ = process::for_each_descriptor(|fd| {
+                if (first..=last).contains(&fd) && count < victims.len() {
+                    victims[count] = fd;
+                    count += 1;
+                }
+            });
+            for fd in &victims[..count] {
+                // SAFETY: as above.
+                let _ = unsafe { syscalls::syscall!(syscalls::Sysno::close, *fd) };
+            }
+            if count < victims.len() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What the sessions of these tests do: a command a line.
+
+use std::cell::RefCell;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+
+use orrery_sessions::Connection;
+
+use super::scribble::{scribble, state};
+use super::secret::{fill, search};
+
+/// What sessions of these tests do with a line each.
+pub(crate) fn obey(connection: &mut Connection) {
+    while let Some(line) = line_of(connection) {
+        let (command, argument) = line.split_once(' ').unwrap_or((&line, ""));
+        let answer = command_of(command, argument, connection);
+        if connection.write_all(format!("{answer}\n").as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+pub(crate) fn line_of(connection: &mut Connection) -> Option<String> {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    loop {
+        match connection.read(&mut byte) {
+            Ok(1) if byte[0] == b'\n' => return Some(String::from_utf8(line).unwrap()),
+            Ok(1) => line.push(byte[0]),
+            _ => return None,
+        }
+    }
+}
+
+thread_local! {
+    pub(crate) static WORDS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+static mut FIELD: [u8; 64 * 4096] = [0; 64 * 4096];
+
+pub(crate) fn field() -> &'static mut [u8; 64 * 4096] {
+    let field = &raw mut FIELD;
+    // SAFETY: cases have one thread, and no borrow outlives the expression that it is made for.
+    unsafe { &mut *field }
+}
+
+fn command_of(command: &str, argument: &str, connection: &Connection) -> String {
+    match command {
+        "echo" => argument.to_owned(),
+        "remember" => {
+            WORDS.with_borrow_mut(|words| words.push(argument.to_owned()));
+            "ok".to_owned()
+        }
+        "recall" => WORDS.with_borrow(|words| words.join(" ")),
+        "pid" => std::process::id().to_string(),
+        "fds" => {
+            let own = connection.as_raw_fd();
+            let files = std::fs::read_dir("/proc/self/fd")
+                .unwrap()
+                .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+            files.map(|path| path.to_string_lossy().into_owned()).collect::<Vec<_>>().join(",")
+                + &format!(" own={own}")
+        }
+        "exit" => std::process::exit(argument.parse().unwrap()),
+        "panic" => panic!("as ordered"),
+        "crash" => {
+            // SAFETY: nothing is mapped there: the fault ends the session, as is wanted.
+            unsafe { core::ptr::with_exposed_provenance_mut::<u8>(16).write_volatile(1) };
+            "alive".to_owned()
+        }
+        "abort" => std::process::abort(),
+        "overflow" => overflow(argument.len()).to_string(),
+        "spin" => loop {
+            core::hint::spin_loop();
+        },
+        // SAFETY: takes numbers, and ends the session, as is wanted.
+        "kill" => unsafe {
+            libc::kill(libc::getpid(), libc::SIGKILL);
+            "immortal".to_owned()
+        },
+        "scribble" => {
+            scribble(argument.parse().unwrap());
+            "ok".to_owned()
+        }
+        "state" => state().to_string(),
+        "fill" => {
+            fill(argument);
+            "ok".to_owned()
+        }
+        "search" => search(argument),
+        // SAFETY: closes a number behind everybody's back: what a session does to its own descriptors is the test.
+        "close" => unsafe { libc::close(argument.parse().unwrap()).to_string() },
+        other => format!("no command {other}"),
+    }
+}
+
+#[expect(unconditional_recursion, reason = "that is the point")]
+fn overflow(depth: usize) -> usize {
+    let room = core::hint::black_box([depth; 512]);
+    overflow(room[17] + 1) + room[3]
+}

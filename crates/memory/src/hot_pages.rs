@@ -1,0 +1,188 @@
+//! Pages that are written in every round, and so stay unprotected.
+//!
+//! A round is a restore, or a call to an orbit: it finds out which pages were written since the last one. To protect a page
+//! again costs the program a fault at its next write, three times as expensive as copying the page. A page that was written
+//! in two rounds running is *hot*: it stays unprotected, the tracker goes on reporting it as written, and each round
+//! copies it. A round that finds a hot page unchanged notes it as *idle*. If half of the hot pages were idle, or after many
+//! rounds, all are protected again and the hot pages are learned from new rounds.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use allocator_api2::alloc::Allocator;
+use orrery_sys::PageRange;
+
+use crate::Result;
+use crate::ranges::Ranges;
+
+/// After this many rounds the hot pages are learned again in any case.
+const ROUNDS: u32 = 256;
+
+/// Which pages are hot.
+#[derive(Debug)]
+pub(crate) struct HotPages<A: Allocator + Clone> {
+    pages: Ranges<A>,
+    /// What this round found written, and what the last one did.
+    found: Ranges<A>,
+    previous: Ranges<A>,
+    /// What is to be protected; kept for its memory.
+    cold: Ranges<A>,
+    /// With more pages than this none is hot, so that one large round is no burden for the small ones after it.
+    most: usize,
+    rounds: u32,
+    idle: AtomicUsize,
+}
+
+impl<A: Allocator + Clone> HotPages<A> {
+    /// No page is hot. At most `most` will be.
+    pub(crate) fn new_in(allocator: A, most: usize) -> Self {
+        let ranges = || Ranges::new_in(allocator.clone());
+        Self {
+            pages: ranges(),
+            found: ranges(),
+            previous: ranges(),
+            cold: ranges(),
+            most,
+            rounds: 0,
+            idle: AtomicUsize::new(0),
+        }
+    }
+
+    /// Forgets everything: the rounds start again.
+    pub(crate) fn clear(&mut self) {
+        self.pages.clear();
+        self.found.clear();
+        self.previous.clear();
+        self.rounds = 0;
+        *self.idle.get_mut() = 0;
+    }
+
+    /// Returns whether the page at `address` is hot.
+    pub(crate) fn contains(&self, address: usize) -> bool {
+        let at = self.pages.partition_point(|range| range.end <= address);
+        self.pages.get(at).is_some_and(|range| range.contains(address))
+    }
+
+    /// Notes that so many hot pages were unchanged.
+    pub(crate) fn note_idle(&self, pages: usize) {
+        self.idle.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Begins a round.
+    pub(crate) fn begin(&mut self) {
+        self.found.clear();
+        self.rounds += 1;
+        let idle = core::mem::take(self.idle.get_mut());
+        if 2 * idle > self.pages.pages() || self.rounds > ROUNDS {
+            self.clear();
+        }
+    }
+
+    /// Records pages that this round found written, in address order.
+    pub(crate) fn record(&mut self, run: PageRange) -> Result<()> {
+        self.found.push(run)
+    }
+
+    /// Returns the pages that this round found written and that are not hot.
+    pub(crate) fn cold(&mut self) -> Result<&[PageRange]> {
+        self.cold.clear();
+        self.cold.subtract(&self.found, &self.pages)?;
+        Ok(&self.cold)
+    }
+
+    /// Ends a round: what it and the last one found written is hot from now on.
+    pub(crate) fn learn(&mut self) -> Result<()> {
+        self.pages.clear();
+        self.pages.intersect(&self.found, &self.previous)?;
+        if self.pages.pages() > self.most {
+            self.pages.clear();
+        }
+        core::mem::swap(&mut self.previous, &mut self.found);
+        Ok(())
+    }
+
+    /// Makes a whole round of `work`, and returns what of it is to be protected, and which pages are hot now.
+    pub(crate) fn round(&mut self, work: &[PageRange]) -> Result<(&[PageRange], &[PageRange])> {
+        self.begin();
+        work.iter().try_for_each(|range| self.record(*range))?;
+        self.learn()?;
+        self.cold.clear();
+        self.cold.subtract(work, &self.pages)?;
+        Ok((&self.cold, &self.pages))
+    }
+}
+
+impl<A: Allocator + Clone> core::ops::Deref for HotPages<A> {
+    type Target = [PageRange];
+
+    fn deref(&self) -> &[PageRange] {
+        &self.pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocator_api2::alloc::Global;
+
+    const MOST: usize = 2048;
+
+    fn range(start: usize, end: usize) -> PageRange {
+        PageRange::new(start * 0x1000, end * 0x1000)
+    }
+
+    /// A round as a restore makes it: what was written twice is hot at once.
+    #[test]
+    fn what_is_written_twice_is_hot_until_it_is_idle() {
+        let mut hot = HotPages::new_in(Global, MOST);
+        assert_eq!(hot.round(&[range(1, 9)]).unwrap(), (&[range(1, 9)][..], &[][..]));
+        let (cold, spared) = hot.round(&[range(2, 5), range(20, 21)]).unwrap();
+        assert_eq!((cold, spared), (&[range(20, 21)][..], &[range(2, 5)][..]));
+        assert!(hot.contains(0x4fff) && !hot.contains(0x5000));
+        hot.note_idle(1);
+        let (_, spared) = hot.round(&[range(2, 5)]).unwrap();
+        assert_eq!(spared, &[range(2, 5)], "one of three was idle");
+        hot.note_idle(2);
+        let (cold, spared) = hot.round(&[range(2, 5)]).unwrap();
+        assert_eq!((cold, spared), (&[range(2, 5)][..], &[][..]), "two of three were idle");
+    }
+
+    /// A round as a call makes it: cold pages are protected before it learns.
+    fn call(hot: &mut HotPages<Global>, found: &[PageRange]) -> Vec<PageRange> {
+        hot.begin();
+        found.iter().for_each(|run| hot.record(*run).unwrap());
+        let cold = hot.cold().unwrap().to_vec();
+        hot.learn().unwrap();
+        cold
+    }
+
+    #[test]
+    fn what_every_call_finds_is_spared_until_it_is_idle() {
+        let mut hot = HotPages::new_in(Global, MOST);
+        assert_eq!(call(&mut hot, &[range(1, 9)]), [range(1, 9)]);
+        assert_eq!(call(&mut hot, &[range(2, 5), range(8, 12)]), [range(2, 5), range(8, 12)]);
+        assert!(hot.contains(0x4fff) && !hot.contains(0x5000) && hot.contains(0x8000));
+        assert_eq!(call(&mut hot, &[range(2, 6), range(20, 21)]), [range(5, 6), range(20, 21)]);
+        assert!(!hot.contains(0x8000), "it was not found again, so it is still protected");
+        hot.note_idle(1);
+        assert_eq!(call(&mut hot, &[range(2, 5)]), [], "one of three was idle");
+        hot.note_idle(2);
+        assert_eq!(call(&mut hot, &[range(2, 5)]), [range(2, 5)], "two of three were idle");
+    }
+
+    #[test]
+    fn a_flood_is_not_hot() {
+        let flood = [range(1, MOST + 2)];
+        let (mut rounds, mut calls) = (HotPages::new_in(Global, MOST), HotPages::new_in(Global, MOST));
+        for _ in 0..3 {
+            assert_eq!(rounds.round(&flood).unwrap(), (&flood[..], &[][..]));
+            assert_eq!(call(&mut calls, &flood), flood);
+        }
+    }
+
+    #[test]
+    fn hot_pages_are_learned_again_after_many_rounds() {
+        let mut hot = HotPages::new_in(Global, MOST);
+        let protected = (0..2 * ROUNDS).filter(|_| !call(&mut hot, &[range(2, 5)]).is_empty()).count();
+        assert_eq!(protected, 4, "two calls at the beginning, and two when they are learned again");
+    }
+}

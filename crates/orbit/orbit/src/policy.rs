@@ -1,0 +1,31 @@
+//! What to do when the queue is full, and where an orbit runs.
+
+use core::time::Duration;
+
+/// What to do with a call when the queue is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackPressure {
+    /// Wait for room.
+    Wait,
+    /// Wait for room, then fail.
+    WaitAtMost(Duration),
+    /// Fail.
+    Fail,
+    /// Cancel the oldest waiting call that is cancellable; fail where there is none.
+    CancelOldest,
+}
+
+/// Where an orbit runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Placement {
+    /// On the caller's CPU for synchronous calls (main waits anyway, and no other CPU has to be woken), anywhere for
+    /// asynchronous ones.
+    #[default]
+    Auto,
+    /// On the CPU of whoever called last.
+    Caller,
+    /// On this CPU.
+    Cpu(usize),
+    /// Where the scheduler wants it.
+    Anywhere,
+}

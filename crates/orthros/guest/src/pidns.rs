@@ -1,0 +1,155 @@
+//! The PID namespace of a service, in which it has its PIDs for itself.
+//!
+//! In the backup the same PIDs are then free, whatever else runs there. The init process of the namespace only reaps processes;
+//! helpers (criu) get PIDs from 30,000 on, out of the way.
+
+use std::fs;
+use std::io::Read as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+
+use crate::command::run_to_exit;
+use crate::service::Service;
+
+const FIRST_HELPER_PID: &str = "30000";
+
+/// What is run in a new PID namespace.
+pub(crate) enum Job<'j> {
+    /// A helper, which must exit with success.
+    Helper(&'j [String]),
+    /// The service, which is only started.
+    Service(&'j Service),
+}
+
+/// Makes a PID namespace and runs a program in it. Returns the outer PID of its init process when a helper has exited with success,
+/// or the service has been started. `meanwhile` is called once the program may be running.
+///
+/// # Errors
+///
+/// The namespaces cannot be made, or the program failed; the namespace is then gone.
+pub(crate) fn start(job: &Job<'_>, meanwhile: impl FnOnce()) -> Result<i32> {
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    // SAFETY: this process has one thread here, so that the child may do more than async-signal-safe calls.
+    let outer = unsafe { libc::fork() };
+    if outer < 0 {
+        bail!("cannot fork: {}", std::io::Error::last_os_error());
+    }
+    if outer == 0 {
+        // SAFETY: unshare takes no pointers. The next fork's child is the init process of the new PID namespace.
+        let failed = unsafe { libc::unshare(libc::CLONE_NEWPID | libc::CLONE_NEWNS) } != 0;
+        // SAFETY: a forked child has one thread, so that its own child may do more than async-signal-safe calls.
+        let inner = if failed { -1 } else { unsafe { libc::fork() } };
+        if inner == 0 {
+            let result = run_init(job, &writer);
+            let text = result.err().map(|error| format!("{error:#}")).unwrap_or_default();
+            let _ = rustix::io::write(&writer, format!("E{text}").as_bytes());
+            std::process::exit(1);
+        }
+        let pid = format!("P{inner}\n");
+        let _ = rustix::io::write(&writer, pid.as_bytes());
+        std::process::exit(i32::from(inner < 0));
+    }
+    drop(writer);
+    meanwhile();
+    let mut result = String::new();
+    fs::File::from(reader).read_to_string(&mut result)?;
+    let mut status = 0;
+    // SAFETY: `status` is a live integer, which the call writes.
+    unsafe { libc::waitpid(outer, &raw mut status, 0) };
+    let pid =
+        result.lines().find_map(|line| line.strip_prefix('P')?.parse().ok()).filter(|&pid: &i32| pid > 0);
+    let pid = pid.context("cannot make namespaces")?;
+    if let Some(start) = result.find('E') {
+        // A half restored process must not outlive the page server.
+        end(pid);
+        bail!("{}", &result[start + 1..]);
+    }
+    Ok(pid)
+}
+
+/// Runs as the init process of the namespace; never returns but with an error.
+fn run_init(job: &Job<'_>, writer: &impl rustix::fd::AsFd) -> Result<()> {
+    rustix::process::setsid()?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    mount("proc", "/proc", "proc", MountFlags::empty(), None)
+        .context("cannot mount /proc of the PID namespace")?;
+    match job {
+        Job::Helper(argv) => run_helper(argv)?,
+        Job::Service(service) => {
+            service.run_pre_commands()?;
+            kill_all();
+            let mut command = service.command()?;
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            command.spawn().with_context(|| format!("cannot run {}", command.get_program().display()))?;
+        }
+    }
+    // The caller of `start` waits until all copies of the pipe are closed.
+    // SAFETY: the descriptor is not used after this: process 1 never returns from here but to exit.
+    unsafe { libc::close(std::os::fd::AsRawFd::as_raw_fd(&writer.as_fd())) };
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is a live integer, which the call writes.
+        if unsafe { libc::waitpid(-1, &raw mut status, 0) } < 0 {
+            std::process::exit(0);
+        }
+    }
+}
+
+/// Kills everything else in the PID namespace, of which this is the init process.
+fn kill_all() {
+    // SAFETY: kill takes no pointers. From the init process of a PID namespace, -1 reaches all other processes in it, and no others.
+    unsafe { libc::kill(-1, libc::SIGKILL) };
+    let mut status = 0;
+    // SAFETY: `status` is a live integer, which the call writes.
+    while unsafe { libc::waitpid(-1, &raw mut status, 0) } >= 0 {}
+}
+
+/// Runs a helper, which must exit with success.
+fn run_helper(argv: &[String]) -> Result<()> {
+    fs::write("/proc/sys/kernel/ns_last_pid", FIRST_HELPER_PID).context("cannot set the next PID")?;
+    let (program, arguments) = argv.split_first().context("nothing to run")?;
+    // If criu is killed, it leaves behind what it had half made.
+    let (status, output) = run_to_exit(Command::new(program).args(arguments))?;
+    ensure!(status.success(), "{program}: {status}: {output}");
+    Ok(())
+}
+
+/// Kills the init process of a PID namespace, and with it all its processes.
+pub(crate) fn end(init: i32) {
+    // SAFETY: kill takes no pointers; nobody else waits for the process, so that its PID is not reused.
+    unsafe { libc::kill(init, libc::SIGKILL) };
+    while Path::new(&format!("/proc/{init}")).exists() {
+        let mut status = 0;
+        // SAFETY: `status` is a live integer, which the call writes. Orphans are reparented to this process, the guest's init.
+        unsafe { libc::waitpid(init, &raw mut status, 0) };
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Returns the outer PID of the service that runs in this guest, if one does.
+pub(crate) fn any_service() -> Option<i32> {
+    let own = fs::read_link("/proc/self/ns/pid").ok()?;
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let inner = |pid: &i32| {
+        let space = fs::read_link(format!("/proc/{pid}/ns/pid")).ok()?;
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        Some(space != own && numbers.split_whitespace().last() == Some("1"))
+    };
+    let init = pids.find(|pid| inner(pid).unwrap_or(false))?;
+    service(init).map(|(outer, _)| outer)
+}
+
+/// Returns the outer and inner PID of the service: the first child of the namespace's init process.
+pub(crate) fn service(init: i32) -> Option<(i32, i32)> {
+    let children = fs::read_to_string(format!("/proc/{init}/task/{init}/children")).ok()?;
+    let outer: i32 = children.split_whitespace().next()?.parse().ok()?;
+    let status = fs::read_to_string(format!("/proc/{outer}/status")).ok()?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    Some((outer, numbers.split_whitespace().last()?.parse().ok()?))
+}

@@ -1,0 +1,249 @@
+//! The restore of a service from the dead active's memory: what happens before criu, while it runs, and after.
+
+pub(crate) mod ipc;
+pub(crate) mod post_restore;
+pub(crate) mod pre_resume;
+pub(crate) mod temporary_addresses;
+pub(crate) mod tmpfs;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use orrery_kimage::Kernel;
+use orrery_orthros_images::{CpuRegisters, RestoreState};
+use orrery_orthros_wire::{Report, Step, Summary};
+
+use crate::control::Control;
+use crate::lazy_pages::{LazyPages, PageServer, PageSource};
+use crate::network::configuration::NetworkConfiguration;
+use crate::network::loopback;
+use crate::{command, disk, lazy_pages, pidns, writeback};
+use temporary_addresses::TemporaryAddresses;
+
+/// How long the dead guest's disk may take to appear.
+const PLUG_TIMEOUT: Duration = Duration::from_secs(10);
+const IMAGES: &str = "/run/orrery/images";
+/// The directory that criu works in.
+const WORK: &str = "/run/orrery";
+/// The program of the image that criu runs at each stage: it starts this program at the one that matters.
+const HOOK: &str = "/etc/orrery/hook";
+const MIB: u64 = 1 << 20;
+/// From 64 MiB on, free memory matters more than the time that freeing takes.
+const MANY_PAGES: u64 = 16 << 10;
+
+/// Lets more be mapped than there is memory, proc_sys_vm(5): criu makes each mapping writable first, of which the kernel
+/// counts all against its memory, also what a service has reserved and never used (MariaDB: 8 TiB).
+const OVERCOMMIT: (&str, &str) = ("/proc/sys/vm/overcommit_memory", "1");
+/// Disables huge pages while criu fills mappings: one would be there, of zeros, also where pages arrive later.
+const NO_HUGE_PAGES: (&str, &str) = ("/sys/kernel/mm/transparent_hugepage/enabled", "never");
+
+/// A setting of the kernel that has another value until this is dropped.
+struct TemporarySetting {
+    path: &'static str,
+    before: Option<String>,
+}
+
+impl TemporarySetting {
+    fn set((path, value): (&'static str, &str)) -> Self {
+        let text = fs::read_to_string(path).ok();
+        // Of several choices the current one is in brackets.
+        let chosen = |text: &String| Some(text.split_once('[')?.1.split_once(']')?.0.to_owned());
+        let before = text.map(|text| chosen(&text).unwrap_or(text));
+        let _ = fs::write(path, value);
+        Self { path, before }
+    }
+}
+
+impl Drop for TemporarySetting {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            let _ = fs::write(self.path, before);
+        }
+    }
+}
+
+/// A service whose images are written.
+pub(crate) struct Images {
+    /// The PID of the service in the dead guest.
+    pid: i32,
+    summary: Summary,
+    lazy: LazyPages,
+    seconds: f64,
+}
+
+/// Reads the service and writes images of it. The active must be paused: nobody here checks that it is.
+pub(crate) fn write_images(kernel: &Kernel, pid: i32, registers: &str, strict: bool) -> Result<Images> {
+    let start = Instant::now();
+    let directory = Path::new(IMAGES);
+    let _ = fs::remove_dir_all(directory);
+    if strict
+        && let (Ok(required), Some(available)) =
+            (orrery_orthros_images::estimate_memory(kernel, pid), available_memory())
+        && required > available
+    {
+        bail!(
+            "cannot restore the service: that takes {} MiB, and the backup has {}",
+            required.div_ceil(MIB),
+            available / MIB
+        );
+    }
+    let cpus = CpuRegisters::parse(registers);
+    let service = orrery_orthros_images::read_service(kernel, &cpus, pid, lazy_pages::are_possible())?;
+    if strict && !service.losses().is_empty() {
+        bail!("cannot carry over all of the service: {}", service.losses().join("; "));
+    }
+    orrery_orthros_images::write(&orrery_orthros_images::encode(&service)?, kernel, directory)?;
+    let lazy = LazyPages::new(service.lazy_pages());
+    Ok(Images { pid, summary: service.summary(), lazy, seconds: start.elapsed().as_secs_f64() })
+}
+
+/// Removes the images, which take memory that the service may want.
+pub(crate) fn remove_images() {
+    let _ = fs::remove_dir_all(IMAGES);
+}
+
+/// Restores the service. The active must be dead: its disk is written to here. Returns the init process of the service's PID
+/// namespace, and the report for the host.
+pub(crate) fn restore(kernel: &Arc<Kernel>, images: Images) -> Result<(i32, Report)> {
+    let mut summary = images.summary;
+    let mut steps = vec![Step { name: "images".to_owned(), seconds: images.seconds }];
+    let mut last = Instant::now();
+    let mut step = |name: &str| {
+        steps.push(Step { name: name.to_owned(), seconds: last.elapsed().as_secs_f64() });
+        last = Instant::now();
+    };
+    let state = RestoreState::load(Path::new(IMAGES))?;
+    if let Some(mount_point) = disk::mount_point() {
+        // It is being plugged in meanwhile.
+        let device = disk::mount(&mount_point, PLUG_TIMEOUT)?;
+        step("disk");
+        let written =
+            writeback::write_back(kernel, &device, &mount_point, &state.unnamed_files, Path::new(IMAGES))?;
+        summary.remarks.extend(written.remarks);
+        summary.written = Some(written.counts);
+        step("write-back");
+    }
+    summary.tmpfs = Some(tmpfs::restore(&kernel.process(images.pid)?, &mut summary.remarks));
+    summary.remarks.extend(ipc::restore(&state));
+    match NetworkConfiguration::load() {
+        Ok(network) => {
+            summary.remarks.extend(network.iter().flat_map(NetworkConfiguration::restore_addresses));
+        }
+        Err(error) => summary.remarks.push(format!("{error:#}")),
+    }
+    step("tmpfs");
+    let argv = criu_command(&summary, &state);
+    let begin = pre_resume::now();
+    let _settings = [TemporarySetting::set(OVERCOMMIT), TemporarySetting::set(NO_HUGE_PAGES)];
+    // Opened when the service comes onto the network.
+    let closed = loopback::close();
+    if let Err(error) = &closed {
+        summary.remarks.push(format!("connections of the service with itself may be lost: {error:#}"));
+    }
+    let addresses = TemporaryAddresses::add(&state.local_addresses);
+    if let Err(error) = &addresses {
+        summary.remarks.push(format!("{error:#}"));
+    }
+    let source: Arc<dyn PageSource> = Arc::<Kernel>::clone(kernel);
+    let listener =
+        if summary.lazy_pages > 0 { Some(images.lazy.listen(source, Path::new(WORK))?) } else { None };
+    let mut server: Option<PageServer> = None;
+    // The namespace is made while this process has one thread; criu waits for the page server's first answer until it has two.
+    let started = pidns::start(&pidns::Job::Helper(&argv), || {
+        server = listener.map(|listener| listener.start(Box::new(send)));
+    });
+    let init = match started {
+        Ok(init) => init,
+        Err(error) => {
+            if let Some(server) = server {
+                server.abandon();
+            }
+            bail!("{error:#}\n{}{}", first_errors_of_criu(), memory_shortage());
+        }
+    };
+    drop(addresses);
+    if let Some(server) = server {
+        server.push_remaining(init)?;
+    }
+    let (pid, _) = pidns::service(init).context("the service ended at once")?;
+    summary.remarks.extend(post_restore::complete(&state, init));
+    let online = pre_resume::outcome().context("the service never came onto the network")?;
+    let seconds = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64();
+    for (name, from, to) in [
+        ("restore", begin, online.from),
+        ("network", online.from, online.to),
+        ("resume", online.to, pre_resume::now()),
+    ] {
+        steps.push(Step { name: name.to_owned(), seconds: seconds(from, to) });
+    }
+    summary.remarks.extend(online.remarks);
+    Ok((init, Report::Restored { pid, steps, summary }))
+}
+
+fn criu_command(summary: &Summary, state: &RestoreState) -> Vec<String> {
+    let mut argv =
+        vec!["criu", "restore", "--images-dir", IMAGES, "--work-dir", WORK, "--log-file", "restore.log"];
+    argv.extend([
+        "-v4",
+        "--restore-detached",
+        "--tcp-established",
+        "--manage-cgroups=ignore",
+        "--skip-in-flight",
+    ]);
+    argv.extend(["--file-locks", "--action-script", HOOK]);
+    if post_restore::must_stop(state) {
+        argv.push("--leave-stopped");
+    }
+    // What has been restored is freed at once: both together would not fit where a service has half of the memory.
+    if summary.pages - summary.lazy_pages > MANY_PAGES {
+        argv.push("--auto-dedup");
+    }
+    if summary.lazy_pages > 0 {
+        argv.push("--lazy-pages");
+    }
+    argv.into_iter().map(str::to_owned).collect()
+}
+
+/// Returns what led to criu's first error, and all that followed.
+fn first_errors_of_criu() -> String {
+    let log = fs::read_to_string(PathBuf::from(WORK).join("restore.log")).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
+    let first = lines.iter().position(|line| line.contains("Error")).unwrap_or(lines.len());
+    lines[first.saturating_sub(8)..].join("\n")
+}
+
+/// Sends a report to the host that is not the answer to a request.
+fn send(report: &Report) {
+    if let Err(error) = Control::open().and_then(|mut control| control.send(report)) {
+        eprintln!("orrery-guest: cannot send a report to the host: {error:#}");
+    }
+}
+
+/// Returns the bytes of available memory, by proc_meminfo(5).
+pub(crate) fn available_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+/// Returns what the kernel has logged about memory that ran out, and what uses it; nothing if it did not.
+fn memory_shortage() -> String {
+    let log = command::output(&["busybox", "dmesg"]).map(|(_, log)| log).unwrap_or_default();
+    let ran_out = ["invoked oom-killer", "Out of memory"];
+    let logged: String = log
+        .lines()
+        .filter(|line| ran_out.iter().any(|words| line.contains(words)))
+        .map(|line| format!("\nkernel: {line}"))
+        .collect();
+    if logged.is_empty() {
+        return logged;
+    }
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let names = ["MemTotal", "MemAvailable", "AnonPages", "Shmem:", "SUnreclaim"];
+    let now = memory.lines().filter(|line| names.iter().any(|name| line.starts_with(name)));
+    let now = now.map(|line| format!("\n{}", line.split_whitespace().collect::<Vec<_>>().join(" ")));
+    logged + &now.collect::<String>()
+}

@@ -1,0 +1,194 @@
+//! What CRIU does not restore: a file beside its images.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+
+const FILE: &str = "restore-state";
+
+/// Everything about a service that CRIU does not restore, for the steps before, during and after its run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreState {
+    /// Attributes of threads that are set when they exist.
+    pub threads: Vec<ThreadAttributes>,
+    /// The PIDs of parents whose children count as killed: each gets a `SIGCHLD`.
+    pub bereaved_parents: Vec<u32>,
+    /// The PIDs of the processes that were not stopped.
+    pub running: Vec<u32>,
+    /// The System V semaphores of the service's namespace.
+    pub semaphores: Vec<SemaphoreSet>,
+    /// The System V message queues of the service's namespace.
+    pub message_queues: Vec<MessageQueue>,
+    /// The datagrams that were not read.
+    pub datagrams: Vec<Datagram>,
+    /// The TCP connections over IPv4 that were not accepted.
+    pub pending_connections: Vec<PendingConnection>,
+    /// The established TCP connections over IPv4.
+    pub connections: Vec<Connection>,
+    /// The IPv4 addresses that sockets are bound to, each once.
+    pub local_addresses: Vec<Ipv4Addr>,
+    /// The open files without a name whose contents are partly on the disk.
+    pub unnamed_files: Vec<UnnamedFile>,
+}
+
+/// Attributes of a thread, by its TID in the service's PID namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadAttributes {
+    /// The TID.
+    pub tid: u32,
+    /// The processors that it may run on, one bit each.
+    pub affinity: Vec<u64>,
+    /// `no_new_privs`.
+    pub no_new_privileges: bool,
+    /// The ambient capabilities, one bit each.
+    pub ambient_capabilities: u64,
+}
+
+/// The identity, owner and permissions of a System V object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are those of `struct ipc_perm`")]
+pub struct IpcObject {
+    pub id: i32,
+    pub key: i32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mode: u32,
+}
+
+impl From<orrery_kimage::IpcObject> for IpcObject {
+    fn from(object: orrery_kimage::IpcObject) -> Self {
+        let orrery_kimage::IpcObject { id, key, uid, gid, mode } = object;
+        Self { id, key, uid, gid, mode }
+    }
+}
+
+/// A System V semaphore set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SemaphoreSet {
+    /// Its identity.
+    pub object: IpcObject,
+    /// The values of its semaphores.
+    pub values: Vec<u16>,
+}
+
+/// A System V message queue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MessageQueue {
+    /// Its identity.
+    pub object: IpcObject,
+    /// The number of bytes that it may hold.
+    pub capacity: u64,
+    /// The messages: their types and bytes.
+    pub messages: Vec<(i64, Vec<u8>)>,
+}
+
+/// A UDP datagram that was not read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Datagram {
+    /// The sender.
+    pub source: SocketAddrV4,
+    /// The receiver.
+    pub destination: SocketAddrV4,
+    /// The payload.
+    pub bytes: Vec<u8>,
+}
+
+/// A TCP connection that was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingConnection {
+    /// The service's address.
+    pub local: SocketAddrV4,
+    /// The peer's address.
+    pub remote: SocketAddrV4,
+    /// The sequence number of the next byte that the dead kernel would have sent.
+    pub next: u32,
+    /// The sequence number of the next byte that it expected.
+    pub expected: u32,
+}
+
+/// An established TCP connection as it was when its kernel died.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    /// The service's address.
+    pub local: SocketAddrV4,
+    /// The peer's address.
+    pub remote: SocketAddrV4,
+    /// The sequence number of the next byte that is expected.
+    pub expected: u32,
+    /// The sequence number of the first byte that the peer has not acknowledged.
+    pub first: u32,
+    /// These bytes, as far as they were sent, and at most [`MAX_UNACKNOWLEDGED`](Self::MAX_UNACKNOWLEDGED). Bytes that were not
+    /// sent are the restored socket's to send: it drops an acknowledgment of them until it has.
+    pub unacknowledged: Vec<u8>,
+    /// The largest segment that the peer takes.
+    pub max_segment: usize,
+    /// The window, as segments have it.
+    pub window: u16,
+    /// Whether segments carry timestamps.
+    pub has_timestamps: bool,
+}
+
+impl Connection {
+    /// The number of unacknowledged bytes that are kept. Further ones follow when the first are acknowledged.
+    pub const MAX_UNACKNOWLEDGED: usize = 64 << 10;
+}
+
+/// An open file without a name whose content is partly on the disk: its image is completed when the disk can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnnamedFile {
+    /// The number of its image.
+    pub image: u32,
+    /// The address of its inode in the dead memory.
+    pub inode: u64,
+}
+
+impl RestoreState {
+    /// Saves the state in a directory of images.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub(crate) fn save(&self, directory: &Path) -> Result<()> {
+        let path = directory.join(FILE);
+        let bytes = postcard::to_stdvec(self).context("cannot encode the restore state")?;
+        fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Loads the state from a directory of images.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or is not complete.
+    pub fn load(directory: &Path) -> Result<Self> {
+        let path = directory.join(FILE);
+        let load = || anyhow::Ok(postcard::from_bytes(&fs::read(&path)?)?);
+        load().with_context(|| format!("cannot read {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_saved_is_loaded_and_half_of_it_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let datagram = Datagram {
+            source: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 7),
+            destination: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8),
+            bytes: vec![1; 100],
+        };
+        let state =
+            RestoreState { running: vec![1, 2], datagrams: vec![datagram], ..RestoreState::default() };
+        state.save(directory.path()).unwrap();
+        assert_eq!(RestoreState::load(directory.path()).unwrap(), state);
+        let path = directory.path().join(FILE);
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        let error = format!("{:#}", RestoreState::load(directory.path()).unwrap_err());
+        assert!(error.contains("restore-state"), "{error}");
+    }
+}

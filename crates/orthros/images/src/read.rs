@@ -1,0 +1,54 @@
+//! A dead kernel's memory, read into the model.
+
+mod clocks;
+mod cpu_registers;
+mod estimate;
+mod file_table;
+mod io_calls;
+mod io_progress;
+mod locks;
+mod memory;
+mod open_file;
+mod process;
+mod remarks;
+mod restore_state;
+mod seccomp;
+#[cfg(test)]
+mod single_step_tests;
+mod syscalls;
+mod terminals;
+mod thread;
+mod unix;
+
+use anyhow::{Context as _, Result};
+use orrery_kimage::Kernel;
+
+use crate::model::Service;
+use clocks::Clocks;
+use process::Reader;
+
+pub use cpu_registers::CpuRegisters;
+pub use estimate::estimate_memory;
+pub use file_table::MAX_UNNAMED_FILE;
+
+/// Reads the process `pid` and its descendants. With `lazy`, pages that can arrive after the service runs are marked so.
+///
+/// What cannot be restored affects only itself: a file descriptor is hung up, a process counts as killed, with its descendants,
+/// and its parent is notified. Each is a remark.
+///
+/// # Errors
+///
+/// The process `pid` itself cannot be restored; the error says why.
+pub fn read_service(kernel: &Kernel, cpus: &CpuRegisters, pid: i32, lazy: bool) -> Result<Service> {
+    let clocks = Clocks::read(kernel).context("cannot read the dead kernel's clocks")?;
+    Reader::new(kernel, cpus, clocks, lazy).read(pid)
+}
+
+/// Returns the time of day at which the kernel died, in nanoseconds: no other death has the same.
+///
+/// # Errors
+///
+/// The kernel's clocks cannot be read.
+pub fn time_of_death(kernel: &Kernel) -> Result<u64> {
+    Ok(Clocks::read(kernel)?.now(libc::CLOCK_REALTIME.cast_unsigned()))
+}

@@ -1,0 +1,236 @@
+//! The open files of all processes: each open file description once, under an ID that descriptors and mappings refer to.
+
+use std::collections::{BTreeMap, HashMap};
+
+use anyhow::{Context as _, Result, bail};
+use orrery_kimage::{FileKind, Kernel, OpenFile, Pages, Task};
+
+use super::clocks::Clocks;
+use super::remarks::Remarks;
+use crate::model::{Directories, File, FileId, Ghost, SharedMemory, SharedPage, Unix};
+
+/// The size of an unnamed file that is carried over at most.
+pub const MAX_UNNAMED_FILE: u64 = 64 << 20;
+/// Flags that only the call of `open` uses.
+const OPEN_ONLY: u32 =
+    (libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC).cast_unsigned();
+/// The size of a socket's buffers by default.
+const DEFAULT_BUFFER: u32 = 212_992;
+/// The inode of the first socket that stands for a file that is hung up.
+const HUNG_UP_INODES: u32 = 0xf000_0000;
+/// `SOCK_STREAM`.
+pub(super) const STREAM: u32 = 1;
+/// `TCP_ESTABLISHED`, for Unix sockets, too.
+pub(super) const ESTABLISHED: u32 = 1;
+/// `SHUTDOWN_MASK`.
+pub(super) const SHUT_BOTH: u32 = 3;
+
+/// The open files that are known so far.
+pub(super) struct FileTable<'k> {
+    kernel: &'k Kernel,
+    clocks: Clocks,
+    files: Vec<File>,
+    /// By the address of the kernel's `struct file`.
+    known: HashMap<u64, FileId>,
+    directories: HashMap<String, FileId>,
+    ghosts: Vec<Ghost>,
+    /// By the number of the inode.
+    shared_memory: BTreeMap<u64, Vec<SharedPage>>,
+    hung_up: u32,
+    remarks: Remarks,
+}
+
+/// Everything in a table.
+pub(super) struct TableContents {
+    pub(super) files: Vec<File>,
+    pub(super) ghosts: Vec<Ghost>,
+    pub(super) shared_memory: Vec<SharedMemory>,
+    pub(super) remarks: Remarks,
+}
+
+impl<'k> FileTable<'k> {
+    pub(super) fn new(kernel: &'k Kernel, clocks: Clocks) -> Self {
+        Self {
+            kernel,
+            clocks,
+            files: Vec::new(),
+            known: HashMap::new(),
+            directories: HashMap::new(),
+            ghosts: Vec::new(),
+            shared_memory: BTreeMap::new(),
+            hung_up: 0,
+            remarks: Remarks::default(),
+        }
+    }
+
+    pub(super) fn clocks(&self) -> Clocks {
+        self.clocks
+    }
+
+    pub(super) fn remarks(&mut self) -> &mut Remarks {
+        &mut self.remarks
+    }
+
+    pub(super) fn into_contents(self) -> TableContents {
+        let shared = self.shared_memory.into_iter();
+        TableContents {
+            files: self.files,
+            ghosts: self.ghosts,
+            shared_memory: shared.map(|(inode, pages)| SharedMemory { inode, pages }).collect(),
+            remarks: self.remarks,
+        }
+    }
+
+    /// Returns the ID of a file that is in the table.
+    pub(super) fn known(&self, file: &OpenFile<'_>) -> Option<FileId> {
+        self.known.get(&file.object().address()).copied()
+    }
+
+    pub(super) fn files(&self) -> &[File] {
+        &self.files
+    }
+
+    pub(super) fn get(&self, id: FileId) -> Option<&File> {
+        self.files.get((id.0 as usize).wrapping_sub(1))
+    }
+
+    /// Replaces a file of the table.
+    pub(super) fn replace(&mut self, id: FileId, file: File) {
+        if let Some(place) = self.files.get_mut((id.0 as usize).wrapping_sub(1)) {
+            *place = file;
+        }
+    }
+
+    /// Adds a file that nothing refers to by its description in the kernel.
+    fn push(&mut self, file: File) -> FileId {
+        self.files.push(file);
+        FileId(u32::try_from(self.files.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Adds a file.
+    pub(super) fn add(&mut self, file: &OpenFile<'_>, entry: File) -> FileId {
+        let id = self.push(entry);
+        self.known.insert(file.object().address(), id);
+        id
+    }
+
+    /// Adds a file with a path, as it was opened, unless it is known.
+    pub(super) fn add_regular(&mut self, file: &OpenFile<'_>) -> Result<FileId> {
+        if let Some(known) = self.known(file) {
+            return Ok(known);
+        }
+        let path = file.path()?;
+        let ghost = if path.deleted { Some(self.ghost(file, &path)?) } else { None };
+        let flags = file.flags()? & !OPEN_ONLY;
+        let path = String::from_utf8(path.bytes).map_err(|_| anyhow::anyhow!("its path is not UTF-8"))?;
+        let id = self.add(file, File::Regular { flags, position: file.position()?, path });
+        if let Some(ghost) = ghost.and_then(|ghost| self.ghosts.get_mut(ghost)) {
+            ghost.files.push(id);
+        }
+        Ok(id)
+    }
+
+    /// Returns the index of a file without a name, whose content goes into the images, once for all who have it open.
+    fn ghost(&mut self, file: &OpenFile<'_>, path: &orrery_kimage::Path) -> Result<usize> {
+        let inode = file.inode()?.address();
+        if let Some(known) = self.ghosts.iter().position(|ghost| ghost.inode == inode) {
+            return Ok(known);
+        }
+        if path.bytes.starts_with(b"/memfd:") || path.bytes.starts_with(b"/SYSV") {
+            bail!("System V memory, and memfds of large pages, are not carried over");
+        }
+        if file.kind()? != FileKind::Regular {
+            bail!("it has no name any more, and is no regular file");
+        }
+        let attributes = file.attributes()?;
+        file.is_whole()?;
+        let content = file.cached_content(MAX_UNNAMED_FILE)?;
+        if content.is_none() && file.file_system()? != "ext4" {
+            bail!("it has no name any more, and parts of it are only on a disk that is no ext4");
+        }
+        self.ghosts.push(Ghost { inode, attributes, content, files: Vec::new() });
+        Ok(self.ghosts.len() - 1)
+    }
+
+    /// Adds a path that other files refer to.
+    pub(super) fn add_path(&mut self, flags: u32, path: String) -> FileId {
+        self.push(File::Regular { flags: flags & !OPEN_ONLY, position: 0, path })
+    }
+
+    /// Adds the directories of a process.
+    pub(super) fn add_directories(&mut self, process: &Task<'_>) -> Result<Directories> {
+        let (working, root) = process.directories()?;
+        if working.deleted {
+            bail!("its working directory {} is gone", working.display());
+        }
+        let umask = process.object().required("fs", "fs_struct")?.u32("umask")?;
+        let (working, root) = (self.add_directory(working.display()), self.add_directory(root.display()));
+        Ok(Directories { working, root, umask })
+    }
+
+    fn add_directory(&mut self, path: String) -> FileId {
+        if let Some(&id) = self.directories.get(&path) {
+            return id;
+        }
+        let flags = (libc::O_DIRECTORY | libc::O_RDONLY).cast_unsigned();
+        let id = self.push(File::Regular { flags, position: 0, path: path.clone() });
+        self.directories.insert(path, id);
+        id
+    }
+
+    /// Adds the pages of a file in memory, and returns the number of its inode.
+    pub(super) fn add_shared_memory(&mut self, file: &OpenFile<'k>) -> Result<u64> {
+        file.is_whole()?;
+        let inode = file.inode_number()?;
+        if !self.shared_memory.contains_key(&inode) {
+            let mapping = file.inode()?.required("i_mapping", "address_space")?;
+            let pages = self.kernel.cached_pages(mapping, Pages::All).context("its pages")?;
+            let pages = pages.iter().map(|page| SharedPage { index: page.index, physical: page.physical });
+            self.shared_memory.insert(inode, pages.collect());
+        }
+        Ok(inode)
+    }
+
+    /// Returns a Unix socket whose peer is gone. It stands for a file that cannot be carried over: reading it gives the end,
+    /// writing to it `EPIPE`, which is what the program gets when the other side goes away.
+    pub(super) fn hung_up(&mut self, flags: u32) -> File {
+        self.hung_up += 1;
+        hung_up(HUNG_UP_INODES + self.hung_up, flags)
+    }
+}
+
+fn hung_up(inode: u32, flags: u32) -> File {
+    let kept = (libc::O_NONBLOCK | libc::O_ACCMODE).cast_unsigned();
+    File::Unix(Box::new(Unix {
+        flags: flags & kept | libc::O_RDWR.cast_unsigned(),
+        inode,
+        address: 0,
+        kind: STREAM,
+        state: ESTABLISHED,
+        backlog: 0,
+        shutdown: SHUT_BOTH,
+        buffers: (DEFAULT_BUFFER, DEFAULT_BUFFER),
+        passes_credentials: false,
+        name: Vec::new(),
+        path: None,
+        peer_address: None,
+        peer_is_open: false,
+        peer: None,
+        queue: Vec::new(),
+        pending: Vec::new(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_hung_up_keeps_its_blocking_mode() {
+        let flags = (libc::O_NONBLOCK | libc::O_APPEND | libc::O_WRONLY).cast_unsigned();
+        let File::Unix(socket) = hung_up(1, flags) else { panic!("it is no socket") };
+        assert_eq!(socket.flags & libc::O_NONBLOCK.cast_unsigned(), libc::O_NONBLOCK.cast_unsigned());
+        assert_eq!(socket.flags & libc::O_APPEND.cast_unsigned(), 0);
+        assert_eq!((socket.peer, socket.shutdown, socket.state), (None, 3, 1));
+    }
+}

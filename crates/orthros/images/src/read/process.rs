@@ -1,0 +1,246 @@
+//! The tree of processes.
+
+use anyhow::{Context as _, Result, bail};
+use orrery_kimage::{Descriptor as KernelDescriptor, FileKind, IdKind, Kernel, State, Task};
+
+use super::clocks::Clocks;
+use super::cpu_registers::CpuRegisters;
+use super::file_table::FileTable;
+use super::seccomp::FilterTable;
+use super::syscalls::Answers;
+use super::{locks, memory, open_file, restore_state, terminals, thread, unix};
+use crate::model::{Descriptor, FileLock, Process, ProcessState, Running, Service};
+
+/// What a service is read with, and what is known of it so far.
+pub(super) struct Reader<'k> {
+    kernel: &'k Kernel,
+    cpus: &'k CpuRegisters,
+    clocks: Clocks,
+    lazy: bool,
+    files: FileTable<'k>,
+    filters: FilterTable,
+    /// The namespaces of the service's own process.
+    namespaces: Vec<u64>,
+}
+
+impl<'k> Reader<'k> {
+    pub(super) fn new(kernel: &'k Kernel, cpus: &'k CpuRegisters, clocks: Clocks, lazy: bool) -> Self {
+        let (files, filters) = (FileTable::new(kernel, clocks), FilterTable::default());
+        Self { kernel, cpus, clocks, lazy, files, filters, namespaces: Vec::new() }
+    }
+
+    /// Reads the process `pid` and all its descendants.
+    pub(super) fn read(mut self, pid: i32) -> Result<Service> {
+        let root = self.kernel.process(pid)?;
+        let ipc = restore_state::System5::read(&root).unwrap_or_else(|error| {
+            self.files.remarks().add_loss(format!("System V objects are lost: {error:#}"));
+            restore_state::System5::default()
+        });
+        let mut processes = Vec::new();
+        let mut bereaved_parents = Vec::new();
+        let mut pending = vec![root];
+        while let Some(process) = pending.pop() {
+            let number = process.pid()?;
+            let name = || format!("process {number} ({})", process.name().unwrap_or_default());
+            match self.process(&process, number == pid) {
+                Ok((process, children)) => {
+                    processes.push(process);
+                    pending.extend(children);
+                }
+                Err(error) if number == pid => return Err(error.context(name())),
+                Err(error) => {
+                    let remark = format!("{} and its descendants count as killed: {error:#}", name());
+                    self.files.remarks().add_loss(remark);
+                    let killed = exited(&process, libc::SIGKILL.cast_unsigned()).with_context(name)?;
+                    bereaved_parents.push(killed.ppid);
+                    processes.push(killed);
+                }
+            }
+        }
+        self.hang_up_half_terminals();
+        let mut contents = self.files.into_contents();
+        for remark in unix::resolve_peers(&mut contents.files) {
+            contents.remarks.add_loss(remark);
+        }
+        let restore_state = restore_state::collect(&processes, &contents, ipc, bereaved_parents);
+        let (remarks, losses) = contents.remarks.into_parts();
+        Ok(Service {
+            monotonic: self.clocks.monotonic,
+            processes,
+            files: contents.files,
+            ghosts: contents.ghosts,
+            shared_memory: contents.shared_memory,
+            filters: self.filters.into_filters(),
+            restore_state,
+            remarks,
+            losses,
+        })
+    }
+
+    /// Hangs up the terminals of which the service has one side only.
+    fn hang_up_half_terminals(&mut self) {
+        for (id, flags, number) in terminals::half(self.files.files()) {
+            let remark = format!("terminal {number} is hung up: its other side is not the service's");
+            self.files.remarks().add_loss(remark);
+            let gone = self.files.hung_up(flags);
+            self.files.replace(id, gone);
+        }
+    }
+
+    /// Reads one process, running or exited, and returns its children, too.
+    fn process(&mut self, process: &Task<'k>, is_root: bool) -> Result<(Process, Vec<Task<'k>>)> {
+        let has_exited = matches!(process.state()?, State::Zombie | State::Dead);
+        if has_exited && !is_root && process.threads().found.len() <= 1 {
+            return Ok((exited(process, thread::exit_status(process)?)?, Vec::new()));
+        }
+        let children = process.children();
+        if let Some(problem) = children.problems.first() {
+            bail!("its children: {problem}");
+        }
+        let pid = innermost(process, IdKind::Process)?;
+        let namespaces = namespaces(process)?;
+        if is_root {
+            self.namespaces = namespaces;
+        } else if self.namespaces != namespaces {
+            bail!("it is in a namespace other than the service's");
+        }
+        let running = self.running(process, pid)?;
+        let process = Process {
+            pid,
+            ppid: if is_root { 0 } else { parent(process)? },
+            pgid: innermost(process, IdKind::Group)?,
+            sid: innermost(process, IdKind::Session)?,
+            state: ProcessState::Running(Box::new(running)),
+        };
+        Ok((process, children.found))
+    }
+
+    fn running(&mut self, process: &Task<'k>, pid: u32) -> Result<Running> {
+        let threads = process.threads();
+        if let Some(problem) = threads.problems.first() {
+            bail!("its threads: {problem}");
+        }
+        self.remark_on_limits(process, pid)?;
+        let answers = Answers::of(process)?;
+        let reading = thread::Reading { kernel: self.kernel, cpus: self.cpus, answers: answers.as_ref() };
+        let mut found = Vec::new();
+        for thread in &threads.found {
+            let tid = innermost(thread, IdKind::Thread)?;
+            let read = reading.thread(thread, tid, &mut self.filters, self.files.remarks());
+            found.push(read.with_context(|| format!("thread {tid}"))?);
+        }
+        let task = process.object();
+        let memory = memory::read(self.kernel, &mut self.files, process, self.lazy)?;
+        let directories = self.files.add_directories(process)?;
+        let (timers, rlimits) = (thread::timers(self.clocks, process)?, thread::rlimits(process)?);
+        let (pending_signals, actions) = (process.pending_signals(true)?, thread::actions(task)?);
+        // Last, as what is in its descriptors concerns others.
+        let (descriptors, locks) = self.descriptors(process, pid)?;
+        Ok(Running {
+            stopped: process.state()? == State::Stopped,
+            personality: task.u32("personality")?,
+            flags: task.u32("flags")?,
+            threads: found,
+            timers,
+            rlimits,
+            pending_signals,
+            actions,
+            memory,
+            directories,
+            descriptors,
+            locks,
+        })
+    }
+
+    /// Adds remarks about limits and duties that a restored process does not have.
+    fn remark_on_limits(&mut self, process: &Task<'_>, pid: u32) -> Result<()> {
+        let remarks = self.files.remarks();
+        if process.undoes_semaphores()? {
+            remarks.add_loss(format!("process {pid}: its semaphore adjustments (SEM_UNDO) are lost"));
+        }
+        for group in process.control_groups().found.iter().filter(|group| group.path != b"/") {
+            let path = String::from_utf8_lossy(&group.path);
+            remarks.add_loss(format!(
+                "process {pid} is in the control group {path} no more, and its limits hold no more"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Reads the file descriptors of a process, and the locks that it has on files.
+    fn descriptors(&mut self, process: &Task<'k>, pid: u32) -> Result<(Vec<Descriptor>, Vec<FileLock>)> {
+        let descriptors = process.descriptors();
+        if let Some(problem) = descriptors.problems.first() {
+            bail!("its descriptors: {problem}");
+        }
+        let is_stored = |descriptor: &&KernelDescriptor<'_>| {
+            matches!(descriptor.file.kind(), Ok(FileKind::Regular | FileKind::Directory) | Err(_))
+        };
+        let (mut table, mut all_locks) = (Vec::new(), Vec::new());
+        let entry = |descriptor: &KernelDescriptor<'_>, file| Descriptor {
+            fd: descriptor.number,
+            file,
+            closes_on_exec: descriptor.closes_on_exec,
+        };
+        // Without a file that it reads or writes, a process would go wrong silently: that refuses it, before anything else
+        // has been added for it.
+        for descriptor in descriptors.found.iter().filter(is_stored) {
+            let file =
+                open_file::add(&mut self.files, &descriptor.file).with_context(|| describe(descriptor))?;
+            all_locks.extend(locks::read(process, descriptor).with_context(|| describe(descriptor))?);
+            table.push(entry(descriptor, file));
+        }
+        for descriptor in descriptors.found.iter().filter(|descriptor| !is_stored(descriptor)) {
+            let file = match open_file::add(&mut self.files, &descriptor.file) {
+                Ok(file) => file,
+                Err(error) => {
+                    let remark = format!("process {pid}: {} is hung up: {error:#}", describe(descriptor));
+                    self.files.remarks().add_loss(remark);
+                    let gone = self.files.hung_up(descriptor.file.flags().unwrap_or(0));
+                    self.files.add(&descriptor.file, gone)
+                }
+            };
+            table.push(entry(descriptor, file));
+        }
+        table.sort_unstable();
+        Ok((table, all_locks))
+    }
+}
+
+/// Returns a process that has exited with this status, or counts as having done so.
+fn exited(process: &Task<'_>, status: u32) -> Result<Process> {
+    Ok(Process {
+        pid: innermost(process, IdKind::Process)?,
+        ppid: parent(process)?,
+        pgid: innermost(process, IdKind::Group)?,
+        sid: innermost(process, IdKind::Session)?,
+        state: ProcessState::Exited { name: process.name()?, status },
+    })
+}
+
+fn describe(descriptor: &KernelDescriptor<'_>) -> String {
+    let path = descriptor.file.path().map(|path| path.display()).unwrap_or_default();
+    format!("its descriptor {} ({path})", descriptor.number)
+}
+
+/// Returns the addresses of the namespaces that a process is in, and how deep its PIDs are nested.
+fn namespaces(process: &Task<'_>) -> Result<Vec<u64>> {
+    let proxy = process.object().required("nsproxy", "nsproxy")?;
+    let mut found = vec![process.ids(IdKind::Process)?.len() as u64];
+    for path in ["uts_ns", "ipc_ns", "mnt_ns", "net_ns"] {
+        found.push(proxy.u64(path)?);
+    }
+    found.push(process.object().required("cred", "cred")?.u64("user_ns")?);
+    Ok(found)
+}
+
+/// Returns an ID of a process in its innermost PID namespace.
+fn innermost(process: &Task<'_>, kind: IdKind) -> Result<u32> {
+    Ok(process.ids(kind)?.last().copied().context("it has no PID")?.cast_unsigned())
+}
+
+/// Returns the PID of a process's parent in the parent's innermost PID namespace.
+fn parent(process: &Task<'_>) -> Result<u32> {
+    let parent = process.object().kernel().process(process.parent()?)?;
+    innermost(&parent, IdKind::Process).context("its parent")
+}

@@ -1,0 +1,184 @@
+//! What CRIU does not restore, collected from the model.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use anyhow::{Context as _, Result};
+use orrery_kimage::{InetSocket, Task, TcpConnection};
+
+use super::file_table::TableContents;
+use crate::model::{
+    Connection, Datagram, File, Inet, MessageQueue, PendingConnection, Process, ProcessState, RestoreState,
+    SemaphoreSet, ThreadAttributes, UnnamedFile,
+};
+
+/// The System V objects of a namespace.
+#[derive(Default)]
+pub(super) struct System5 {
+    semaphores: Vec<SemaphoreSet>,
+    message_queues: Vec<MessageQueue>,
+}
+
+impl System5 {
+    /// Reads the objects of a process's namespace.
+    pub(super) fn read(process: &Task<'_>) -> Result<Self> {
+        let semaphores = process.semaphores().context("semaphores")?.into_iter();
+        let queues = process.message_queues().context("message queues")?.into_iter();
+        Ok(Self {
+            semaphores: semaphores
+                .map(|set| SemaphoreSet { object: set.object.into(), values: set.values })
+                .collect(),
+            message_queues: queues
+                .map(|queue| MessageQueue {
+                    object: queue.object.into(),
+                    capacity: queue.room,
+                    messages: queue.messages,
+                })
+                .collect(),
+        })
+    }
+}
+
+pub(super) fn collect(
+    processes: &[Process],
+    contents: &TableContents,
+    ipc: System5,
+    bereaved_parents: Vec<u32>,
+) -> RestoreState {
+    let mut state = RestoreState {
+        bereaved_parents,
+        semaphores: ipc.semaphores,
+        message_queues: ipc.message_queues,
+        ..RestoreState::default()
+    };
+    for process in processes {
+        let ProcessState::Running(running) = &process.state else { continue };
+        state.threads.extend(running.threads.iter().map(|thread| ThreadAttributes {
+            tid: thread.tid,
+            affinity: thread.affinity.clone(),
+            no_new_privileges: thread.no_new_privileges,
+            ambient_capabilities: thread.credentials.ambient,
+        }));
+        if !running.stopped {
+            state.running.push(process.pid);
+        }
+    }
+    let mut addresses = BTreeSet::new();
+    for file in &contents.files {
+        let File::Inet(inet) = file else { continue };
+        collect_socket(inet, &mut state, &mut addresses);
+    }
+    state.local_addresses = addresses.into_iter().filter(|address| !address.is_unspecified()).collect();
+    let unnamed = (1..).zip(&contents.ghosts).filter(|(_, ghost)| ghost.content.is_none());
+    state.unnamed_files = unnamed.map(|(image, ghost)| UnnamedFile { image, inode: ghost.inode }).collect();
+    state
+}
+
+fn collect_socket(inet: &Inet, state: &mut RestoreState, addresses: &mut BTreeSet<Ipv4Addr>) {
+    addresses.extend(address(&inet.socket.source, inet.socket.source_port).map(|address| *address.ip()));
+    state.datagrams.extend(inet.datagrams.iter().map(|datagram| Datagram {
+        source: datagram.source,
+        destination: datagram.destination,
+        bytes: datagram.bytes.clone(),
+    }));
+    state.pending_connections.extend(inet.pending.iter().map(|pending| PendingConnection {
+        local: pending.local,
+        remote: pending.remote,
+        next: pending.next,
+        expected: pending.expected,
+    }));
+    if let Some(tcp) = &inet.connection {
+        state.connections.extend(connection(&inet.socket, tcp));
+    }
+}
+
+/// Returns an established connection, if it is one over IPv4.
+fn connection(socket: &InetSocket, tcp: &TcpConnection) -> Option<Connection> {
+    let local = address(&socket.source, socket.source_port)?;
+    let remote = address(&socket.destination, socket.destination_port)?;
+    let unacknowledged = &tcp.unacknowledged;
+    let sent = unacknowledged.len().saturating_sub(tcp.unsent as usize);
+    let length = u32::try_from(unacknowledged.len()).unwrap_or(u32::MAX);
+    Some(Connection {
+        local,
+        remote,
+        expected: tcp.rcv_nxt,
+        first: tcp.write_seq.wrapping_sub(length),
+        unacknowledged: unacknowledged[..sent.min(Connection::MAX_UNACKNOWLEDGED)].to_vec(),
+        max_segment: (tcp.mss_clamp as usize).clamp(64, 1460),
+        window: u16::try_from(tcp.rcv_wnd >> tcp.rcv_wscale.min(14)).unwrap_or(u16::MAX),
+        has_timestamps: tcp.has_timestamps,
+    })
+}
+
+/// Returns an address of IPv4, also one that is mapped into IPv6. Its words are in network byte order.
+fn address(words: &[u32], port: u16) -> Option<SocketAddrV4> {
+    let word = match words {
+        [word] | [0, 0, 0xffff_0000, word] => word,
+        _ => return None,
+    };
+    Some(SocketAddrV4::new(Ipv4Addr::from(word.to_le_bytes()), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_ipv4_are_told_from_others() {
+        let expected = Some(SocketAddrV4::new(Ipv4Addr::new(10, 77, 0, 2), 6379));
+        let word = u32::from_le_bytes([10, 77, 0, 2]);
+        assert_eq!(address(&[word], 6379), expected);
+        assert_eq!(address(&[0, 0, u32::from_le_bytes([0, 0, 0xff, 0xff]), word], 6379), expected);
+        assert_eq!(address(&[1, 2, 3, word], 6379), None);
+    }
+
+    #[test]
+    fn only_bytes_that_were_sent_are_sent_again() {
+        let word = u32::from_le_bytes([127, 0, 0, 1]);
+        let socket = InetSocket {
+            family: 2,
+            kind: 1,
+            protocol: 6,
+            state: 1,
+            source: vec![word],
+            destination: vec![word],
+            source_port: 1,
+            destination_port: 2,
+            backlog: 0,
+            waiting: 0,
+            buffers: (0, 0),
+            reuses_address: false,
+            keeps_alive: false,
+            only_v6: false,
+        };
+        let tcp = TcpConnection {
+            received: b"in".to_vec(),
+            unacknowledged: b"out".to_vec(),
+            unsent: 0,
+            uncounted: 0,
+            rcv_nxt: 100,
+            write_seq: 1,
+            mss_clamp: 9000,
+            has_timestamps: true,
+            has_sack: true,
+            has_window_scaling: true,
+            snd_wscale: 7,
+            rcv_wscale: 7,
+            timestamp_offset: 0,
+            snd_wl1: 0,
+            snd_wnd: 0,
+            max_window: 0,
+            rcv_wnd: 65_536,
+            rcv_wup: 0,
+            no_delay: false,
+        };
+        let made = connection(&socket, &tcp).unwrap();
+        assert_eq!((made.first, made.expected, &*made.unacknowledged), (u32::MAX - 1, 100, &b"out"[..]));
+        assert_eq!((made.window, made.max_segment, made.has_timestamps), (512, 1460, true));
+        let waits = TcpConnection { unsent: 1, ..tcp.clone() };
+        assert_eq!(connection(&socket, &waits).unwrap().unacknowledged, b"ou");
+        let long = TcpConnection { unacknowledged: vec![0; 1 << 20], ..tcp };
+        assert_eq!(connection(&socket, &long).unwrap().unacknowledged.len(), Connection::MAX_UNACKNOWLEDGED);
+    }
+}

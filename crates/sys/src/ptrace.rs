@@ -1,0 +1,217 @@
+//! Tracing threads of other processes: ptrace(2).
+//!
+//! All requests must come from the thread that has seized the tracee. The kernel detaches a tracee when that thread ends.
+
+use std::ffi::{c_int, c_long, c_void};
+use std::io;
+use std::mem::MaybeUninit;
+
+/// Why a tracee stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// It has ended, or cannot be waited for.
+    Gone,
+    /// It has executed another program.
+    Exec,
+    /// It entered or left a system call.
+    Call,
+    /// It is to receive a signal.
+    Signal(c_int),
+    /// Its process is stopped (a group-stop).
+    Group,
+    /// Any other event.
+    Other,
+}
+
+/// The `word` of a ptrace request that needs none.
+const NONE: usize = 0;
+const SIGNAL_SET: usize = 8;
+
+fn ptrace(request: libc::c_uint, pid: libc::pid_t, address: usize, data: usize) -> io::Result<c_long> {
+    let (address, data): (*mut c_void, *mut c_void) =
+        (std::ptr::with_exposed_provenance_mut(address), std::ptr::with_exposed_provenance_mut(data));
+    // SAFETY: `data` is a number, or points to a live structure that is as large as the request wants: see the methods below.
+    let result = unsafe { libc::ptrace(request, pid, address, data) };
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+bitflags::bitflags! {
+    /// `PTRACE_O_*`: at which events a tracee stops, and how.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Options: libc::c_int {
+        /// Stops when it has executed a program.
+        const TRACE_EXEC = libc::PTRACE_O_TRACEEXEC;
+        /// Tells stops at system calls from SIGTRAP.
+        const TRACE_SYSCALL_GOOD = libc::PTRACE_O_TRACESYSGOOD;
+        /// Suspends its seccomp filters; requires `CAP_SYS_ADMIN`.
+        const SUSPEND_SECCOMP = libc::PTRACE_O_SUSPEND_SECCOMP;
+    }
+}
+
+/// Waits for a thread that this one traces, or for any (-1).
+fn wait_for(pid: libc::pid_t, flags: c_int) -> Option<(libc::pid_t, Stop)> {
+    let mut status = 0;
+    let pid = loop {
+        // SAFETY: `status` is an integer that lives until the call returns.
+        let pid = unsafe { libc::waitpid(pid, &raw mut status, flags) };
+        if pid >= 0 {
+            break pid;
+        }
+        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            return None;
+        }
+    };
+    if !libc::WIFSTOPPED(status) {
+        return Some((pid, Stop::Gone));
+    }
+    let signal = libc::WSTOPSIG(status);
+    let stop = match status >> 16 {
+        libc::PTRACE_EVENT_EXEC => Stop::Exec,
+        libc::PTRACE_EVENT_STOP => match signal {
+            libc::SIGSTOP | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => Stop::Group,
+            _ => Stop::Other,
+        },
+        0 if signal == libc::SIGTRAP | 0x80 => Stop::Call,
+        0 => Stop::Signal(signal),
+        _ => Stop::Other,
+    };
+    Some((pid, stop))
+}
+
+/// A seized thread.
+#[derive(Debug)]
+pub struct Tracee {
+    pid: libc::pid_t,
+}
+
+impl Tracee {
+    /// Traces a thread without stopping it (`PTRACE_SEIZE`).
+    ///
+    /// # Errors
+    /// `EPERM`: another process traces the thread, or this one may not. `ESRCH`: there is no such thread.
+    pub fn seize(pid: libc::pid_t, options: Options) -> io::Result<Self> {
+        ptrace(libc::PTRACE_SEIZE, pid, NONE, usize::try_from(options.bits()).unwrap_or(0))?;
+        Ok(Self { pid })
+    }
+
+    /// Stops it (`PTRACE_INTERRUPT`); [`Tracee::wait`] returns when it has stopped.
+    ///
+    /// # Errors
+    /// `ESRCH`: it has ended.
+    pub fn interrupt(&self) -> io::Result<()> {
+        ptrace(libc::PTRACE_INTERRUPT, self.pid, NONE, NONE).map(drop)
+    }
+
+    /// Returns its thread ID.
+    #[must_use]
+    pub fn pid(&self) -> libc::pid_t {
+        self.pid
+    }
+
+    /// Waits for it to stop.
+    pub fn wait(&self) -> Stop {
+        wait_for(self.pid, libc::__WALL).map_or(Stop::Gone, |(_, stop)| stop)
+    }
+
+    /// Waits for it to stop, where this thread traces no other one. A thread that executes a program takes the PID of its process;
+    /// this finds it all the same.
+    pub fn wait_over_exec(&mut self) -> Stop {
+        // Only what this thread traces is waited for.
+        let Some((pid, stop)) = wait_for(-1, libc::__WALL | libc::__WNOTHREAD) else { return Stop::Gone };
+        if stop != Stop::Gone {
+            self.pid = pid;
+        }
+        stop
+    }
+
+    /// Lets it run, and delivers a signal to it unless that is zero (`PTRACE_CONT`).
+    pub fn resume(&self, signal: c_int) {
+        let _gone = ptrace(libc::PTRACE_CONT, self.pid, NONE, usize::try_from(signal).unwrap_or(0));
+    }
+
+    /// Leaves it in its group-stop until SIGCONT comes (`PTRACE_LISTEN`).
+    pub fn listen(&self) {
+        let _gone = ptrace(libc::PTRACE_LISTEN, self.pid, NONE, NONE);
+    }
+
+    /// Lets it run until it next enters or leaves a system call (`PTRACE_SYSCALL`).
+    ///
+    /// # Errors
+    /// `ESRCH`: it has ended, or is not stopped.
+    pub fn resume_to_syscall(&self) -> io::Result<()> {
+        ptrace(libc::PTRACE_SYSCALL, self.pid, NONE, NONE).map(drop)
+    }
+
+    /// Lets it execute one instruction, behind which it stops by a SIGTRAP (`PTRACE_SINGLESTEP`). The kernel resets the action of a SIGTRAP
+    /// that is ignored.
+    ///
+    /// # Errors
+    /// `ESRCH`: it has ended, or is not stopped.
+    pub fn step(&self) -> io::Result<()> {
+        ptrace(libc::PTRACE_SINGLESTEP, self.pid, NONE, NONE).map(drop)
+    }
+
+    /// Detaches from it, and returns whether that worked: it does not where the tracee is not stopped.
+    pub fn detach(self) -> bool {
+        ptrace(libc::PTRACE_DETACH, self.pid, NONE, NONE).is_ok()
+    }
+
+    /// Returns its general registers.
+    ///
+    /// # Errors
+    /// `ESRCH`: it has ended, or is not stopped.
+    pub fn registers(&self) -> io::Result<libc::user_regs_struct> {
+        let mut registers = MaybeUninit::<libc::user_regs_struct>::uninit();
+        ptrace(libc::PTRACE_GETREGS, self.pid, NONE, registers.as_mut_ptr().expose_provenance())?;
+        // SAFETY: the kernel has filled all of it.
+        Ok(unsafe { registers.assume_init() })
+    }
+
+    /// Sets its general registers.
+    ///
+    /// # Errors
+    /// `ESRCH`: it has ended, or is not stopped. `EIO`: no thread can have these registers.
+    pub fn set_registers(&self, registers: &libc::user_regs_struct) -> io::Result<()> {
+        let registers = std::ptr::from_ref(registers).expose_provenance();
+        ptrace(libc::PTRACE_SETREGS, self.pid, NONE, registers).map(drop)
+    }
+
+    /// Sets its signal mask.
+    ///
+    /// # Errors
+    /// `ESRCH`: it has ended, or is not stopped.
+    pub fn set_mask(&self, mask: u64) -> io::Result<()> {
+        let mask = (&raw const mask).expose_provenance();
+        ptrace(libc::PTRACE_SETSIGMASK, self.pid, SIGNAL_SET, mask).map(drop)
+    }
+
+    /// Returns the value that a queued signal carries, if the stop is for one.
+    #[must_use]
+    pub fn signal_value(&self) -> Option<u64> {
+        let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
+        ptrace(libc::PTRACE_GETSIGINFO, self.pid, NONE, info.as_mut_ptr().expose_provenance()).ok()?;
+        // SAFETY: the kernel has filled it; a queued signal carries a value.
+        unsafe {
+            let info = info.assume_init();
+            (info.si_code == libc::SI_QUEUE).then(|| info.si_value().sival_ptr.addr() as u64)
+        }
+    }
+
+    /// Replaces a word of its memory, even where it may not write itself, and returns the word that was there.
+    ///
+    /// # Errors
+    /// `EIO`: nothing is mapped there. `ESRCH`: it has ended, or is not stopped.
+    pub fn replace_word(&self, at: u64, word: u64) -> io::Result<u64> {
+        let at = usize::try_from(at).unwrap_or(0);
+        // SAFETY: errno alone tells a word of all ones from a failure, and is cleared for that.
+        let before = unsafe {
+            *libc::__errno_location() = 0;
+            libc::ptrace(libc::PTRACE_PEEKTEXT, self.pid, at, 0)
+        };
+        if before == -1 && io::Error::last_os_error().raw_os_error() != Some(0) {
+            return Err(io::Error::last_os_error());
+        }
+        ptrace(libc::PTRACE_POKETEXT, self.pid, at, usize::try_from(word).unwrap_or(0))?;
+        Ok(before.cast_unsigned())
+    }
+}
