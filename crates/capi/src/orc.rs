@@ -46,7 +46,13 @@ fn note(number: c_int, text: &str) {
 }
 
 fn fail(error: &Error) {
-    note(number(error), &error.to_string());
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        text = format!("{text}: {source}");
+        cause = source.source();
+    }
+    note(number(error), &text);
 }
 
 fn invalid(text: &str) {
