@@ -4,9 +4,9 @@
  *     static ssize_t load(void *keys, const void *path, size_t length, void *answer, size_t room);
  *     static ssize_t sign(void *keys, const void *data, size_t length, void *answer, size_t room);
  *
- *     struct orrery_vault *vault = orrery_vault_new(load, sign, &keys);
+ *     struct orrery_vault *vault = orrery_vault_create(load, sign, &keys);
  *     if (!vault)
- *         err(1, "%s", orrery_vault_error());
+ *         err(1, "%s", orrery_last_error());
  *     orrery_vault_load(vault, path, strlen(path), NULL, 0);  // reads the key, over there
  *     ...                                                     // becomes a daemon, forks workers, drops its rights
  *     length = orrery_vault_call(vault, data, data_length, signature, sizeof signature);
@@ -29,7 +29,7 @@
  *
  * ERRORS
  *
- * Calls that fail return NULL or -1 and set errno; orrery_vault_error says it in words:
+ * Calls that fail return NULL or -1 and set errno; orrery_last_error says it in words:
  *
  *   EOWNERDEAD  the vault is gone: keeper and spare were killed at the same time; make a new one
  *   ETIMEDOUT   no answer within 30 seconds
@@ -42,6 +42,8 @@
 #ifndef ORRERY_VAULT_H
 #define ORRERY_VAULT_H
 
+#include <orrery/error.h>
+
 #include <stddef.h>
 #include <sys/types.h>
 
@@ -50,8 +52,8 @@ extern "C" {
 #endif
 
 /* How many bytes a call, or its answer, may have; and those of loading. */
-#define ORRERY_VAULT_ROOM 1048576
-#define ORRERY_VAULT_LOAD_ROOM 16384
+#define ORRERY_VAULT_MESSAGE_MAX 1048576
+#define ORRERY_VAULT_LOAD_MAX 16384
 
 struct orrery_vault;
 
@@ -69,13 +71,14 @@ typedef ssize_t (*orrery_vault_function)(void *context, const void *request, siz
  * Errors, beside those above:
  *   EAGAIN    the program has other threads: make vaults before them
  */
-struct orrery_vault *orrery_vault_new(orrery_vault_function load, orrery_vault_function serve, void *context);
+struct orrery_vault *orrery_vault_create(orrery_vault_function load, orrery_vault_function serve,
+                                         void *context);
 
 /*
  * Starts another program as a vault. It has nothing of the caller's: no memory, no files, no environment. It calls
- * orrery_vault_main. `arguments` begins with its own name and ends with NULL. The caller may have threads.
+ * orrery_vault_run. `arguments` begins with its own name and ends with NULL. The caller may have threads.
  */
-struct orrery_vault *orrery_vault_start(const char *program, const char *const *arguments);
+struct orrery_vault *orrery_vault_spawn(const char *program, const char *const *arguments);
 
 /*
  * In a program that was started as a vault: is it, and does not return. The program must have one thread.
@@ -83,16 +86,16 @@ struct orrery_vault *orrery_vault_start(const char *program, const char *const *
  * Errors:
  *   ENOTSOCK  it was not started as a vault
  */
-int orrery_vault_main(orrery_vault_function load, orrery_vault_function serve, void *context);
+int orrery_vault_run(orrery_vault_function load, orrery_vault_function serve, void *context);
 
 /*
  * The same with a function that drops what is not wanted any more, or NULL. It is called whenever the vault is about to
  * sleep, and then after so many milliseconds as it returned, unless that is less than 0. Returning 0 says that something was
  * dropped: the vault makes its spare anew, which has it, too, and calls again. Twins keep what they have.
  */
-typedef long (*orrery_vault_tidy)(void *context);
-int orrery_vault_main_tidy(orrery_vault_function load, orrery_vault_function serve, orrery_vault_tidy tidy,
-                           void *context);
+typedef long (*orrery_vault_cleanup)(void *context);
+int orrery_vault_run_with_cleanup(orrery_vault_function load, orrery_vault_function serve,
+                                  orrery_vault_cleanup tidy, void *context);
 
 /* Runs `load` in the vault. Returns the length of its answer. */
 ssize_t orrery_vault_load(const struct orrery_vault *vault, const void *request, size_t length, void *answer,
@@ -104,9 +107,6 @@ ssize_t orrery_vault_call(const struct orrery_vault *vault, const void *request,
 
 /* Lets go of the vault in this process. Nobody may use it any more. */
 void orrery_vault_close(struct orrery_vault *vault);
-
-/* What the last call of this thread failed of, in words; NULL where none did. */
-const char *orrery_vault_error(void);
 
 #ifdef __cplusplus
 }

@@ -1,14 +1,14 @@
 /*
  * Orrery: one copy of identical code and read-only data, shared on request by content.
  *
- *     struct orc_object *words = orc_register(bytes, length, 0);
+ *     struct orrery_object *words = orrery_object_register(bytes, length, 0);
  *     if (!words)
- *         err(1, "orc_register: %s", orc_error());
- *     const char *shared = orc_map(words, 0);     // the same pages for everybody who has the same bytes
+ *         err(1, "orrery_object_register: %s", orrery_last_error());
+ *     const char *shared = orrery_object_map(words, 0);     // the same pages for everybody who has the same bytes
  *     ...
- *     orc_release(words);
+ *     orrery_object_release(words);
  *
- *     orc_publish(table, size, ORC_FREEZE);       // this program's own copy becomes the shared one, in place
+ *     orrery_object_publish(table, size, ORRERY_OBJECT_FREEZE);       // this program's own copy becomes the shared one, in place
  *
  * Link with -lorrery; `orrery orc serve` runs the store. After "ORC: Increasing Cloud Memory Density via Object Reuse with
  * Capabilities" (Sartakov et al., OSDI 2023), on a stock Linux kernel.
@@ -30,7 +30,7 @@
  *
  * ERRORS
  *
- * Calls that fail return -1 or NULL, set errno, and have changed nothing; orc_error tells more.
+ * Calls that fail return -1 or NULL, set errno, and have changed nothing; orrery_last_error tells more.
  *
  *   ENOTCONN      there is no store, or not one that this user may trust
  *   ENOENT        no object of that name, as far as this user may know
@@ -44,8 +44,10 @@
  *   EPROTO        the store broke off, or talks nonsense
  *   others        what a system call answered: ENOMEM, EMFILE ...
  */
-#ifndef ORRERY_ORC_H
-#define ORRERY_ORC_H
+#ifndef ORRERY_OBJECT_H
+#define ORRERY_OBJECT_H
+
+#include <orrery/error.h>
 
 #include <stddef.h>
 
@@ -53,75 +55,72 @@
 extern "C" {
 #endif
 
-struct orc_object;
+struct orrery_object;
 
 /* The name of an object: the BLAKE3 hash of its bytes. */
-struct orc_id {
+struct orrery_object_id {
     unsigned char bytes[32];
 };
 
-enum orc_flags {
-    ORC_EXECUTABLE = 1, /* it may be mapped executable: if the store allows it */
-    ORC_PUBLIC = 2,     /* it is for everybody: for the superuser, and whom the store trusts */
-    ORC_ALONE = 4,      /* it has pages of its own, however small it is */
-    ORC_FREEZE = 8      /* orc_publish: writable pages become read-only, for good */
+enum orrery_object_flags {
+    ORRERY_OBJECT_EXECUTABLE = 1, /* it may be mapped executable: if the store allows it */
+    ORRERY_OBJECT_PUBLIC = 2,     /* it is for everybody: for the superuser, and whom the store trusts */
+    ORRERY_OBJECT_OWN_PAGES = 4,  /* it has pages of its own, however small it is */
+    ORRERY_OBJECT_FREEZE = 8      /* orrery_object_publish: writable pages become read-only, for good */
 };
-
-/* The text of the last failure of this thread, or NULL. It stays until the next failure. */
-const char *orc_error(void);
 
 /*
  * Connects to the store in a folder, or at a socket, in place of the usual one (ORRERY_ORC, else /run/orrery/orc or
  * $XDG_RUNTIME_DIR/orrery/orc). What was had before stays. Without this, the first call connects to the usual one.
  */
-int orc_connect(const char *directory);
+int orrery_object_connect(const char *directory);
 
 /* The name of these bytes. */
-int orc_hash(const void *bytes, size_t length, struct orc_id *id);
+int orrery_object_hash(const void *bytes, size_t length, struct orrery_object_id *id);
 
 /* Gives bytes to the store, which copies them unless it has them, and has the object. Flags: EXECUTABLE, PUBLIC, ALONE. */
-struct orc_object *orc_register(const void *bytes, size_t length, unsigned flags);
+struct orrery_object *orrery_object_register(const void *bytes, size_t length, unsigned flags);
 
 /* The same of the first `length` bytes of a memory file (memfd_create). */
-struct orc_object *orc_register_file(int memory, size_t length, unsigned flags);
+struct orrery_object *orrery_object_register_file(int memory, size_t length, unsigned flags);
 
 /*
  * Has the object of the bytes that a file has now, so that equal files, wherever they lie, are in memory once: for models,
  * dictionaries, tables, which are mapped instead of being read.
  */
-struct orc_object *orc_open(const char *path);
+struct orrery_object *orrery_object_open(const char *path);
 
 /* Has the object of a name. */
-struct orc_object *orc_request(const struct orc_id *id);
+struct orrery_object *orrery_object_request(const struct orrery_object_id *id);
 
 /*
- * Maps the object; with ORC_EXECUTABLE in the flags, as code. The address holds until orc_release. Mapping it twice gives the
+ * Maps the object; with ORRERY_OBJECT_EXECUTABLE in the flags, as code. The address holds until orrery_object_release. Mapping it twice gives the
  * same address.
  */
-const void *orc_map(struct orc_object *object, unsigned flags);
+const void *orrery_object_map(struct orrery_object *object, unsigned flags);
 
 /* How long it is, in bytes. */
-size_t orc_length(const struct orc_object *object);
+size_t orrery_object_length(const struct orrery_object *object);
 
 /* Its name. */
-int orc_identify(const struct orc_object *object, struct orc_id *id);
+int orrery_object_identify(const struct orrery_object *object, struct orrery_object_id *id);
 
 /*
- * The descriptor of its memory, to be handed to others, say; it is closed by orc_release. The object begins at *offset there:
+ * The descriptor of its memory, to be handed to others, say; it is closed by orrery_object_release. The object begins at *offset there:
  * small objects share pages.
  */
-int orc_descriptor(const struct orc_object *object, size_t *offset);
+int orrery_object_fd(const struct orrery_object *object, size_t *offset);
 
 /* Unmaps the object and lets go of it. NULL is let go of without harm. */
-int orc_release(struct orc_object *object);
+int orrery_object_release(struct orrery_object *object);
 
 /*
  * Replaces a range of this program's own memory by the shared object of the same bytes, at the same address, while any
- * number of threads read or run it. The range is whole pages of private memory that nobody can write; with ORC_FREEZE writable
+ * number of threads read or run it. The range is whole pages of private memory that nobody can write; with ORRERY_OBJECT_FREEZE writable
  * pages are made read-only first. Nobody may unmap or protect the range meanwhile. Returns the object, whose release leaves
  * the range as it is.
  */
-struct orc_object *orc_publish(void *start, size_t length, unsigned flags);
+struct orrery_object *orrery_object_publish(void *start, size_t length, unsigned flags);
 
 #ifdef __cplusplus
 }

@@ -1,14 +1,14 @@
 /*
  * Orrery: what becomes of a system call that the kernel's death interrupts.
  *
- *     static long sent_or_not(const struct orthros_call *call)
+ *     static long sent_or_not(const struct orrery_failover_call *call)
  *     {
- *         return already_there(call) ? call->arguments[2] : orthros_again(call);
+ *         return already_there(call) ? call->arguments[2] : orrery_failover_retry(call);
  *     }
  *     ...
- *     orthros_answer(SYS_fallocate, ORTHROS_AGAIN);
- *     orthros_answer(SYS_rename, -EIO);
- *     orthros_handle(SYS_sendto, sent_or_not);
+ *     orrery_failover_set_result(SYS_fallocate, ORRERY_FAILOVER_RETRY);
+ *     orrery_failover_set_result(SYS_rename, -EIO);
+ *     orrery_failover_set_handler(SYS_sendto, sent_or_not);
  *
  * Link with -lorthros, or start an unmodified program with LD_PRELOAD=liborthros.so, and say what is wanted in the environment:
  * ORTHROS_CALLS=fallocate=again,rename=EIO. Without that variable, write, writev, pwrite64, pwritev, sendto, sendmsg, open, openat
@@ -21,20 +21,20 @@
  * While the kernel lives, the library does nothing and costs nothing. After "Orthros: A High-Reliability Operating System with
  * Transmigration of Processes" (Yoshida et al., PRDC 2013), section IV-E-2.
  */
-#ifndef ORTHROS_H
-#define ORTHROS_H
+#ifndef ORRERY_FAILOVER_H
+#define ORRERY_FAILOVER_H
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* Leaves a call to the rescue. */
-#define ORTHROS_DEFAULT 0
+#define ORRERY_FAILOVER_DEFAULT 0
 /* Begins it again. */
-#define ORTHROS_AGAIN 1
+#define ORRERY_FAILOVER_RETRY 1
 
 /* A call as it was made. */
-struct orthros_call {
+struct orrery_failover_call {
     long number;
     long arguments[6];
 };
@@ -43,19 +43,19 @@ struct orthros_call {
  * Settles a call, in the thread that made it, where it made it: gives what the kernel would have, an error as its negative
  * number. It may do what a signal handler may.
  */
-typedef long (*orthros_handler)(const struct orthros_call *call);
+typedef long (*orrery_failover_handler)(const struct orrery_failover_call *call);
 
 /*
- * Says what becomes of a call (SYS_*): ORTHROS_DEFAULT, ORTHROS_AGAIN, or an error's negative number to fail with it. Gives 0, or -1
+ * Says what becomes of a call (SYS_*): ORRERY_FAILOVER_DEFAULT, ORRERY_FAILOVER_RETRY, or an error's negative number to fail with it. Gives 0, or -1
  * with errno EINVAL where there is no such call or answer; then nothing has changed. Any thread may say it, at any time.
  */
-int orthros_answer(long call, int answer);
+int orrery_failover_set_result(long call, int answer);
 
 /* Lets a function settle a call; NULL leaves it to the rescue. Gives 0, or -1 with errno EINVAL where there is no such call. */
-int orthros_handle(long call, orthros_handler handler);
+int orrery_failover_set_handler(long call, orrery_failover_handler handler);
 
 /* For handlers: makes a call again, and gives what the kernel does, an error as its negative number. */
-long orthros_again(const struct orthros_call *call);
+long orrery_failover_retry(const struct orrery_failover_call *call);
 
 #ifdef __cplusplus
 }
