@@ -77,7 +77,7 @@ impl Running {
         let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         let files = wanted.files.iter().map(|&(here, there)| (here.into(), there.to_owned())).collect();
         let config = PairConfig {
-            folder: directory.path().to_owned(),
+            directory: directory.path().to_owned(),
             cache: cache(),
             service: Service {
                 argv: words(wanted.service),

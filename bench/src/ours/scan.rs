@@ -43,7 +43,7 @@ impl CleanScan {
         let tracked =
             Tracked { range, access, of_file: false, has_images: true, joined: false, around: range };
         tracker.get().arrange(&[tracked], &[])?;
-        tracker.get().settle(&[range], &[])?;
+        tracker.get().mark_clean(&[range], &[])?;
         Ok(Self { tracker, pages, images, written: Ranges::new(arena), _footprint: footprint })
     }
 

@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Table};
-use orrery_domain::Moment;
 use orrery_domain::statistics::{Found, of_process};
+use orrery_domain::{DomainState, Moment};
 use serde::Serialize;
 
 /// Show the orbits of running programs: state, calls, queue, snapshots, restarts, memory, limits.
@@ -119,7 +119,7 @@ fn row(pid: u32, found: Found, before: &mut Before) -> Row {
         pid,
         program: command(u64::from(pid)).unwrap_or_default(),
         orbit_pid: seen.domain,
-        state: state(seen.state, seen.queued(), seen.domain),
+        state: state(seen.domain_state(), seen.queued(), seen.domain),
         calls: seen.calls,
         calls_per_second: if seconds > 0.0 { calls as f64 / seconds } else { 0.0 },
         returned: seen.returned,
@@ -140,11 +140,11 @@ fn row(pid: u32, found: Found, before: &mut Before) -> Row {
     }
 }
 
-/// What main last noted, corrected by what the kernel knows.
-fn state(noted: u64, queued: u64, domain: u64) -> &'static str {
+/// The state that main last noted, corrected by what the kernel knows.
+fn state(noted: Option<DomainState>, queued: u64, domain: u64) -> &'static str {
     match noted {
-        3 => "restarting",
-        4 => "dead",
+        Some(DomainState::Restarting) => "restarting",
+        Some(DomainState::Dead) => "dead",
         _ if own_memory(domain).is_none() => "died",
         _ if queued > 0 => "busy",
         _ => "idle",

@@ -59,9 +59,9 @@ struct Common {
     /// How long a processor may be silent before its machine is given up
     #[arg(long, value_name = "SECONDS", default_value_t = SILENCE, value_parser = silence)]
     silence: f64,
-    /// Where consoles and sockets lie; without it, in a temporary folder that is removed afterwards
+    /// Where consoles and sockets lie; without it, in a temporary directory that is removed afterwards
     #[arg(long)]
-    folder: Option<PathBuf>,
+    directory: Option<PathBuf>,
     /// Print one JSON object for each event
     #[arg(long)]
     json: bool,

@@ -45,11 +45,7 @@ pub(crate) struct Arguments {
     services: services::Options,
 
     /// The program and its arguments
-    #[arg(
-        required_unless_present = "check",
-        trailing_var_arg = true,
-        value_name = "PROGRAM"
-    )]
+    #[arg(required_unless_present = "check", trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 

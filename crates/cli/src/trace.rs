@@ -129,11 +129,7 @@ pub(crate) struct Arguments {
     attach: Option<String>,
 
     /// The program and its arguments
-    #[arg(
-        required_unless_present = "attach",
-        trailing_var_arg = true,
-        value_name = "PROGRAM"
-    )]
+    #[arg(required_unless_present = "attach", trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 

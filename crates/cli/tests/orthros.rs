@@ -73,8 +73,8 @@ fn files_survive_as_they_were_left_and_so_does_who_writes_them() {
         return;
     }
     let _one = ONE_PAIR.lock();
-    let folder = tempfile::tempdir().unwrap();
-    let (image, pair) = (folder.path().join("disk-image"), folder.path().join("pair"));
+    let directory = tempfile::tempdir().unwrap();
+    let (image, pair) = (directory.path().join("disk-image"), directory.path().join("pair"));
     let made = std::fs::File::create(&image).and_then(|image| image.set_len(64 << 20));
     made.unwrap();
     let tool = |program: &str, words: &[&str]| {
@@ -88,7 +88,7 @@ fn files_survive_as_they_were_left_and_so_does_who_writes_them() {
             image.to_str().unwrap(),
             "--mount",
             "/var/lib/service",
-            "--folder",
+            "--directory",
             pair.to_str().unwrap(),
             "--cpus",
             "2",
@@ -129,11 +129,11 @@ fn files_survive_as_they_were_left_and_so_does_who_writes_them() {
     }
     // From outside, too.
     let at = pair.to_str().unwrap();
-    let status = orthros().args(["status", "--folder", at]).output().unwrap();
+    let status = orthros().args(["status", "--directory", at]).output().unwrap();
     assert!(String::from_utf8_lossy(&status.stdout).contains("failovers"), "{status:?}");
-    let crash = orthros().args(["crash", "--kind", "boredom", "--folder", at]).output().unwrap();
+    let crash = orthros().args(["crash", "--kind", "boredom", "--directory", at]).output().unwrap();
     assert!(String::from_utf8_lossy(&crash.stderr).contains("hang"), "{crash:?}");
-    let second = orthros().args(["up", "--folder", at, "--", "true"]).output().unwrap();
+    let second = orthros().args(["up", "--directory", at, "--", "true"]).output().unwrap();
     assert!(String::from_utf8_lossy(&second.stderr).contains("another pair"), "{second:?}");
     up.say("nonsense");
     assert!(up.expect("help")["text"].as_str().unwrap().contains("nonsense"));
@@ -248,9 +248,9 @@ fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
         return;
     }
     let _one = ONE_PAIR.lock();
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path().to_str().unwrap();
-    let options = ["--disk", "64M", "--silence", "60", "--folder", at];
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path().to_str().unwrap();
+    let options = ["--disk", "64M", "--silence", "60", "--directory", at];
     let mut up = Up::start(&options, &["orrery-orthros-load", "file-stress", "/data", "5"]);
     up.expect("help");
     let first = backup_of(&mut up);
@@ -261,7 +261,7 @@ fn a_backup_that_dies_is_replaced_and_its_successor_reads_the_same_memory() {
     assert_ne!(first, second);
     // One whose kernel panics leaves its QEMU behind, which stands still. That no other one can be had meanwhile is no reason
     // to end the service.
-    let (image, away) = (folder.path().join("image"), folder.path().join("away"));
+    let (image, away) = (directory.path().join("image"), directory.path().join("away"));
     std::fs::rename(&image, &away).unwrap();
     up.say("crash backup");
     let died = up.expect("backup died")["text"].as_str().unwrap().to_owned();
@@ -322,8 +322,8 @@ fn what_a_host_lacks_is_told_and_nothing_is_changed() {
         assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path().to_str().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path().to_str().unwrap();
     // Programs are looked for in /usr/sbin, too; QEMU is not there.
     let told = said(orthros().args(["up", "--", "true"]).env("PATH", at));
     assert!(
@@ -339,14 +339,14 @@ fn what_a_host_lacks_is_told_and_nothing_is_changed() {
     ip(&["netns", "delete", &name]);
     assert!(told.contains("it is there already") && told.contains(&name), "{told}");
     assert!(left.contains(&name), "{left}");
-    // A folder with no room for the guests' image.
+    // A directory with no room for the guests' image.
     let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1M", "none", at]).status().unwrap();
     if mounted.success() {
-        let told = said(orthros().args(["up", "--folder", at, "--", "true"]));
+        let told = said(orthros().args(["up", "--directory", at, "--", "true"]));
         Command::new("umount").arg(at).status().unwrap();
         assert!(told.contains("No space left") && told.contains("image"), "{told}");
     } else {
-        orrery_testing::skipped!("a full folder: tmpfs cannot be mounted");
+        orrery_testing::skipped!("a full directory: tmpfs cannot be mounted");
     }
     // Someone who may not make networks; where the program cannot be reached by others, there is nothing to see.
     let mut command = orthros();
@@ -354,7 +354,7 @@ fn what_a_host_lacks_is_told_and_nothing_is_changed() {
     match command.stdin(Stdio::null()).output() {
         Ok(output) => {
             let told = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(told.contains("making a network takes root"), "{told}");
+            assert!(told.contains("making a network requires root"), "{told}");
         }
         Err(error) => orrery_testing::skipped!("no rights: {error}"),
     }
@@ -439,14 +439,14 @@ fn a_process_of_this_machine_is_checked() {
     child.wait().unwrap();
     let output = check(&[&pid]);
     assert!(!output.status.success(), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("no process"), "{output:?}");
-    assert!(!check(&[]).status.success() && !check(&["--folder", "/no/such"]).status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot find process"), "{output:?}");
+    assert!(!check(&[]).status.success() && !check(&["--directory", "/no/such"]).status.success());
 }
 
 #[test]
 fn bad_arguments_change_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("pair.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("pair.toml");
     std::fs::write(&file, "service = ['x']\nmemory = 300\n").unwrap();
     let refused = |arguments: &[&str]| {
         let output = orthros().args(arguments).stdin(Stdio::null()).output().unwrap();
@@ -470,7 +470,7 @@ fn bad_arguments_change_nothing() {
     assert!(refused(&["up", "--unit", "ssh.socket"]).contains("a socket runs no program"));
     assert!(refused(&["up", "--unit", "x", "--", "y"]).contains("cannot be used with"));
     assert!(refused(&["up", "--unit", "x", "--config", "y"]).contains("cannot be used with"));
-    let unit = folder.path().join("x.service");
+    let unit = directory.path().join("x.service");
     let path = unit.to_str().unwrap();
     for (line, way) in
         [("Type=forking", "foreground"), ("User=nobody-at-all", "adduser"), ("BindPaths=/srv", "--file")]
@@ -483,10 +483,10 @@ fn bad_arguments_change_nothing() {
     assert!(refused(&["up", "--config", file.to_str().unwrap()]).contains("BindPaths=/srv"));
     std::fs::remove_file(&unit).and_then(|()| std::os::unix::fs::symlink("/dev/null", &unit)).unwrap();
     assert!(refused(&["up", "--unit", path]).contains("the unit is masked"));
-    assert!(refused(&["status", "--folder", folder.path().to_str().unwrap()]).contains("no pair runs"));
-    assert!(refused(&["crash", "--kind", "boredom", "--folder", "/tmp"]).contains("hang"));
+    assert!(refused(&["status", "--directory", directory.path().to_str().unwrap()]).contains("no pair runs"));
+    assert!(refused(&["crash", "--kind", "boredom", "--directory", "/tmp"]).contains("hang"));
     let told = refused(&["up", "--disk", "64M", "--disk", "/srv/b", "--", "y"]);
-    assert!(told.contains("2 disks are given (64M, /srv/b)") && told.contains("folders"), "{told}");
+    assert!(told.contains("2 disks are given (64M, /srv/b)") && told.contains("directories"), "{told}");
     let told = refused(&["up", "--network", "inner", "--network", "outer", "--", "y"]);
     assert!(told.contains("2 networks are given (inner, outer)") && told.contains("forward"), "{told}");
     assert!(refused(&["up", "--disk", "1M", "--", "y"]).contains("8M"));

@@ -129,11 +129,11 @@ fn a_service_has_a_place_on_a_bridge_of_the_hosts() {
     }
     let _one = ONE_PAIR.lock();
     let lan = Lan::new("lan");
-    let folder = tempfile::tempdir().unwrap();
-    let (image, at) = (folder.path().join("image"), folder.path().join("pair"));
+    let directory = tempfile::tempdir().unwrap();
+    let (image, at) = (directory.path().join("image"), directory.path().join("pair"));
     std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
     assert!(Command::new("mkfs.ext4").arg("-q").arg(&image).status().unwrap().success());
-    let file = folder.path().join("pair.toml");
+    let file = directory.path().join("pair.toml");
     let text = format!(
         "service = ['orrery-orthros-load', 'ballast', '1', '0', '0']\nbridge = '{}'\naddress = '{}'\ngateway = '192.168.77.1'\n\
          silence = 60\nfolder = '{}'\nappend = 'orrery.test=yes'\n[disk]\nimage = '{}'\n",
@@ -155,7 +155,7 @@ fn a_service_has_a_place_on_a_bridge_of_the_hosts() {
         assert_eq!(answer.trim(), expected.to_string());
     };
     let tell = |words: &[&str]| {
-        let output = orthros().args(words).args(["--json", "--folder"]).arg(&at).output().unwrap();
+        let output = orthros().args(words).args(["--json", "--directory"]).arg(&at).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         events(&output.stdout)
     };
@@ -222,7 +222,7 @@ fn field<'s>(status: &'s str, name: &str) -> Vec<&'s str> {
 }
 
 /// The distribution's own unit, found by its name, with a drop-in by which others reach it. Whoever it says that runs it, with the limits
-/// and in the folders that it says, goes on as the same in the next kernel.
+/// and in the directories that it says, goes on as the same in the next kernel.
 #[test]
 fn a_units_service_is_what_its_unit_says_and_survives_as_that() {
     let programs = [("redis-server", "redis-server"), ("mkfs.ext4", "e2fsprogs"), ("ip", "iproute2")];
@@ -235,8 +235,8 @@ fn a_units_service_is_what_its_unit_says_and_survives_as_that() {
         return;
     }
     let _one = ONE_PAIR.lock();
-    let folder = tempfile::tempdir().unwrap();
-    let drop_ins = folder.path().join("redis-server.service.d");
+    let directory = tempfile::tempdir().unwrap();
+    let drop_ins = directory.path().join("redis-server.service.d");
     std::fs::create_dir(&drop_ins).unwrap();
     let drop_in = "[Service]\nExecStart=\nExecStart=/usr/bin/redis-server $CONF --daemonize no --bind 0.0.0.0 \\\n\
                    # for all\n  --protected-mode ${PROTECTED}\nEnvironment=CONF=/etc/redis/redis.conf PROTECTED=no\n\
@@ -246,8 +246,8 @@ fn a_units_service_is_what_its_unit_says_and_survives_as_that() {
     let mut command = orthros();
     command.args(["run", "--json", "--unit", "redis-server", "--network", &network, "--silence", "60"]);
     command.args(["--disk", "64M", "--mount", "/var/lib/redis"]);
-    // The folder first, and then where units are.
-    command.env("SYSTEMD_UNIT_PATH", format!("{}:", folder.path().display()));
+    // The directory first, and then where units are.
+    command.env("SYSTEMD_UNIT_PATH", format!("{}:", directory.path().display()));
     let mut up = Up::begin(command);
     let told: Vec<String> = (0..5).map(|_| up.expect("unit")["text"].as_str().unwrap().to_owned()).collect();
     assert!(told[0].contains("own.conf: redis runs /usr/bin/redis-server /etc/redis/redis.conf"), "{told:?}");
@@ -282,7 +282,7 @@ fn a_units_service_is_what_its_unit_says_and_survives_as_that() {
         let limits = run(format!("cat /proc/{pid}/limits"));
         let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
         assert_eq!(files.split_whitespace().filter(|&word| word == "65535").count(), 2, "{limits}");
-        // Its folders are its own, the disk's, too; what it runs from is as it is on this host.
+        // Its directories are its own, the disk's, too; what it runs from is as it is on this host.
         let places = "/run/redis /run/redis/before /var/lib/redis /etc/redis/redis.conf";
         let owners = run(format!("busybox stat -c %U:%G:%a {places}"));
         let host = ["-c", "%U:%G:%a", "/var/lib/redis", "/etc/redis/redis.conf"];
@@ -332,12 +332,12 @@ fn the_books_five_commands_carry_redis_over_a_panic() {
     for package in install.strip_prefix("apt-get install ").unwrap().split_whitespace() {
         assert!(packages.lines().any(|line| line.split_whitespace().next() == Some(package)), "{package}");
     }
-    // The others, with a folder and a network that are nobody else's.
-    let folder = tempfile::tempdir().unwrap();
-    let programs = folder.path().join("programs");
+    // The others, with a directory and a network that are nobody else's.
+    let directory = tempfile::tempdir().unwrap();
+    let programs = directory.path().join("programs");
     std::fs::create_dir(&programs).unwrap();
     std::os::unix::fs::symlink(ORRERY, programs.join("orrery")).unwrap();
-    let (network, place) = (format!("orrery-book-{}", std::process::id()), folder.path().join("pair"));
+    let (network, place) = (format!("orrery-book-{}", std::process::id()), directory.path().join("pair"));
     let shell = |line: &str| {
         let line = line.replace("/var/lib/pair", place.to_str().unwrap());
         let line = line.replace("--network service", &format!("--network {network}"));
@@ -365,6 +365,6 @@ fn the_books_five_commands_carry_redis_over_a_panic() {
     let story = said(&crash);
     assert!(story.contains("the service lives again") && story.contains("a new backup stands by"), "{story}");
     assert_eq!(said(&after).trim(), "2");
-    said("orrery orthros down --folder /var/lib/pair");
+    said("orrery orthros down --directory /var/lib/pair");
     assert!(!ip(&["netns", "list"]).contains(&network), "the network is gone");
 }

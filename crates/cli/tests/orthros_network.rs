@@ -63,8 +63,8 @@ fn addresses_routes_neighbours_and_rules_that_a_service_makes_survive() {
         return;
     }
     let _one = ONE_PAIR.lock();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("rules");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("rules");
     std::fs::write(&file, RULES).unwrap();
     let file = format!("{}:/etc/rules", file.display());
     let network = format!("orrery-own-{}", std::process::id());

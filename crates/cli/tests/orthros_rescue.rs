@@ -67,8 +67,8 @@ exec /usr/sbin/criu "$@" --action-script /run/orrery/end
 "##;
 
 /// Makes the disk that such a program counts on, and gives what puts the program into the image.
-fn counted_disk(folder: &Path, image: &Path, program: &str) -> String {
-    let criu = folder.join("criu");
+fn counted_disk(directory: &Path, image: &Path, program: &str) -> String {
+    let criu = directory.join("criu");
     std::fs::write(&criu, program).unwrap();
     std::fs::set_permissions(&criu, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::File::create(image).unwrap().set_len(16 << 20).unwrap();
@@ -86,9 +86,9 @@ fn a_rescue_that_is_interrupted_begins_again_from_the_same_memory() {
         return;
     }
     let _one = ONE_PAIR.lock();
-    let folder = tempfile::tempdir().unwrap();
-    let image = folder.path().join("image");
-    let criu = counted_disk(folder.path(), &image, INTERRUPTED);
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    let criu = counted_disk(directory.path(), &image, INTERRUPTED);
     let network = format!("orrery-again-{}", std::process::id());
     let options =
         ["--network", &network, "--disk", image.to_str().unwrap(), "--file", &criu, "--silence", "60"];
@@ -147,13 +147,13 @@ fn a_rescue_that_hangs_begins_again_from_the_same_memory() {
         return;
     }
     let _one = ONE_PAIR.lock();
-    let folder = tempfile::tempdir().unwrap();
-    let (image, pair) = (folder.path().join("image"), folder.path().join("pair"));
-    let criu = counted_disk(folder.path(), &image, HANGING);
+    let directory = tempfile::tempdir().unwrap();
+    let (image, pair) = (directory.path().join("image"), directory.path().join("pair"));
+    let criu = counted_disk(directory.path(), &image, HANGING);
     let network = format!("orrery-hang-{}", std::process::id());
     let mut options = vec!["--network", &network, "--disk", image.to_str().unwrap(), "--file", &criu];
     options.extend(["--cpus", "2", "--program", "chrt", "--silence", "60"]);
-    options.extend(["--folder", pair.to_str().unwrap()]);
+    options.extend(["--directory", pair.to_str().unwrap()]);
     let mut up = Up::start(&options, &["orrery-orthros-load", "ballast", "16", "0", "2"]);
     up.expect("help");
     let mut client = Client::of(connect(&network, 7));
@@ -195,7 +195,7 @@ fn a_rescue_that_hangs_begins_again_from_the_same_memory() {
     up.expect("end");
 }
 
-/// A folder with a file system in memory, of so much room.
+/// A directory with a file system in memory, of so much room.
 struct Room(tempfile::TempDir);
 
 impl Room {
@@ -223,7 +223,7 @@ fn a_service_waits_for_room_on_its_host_and_a_rescue_without_room_is_refused_wit
         return;
     }
     let _one = ONE_PAIR.lock();
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let room = Room(tempfile::tempdir().unwrap());
     if !room.mount("size=16M") {
         orrery_testing::skipped!("a host without room: tmpfs cannot be mounted");
@@ -232,8 +232,8 @@ fn a_service_waits_for_room_on_its_host_and_a_rescue_without_room_is_refused_wit
     let image = room.0.path().join("image");
     std::fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
     assert!(Command::new("mkfs.ext4").arg("-q").arg(&image).status().unwrap().success());
-    let at = folder.path().to_str().unwrap();
-    let options = ["--disk", image.to_str().unwrap(), "--folder", at, "--keep", "--silence", "5"];
+    let at = directory.path().to_str().unwrap();
+    let options = ["--disk", image.to_str().unwrap(), "--directory", at, "--keep", "--silence", "5"];
     let mut up = Up::start(&options, &["busybox", "sh", "-c", SCRIPT]);
     up.expect("help");
     up.say("run busybox touch /run/one");
@@ -272,7 +272,8 @@ fn a_service_waits_for_room_on_its_host_and_a_rescue_without_room_is_refused_wit
     let failed = up.expect_failure();
     assert!(failed.contains("this host has no room") && failed.contains("the dead memory is"), "{failed}");
     assert!(!up.child.wait().unwrap().success());
-    let kept: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().map(|file| file.path()).collect();
+    let kept: Vec<_> =
+        std::fs::read_dir(directory.path()).unwrap().flatten().map(|file| file.path()).collect();
     let memory = kept.iter().find(|path| path.extension().is_some_and(|kind| kind == "ram"));
     assert_eq!(std::fs::metadata(memory.unwrap()).unwrap().len(), 256 << 20, "{kept:?}");
 }

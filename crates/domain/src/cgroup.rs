@@ -141,7 +141,7 @@ impl Group {
         Ok(())
     }
 
-    /// How often the kernel killed a member because the group's memory was used up.
+    /// Returns how often the kernel killed a member because the group's memory was used up.
     pub(crate) fn memory_kills(&self) -> u64 {
         let file = |made: &Made| match made.controller {
             None => Some("memory.events"),
@@ -155,7 +155,7 @@ impl Group {
         self.made.iter().filter_map(count).sum()
     }
 
-    /// Bytes of memory that the members use, where a group says.
+    /// Returns the bytes of memory that the members use, if a group reports it.
     pub(crate) fn memory_used(&self) -> Option<u64> {
         self.made.iter().find_map(|made| {
             let file = match made.controller {
@@ -176,7 +176,7 @@ impl Drop for Group {
     }
 }
 
-/// What version 1 calls the weight of a process: 1,024, and a quarter more or less for each step of niceness
+/// Returns what version 1 calls the weight of a process: 1,024, and a quarter more or less for each step of niceness
 /// ([sched(7)](https://man7.org/linux/man-pages/man7/sched.7.html)).
 fn shares(nice: i32) -> u64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "2 to 88,818")]
@@ -184,7 +184,7 @@ fn shares(nice: i32) -> u64 {
     shares.max(2)
 }
 
-/// Whether a group below `own` would have `controller`.
+/// Returns whether a group below `own` would have `controller`.
 fn offers(own: &Path, controller: &str) -> bool {
     let text = fs::read_to_string(own.join("cgroup.subtree_control")).unwrap_or_default();
     text.split_whitespace().any(|word| word == controller)

@@ -68,7 +68,7 @@ impl Channel {
         side
     }
 
-    /// Main's end.
+    /// Returns main's end.
     ///
     /// # Safety
     /// The channel outlives it, and there is one such end.
@@ -76,7 +76,8 @@ impl Channel {
         self.side(&self.main, &self.domain)
     }
 
-    /// The domain's end; to be taken in the domain, which loses the right to write to main's block. Async-signal-safe.
+    /// Returns the domain's end. It is called in the domain, which loses the right to write to main's block.
+    /// Async-signal-safe.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -89,7 +90,7 @@ impl Channel {
         Ok(self.side(&self.domain, &self.main))
     }
 
-    /// The gate as main sees it, for threads of main that wait while another has main's end.
+    /// Returns the gate as main sees it, for threads of main that wait while another has main's end.
     pub fn main_gate(&self) -> Gate<'_> {
         // SAFETY: both blocks begin with a face, zeroed, and live as long as `self`; all fields are atomics.
         unsafe {
@@ -97,7 +98,7 @@ impl Channel {
         }
     }
 
-    /// The gate as the domain sees it.
+    /// Returns the gate as the domain sees it.
     pub fn domain_gate(&self) -> Gate<'_> {
         // SAFETY: as in `main_gate`.
         unsafe {
@@ -105,12 +106,12 @@ impl Channel {
         }
     }
 
-    /// How many slots there are, each way: a power of two. Message `number` uses slot `number % slots`.
+    /// Returns how many slots there are, each way: a power of two. Message `number` uses slot `number % slots`.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// The mark in the domain's face, for its watcher.
+    /// Returns the mark in the domain's face, for its watcher.
     pub(crate) fn domain_mark(&self) -> *const AtomicU32 {
         // SAFETY: the block begins with a face, zeroed, and lives as long as the channel.
         let face: &Face = unsafe { self.domain.start().cast::<Face>().as_ref() };
@@ -146,27 +147,28 @@ impl Side {
         unsafe { self.theirs.as_ref() }
     }
 
-    /// The gate between the two sides.
+    /// Returns the gate between the two sides.
     pub fn gate(&self) -> Gate<'_> {
         Gate::new(self.face(), self.other())
     }
 
-    /// How many messages fit.
+    /// Returns how many messages fit.
     pub fn bound(&self) -> u32 {
         self.bound
     }
 
-    /// How many messages were sent, since the beginning (modulo 2^32): also the number that the next one gets.
+    /// Returns how many messages were sent, since the beginning (modulo 2^32): also the number that the next one
+    /// gets.
     pub fn sent(&self) -> u32 {
         self.sent
     }
 
-    /// How many messages were taken, since the beginning (modulo 2^32): also the number of the next one.
+    /// Returns how many messages were taken, since the beginning (modulo 2^32): also the number of the next one.
     pub fn taken(&self) -> u32 {
         self.taken
     }
 
-    /// How many sent messages the other side has not taken yet.
+    /// Returns how many sent messages the other side has not taken yet.
     ///
     /// # Errors
     /// [`Error::Corrupted`] where it claims more than was sent.
@@ -242,7 +244,7 @@ impl Side {
         Ok(Some(len))
     }
 
-    /// The bytes of message `number` that this side sent and the other has not taken yet; nothing otherwise.
+    /// Returns the bytes of message `number` that this side sent and the other has not taken yet; nothing otherwise.
     pub fn waiting_message(&self, number: u32) -> &[u8] {
         let waiting = self.waiting().unwrap_or(0);
         let age = self.sent.wrapping_sub(number);

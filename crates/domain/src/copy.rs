@@ -41,7 +41,7 @@ pub unsafe fn copy_process(kin: Kin) -> core::result::Result<Option<Copied>, Err
     unsafe { copy(kin, 0) }
 }
 
-/// The same, except that the copy has no table of descriptors of its own: it shares the caller's (CLONE_FILES).
+/// Copies the process like [`copy_process`], but the copy shares the caller's descriptor table (CLONE_FILES).
 ///
 /// # Errors
 /// Those of clone(2).

@@ -20,7 +20,7 @@ pub enum End {
 }
 
 impl End {
-    /// Whether it ended other than by exit status 0.
+    /// Returns whether it ended other than by exit status 0.
     pub fn is_crash(self) -> bool {
         self != Self::Exited { status: 0 }
     }
@@ -36,7 +36,7 @@ impl fmt::Display for End {
     }
 }
 
-/// The name of a signal, `SIGSEGV` for 11.
+/// Returns the name of a signal, `SIGSEGV` for 11.
 pub fn signal_name(signal: i32) -> String {
     const NAMES: [&str; 31] = [
         "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE",

@@ -13,7 +13,7 @@
 //!    try now and then.
 //! 3. It sleeps on the partner's bell (futex(2)). Ringing costs a system call only where somebody sleeps.
 //!
-//! Which of the first two rooms a wait goes through depends on where the two run; [`Pace`] says where they should.
+//! Which of the first two rooms a wait goes through depends on where the two run; [`CpuPolicy`] says where they should.
 //!
 //! A wait also ends when the partner dies. A domain's watcher thread keeps a *mark* in the domain's face on its robust
 //! list (get_robust_list(2)), so the kernel itself changes the mark and wakes a sleeper when the domain dies of whatever
@@ -21,8 +21,8 @@
 //! corrupted domain can spoil, so sleeps are also cut short regularly to ask the pidfd, which cannot lie; where a mark stands,
 //! the first sleep of a wait is trusted to it.
 
-mod here;
-mod pace;
+mod cpu_policy;
+mod current_cpu;
 mod protocol;
 
 #[cfg(test)]
@@ -37,11 +37,11 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 use rustix::time::ClockId;
 
-pub use here::current_cpu;
-pub use pace::{Machine, Pace, Place, Surroundings};
+pub use cpu_policy::{CpuPlacement, CpuPolicy, Machine, Surroundings};
+pub use current_cpu::current_cpu;
 
 use crate::time::Moment;
-use protocol::{Night, Word};
+use protocol::{FutexWait, Word};
 
 /// How long a cross-CPU wait spins: about what waking a sleeper over there costs.
 const SPIN: Duration = Duration::from_micros(20);
@@ -97,29 +97,30 @@ pub struct Face {
 }
 
 impl Face {
-    /// The word in which the kernel marks the owner's death, for the owner's watcher.
+    /// Returns the word in which the kernel marks the owner's death, for the owner's watcher.
     pub fn mark(&self) -> &AtomicU32 {
         &self.mark
     }
 
-    /// Whether the kernel has marked the owner's death.
+    /// Returns whether the kernel has marked the owner's death.
     #[inline]
     pub fn is_marked_dead(&self) -> bool {
         self.mark.load(Ordering::SeqCst) & OWNER_DIED != 0
     }
 
-    /// Where the owner was last seen; `None` while it sleeps.
+    /// Returns where the owner was last seen; `None` while it sleeps.
     pub fn cpu(&self) -> Option<u32> {
         Some(self.cpu.load(Ordering::Relaxed)).filter(|cpu| *cpu != NOWHERE)
     }
 
-    /// How often the owner has slept at the gate, around the end: what spinning and yielding did not spare it.
+    /// Returns how often the owner has slept at the gate, around the end: what spinning and yielding did not spare
+    /// it.
     #[inline]
     pub fn naps(&self) -> u32 {
         self.naps.load(Ordering::Relaxed)
     }
 
-    /// Whether the owner should not yield in this wait.
+    /// Returns whether the owner should not yield in this wait.
     #[inline]
     fn is_wary(&self) -> bool {
         let left = self.wary.load(Ordering::Relaxed);
@@ -178,7 +179,7 @@ impl Face {
         self.note.store(note, Ordering::Relaxed);
     }
 
-    /// The word that was left last.
+    /// Returns the word that was left last.
     pub fn note(&self) -> u32 {
         self.note.load(Ordering::Relaxed)
     }
@@ -246,35 +247,35 @@ pub struct Gate<'a> {
 }
 
 impl<'a> Gate<'a> {
-    /// The view of the side that owns `mine`.
+    /// Returns the view of the side that owns `mine`.
     #[inline]
     pub fn new(mine: &'a Face, theirs: &'a Face) -> Self {
         Self { mine, theirs, bell: &theirs.bell, apart: false }
     }
 
-    /// The view of one of many who call each other in any order: it listens to the bell of its own face, which
-    /// everybody may ring ([`Face::call`]), and takes `theirs` for the one it waits for.
+    /// Returns the view of one of many who call each other in any order: it listens to the bell of its own face,
+    /// which everybody may ring ([`Face::call`]), and takes `theirs` for the one it waits for.
     #[inline]
     pub fn home(mine: &'a Face, theirs: &'a Face) -> Self {
         Self { mine, theirs, bell: &mine.bell, apart: false }
     }
 
-    /// The same, of two who are to spin on two CPUs ([`Place::Apart`]), or not. Where they are, a partner that sleeps, and has just
-    /// been called, is waited for awake: to sleep meanwhile would have it find this side asleep in turn, and so on, at the
-    /// price of a wake-up for each hand-over.
+    /// Returns this view with spinning on two CPUs ([`CpuPlacement::Apart`]) switched on or off. When it is on, a partner
+    /// that sleeps and has just been called is waited for awake. To sleep meanwhile would make it find this side
+    /// asleep in turn, and so on, at the price of a wake-up for each hand-over.
     #[inline]
     #[must_use]
     pub fn apart(self, apart: bool) -> Self {
         Self { apart, ..self }
     }
 
-    /// Rings: whatever was written before is seen by whoever waits.
+    /// Rings the bell: a partner that waits returns, and sees everything that was written before.
     pub fn ring(&self) {
         protocol::ring(&self.mine.bell, &self.theirs.sleepers);
     }
 
-    /// How often the partner has rung. Read it *before* looking whether there is anything to do, and hand it to
-    /// [`Gate::wait`]: then no ring is missed.
+    /// Returns how often the partner has rung. Read it *before* looking whether there is anything to do, and hand it
+    /// to [`Gate::wait`]: then no ring is missed.
     #[inline]
     pub fn heard(&self) -> u32 {
         self.bell.load(Ordering::SeqCst)
@@ -296,7 +297,7 @@ impl<'a> Gate<'a> {
         self.wait_until(heard, || until, partner)
     }
 
-    /// The same, where it costs something to know the deadline: it is asked for before a sleep only.
+    /// Waits like [`Gate::wait`], with a deadline that is expensive to know: `until` is called only before a sleep.
     pub fn wait_until(
         &self,
         heard: u32,
@@ -306,9 +307,9 @@ impl<'a> Gate<'a> {
         self.wait_for(heard, || false, until, partner)
     }
 
-    /// The same, for one who may be called in another way, too, as `called` tells: by a word that comes with what is said
-    /// in it, for instance, which spares the two CPUs a line of the cache. Who calls so must see to it that a sleeper
-    /// wakes up ([`Face::call_if_asleep`]).
+    /// Waits like [`Gate::wait_until`], and also returns when `called` does: the partner may have written a word that
+    /// carries its message, for instance, which spares the two CPUs a cache line. A partner that calls in this way must
+    /// wake a sleeper itself ([`Face::call_if_asleep`]).
     pub fn wait_for(
         &self,
         heard: u32,
@@ -319,7 +320,7 @@ impl<'a> Gate<'a> {
         if self.poll(heard, &called) { Woken::Rung } else { self.rest(heard, called, until(), partner) }
     }
 
-    /// The first two rooms of [`Gate::wait_for`]: false where it is time to [`Gate::rest`].
+    /// Spins and yields, the first half of [`Gate::wait_for`]. Returns false when it is time to [`Gate::rest`].
     ///
     /// Inlined, because each function that is returned from after another process has run is a return that is guessed wrong.
     #[inline(always)]
@@ -364,7 +365,7 @@ impl<'a> Gate<'a> {
         self.rest(heard, || false, until, partner)
     }
 
-    /// The third room of [`Gate::wait_for`].
+    /// Sleeps, the second half of [`Gate::wait_for`].
     #[cold]
     pub fn rest(
         &self,
@@ -392,7 +393,7 @@ impl<'a> Gate<'a> {
         woken
     }
 
-    /// Where the partner was last seen; `None` while it sleeps.
+    /// Returns where the partner was last seen; `None` while it sleeps.
     pub fn partner_cpu(&self) -> Option<u32> {
         Some(self.theirs.cpu.load(Ordering::Relaxed)).filter(|cpu| *cpu != NOWHERE)
     }
@@ -407,7 +408,7 @@ impl<'a> Gate<'a> {
         self.theirs.cpu.store(NOWHERE, Ordering::Relaxed);
     }
 
-    /// Whether the kernel has marked the partner's death; `None` where nothing would be marked.
+    /// Returns whether the kernel has marked the partner's death; `None` where nothing would be marked.
     pub fn is_marked_dead(&self) -> Option<bool> {
         match self.theirs.mark.load(Ordering::SeqCst) {
             0 => None,
@@ -450,7 +451,7 @@ struct Rest<'a> {
     now: Moment,
 }
 
-impl Night for Rest<'_> {
+impl FutexWait for Rest<'_> {
     fn is_over(&mut self) -> Option<Woken> {
         self.seen = match self.partner {
             Partner::Pidfd(_) if !WITHOUT_WAITV.load(Ordering::Relaxed) => self.mark.load(Ordering::SeqCst),
@@ -536,21 +537,21 @@ fn wait_on(word: &AtomicU32, value: u32) -> futex::Wait {
     wait
 }
 
-/// Whether the process behind `pidfd` is dead: a zombie or gone.
+/// Returns whether the process behind `pidfd` is dead: a zombie or gone.
 pub fn is_dead(pidfd: BorrowedFd<'_>) -> bool {
     let mut one = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
     let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(rustix::event::poll(&mut one, Some(&now)), Ok(ready) if ready > 0)
 }
 
-/// The processor's own clock, which costs a tenth of the kernel's.
+/// Reads the processor's own clock, which takes a tenth of the time that the kernel's takes.
 #[cfg(target_arch = "x86_64")]
 fn ticks() -> u64 {
     // SAFETY: reads a counter that every such processor has.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// The kernel's clock, at three ticks a nanosecond.
+/// Reads the kernel's clock, in thirds of a nanosecond.
 #[cfg(not(target_arch = "x86_64"))]
 fn ticks() -> u64 {
     Moment::now().0.wrapping_mul(3)

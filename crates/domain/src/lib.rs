@@ -42,5 +42,5 @@ pub use scheduling::{Class, Scheduling};
 pub use setup_step::SetupStep;
 pub use shared::SharedMemory;
 pub use spawn::{Body, Domain, ForkBy, Reaper, Settings};
-pub use statistics::{Statistics, StatisticsPage};
+pub use statistics::{DomainState, Statistics, StatisticsPage};
 pub use time::Moment;

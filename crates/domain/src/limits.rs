@@ -139,7 +139,7 @@ impl Bounds {
         Ok(())
     }
 
-    /// The priority that stands in for a processor share.
+    /// Returns the priority that stands in for a processor share.
     pub(crate) fn nice(&self) -> Option<i32> {
         self.nice
     }

@@ -34,17 +34,17 @@ impl Process {
         Ok(Self { pid, pidfd, ours_to_reap, creator: crate::forked::Creator::here() })
     }
 
-    /// Its number, for humans.
+    /// Returns its PID, for display.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Whether it still runs.
+    /// Returns whether it still runs.
     pub fn is_alive(&self) -> bool {
         !is_dead(self.pidfd.as_fd())
     }
 
-    /// How it ended; `None` while it runs. Leaves it for the program to reap.
+    /// Returns how it ended; `None` while it runs. It is left for the program to reap.
     pub fn end(&self) -> Option<End> {
         if self.is_alive() {
             return None;
@@ -99,12 +99,12 @@ impl AsFd for Process {
     }
 }
 
-/// How a dead process ended that is not the caller's to reap, as far as its pidfd remembers (Linux 6.15).
+/// Returns how a dead process ended that the caller does not reap, as far as its pidfd remembers (Linux 6.15).
 pub fn end_of(pidfd: BorrowedFd<'_>) -> End {
     remembered(pidfd)
 }
 
-/// What the pidfd of a reaped process remembers of its end.
+/// Returns what the pidfd of a reaped process remembers of its end.
 fn remembered(pidfd: BorrowedFd<'_>) -> End {
     /// `struct pidfd_info` (linux/pidfd.h) in its first published size, 64 bytes.
     #[repr(C)]
@@ -130,7 +130,7 @@ fn remembered(pidfd: BorrowedFd<'_>) -> End {
     }
 }
 
-/// Whether an errno says that no more processes may be made.
+/// Returns whether an errno says that no more processes may be made.
 pub fn is_exhaustion(errno: Errno) -> bool {
     matches!(errno, Errno::AGAIN | Errno::NOMEM)
 }

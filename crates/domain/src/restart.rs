@@ -65,22 +65,22 @@ pub struct History {
 }
 
 impl History {
-    /// Of a domain that starts now.
+    /// Creates the history of a domain that starts now.
     pub fn new(policy: Restart, born: Moment) -> Self {
         Self { policy, born, row: 0, total: 0 }
     }
 
-    /// Whether the policy ever restarts.
+    /// Returns whether the policy ever restarts.
     pub fn restartable(policy: Restart) -> bool {
         policy != Restart::Never
     }
 
-    /// How often it was restarted.
+    /// Returns how often it was restarted.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// What to do about an end at `now`.
+    /// Decides what to do about an end at `now`.
     pub fn decide(&mut self, end: End, now: Moment) -> Decision {
         let backoff = match self.policy {
             Restart::OnCrash(backoff) if end.is_crash() => backoff,

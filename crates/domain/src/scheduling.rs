@@ -79,7 +79,7 @@ impl Scheduling {
     }
 }
 
-/// The set of the CPUs in `list`.
+/// Returns the set of the CPUs in `list`.
 fn set_of(list: &[usize]) -> Result<CpuSet> {
     let mut set = CpuSet::new();
     for &cpu in list {

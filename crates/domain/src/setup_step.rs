@@ -40,7 +40,7 @@ impl SetupStep {
         Self::ALL.into_iter().find(|step| *step as u32 == number).unwrap_or(Self::Fork)
     }
 
-    /// The way out.
+    /// Returns the way out.
     pub(crate) fn advice(self) -> &'static str {
         match self {
             Self::Fork | Self::Watch => "raise RLIMIT_NPROC, the group's pids.max, or free memory",

@@ -55,7 +55,7 @@ impl SharedMemory {
         Ok((Self { start, len, _fd: None }, fd))
     }
 
-    /// The memory of such a file.
+    /// Maps the memory of such a file.
     ///
     /// # Errors
     /// [`Error::System`]: `EINVAL` where it has another size or can shrink; out of address space.
@@ -70,17 +70,17 @@ impl SharedMemory {
         Ok(Self { start: map(fd, len)?, len, _fd: None })
     }
 
-    /// Its first byte.
+    /// Returns its first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Its size in bytes.
+    /// Returns its size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: there is at least a page.
+    /// Returns false: there is at least a page.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

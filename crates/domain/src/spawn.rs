@@ -203,12 +203,12 @@ impl Domain {
         })
     }
 
-    /// The process that is the domain now.
+    /// Returns the process that is the domain now.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
     }
 
-    /// The parked spare, where there is one.
+    /// Returns the parked spare, where there is one.
     pub fn spare(&self) -> Option<&Process> {
         self.spare.as_ref()
     }
@@ -226,17 +226,17 @@ impl Domain {
         Ok(())
     }
 
-    /// How the limits are held.
+    /// Returns the mechanisms that enforce the limits.
     pub fn enforcement(&self) -> Enforcement {
         self.spec.setup.bounds.enforcement
     }
 
-    /// How often the kernel killed an instance because the memory limit was reached; groups only.
+    /// Returns how often the kernel killed an instance because the memory limit was reached; control groups only.
     pub fn memory_kills(&self) -> u64 {
         self.spec.setup.bounds.group.memory_kills()
     }
 
-    /// Bytes of memory in use, where a group bounds it.
+    /// Returns the bytes of memory in use, if a control group limits it.
     pub fn memory_used(&self) -> Option<u64> {
         self.spec.setup.bounds.group.memory_used()
     }
@@ -423,7 +423,7 @@ fn await_word(word: &AtomicU32, pidfd: BorrowedFd<'_>, wanted: impl Fn(u32) -> b
     }
 }
 
-/// The sorted descriptors that the child keeps, the watcher's among them.
+/// Returns the sorted descriptors that the child keeps, the watcher's among them.
 fn kept_descriptors(descriptors: &Descriptors, main: RawFd) -> Option<Vec<RawFd>> {
     let Descriptors::Only(list) = descriptors else { return None };
     let mut keep: Vec<RawFd> = list.iter().copied().filter(|fd| *fd >= 0).chain([main]).collect();

@@ -1,7 +1,7 @@
-//! A page of numbers about a domain, for anybody who may look into the program.
+//! A page of statistics about a domain, for every process that may inspect the program.
 //!
 //! The page is a memfd whose name begins with [`NAME`], so `/proc/PID/fd` leads to it: no socket, no file, no thread of
-//! the program is involved in looking. Only main writes it, number by number; a reader may see one of them newer than
+//! the program is involved in reading it. Only main writes it, number by number; a reader may see one of them newer than
 //! another.
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +19,18 @@ pub const NAME: &str = "orrery-domain:";
 const MAGIC: u64 = 0x6d64_7972_6572_726f;
 const VERSION: u64 = 1;
 const WORDS: usize = 64;
+
+/// Whether a domain is alive, as main last noted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DomainState {
+    /// It waits for calls or runs one.
+    Up = 1,
+    /// It died, and waits to be restarted.
+    Restarting = 3,
+    /// It is dead, and is not restarted.
+    Dead = 4,
+}
 
 macro_rules! statistics {
     ($($(#[$doc:meta])* $name:ident = $index:literal),* $(,)?) => {
@@ -46,7 +58,7 @@ statistics! {
     main = 2,
     /// The domain's process id.
     domain = 3,
-    /// 1 idle, 2 running, 3 waiting to be restarted, 4 dead.
+    /// The domain's [`DomainState`] as a number: see [`Statistics::domain_state`].
     state = 4,
     /// Calls made.
     calls = 5,
@@ -54,7 +66,7 @@ statistics! {
     returned = 6,
     /// Calls that failed: crashed, timed out, cancelled.
     failed = 7,
-    /// How many fit.
+    /// How many calls may be under way.
     bound = 9,
     /// Restarts.
     restarts = 10,
@@ -79,7 +91,14 @@ statistics! {
 }
 
 impl Statistics {
-    /// Calls that wait or run, as far as main has looked.
+    /// Returns the state of the domain; `None` for a number that this version does not know.
+    pub fn domain_state(&self) -> Option<DomainState> {
+        [DomainState::Up, DomainState::Restarting, DomainState::Dead]
+            .into_iter()
+            .find(|state| *state as u64 == self.state)
+    }
+
+    /// Returns the number of calls that wait or run, as far as main has looked.
     pub fn queued(&self) -> u64 {
         self.calls.saturating_sub(self.returned.saturating_add(self.failed))
     }
@@ -92,7 +111,7 @@ pub struct StatisticsPage {
 }
 
 impl StatisticsPage {
-    /// Makes a page for domain `name`.
+    /// Creates a page for domain `name`.
     ///
     /// # Errors
     /// [`crate::Error::System`].
@@ -106,7 +125,12 @@ impl StatisticsPage {
         Ok(page)
     }
 
-    /// A copy of the numbers.
+    /// Notes the state of the domain.
+    pub fn set_state(&self, state: DomainState) {
+        self.state().store(state as u64, Ordering::Relaxed);
+    }
+
+    /// Returns a copy of the numbers.
     pub fn read(&self) -> Statistics {
         Statistics::of_words(&core::array::from_fn(|index| self.word(index).load(Ordering::Relaxed)))
     }
@@ -127,7 +151,7 @@ pub struct Found {
     pub statistics: Statistics,
 }
 
-/// The domains that process `pid` made, found through its descriptors.
+/// Returns the domains that process `pid` created, found through its descriptors.
 ///
 /// # Errors
 /// The process is gone, or may not be looked into.
@@ -169,8 +193,11 @@ mod tests {
     fn pages_are_found_and_read() {
         let page = StatisticsPage::new("a checker").unwrap();
         page.calls().store(42, Ordering::Relaxed);
+        assert_eq!(page.read().domain_state(), None);
+        page.set_state(DomainState::Restarting);
         let found = of_process(std::process::id()).unwrap();
         let one = found.iter().find(|found| found.name == "a checker").unwrap();
+        assert_eq!(one.statistics.domain_state(), Some(DomainState::Restarting));
         assert_eq!((one.statistics.calls, one.statistics.main), (42, std::process::id().into()));
         assert!(of_process(u32::MAX).is_err());
     }

@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 pub struct Moment(pub u64);
 
 impl Moment {
-    /// The present. A call into the vDSO: about 25 ns; async-signal-safe.
+    /// Returns the present. It is a call into the vDSO: about 25 ns; async-signal-safe.
     pub fn now() -> Self {
         let now = clock_gettime(ClockId::Monotonic);
         Self(
@@ -21,13 +21,13 @@ impl Moment {
         )
     }
 
-    /// `duration` later; the end of time where that is too far.
+    /// Returns the moment that is `duration` later, or the end of time if that is too far.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// How long it is from `earlier` to this; nothing where that is later.
+    /// Returns the time from `earlier` to this; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

@@ -99,7 +99,7 @@ impl Watcher {
         self.ear = Some(ear);
     }
 
-    /// Where its stack lies: its thread writes there whatever the domain does.
+    /// Returns its stack: its thread writes there whatever the domain does.
     pub fn stack(&self) -> PageRange {
         let start = self.stack.as_ptr().expose_provenance();
         PageRange { start, end: start + STACK }
@@ -135,7 +135,7 @@ impl Watcher {
     }
 }
 
-/// What libc's last failed call says.
+/// Returns the errno of libc's last failed call.
 pub fn last_errno() -> Errno {
     let raw = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
     if raw > 0 { Errno::from_raw_os_error(raw) } else { Errno::AGAIN }
@@ -154,7 +154,7 @@ const NOBODY: [u32; 2] = [0xffff_fff0, 65533];
 
 const VERSION: u32 = 0x2008_0522;
 
-/// Whether the calling thread may do more than an ordinary user's.
+/// Returns whether the calling thread may do more than an ordinary user's.
 fn is_privileged() -> bool {
     let header = [VERSION, 0];
     let mut sets = [[0_u32; 3]; 2];
@@ -188,7 +188,7 @@ fn give_up_privileges() {
     }
 }
 
-/// The thread. It shares our thread-local storage: see the top of this file.
+/// Runs in the watcher's thread. It shares our thread-local storage: see the top of this file.
 extern "C" fn watch(argument: *mut c_void) -> c_int {
     // SAFETY: `start` passes itself, which outlives the thread.
     let watcher = unsafe { &*argument.cast::<Watcher>() };

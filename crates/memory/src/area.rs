@@ -49,7 +49,7 @@
 
 #[expect(clippy::module_inception, reason = "an area is one of the things in here")]
 mod area;
-mod arena;
+mod area_arena;
 mod copier;
 mod delta;
 mod error;
@@ -64,7 +64,7 @@ mod view;
 mod without_areas;
 
 pub use area::{Area, AreaOptions};
-pub use arena::{Arena, in_orbit};
+pub use area_arena::{AreaArena, in_orbit};
 pub use delta::{Delta, DeltaRef};
 pub use error::Error;
 pub use mirror::{Mirror, MirrorMemory};

@@ -88,12 +88,12 @@ impl Arena {
         }
     }
 
-    /// Where it lies.
+    /// Returns its range of addresses.
     pub fn range(&self) -> PageRange {
         self.range
     }
 
-    /// The allocator of its heap.
+    /// Returns the allocator of its heap.
     pub fn heap(&'static self) -> Heap {
         Heap(self)
     }
@@ -134,7 +134,7 @@ impl Arena {
         Ok(stack)
     }
 
-    /// Takes a window back, dropping whatever is mapped in it.
+    /// Returns a window to the arena and unmaps everything in it.
     pub fn close_window(&self, window: PageRange) {
         // SAFETY: the window belongs to the arena; its user gives it up.
         let _ = unsafe {

@@ -39,10 +39,10 @@ impl Image {
     pub const UNTOUCHED: Self = Self(0);
     /// A page of zeros.
     pub const ZERO: Self = Self(1);
-    /// The content is still in the holder ([`orrery_sys::memory_copy`]) at the page's own address.
+    /// The content is still in the memory copy ([`orrery_sys::memory_copy`]) at the page's own address.
     pub const HELD: Self = Self(u32::MAX);
 
-    /// Whether the store counts holders of this image.
+    /// Returns whether the store counts holders of this image.
     fn is_stored(self) -> bool {
         self.0 > Self::ZERO.0 && self != Self::HELD
     }
@@ -99,7 +99,7 @@ impl core::fmt::Debug for Slot {
 static ZEROS: Page = [0; PAGE];
 
 impl Images {
-    /// An empty store in `arena`.
+    /// Creates an empty store in `arena`.
     ///
     /// # Errors
     /// [`Error::Store`] where no memfd can be made, [`Error::Memory`], [`Error::AddressSpace`].
@@ -152,14 +152,14 @@ impl Images {
         Ok(image)
     }
 
-    /// Counts one more holder of `image`.
+    /// Adds a reference to `image`.
     pub fn retain(&mut self, image: Image) {
         if image.is_stored() {
             self.slots[image.slot()].holders += 1;
         }
     }
 
-    /// Counts one holder less; the last one frees the image's room.
+    /// Drops one reference to `image`; the last one frees its room.
     pub fn release(&mut self, image: Image) {
         if !image.is_stored() {
             return;
@@ -198,8 +198,8 @@ impl Images {
         Ok(())
     }
 
-    /// Whether the page at `address`, which must be readable, is known to hold `image` already. Of hidden images nothing
-    /// is known.
+    /// Returns whether the page at `address`, which must be readable, is known to hold `image` already. Of hidden
+    /// images nothing is known.
     pub fn holds(&self, image: Image, address: usize) -> bool {
         let known = match self.visibility {
             _ if image == Image::ZERO => &ZEROS,
@@ -211,7 +211,7 @@ impl Images {
         known == unsafe { &*core::ptr::with_exposed_provenance::<Page>(address) }
     }
 
-    /// The bytes of `image` (not [`Image::UNTOUCHED`] or [`Image::HELD`]).
+    /// Returns the bytes of `image` (not [`Image::UNTOUCHED`] or [`Image::HELD`]).
     ///
     /// # Errors
     /// [`Error::Store`] where a hidden image cannot be read.
@@ -219,22 +219,22 @@ impl Images {
         if image == Image::ZERO { Ok(&ZEROS) } else { self.bytes_of(image.slot()) }
     }
 
-    /// How many distinct images there are.
+    /// Returns how many distinct images there are.
     pub fn len(&self) -> usize {
         self.stored
     }
 
-    /// Whether the store is empty.
+    /// Returns whether the store is empty.
     pub fn is_empty(&self) -> bool {
         self.stored == 0
     }
 
-    /// Bytes of memory that the file takes.
+    /// Returns the bytes of memory that the file takes.
     pub fn file_bytes(&self) -> u64 {
         (self.segments * SEGMENT) as u64
     }
 
-    /// The file's descriptor.
+    /// Returns the file's descriptor.
     pub fn file(&self) -> &OwnedFd {
         &self.file
     }
@@ -406,7 +406,7 @@ impl Images {
     }
 }
 
-/// The number of a slot; `add_segment` keeps them below [`MOST_IMAGES`].
+/// Returns the number of a slot; `add_segment` keeps them below [`MOST_IMAGES`].
 fn number(slot: usize) -> u32 {
     u32::try_from(slot).unwrap_or(u32::MAX)
 }

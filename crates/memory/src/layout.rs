@@ -52,12 +52,12 @@ impl Mapping {
         Self { range: line.range, access: line.access, backing, name: (0, 0) }
     }
 
-    /// Whether its contents belong to this process alone, so that they can be tracked and put back.
+    /// Returns whether its contents belong to this process alone, so that they can be tracked and put back.
     pub fn is_private(&self) -> bool {
         !self.access.contains(Access::SHARED) && self.backing != Backing::Kernel
     }
 
-    /// The part of it in `range`.
+    /// Returns the part of it in `range`.
     pub fn clip(&self, range: PageRange) -> Self {
         let clipped = self.range.intersection(range);
         let moved = (clipped.start - self.range.start.min(clipped.start)) as u64;
@@ -70,7 +70,7 @@ impl Mapping {
         Self { range: clipped, backing, ..*self }
     }
 
-    /// Whether `next` goes on where this one ends, with the same properties.
+    /// Returns whether `next` goes on where this one ends, with the same properties.
     fn joins(&self, next: &Self) -> bool {
         let here_on = match self.backing {
             Backing::File { device, inode, offset } => {
@@ -106,7 +106,7 @@ pub enum Change {
 }
 
 impl Layout {
-    /// No mappings.
+    /// Creates a layout without mappings.
     pub fn empty(arena: &'static Arena) -> Self {
         Self { mappings: arena.vec(), names: arena.vec() }
     }
@@ -196,24 +196,24 @@ impl Layout {
         Ok(())
     }
 
-    /// The mappings, in address order.
+    /// Returns the mappings, in address order.
     pub fn mappings(&self) -> &[Mapping] {
         &self.mappings
     }
 
-    /// The path of a file's mapping, as the kernel told it.
+    /// Returns the path of a file's mapping, as the kernel reported it.
     pub fn path_of(&self, mapping: &Mapping) -> &[u8] {
         let (start, length) = (mapping.name.0 as usize, mapping.name.1 as usize);
         self.names.get(start..start + length).unwrap_or(&[])
     }
 
-    /// The mapping that holds `address`.
+    /// Returns the mapping that holds `address`.
     pub fn at(&self, address: usize) -> Option<&Mapping> {
         let behind = self.mappings.partition_point(|mapping| mapping.range.end <= address);
         self.mappings.get(behind).filter(|mapping| mapping.range.contains(address))
     }
 
-    /// The total size of its mappings in pages.
+    /// Returns the total size of its mappings in pages.
     pub fn pages(&self) -> usize {
         self.mappings.iter().map(|mapping| mapping.range.pages()).sum()
     }
@@ -299,7 +299,7 @@ impl Layout {
 }
 
 impl Mapping {
-    /// Whether the two show the same memory, whatever may be done with it.
+    /// Returns whether the two show the same memory, whatever may be done with it.
     fn same_object(&self, other: &Self) -> bool {
         self.backing == other.backing
             && self.access.contains(Access::SHARED) == other.access.contains(Access::SHARED)

@@ -46,12 +46,12 @@ pub struct PageMap {
 unsafe impl Send for PageMap {}
 
 impl PageMap {
-    /// A map in which every page is untouched.
+    /// Creates a map in which every page is untouched.
     pub fn new(arena: &'static Arena) -> Self {
         Self { arena, entries: arena.vec() }
     }
 
-    /// The image of the page at `address`.
+    /// Returns the image of the page at `address`.
     pub fn get(&self, address: usize) -> Image {
         match self.find(address / CHUNK) {
             // SAFETY: entries point to live chunks.
@@ -119,7 +119,7 @@ impl PageMap {
         Ok(())
     }
 
-    /// Another map with the same images.
+    /// Creates another map with the same images.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -134,7 +134,7 @@ impl PageMap {
         Ok(Self { arena: self.arena, entries })
     }
 
-    /// Lets go of everything.
+    /// Releases all images.
     pub fn clear(&mut self, store: &mut Images) {
         while let Some(entry) = self.entries.pop() {
             self.let_go(entry.chunk, store);
@@ -171,7 +171,7 @@ impl PageMap {
         }
     }
 
-    /// The first page in `range` that is not untouched.
+    /// Returns the first page in `range` that is not untouched.
     pub fn next_used(&self, range: PageRange) -> Option<usize> {
         let from = self.find(range.start / CHUNK).unwrap_or_else(|at| at);
         for entry in &self.entries[from..] {
@@ -194,7 +194,7 @@ impl PageMap {
         self.entries.binary_search_by_key(&number, |entry| entry.number)
     }
 
-    /// The chunk of entry `at`, for us alone.
+    /// Returns the chunk of entry `at`, for us alone.
     fn own(&mut self, at: usize, store: &mut Images) -> Result<&mut Chunk> {
         let mut chunk = self.entries[at].chunk;
         // SAFETY: entries point to live chunks.

@@ -22,10 +22,10 @@
 //! Pages that nobody touched cost nothing. The others are copied where they are few ([`First`]); a large process is
 //! forked instead, and a page is fetched from that copy when it is first found written.
 
-mod layout;
+mod capture;
+mod layout_changes;
 mod populated;
-mod put_back;
-mod take_up;
+mod restore;
 
 use core::ffi::c_void;
 
@@ -94,12 +94,12 @@ pub struct Config<'a> {
 pub struct SnapshotId(pub(crate) u32);
 
 impl SnapshotId {
-    /// Its number, which C callers hold.
+    /// Returns its number, which C callers hold.
     pub fn number(self) -> u32 {
         self.0
     }
 
-    /// The name with that number, which may or may not exist.
+    /// Returns the ID with that number, which may or may not exist.
     pub fn from_number(number: u32) -> Self {
         Self(number)
     }
@@ -136,16 +136,16 @@ pub struct Statistics {
     pub mappings: usize,
 }
 
-/// Memory that can be remembered and put back.
+/// Memory that can be captured and restored.
 #[derive(Debug)]
 pub struct Space {
     arena: &'static Arena,
     first: First,
     whole_process: bool,
     scope: HeapVec<PageRange>,
-    /// Ranges inside the scope that are not ours to touch, sorted.
+    /// Ranges inside the scope that are left alone, sorted.
     excluded: HeapVec<PageRange>,
-    /// Byte ranges that are never put back, because the kernel writes them behind everybody's back.
+    /// Byte ranges that are never restored, because the kernel writes them without a system call.
     live: HeapVec<(usize, usize)>,
     tracker: AnyTracker,
     images: Images,
@@ -162,8 +162,8 @@ pub struct Space {
     pagemap_scans: bool,
     watch: Option<MapWatch>,
     mapped_pages: usize,
-    holder: Option<MemoryCopy>,
-    /// What the holder has not, because a fork does not copy it.
+    memory_copy: Option<MemoryCopy>,
+    /// Memory that the copy lacks, because a fork does not copy it.
     not_forked: HeapVec<PageRange>,
     captured: bool,
     zeroed: usize,
@@ -181,7 +181,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// A space of the calling process; nothing is captured yet. `arena` is left alone, and so is all that is in it.
+    /// Creates a space of the calling process, with nothing captured. `arena` and all that is in it is left alone.
     ///
     /// # Errors
     /// [`Error::Tracker`], [`Error::TrackerName`], [`Error::PageSize`], or what keeps the parts from being made.
@@ -190,7 +190,7 @@ impl Space {
         Self::with_tracker(arena, config, tracker)
     }
 
-    /// The same with a tracker made by the caller.
+    /// Creates a space with a tracker of the caller's.
     ///
     /// # Errors
     /// Those of [`Space::new`].
@@ -231,7 +231,7 @@ impl Space {
             pagemap_scans,
             watch,
             mapped_pages: 0,
-            holder: None,
+            memory_copy: None,
             not_forked: arena.vec(),
             captured: false,
             zeroed: 0,
@@ -247,22 +247,22 @@ impl Space {
         })
     }
 
-    /// The tracker's name.
+    /// Returns the tracker's name.
     pub fn tracker_name(&self) -> &'static str {
         self.tracker.peek().name()
     }
 
-    /// Whether the layout is watched, or read each time.
+    /// Returns whether the layout is watched, or read each time.
     pub fn watches_layout(&self) -> bool {
         self.watch.is_some()
     }
 
-    /// The sizes of the process.
+    /// Returns the sizes of the process.
     pub fn statm(&self) -> &Statm {
         &self.statm
     }
 
-    /// What it holds.
+    /// Returns what it holds.
     pub fn statistics(&self) -> Statistics {
         Statistics {
             images: self.images.len(),
@@ -272,11 +272,11 @@ impl Space {
         }
     }
 
-    /// Leaves `range` alone from now on, in every snapshot: neither captured nor put back.
+    /// Excludes `range` from every snapshot from now on: it is neither captured nor restored.
     ///
     /// # Errors
     /// [`Error::Keep`] where it is not mapped throughout or holds the address `stack`; [`Error::Memory`].
-    pub fn keep(&mut self, range: PageRange, stack: usize) -> Result<()> {
+    pub fn exclude(&mut self, range: PageRange, stack: usize) -> Result<()> {
         let refuse = |reason| Err(Error::Keep { range, reason });
         if range.is_empty() {
             return refuse("it is empty");
@@ -304,11 +304,11 @@ impl Space {
         self.rearrange()
     }
 
-    /// Never puts back the `length` bytes at `address`: the kernel writes them when it likes (rseq(2)).
+    /// Excludes the `length` bytes at `address` from restores: the kernel writes them when it likes (rseq(2)).
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn leave_live(&mut self, address: usize, length: usize) -> Result<()> {
+    pub fn exclude_bytes(&mut self, address: usize, length: usize) -> Result<()> {
         if let Err(at) = self.live.binary_search(&(address, length)) {
             grow(&mut self.live, 1)?;
             self.live.insert(at, (address, length));
@@ -321,11 +321,11 @@ impl Space {
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn doubt(&mut self, range: PageRange) -> Result<()> {
+    pub fn assume_written(&mut self, range: PageRange) -> Result<()> {
         self.doubted.push(range)
     }
 
-    /// Brings the base up to date with memory as it is now, and returns how many pages were taken up.
+    /// Brings the base up to date with memory as it is now, and returns how many pages were captured.
     ///
     /// # Errors
     /// [`Error::Store`], [`Error::Memory`], [`Error::System`]. After an error the base is not usable until a capture
@@ -352,7 +352,7 @@ impl Space {
             while let Some(mapping) = self.mapping_from(next, range.end) {
                 let piece = mapping.range.intersection(range);
                 if mapping.is_private() {
-                    let pages = self.take_up(&mapping, piece)?;
+                    let pages = self.capture_pages(&mapping, piece)?;
                     taken += pages;
                     first_images |= pages > 0 && self.is_file_without_images(&mapping);
                 }
@@ -365,7 +365,7 @@ impl Space {
             self.rearrange()?;
         }
         self.hot.clear();
-        self.tracker.get().settle(&self.work, &[])?;
+        self.tracker.get().mark_clean(&self.work, &[])?;
         self.captured = true;
         self.base_is = None;
         self.note_layout()?;
@@ -397,12 +397,12 @@ impl Space {
         Ok(SnapshotId(u32::try_from(place).unwrap_or(u32::MAX)))
     }
 
-    /// Whether there is such a snapshot.
+    /// Returns whether there is such a snapshot.
     pub fn has(&self, id: SnapshotId) -> bool {
         self.snapshots.get(id.0 as usize).is_some_and(Option::is_some)
     }
 
-    /// Forgets a snapshot; its images go unless others have them too.
+    /// Drops a snapshot, and its images unless others have them too.
     ///
     /// # Errors
     /// [`Error::NoSnapshot`].
@@ -416,7 +416,7 @@ impl Space {
         Ok(())
     }
 
-    /// Puts memory back to what it was at the last capture, or at the snapshot `target`.
+    /// Restores memory to what it was at the last capture, or at the snapshot `target`.
     ///
     /// # Errors
     /// [`Error::NoSnapshot`], with nothing changed. Any other error leaves memory between two states: the process must
@@ -451,7 +451,7 @@ impl Space {
             while let Some(mapping) = self.mapping_from(next, range.end) {
                 let piece = mapping.range.intersection(range);
                 if mapping.is_private() {
-                    self.put_back(&mapping, piece, target, &mut done)?;
+                    self.restore_pages(&mapping, piece, target, &mut done)?;
                 }
                 next = piece.end;
             }
@@ -461,7 +461,7 @@ impl Space {
             self.hot.clear();
         }
         let (cold, spared) = self.hot.round(&self.work)?;
-        self.tracker.get().settle(cold, spared)?;
+        self.tracker.get().mark_clean(cold, spared)?;
         self.doubted.clear();
         self.zeroed += done.cleared;
         if self.zeroed > ZEROED_MOST {
@@ -475,7 +475,7 @@ impl Space {
         target.and_then(|at| self.snapshots[at].as_ref()).unwrap_or(&self.base)
     }
 
-    /// The first mapping with a page in `start..end`.
+    /// Returns the first mapping with a page in `start..end`.
     fn mapping_from(&self, start: usize, end: usize) -> Option<Mapping> {
         let mappings = self.base.layout.mappings();
         let at = mappings.partition_point(|mapping| mapping.range.end <= start);

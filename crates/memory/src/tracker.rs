@@ -50,7 +50,7 @@ pub struct Tracked {
 }
 
 impl Tracked {
-    /// `mapping`, as a tracker sees it.
+    /// Returns `mapping` as a tracker sees it.
     pub fn of(mapping: &Mapping, pages: &PageMap, joined: bool) -> Self {
         Self {
             range: mapping.range,
@@ -73,7 +73,7 @@ pub struct Reference<'a> {
 }
 
 impl Reference<'_> {
-    /// The image of the page at `address`.
+    /// Returns the image of the page at `address`.
     pub fn image(&self, address: usize) -> Image {
         self.pages.get(address)
     }
@@ -90,11 +90,11 @@ pub enum Scan {
 
 /// Finds written pages.
 pub trait Tracker: core::fmt::Debug {
-    /// Its name, as `ORRERY_TRACKER` has it.
+    /// Returns its name, as `ORRERY_TRACKER` has it.
     fn name(&self) -> &'static str;
 
-    /// Whether a scan answers [`Scan::Strange`] wherever a mapping was added or replaced since [`Tracker::arrange`], and
-    /// reports parts by which a mapping grew.
+    /// Returns whether a scan answers [`Scan::Strange`] wherever a mapping was added or replaced since
+    /// [`Tracker::arrange`], and reports parts by which a mapping grew.
     fn sees_new_mappings(&self) -> bool;
 
     /// Tracks exactly `mappings` (in address order) from now on; in the gaps `voids` there is nothing. Pages of mappings that it did not track before count as
@@ -104,7 +104,8 @@ pub trait Tracker: core::fmt::Debug {
     /// [`Error::System`], [`Error::Memory`].
     fn arrange(&mut self, mappings: &[Tracked], voids: &[PageRange]) -> Result<()>;
 
-    /// Whether the mapping at `range` is still the one that was arranged (true where the tracker cannot tell).
+    /// Returns whether the mapping at `range` is still the one that was arranged (true where the tracker cannot
+    /// tell).
     ///
     /// # Errors
     /// [`Error::System`].
@@ -121,7 +122,7 @@ pub trait Tracker: core::fmt::Debug {
     ///
     /// # Errors
     /// [`Error::System`].
-    fn settle(&mut self, ranges: &[PageRange], spared: &[PageRange]) -> Result<()>;
+    fn mark_clean(&mut self, ranges: &[PageRange], spared: &[PageRange]) -> Result<()>;
 }
 
 /// Which tracker to use.
@@ -137,7 +138,7 @@ pub enum Choice {
 }
 
 impl Choice {
-    /// The choice that the environment makes.
+    /// Returns the choice of the environment variable.
     ///
     /// # Errors
     /// [`Error::TrackerName`].
@@ -178,7 +179,7 @@ impl AnyTracker {
         }
     }
 
-    /// The tracker behind the choice.
+    /// Returns the tracker behind the choice.
     pub fn get(&mut self) -> &mut dyn Tracker {
         match self {
             Self::WpAsync(tracker) => tracker,
@@ -186,7 +187,7 @@ impl AnyTracker {
         }
     }
 
-    /// The tracker behind the choice.
+    /// Returns the tracker behind the choice.
     pub fn peek(&self) -> &dyn Tracker {
         match self {
             Self::WpAsync(tracker) => tracker,

@@ -140,7 +140,7 @@ impl Watcher {
 
     fn cancel_last(&mut self) {
         if let Some((delta, ..)) = self.queue.pop_back() {
-            self.mirror.give_back(delta).expect("nothing was captured after it");
+            self.mirror.withdraw(delta).expect("nothing was captured after it");
         }
     }
 

@@ -194,7 +194,7 @@ fn clone_into_cgroup(limit: Duration) -> State {
 
 const NAME: &str = "orrery-probe";
 
-/// Whether the calling process is in a group that a probe made.
+/// Returns whether the calling process is in a group that a probe made.
 fn is_inside() -> bool {
     let mut text = [0; 4096];
     let text = read_file(c"/proc/self/cgroup", &mut text).unwrap_or_default();

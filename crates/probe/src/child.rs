@@ -37,7 +37,7 @@ pub(crate) struct Trouble {
 }
 
 impl Trouble {
-    /// The facility is not there, or does not do what it should.
+    /// Reports that the facility is not there, or does not do what it should.
     pub(crate) fn missing(step: &'static str) -> Self {
         Self { step, errno: None }
     }
@@ -138,7 +138,7 @@ pub(crate) fn exit(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
-/// The child: settles down, tries, tells.
+/// Returns the child: settles down, tries, tells.
 fn live(writer: &OwnedFd, probe: impl FnOnce(&mut Note) -> Verdict) -> ! {
     /// A panic in a probe is a mistake of ours; it must not unwind into the caller's copied frames.
     struct NoWayBack;
@@ -195,7 +195,7 @@ fn settle() {
     let _ = process::setrlimit(Resource::Core, Rlimit { current: Some(1), maximum: Some(1) });
 }
 
-/// The child's answer; nothing if it died without one; an error when the deadline passed.
+/// Returns the child's answer; nothing if it died without one; an error when the deadline passed.
 fn listen(reader: &OwnedFd, deadline: Instant) -> Result<Option<State>, Errno> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -239,7 +239,7 @@ fn reap(pid: Pid) -> Option<WaitStatus> {
     }
 }
 
-/// What the death of a child that did not answer says of the facility.
+/// Returns what the death of a child that did not answer says of the facility.
 fn epitaph(status: Option<WaitStatus>) -> State {
     match status.and_then(WaitStatus::terminating_signal) {
         Some(libc::SIGSYS) => State::denied("killed by a seccomp filter (SIGSYS)"),

@@ -46,7 +46,7 @@ pub enum State {
 }
 
 impl State {
-    /// Whether the facility works here.
+    /// Returns whether the facility works here.
     pub fn is_available(&self) -> bool {
         matches!(self, Self::Available { .. })
     }
@@ -60,7 +60,7 @@ impl State {
         }
     }
 
-    /// What was seen, or the reason why not. May be empty for what is available.
+    /// Returns what was seen, or the reason why not. May be empty for what is available.
     pub fn detail(&self) -> &str {
         match self {
             Self::Available { detail } => detail,
@@ -68,7 +68,7 @@ impl State {
         }
     }
 
-    /// The name of the error that the kernel gave, as in `"EPERM"`.
+    /// Returns the name of the error that the kernel gave, as in `"EPERM"`.
     pub fn errno(&self) -> Option<&'static str> {
         match self {
             Self::Available { .. } => None,
@@ -90,7 +90,7 @@ impl State {
         Self::Denied { reason: reason.into(), errno: None }
     }
 
-    /// The state that follows from a step's error: denied if the error says "you may not", else missing.
+    /// Returns the state that follows from a step's error: denied if the error says "you may not", else missing.
     pub(crate) fn refused(step: impl Into<String>, errno: Errno) -> Self {
         let (reason, errno_of) = (step.into(), Some(errno));
         if means_denied(errno) {
@@ -101,7 +101,7 @@ impl State {
     }
 }
 
-/// Whether an error speaks of privilege, policy or a limit and not of absence.
+/// Returns whether an error speaks of privilege, policy or a limit and not of absence.
 fn means_denied(errno: Errno) -> bool {
     matches!(
         errno,
@@ -128,7 +128,7 @@ macro_rules! words {
             /// All of them, in the order in which they are shown.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The stable name.
+            /// Returns the stable name.
             pub fn word(self) -> &'static str {
                 match self { $(Self::$variant => $word,)* }
             }

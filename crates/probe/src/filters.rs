@@ -250,7 +250,7 @@ fn seccomp_addfd(note: &mut Note) -> Verdict {
 /// What the given file is known by.
 const GIFT_SIZE: u64 = 4242;
 
-/// The partner's side: the trial call returns a descriptor of the monitor's file.
+/// Returns the partner's side: the trial call returns a descriptor of the monitor's file.
 fn receives_a_new_descriptor() -> i32 {
     let Some(fd) = make_trial_call().ok().and_then(|fd| i32::try_from(fd).ok()) else {
         return 0;

@@ -111,7 +111,7 @@ struct Ring {
 }
 
 impl Ring {
-    /// Where the kernel writes next, counted from the start of time.
+    /// Returns where the kernel writes next, counted from the start of time.
     fn head(&self) -> u64 {
         const DATA_HEAD: usize = 1024;
         let head = self.start.wrapping_byte_add(DATA_HEAD).cast::<u64>();
@@ -119,8 +119,9 @@ impl Ring {
         unsafe { AtomicU64::from_ptr(head) }.load(Ordering::Acquire)
     }
 
-    /// Whether a record since `from` names a mapping that holds `address`: behind a record's header and thread come the
-    /// start and the length. The page starts empty and the probe makes few records, so nothing wraps around.
+    /// Returns whether a record since `from` names a mapping that holds `address`: behind a record's header and
+    /// thread come the start and the length. The page starts empty and the probe makes few records, so nothing wraps
+    /// around.
     fn tells_of(&self, from: u64, address: u64) -> bool {
         const PERF_RECORD_MMAP: u64 = 1;
         let word = |at: u64| {

@@ -82,7 +82,7 @@ fn program(name: &str, limit: Duration) -> State {
     }
 }
 
-/// The first line of what `--version` prints.
+/// Returns the first line of what `--version` prints.
 fn version(program: &PathBuf, limit: Duration) -> Result<String, String> {
     let deadline = Instant::now() + limit;
     let mut child = Command::new(program)
@@ -103,7 +103,7 @@ fn version(program: &PathBuf, limit: Duration) -> Result<String, String> {
     }
 }
 
-/// The first line that arrives before the deadline.
+/// Returns the first line that arrives before the deadline.
 fn read_until(output: &impl AsFd, deadline: Instant) -> Vec<u8> {
     let mut text = Vec::new();
     let mut chunk = [0; 512];

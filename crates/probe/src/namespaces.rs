@@ -88,7 +88,7 @@ fn enter_user_namespace(others: UnshareFlags) -> Result<(), Errno> {
     write_file(c"/proc/self/uid_map", map.bytes())
 }
 
-/// Which namespace a link under `/proc/self/ns` stands for. One for children that has none yet has no number.
+/// Returns which namespace a link under `/proc/self/ns` stands for. One for children that has none yet has no number.
 fn number_of(link: &CStr) -> Option<u64> {
     stat(link).map(|found| found.st_ino).ok()
 }

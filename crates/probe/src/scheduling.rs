@@ -156,7 +156,7 @@ fn rseq(limit: Duration) -> State {
     }
 }
 
-/// The value of a variable of the C library, if it has it.
+/// Returns the value of a variable of the C library, if it has it.
 fn symbol<T: Copy>(name: &CStr) -> Option<T> {
     // SAFETY: the name ends in NUL; a variable that is found has the type that the C library documents.
     unsafe {
@@ -174,7 +174,8 @@ fn register_and_follow() -> Verdict {
     follows_the_cpu(&raw mut area)
 }
 
-/// Whether the area names the CPU that the thread is on. The thread may move at any time, so some tries may fail.
+/// Returns whether the area names the CPU that the thread is on. The thread may move at any time, so some tries may
+/// fail.
 fn follows_the_cpu(area: *mut RseqArea) -> Verdict {
     let read = || {
         // SAFETY: a registered area stays readable; the kernel writes it when this thread is moved.

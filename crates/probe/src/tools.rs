@@ -45,12 +45,12 @@ impl Pages {
         Ok(Self { start: NonNull::new(start).ok_or(Errno::FAULT)?, len })
     }
 
-    /// The address of a page.
+    /// Returns the address of a page.
     pub(crate) fn at(&self, page: usize) -> *mut c_void {
         self.start.as_ptr().wrapping_byte_add(page * PAGE)
     }
 
-    /// The address of a page as a number.
+    /// Returns the address of a page as a number.
     pub(crate) fn address(&self, page: usize) -> u64 {
         self.at(page).expose_provenance() as u64
     }
@@ -123,7 +123,7 @@ impl Partner {
         }
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
@@ -202,7 +202,7 @@ pub(crate) fn write_file(path: &CStr, text: &[u8]) -> Result<(), Errno> {
     rustix::io::write(&file, text).map(drop)
 }
 
-/// The number that follows `label` in `text`.
+/// Returns the number that follows `label` in `text`.
 pub(crate) fn number_after(text: &[u8], label: &[u8]) -> Option<u64> {
     let mut rest = text;
     while !rest.starts_with(label) {
@@ -211,7 +211,7 @@ pub(crate) fn number_after(text: &[u8], label: &[u8]) -> Option<u64> {
     leading_number(rest.get(label.len()..)?.trim_ascii_start())
 }
 
-/// The number at the start of `text`.
+/// Returns the number at the start of `text`.
 pub(crate) fn leading_number(text: &[u8]) -> Option<u64> {
     let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     std::str::from_utf8(text.get(..end)?).ok()?.parse().ok()

@@ -137,7 +137,7 @@ impl Tracker {
         scan(&self.pagemap, pages, first..first + count, PAGE_IS_WRITTEN, protect, &mut []).map(drop)
     }
 
-    /// How many of the pages count as written, and the first of them.
+    /// Returns how many of the pages count as written, and the first of them.
     fn written(&self, pages: &Pages, first: usize, count: usize) -> Result<(usize, Option<usize>), Trouble> {
         let mut runs = [page_region { start: 0, end: 0, categories: 0 }; RUNS];
         let found = scan(&self.pagemap, pages, first..first + count, PAGE_IS_WRITTEN, 0, &mut runs)?;

@@ -23,7 +23,7 @@ fn part(ring: &OwnedFd, offset: u32) -> Result<*mut u32, Trouble> {
         .during("mmap of an io_uring")
 }
 
-/// The 32-bit word at an offset that the kernel named.
+/// Returns the 32-bit word at an offset that the kernel named.
 fn word<'a>(part: *mut u32, offset: u32) -> &'a AtomicU32 {
     let word = part.wrapping_add(offset as usize % PAGE / size_of::<u32>());
     // SAFETY: aligned, inside the mapped page, and shared with the kernel only.

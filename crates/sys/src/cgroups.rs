@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where this process' group lies: in the hierarchy of a version 1 controller, or in that of version 2 (`None`).
+/// Returns the directory of this process' control group, for a version 1 controller or for version 2 (`None`).
 pub fn own_group(controller: Option<&str>) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;

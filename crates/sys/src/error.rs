@@ -17,7 +17,7 @@ pub struct Error {
 pub type Result<T> = core::result::Result<T, Error>;
 
 impl Error {
-    /// An error of `operation` on `value`.
+    /// Creates an error of `operation` on `value`.
     pub fn new(operation: &'static str, value: usize, errno: rustix::io::Errno) -> Self {
         Self { operation, value, errno }
     }

@@ -43,7 +43,8 @@ fn set(number: &AtomicU64) -> u64 {
     pid
 }
 
-/// The process ID. A child that gets the ID of a dead ancestor has no handles of that ancestor that it could mistake.
+/// Returns the process ID. A child that gets the ID of a dead ancestor has no handles of that ancestor that it could
+/// mistake.
 fn pid() -> u64 {
     u64::from(rustix::process::getpid().as_raw_pid().unsigned_abs())
 }

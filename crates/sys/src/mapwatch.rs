@@ -110,12 +110,12 @@ impl MapWatch {
         Ok(watch)
     }
 
-    /// Whether anything was recorded since the last [`MapWatch::reset`].
+    /// Returns whether anything was recorded since the last [`MapWatch::reset`].
     pub fn changed(&self) -> bool {
         self.word(DATA_HEAD).load(Ordering::Acquire) != self.seen
     }
 
-    /// Takes what was recorded as seen.
+    /// Marks everything that was recorded as seen.
     pub fn reset(&mut self) {
         self.seen = self.word(DATA_HEAD).load(Ordering::Acquire);
         fence(Ordering::SeqCst);

@@ -68,7 +68,7 @@ impl Run {
         PageRange::new(self.start as usize, self.end as usize)
     }
 
-    /// What its pages are, as far as the query's return mask asked.
+    /// Returns the categories of its pages, as far as the query's return mask asked.
     pub fn categories(&self) -> Categories {
         Categories::from_bits_retain(self.categories)
     }
@@ -222,7 +222,7 @@ impl Pagemap {
         Ok(&entries[..read / 8])
     }
 
-    /// Whether the kernel knows `PAGEMAP_SCAN`.
+    /// Returns whether the kernel knows `PAGEMAP_SCAN`.
     pub fn can_scan(&self) -> bool {
         let none = PageRange::new(0, 0);
         !matches!(
@@ -231,7 +231,7 @@ impl Pagemap {
         )
     }
 
-    /// The descriptor's number.
+    /// Returns the descriptor as a number.
     pub fn raw(&self) -> i32 {
         self.fd.as_raw_fd()
     }
@@ -249,17 +249,17 @@ impl AsFd for Pagemap {
 pub struct Entry(u64);
 
 impl Entry {
-    /// In memory (bit 63).
+    /// Returns whether the page is in memory (bit 63).
     pub fn present(self) -> bool {
         self.0 >> 63 & 1 == 1
     }
 
-    /// In swap (bit 62).
+    /// Returns whether the page is in swap (bit 62).
     pub fn swapped(self) -> bool {
         self.0 >> 62 & 1 == 1
     }
 
-    /// A page of a file or of shared memory, so not a private copy (bit 61).
+    /// Returns whether it is a page of a file or of shared memory, so not a private copy (bit 61).
     pub fn file(self) -> bool {
         self.0 >> 61 & 1 == 1
     }

@@ -80,7 +80,7 @@ impl Threads {
         Ok(Self { fd: raise(open(c"/proc/self/task", OFlags::DIRECTORY)?) })
     }
 
-    /// How many threads there are, the calling one included: one system call.
+    /// Returns how many threads there are, the calling one included: one system call.
     ///
     /// # Errors
     /// Those of fstat(2).
@@ -148,8 +148,8 @@ impl Descriptors {
         Ok(this)
     }
 
-    /// How many descriptors are open, this one included: one system call. None where the kernel does not tell, or the
-    /// descriptor was closed and its number is another file's.
+    /// Returns how many descriptors are open, this one included: one system call. None where the kernel does not
+    /// tell, or the descriptor was closed and its number is another file's.
     pub fn count(&self) -> Option<usize> {
         let found = rustix::fs::fstat(&self.fd).ok()?;
         let same = self.identity == (found.st_dev, found.st_ino);
@@ -224,7 +224,7 @@ fn for_each_number(directory: BorrowedFd<'_>, mut each: impl FnMut(i32)) -> Resu
     Ok(())
 }
 
-/// The end of the heap that brk(2) manages.
+/// Returns the end of the heap that brk(2) manages.
 pub fn program_break() -> usize {
     set_program_break(0)
 }

@@ -15,7 +15,7 @@ pub struct PageRange {
 }
 
 impl PageRange {
-    /// The range of `start..end`, whose bounds are multiples of [`PAGE`].
+    /// Creates the range `start..end`, whose bounds are multiples of [`PAGE`].
     pub fn new(start: usize, end: usize) -> Self {
         debug_assert!(
             start.is_multiple_of(PAGE) && end.is_multiple_of(PAGE) && start <= end,
@@ -24,7 +24,7 @@ impl PageRange {
         Self { start, end }
     }
 
-    /// The pages that hold any byte of `start..start + len`.
+    /// Returns the pages that hold any byte of `start..start + len`.
     pub fn covering(start: usize, len: usize) -> Self {
         let end = start.saturating_add(len);
         Self {
@@ -33,38 +33,38 @@ impl PageRange {
         }
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub fn len(self) -> usize {
         self.end - self.start
     }
 
-    /// Its length in pages.
+    /// Returns its length in pages.
     pub fn pages(self) -> usize {
         self.len() / PAGE
     }
 
-    /// Whether it holds no page.
+    /// Returns whether it holds no page.
     pub fn is_empty(self) -> bool {
         self.start == self.end
     }
 
-    /// Whether the byte at `address` is inside.
+    /// Returns whether the byte at `address` is inside.
     pub fn contains(self, address: usize) -> bool {
         self.start <= address && address < self.end
     }
 
-    /// Whether the two share a page.
+    /// Returns whether the two share a page.
     pub fn overlaps(self, other: Self) -> bool {
         self.start < other.end && other.start < self.end
     }
 
-    /// What the two share, possibly empty.
+    /// Returns the part that the two share, possibly empty.
     pub fn intersection(self, other: Self) -> Self {
         let start = self.start.max(other.start);
         Self { start, end: self.end.min(other.end).max(start) }
     }
 
-    /// The addresses of its pages, in order.
+    /// Returns the addresses of its pages, in order.
     pub fn addresses(self) -> impl Iterator<Item = usize> {
         (self.start..self.end).step_by(PAGE)
     }

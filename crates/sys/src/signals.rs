@@ -11,7 +11,7 @@ pub const LAST: i32 = 64;
 /// A set of signals; signal `n` is bit `n - 1`.
 pub type Mask = u64;
 
-/// The set of `signals`.
+/// Returns the set of `signals`.
 pub const fn mask_of(signals: &[i32]) -> Mask {
     let mut mask = 0;
     let mut i = 0;
@@ -53,7 +53,7 @@ impl AlternateStack {
     pub const NONE: Self = Self { base: 0, flags: 2, size: 0 };
 }
 
-/// The disposition of `signal`.
+/// Returns the disposition of `signal`.
 ///
 /// # Errors
 /// `EINVAL` for numbers outside 1..=64.
@@ -95,7 +95,7 @@ pub fn block_all() -> Mask {
     set_mask(Mask::MAX)
 }
 
-/// The calling thread's alternate stack.
+/// Returns the calling thread's alternate stack.
 pub fn alternate_stack() -> AlternateStack {
     let mut old = AlternateStack::NONE;
     // SAFETY: the kernel writes one `AlternateStack`; the call cannot fail.

@@ -29,8 +29,6 @@ pub fn shadow_stack_is_on() -> bool {
     const ARCH_SHSTK_STATUS: usize = 0x5005;
     let mut features = 0_u64;
     // SAFETY: the kernel writes one number, or refuses.
-    let known =
-        unsafe { syscall!(Sysno::arch_prctl, ARCH_SHSTK_STATUS, &raw mut features) }
-            .is_ok();
+    let known = unsafe { syscall!(Sysno::arch_prctl, ARCH_SHSTK_STATUS, &raw mut features) }.is_ok();
     known && features & 1 == 1
 }

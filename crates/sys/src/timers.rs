@@ -20,7 +20,7 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Whether the timer is going to fire.
+    /// Returns whether the timer is going to fire.
     pub fn is_armed(&self) -> bool {
         self.rest_seconds != 0 || self.rest_microseconds != 0
     }
@@ -29,7 +29,7 @@ impl Interval {
 /// The three interval timers of a process.
 pub const WHICH: [i32; 3] = [libc::ITIMER_REAL, libc::ITIMER_VIRTUAL, libc::ITIMER_PROF];
 
-/// How interval timer `which` stands.
+/// Returns the state of interval timer `which`.
 pub fn interval(which: i32) -> Interval {
     let mut value = Interval::default();
     // SAFETY: the kernel writes one `struct itimerval`; for the three valid numbers the call cannot fail.
@@ -69,7 +69,7 @@ pub fn create(signal: i32, thread: i32, value: usize) -> Result<TimerId> {
     Ok(id)
 }
 
-/// Lets timer `id` fire once, `nanoseconds` from now; 0 disarms it.
+/// Arms timer `id` to fire once, `nanoseconds` from now; 0 disarms it.
 ///
 /// # Errors
 /// `EINVAL` where there is no such timer.

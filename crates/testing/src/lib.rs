@@ -35,7 +35,7 @@ pub fn say_skipped(reason: fmt::Arguments<'_>) {
     let _unseen = std::io::stderr().write_all(format!("SKIPPED: {test}{reason}\n").as_bytes());
 }
 
-/// Whether a program is there and runs; says that the test is skipped if not.
+/// Returns whether a program is there and runs; says that the test is skipped if not.
 #[must_use]
 pub fn is_there(program: &str) -> bool {
     let mut command = Command::new(program);

@@ -23,7 +23,7 @@ pub fn below(folder: &Path) -> String {
     text
 }
 
-/// The functions that come after `#[test]`.
+/// Returns the functions that come after `#[test]`.
 #[must_use]
 pub fn tests(source: &str) -> BTreeSet<&str> {
     source
@@ -45,7 +45,7 @@ pub struct Promise<'a> {
     pub tests: Vec<&'a str>,
 }
 
-/// The rows of a page's tables.
+/// Returns the rows of a page's tables.
 #[must_use]
 pub fn promises(page: &str) -> Vec<Promise<'_>> {
     let is_test = |word: &&str| {

@@ -213,7 +213,7 @@ unsafe fn create(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_destroy(orbit: *mut Handle<Orbit>) -> c_int {
     // SAFETY: the caller's promise. It is taken only where it can be ended.
-    let ended = unsafe { Handle::in_main(orbit, "orbit") }.and_then(|known| Ok(known.end()?));
+    let ended = unsafe { Handle::in_main(orbit, "orbit") }.and_then(|known| Ok(known.destroy()?));
     // SAFETY: as above.
     status(ended.and_then(|()| unsafe { Handle::take(orbit, "orbit") }).map(drop))
 }
@@ -247,8 +247,6 @@ pub unsafe extern "C" fn orrery_orbit_alive(orbit: *mut Handle<Orbit>) -> c_int 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_orbit_restarts(orbit: *mut Handle<Orbit>) -> c_long {
     // SAFETY: the caller's promise.
-    match unsafe { Handle::in_main(orbit, "orbit") } {
-        Ok(orbit) => c_long::try_from(orbit.restarts()).unwrap_or(c_long::MAX),
-        Err(Refused) => -1,
-    }
+    let restarts = unsafe { Handle::in_main(orbit, "orbit") }.and_then(|orbit| Ok(orbit.restarts()?));
+    restarts.map_or(-1, |restarts| c_long::try_from(restarts).unwrap_or(c_long::MAX))
 }

@@ -43,8 +43,8 @@ pub(crate) fn stay() -> anyhow::Result<Policy> {
 }
 
 /// What lies where in the process of a thread; empty where it has ended.
-pub(crate) fn maps(thread: u32) -> String {
-    fs::read_to_string(format!("/proc/{thread}/maps")).unwrap_or_default()
+pub(crate) fn maps(thread: u32) -> Vec<u8> {
+    fs::read(format!("/proc/{thread}/maps")).unwrap_or_default()
 }
 
 fn place(event: &Event) -> Place {
@@ -65,17 +65,12 @@ fn place(event: &Event) -> Place {
     }
 }
 
-/// A file's name and an offset into it, or the address where nothing is known of it.
-pub(crate) fn frame(maps: &str, address: u64) -> String {
-    let found = maps.lines().find_map(|line| {
-        let mut words = line.splitn(6, ' ');
-        let (start, end) = words.next()?.split_once('-')?;
-        let number = |text| u64::from_str_radix(text, 16).ok();
-        let (start, end) = (number(start)?, number(end)?);
-        let offset = number(words.nth(1)?)?;
-        let name = words.nth(2)?.trim().rsplit('/').next()?;
-        (start <= address && address < end && !name.is_empty())
-            .then(|| format!("{name}+{:#x}", address - start + offset))
+/// Returns a file's name and an offset into it, or the address if no file is mapped there.
+pub(crate) fn frame(maps: &[u8], address: u64) -> String {
+    let found = orrery_sys::maps::entries(maps).find_map(|entry| {
+        let offset = entry.offset_of(usize::try_from(address).ok()?)?;
+        let name = entry.name.rsplit(|byte| *byte == b'/').next().filter(|name| !name.is_empty())?;
+        Some(format!("{}+{offset:#x}", String::from_utf8_lossy(name)))
     });
     found.unwrap_or_else(|| format!("{address:#x}"))
 }
@@ -94,10 +89,10 @@ mod tests {
 
     #[test]
     fn addresses_are_told_by_file() {
-        let maps = "1000-2000 r--p 00000000 fe:00 1  /usr/bin/x\n2000-3000 r-xp 00001000 fe:00 1    /usr/bin/x\n4000-5000 rw-p 00000000 00:00 0 \n";
+        let maps = b"1000-2000 r--p 00000000 fe:00 1  /usr/bin/x\n2000-3000 r-xp 00001000 fe:00 1    /usr/bin/x\n4000-5000 rw-p 00000000 00:00 0 \n";
         assert_eq!(frame(maps, 0x2010), "x+0x1010");
         assert_eq!(frame(maps, 0x4010), "0x4010");
-        assert_eq!(frame("", 0x10), "0x10");
+        assert_eq!(frame(b"", 0x10), "0x10");
     }
 
     #[test]

@@ -13,11 +13,11 @@ use orrery_orthros_check::{Report, Verdict};
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// The process, on this machine
-    #[arg(required_unless_present = "folder", value_name = "PID")]
+    #[arg(required_unless_present = "directory", value_name = "PID")]
     pid: Option<i32>,
-    /// The service of the pair whose folder this is, in its guest
+    /// The service of the pair whose directory this is, in its guest
     #[arg(long, conflicts_with = "pid")]
-    folder: Option<PathBuf>,
+    directory: Option<PathBuf>,
     /// Fail if anything would be lost, not only if a process could not be rebuilt
     #[arg(long)]
     strict: bool,
@@ -27,13 +27,13 @@ pub(crate) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
-    let report = match (arguments.pid, &arguments.folder) {
+    let report = match (arguments.pid, &arguments.directory) {
         (Some(pid), _) => orrery_orthros_check::check(pid)?,
-        (None, Some(folder)) => {
-            let said = super::remote::ask(folder, "run orrery-guest check")?;
+        (None, Some(directory)) => {
+            let said = super::remote::ask(directory, "run orrery-guest check")?;
             serde_json::from_str(&said).map_err(|_| anyhow::anyhow!("the guest answers: {said}"))?
         }
-        (None, None) => bail!("name a process, or a pair's folder with --folder"),
+        (None, None) => bail!("name a process, or a pair's directory with --directory"),
     };
     show(&report, arguments.json)?;
     let count = |verdict| report.findings.iter().filter(|finding| finding.verdict == verdict).count();

@@ -36,7 +36,7 @@ pub(super) struct PairFile {
     /// Who knows the way from there.
     gateway: Option<String>,
     /// Where consoles, sockets and a new disk lie.
-    folder: Option<PathBuf>,
+    directory: Option<PathBuf>,
     disk: Option<DiskTable>,
     /// More programs of this host that the service runs.
     #[serde(default)]
@@ -82,7 +82,7 @@ pub(super) struct Wanted {
     pub(super) cpus: u32,
     pub(super) silence: Duration,
     pub(super) network: Option<NetworkConfig>,
-    pub(super) folder: Option<PathBuf>,
+    pub(super) directory: Option<PathBuf>,
     pub(super) disk: Option<DiskConfig>,
     pub(super) append: String,
 }
@@ -113,7 +113,7 @@ impl Named<'_> {
 
 /// What a pair has one of, as a failover carries one over, and what to do with several.
 pub(super) const DISKS: (&str, &str) =
-    ("disk", "put what the service needs on one, in folders of it, or run a pair for each");
+    ("disk", "put what the service needs on one, in directories of it, or run a pair for each");
 pub(super) const NETWORKS: (&str, &str) = (
     "network",
     "give the service one, and let the host forward to it from the others, or run a pair for each",
@@ -202,7 +202,7 @@ impl PairFile {
             cpus: file.cpus,
             silence,
             network,
-            folder: file.folder,
+            directory: file.directory,
             disk,
             append: file.append,
         })
@@ -234,7 +234,7 @@ mod tests {
             service = ["redis-server", "--dir", "/data"]
             memory = 512
             network = "service"
-            folder = "/var/lib/pair"
+            directory = "/var/lib/pair"
 
             [disk]
             size = "64M"
@@ -258,7 +258,7 @@ mod tests {
     fn what_is_missing_is_as_on_the_command_line() {
         let wanted = PairFile::parse("service = ['x']").unwrap();
         assert_eq!(wanted.memory_mib, 256);
-        assert!(wanted.network.is_none() && wanted.disk.is_none() && wanted.folder.is_none());
+        assert!(wanted.network.is_none() && wanted.disk.is_none() && wanted.directory.is_none());
     }
 
     #[test]
@@ -288,7 +288,7 @@ mod tests {
         let told =
             refused("service = ['x']\n[[disk]]\nsize = '64M'\n[[disk]]\nimage = '/srv/b'\nmount = '/b'");
         assert!(
-            told.contains("2 disks are given") && told.contains("/srv/b") && told.contains("folders"),
+            told.contains("2 disks are given") && told.contains("/srv/b") && told.contains("directories"),
             "{told}"
         );
         assert!(refused("service = ['x']\nunit = 'y'").contains("either service or unit"));

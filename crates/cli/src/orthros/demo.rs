@@ -28,11 +28,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let common = &arguments.common;
     let story = Story::new(common.json);
     let place = Place::new()?;
-    let folder = common.folder.clone().unwrap_or_else(|| place.folder().to_owned());
+    let directory = common.directory.clone().unwrap_or_else(|| place.directory().to_owned());
     let words =
         ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--dir", DATA, "--appendonly", "yes"];
     let config = PairConfig {
-        folder,
+        directory,
         cache: cache(),
         service: Service {
             argv: words.map(str::to_owned).to_vec(),

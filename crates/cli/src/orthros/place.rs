@@ -1,4 +1,4 @@
-//! Where a demo or a soak has its pair: a folder and a network of the program's own, which go with it, also where it is interrupted.
+//! Where a demo or a soak has its pair: a directory and a network of the program's own, which go with it, also where it is interrupted.
 
 use std::path::Path;
 
@@ -10,15 +10,15 @@ use super::remote::INTERRUPTED;
 
 /// A program has one.
 pub(super) struct Place {
-    folder: TempDir,
+    directory: TempDir,
     network: String,
 }
 
 impl Place {
     pub(super) fn new() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
+        let directory = tempfile::tempdir()?;
         let network = format!("orrery-{}", std::process::id());
-        let (path, name) = (folder.path().to_owned(), network.clone());
+        let (path, name) = (directory.path().to_owned(), network.clone());
         ctrlc::set_handler(move || {
             // The machines end with the program. What they still write may take a second try.
             Network::remove(&name);
@@ -26,11 +26,11 @@ impl Place {
             std::process::exit(INTERRUPTED);
         })
         .context("cannot listen to signals")?;
-        Ok(Self { folder, network })
+        Ok(Self { directory, network })
     }
 
-    pub(super) fn folder(&self) -> &Path {
-        self.folder.path()
+    pub(super) fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     pub(super) fn network(&self) -> NetworkConfig {

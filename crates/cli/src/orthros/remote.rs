@@ -1,4 +1,4 @@
-//! Commands to a pair that runs: lines of text over a socket in its folder, answered with events.
+//! Commands to a pair that runs: lines of text over a socket in its directory, answered with events.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -23,19 +23,20 @@ pub(super) struct Line {
     pub(super) from: Option<UnixStream>,
 }
 
-/// What is said to a pair: on standard input, and over the socket in its folder.
+/// What is said to a pair: on standard input, and over the socket in its directory.
 pub(super) struct Lines {
     receiver: Receiver<Line>,
     socket: PathBuf,
 }
 
 impl Lines {
-    /// Listens in a folder, where only one pair can be, and to standard input unless it is `quiet`.
-    pub(super) fn listen(folder: &Path, quiet: bool) -> Result<Self> {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        let socket = folder.join(SOCKET);
+    /// Listens in a directory, where only one pair can be, and to standard input unless it is `quiet`.
+    pub(super) fn listen(directory: &Path, quiet: bool) -> Result<Self> {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
+        let socket = directory.join(SOCKET);
         if UnixStream::connect(&socket).is_ok() {
-            bail!("another pair runs in {}", folder.display());
+            bail!("another pair runs in {}", directory.display());
         }
         let _ = std::fs::remove_file(&socket);
         let listener =
@@ -93,9 +94,9 @@ fn input(sender: &Sender<Line>) {
 /// Where the pair is.
 #[derive(Args)]
 pub(crate) struct Target {
-    /// The folder that `up` was given
+    /// The directory that `up` was given
     #[arg(long)]
-    folder: PathBuf,
+    directory: PathBuf,
     /// Print one JSON object for each event
     #[arg(long)]
     json: bool,
@@ -120,10 +121,10 @@ pub(super) fn crash(arguments: &Crash) -> Result<()> {
 }
 
 /// Says a line to the pair, and gives what it answers.
-pub(super) fn ask(folder: &Path, line: &str) -> Result<String> {
-    let socket = folder.join(SOCKET);
+pub(super) fn ask(directory: &Path, line: &str) -> Result<String> {
+    let socket = directory.join(SOCKET);
     let mut stream =
-        UnixStream::connect(&socket).with_context(|| format!("no pair runs in {}", folder.display()))?;
+        UnixStream::connect(&socket).with_context(|| format!("no pair runs in {}", directory.display()))?;
     writeln!(stream, "{line}")?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer).context("the pair has ended")?;
@@ -137,9 +138,9 @@ pub(super) fn ask(folder: &Path, line: &str) -> Result<String> {
 
 /// Says a line to the pair and shows what it answers, until it has no more to say.
 pub(super) fn say(target: &Target, line: &str) -> Result<()> {
-    let socket = target.folder.join(SOCKET);
+    let socket = target.directory.join(SOCKET);
     let mut stream = UnixStream::connect(&socket)
-        .with_context(|| format!("no pair runs in {}", target.folder.display()))?;
+        .with_context(|| format!("no pair runs in {}", target.directory.display()))?;
     writeln!(stream, "{line}")?;
     let mut failed = None;
     let mut out = std::io::stdout().lock();

@@ -226,7 +226,7 @@ struct Scene {
     pair: Pair,
     clients: Vec<Client>,
     // Removed when the pair is gone.
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 /// A client that counts by itself.
@@ -298,7 +298,7 @@ impl Drop for Client {
 
 impl Scene {
     fn new(common: &Common, place: &Place) -> Result<Self> {
-        let folder = tempfile::tempdir_in(place.folder())?;
+        let directory = tempfile::tempdir_in(place.directory())?;
         let words = ["busybox", "sh", "-c", SCRIPT].map(str::to_owned).to_vec();
         let service = Service {
             argv: words,
@@ -306,7 +306,7 @@ impl Scene {
             ..Service::default()
         };
         let pair = Pair::start(PairConfig {
-            folder: common.folder.clone().unwrap_or_else(|| folder.path().to_owned()),
+            directory: common.directory.clone().unwrap_or_else(|| directory.path().to_owned()),
             cache: cache(),
             service,
             memory_mib: common.memory,
@@ -323,7 +323,7 @@ impl Scene {
         pair.network().context("the pair has no network")?.enter()?;
         let clients =
             (0..CLIENTS).map(|index| Client::start(&format!("count{index}"))).collect::<Result<_>>()?;
-        Ok(Self { pair, clients, _folder: folder })
+        Ok(Self { pair, clients, _directory: directory })
     }
 
     /// One crash, and what became of it.
@@ -423,8 +423,8 @@ mod tests {
 
     #[test]
     fn crashes_that_are_recorded_are_those_of_the_seed() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("record");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("record");
         assert!(recorded(&path, 3).unwrap().is_empty());
         let line = serde_json::to_string(&crash(7, "oops", Outcome::Refused)).unwrap();
         std::fs::write(&path, format!("{line}\n")).unwrap();

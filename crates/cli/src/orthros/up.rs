@@ -26,8 +26,8 @@ pub(crate) struct Arguments {
     /// Take commands only from `orrery orthros status`, `crash`, `failover` and `down`, not from standard input
     #[arg(long)]
     quiet: bool,
-    /// Leave the dead machine's memory in the folder if the service cannot be rebuilt from it
-    #[arg(long, requires = "folder")]
+    /// Leave the dead machine's memory in the directory if the service cannot be rebuilt from it
+    #[arg(long, requires = "directory")]
     keep: bool,
     /// Make a network namespace of this name with the service in it, at 10.77.0.2; enter it with `ip netns exec NAME`
     #[arg(long, value_name = "NAME")]
@@ -54,8 +54,8 @@ pub(crate) struct Arguments {
     /// Where the service expects its disk
     #[arg(long, value_name = "PATH", default_value = "/data", requires = "disk")]
     mount: String,
-    /// A folder of this host whose files a new disk has
-    #[arg(long, value_name = "FOLDER", requires = "disk")]
+    /// A directory of this host whose files a new disk has
+    #[arg(long, value_name = "DIRECTORY", requires = "disk")]
     content: Option<PathBuf>,
     /// More for the command line of the guests' kernel
     #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
@@ -105,7 +105,7 @@ fn wanted(arguments: &Arguments) -> Result<Wanted> {
         cpus: arguments.common.cpus,
         silence: Duration::from_secs_f64(arguments.common.silence),
         network,
-        folder: None,
+        directory: None,
         disk,
         append: arguments.append.clone(),
     })
@@ -115,9 +115,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let wanted = wanted(arguments)?;
     let mut story = Story::new(arguments.common.json);
     let temporary = tempfile::tempdir()?;
-    let folder = arguments.common.folder.clone().or(wanted.folder);
-    let folder = folder.unwrap_or_else(|| temporary.path().to_owned());
-    let lines = Lines::listen(&folder, arguments.quiet)?;
+    let directory = arguments.common.directory.clone().or(wanted.directory);
+    let directory = directory.unwrap_or_else(|| temporary.path().to_owned());
+    let lines = Lines::listen(&directory, arguments.quiet)?;
     let place = match &wanted.network {
         Some(NetworkConfig::Own(name)) => format!(" in network {name}"),
         Some(NetworkConfig::Bridge(place)) => format!(" on bridge {}", place.bridge),
@@ -127,7 +127,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         story.tell("unit", None, text)?;
     }
     let mut pair = Pair::start(PairConfig {
-        folder,
+        directory,
         cache: cache(),
         service: wanted.service,
         memory_mib: wanted.memory_mib,

@@ -51,7 +51,7 @@ pub(crate) struct Writer {
     /// When the call of the line before began.
     last: Option<u64>,
     /// What lay where in each thread's process when that was last asked.
-    maps: HashMap<u32, String>,
+    maps: HashMap<u32, Vec<u8>>,
 }
 
 impl Writer {

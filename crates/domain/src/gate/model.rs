@@ -10,7 +10,7 @@ use shuttle::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 
-use super::protocol::{Night, Word, ring, ring_if_asleep, sleep};
+use super::protocol::{FutexWait, Word, ring, ring_if_asleep, sleep};
 use super::{OWNER_DIED, Woken};
 
 /// A word, and the kernel's list of those who sleep on any word (one lock for all, as in a hash bucket of futex(2)).
@@ -62,7 +62,7 @@ impl Side {
     }
 }
 
-/// A night without an end by time: who is not woken sleeps for ever.
+/// A wait without an end by time: who is not woken sleeps for ever.
 struct Endless<'a> {
     theirs: &'a Side,
     bell: &'a Modelled,
@@ -72,7 +72,7 @@ struct Endless<'a> {
     careless: bool,
 }
 
-impl Night for Endless<'_> {
+impl FutexWait for Endless<'_> {
     fn is_over(&mut self) -> Option<Woken> {
         self.mark = self.theirs.mark.read();
         (self.theirs.dead.load(SeqCst) != 0).then_some(Woken::PartnerGone)
@@ -92,20 +92,20 @@ impl Night for Endless<'_> {
 }
 
 fn wait(mine: &Side, theirs: &Side, heard: u32, careless: bool) -> Woken {
-    let mut night = Endless { theirs, bell: &theirs.bell, heard, mark: 0, careless };
-    sleep(&theirs.bell, &mine.sleepers, heard, &|| false, &mut night)
+    let mut wait = Endless { theirs, bell: &theirs.bell, heard, mark: 0, careless };
+    sleep(&theirs.bell, &mine.sleepers, heard, &|| false, &mut wait)
 }
 
 /// Waits for any who ring the bell of one's own, as contexts do.
 fn wait_at_home(mine: &Side, theirs: &Side, heard: u32) -> Woken {
-    let mut night = Endless { theirs, bell: &mine.bell, heard, mark: 0, careless: false };
-    sleep(&mine.bell, &mine.sleepers, heard, &|| false, &mut night)
+    let mut wait = Endless { theirs, bell: &mine.bell, heard, mark: 0, careless: false };
+    sleep(&mine.bell, &mine.sleepers, heard, &|| false, &mut wait)
 }
 
-/// The same, for one who is also called by a word of its own.
+/// Waits for the bell or for a word of its own.
 fn wait_for_word(mine: &Side, theirs: &Side, heard: u32, word: &AtomicU32, read: u32) -> Woken {
-    let mut night = Endless { theirs, bell: &mine.bell, heard, mark: 0, careless: false };
-    sleep(&mine.bell, &mine.sleepers, heard, &|| word.load(SeqCst) != read, &mut night)
+    let mut wait = Endless { theirs, bell: &mine.bell, heard, mark: 0, careless: false };
+    sleep(&mine.bell, &mine.sleepers, heard, &|| word.load(SeqCst) != read, &mut wait)
 }
 
 fn pair() -> (Arc<Side>, Arc<Side>) {

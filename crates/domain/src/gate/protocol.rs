@@ -13,7 +13,7 @@ use super::Woken;
 
 /// A word of shared memory. All accesses are sequentially consistent.
 pub(super) trait Word {
-    /// What it holds.
+    /// Returns what it holds.
     fn read(&self) -> u32;
     /// Adds to it, around the end.
     fn add(&self, change: u32);
@@ -21,16 +21,16 @@ pub(super) trait Word {
     fn wake(&self);
 }
 
-/// The night of a sleeper: how long it lasts, and what it is slept on.
-pub(super) trait Night {
-    /// Whether there is no use in sleeping on: the partner is dead, or it is too late. Asked before each nap.
+/// The wait of a sleeper: how long it lasts, and what it is slept on.
+pub(super) trait FutexWait {
+    /// Returns whether there is no use in sleeping on: the partner is dead, or it is too late. Asked before each nap.
     fn is_over(&mut self) -> Option<Woken>;
-    /// Sleeps until the bell is no longer what was heard, something happens that [`Night::is_over`] should look at, or for
+    /// Sleeps until the bell is no longer what was heard, something happens that [`FutexWait::is_over`] should look at, or for
     /// no reason at all.
     fn doze(&mut self);
 }
 
-/// Rings: whatever was written before is seen by whoever waits.
+/// Rings the bell: a partner that waits returns, and sees everything that was written before.
 pub(super) fn ring(bell: &impl Word, sleepers: &impl Word) {
     bell.add(1);
     if sleepers.read() != 0 {
@@ -52,13 +52,13 @@ pub(super) fn ring_if_asleep(bell: &impl Word, sleepers: &impl Word) {
     }
 }
 
-/// Sleeps until `bell` is no longer `heard`, somebody has `called` in another way, or the night is over.
+/// Sleeps until `bell` is no longer `heard`, somebody has `called` in another way, or the wait is over.
 pub(super) fn sleep(
     bell: &impl Word,
     sleepers: &impl Word,
     heard: u32,
     called: &impl Fn() -> bool,
-    night: &mut impl Night,
+    wait: &mut impl FutexWait,
 ) -> Woken {
     sleepers.add(1);
     let is_called = || called() || bell.read() != heard;
@@ -66,8 +66,8 @@ pub(super) fn sleep(
         if is_called() {
             break Woken::Rung;
         }
-        match night.is_over() {
-            None => night.doze(),
+        match wait.is_over() {
+            None => wait.doze(),
             // Its last words count: it may have rung between our look at the bell and its death.
             Some(Woken::PartnerGone) if is_called() => break Woken::Rung,
             Some(woken) => break woken,

@@ -1,154 +1,87 @@
 //! What the kernel has mapped for a program that has just been executed: its code, its loader's, and the vDSO.
 //!
-//! Asked for one by one (`PROCMAP_QUERY`, Linux 6.11), mappings of code take two microseconds in all. The table of
+//! Queried one by one (`PROCMAP_QUERY`, Linux 6.11), mappings of code take two microseconds in all. The table of
 //! proc_pid_maps(5), which has the same, takes twenty to be written by the kernel and read here.
 
-use std::borrow::Cow;
-use std::fs::File;
-use std::io::{self, Read};
-use std::mem::size_of;
-use std::os::fd::AsRawFd;
+use std::fs;
+use std::io;
+
+use orrery_sys::maps::{self, Access, Entry, Query};
+use rustix::process::Pid;
 
 /// Mappings of a process.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Maps {
     /// Code of files: start, end and file.
     pub(crate) code: Vec<(u64, u64, String)>,
-    /// Where the vDSO begins.
+    /// The start of the vDSO.
     pub(crate) vdso: Option<u64>,
 }
 
+/// Longest name of a mapping, in bytes.
+const PATH_MAX: usize = 4096;
+
 impl Maps {
+    /// Returns the mappings of code of a process.
     pub(crate) fn of(pid: libc::pid_t) -> io::Result<Self> {
-        let mut file = File::open(format!("/proc/{pid}/maps"))?;
-        // Kernels before that cannot be asked, and filters may forbid it.
-        Self::asked_for(&file).or_else(|_| Self::read(&mut file))
+        let process = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        // Kernels before 6.11 have no query, and filters may forbid it.
+        Self::queried(process).or_else(|_| Ok(Self::parsed(&fs::read(format!("/proc/{pid}/maps"))?)))
     }
 
-    fn asked_for(file: &File) -> io::Result<Self> {
-        let mut maps = Self { code: Vec::new(), vdso: None };
-        let mut name = [0; LONGEST_NAME as usize];
+    fn queried(process: Pid) -> io::Result<Self> {
+        let table = maps::Maps::of_process(process).map_err(|error| io::Error::from(error.errno))?;
+        let mut found = Self::default();
+        let mut name = [0; PATH_MAX];
         let mut next = 0;
-        loop {
-            let mut query = Query {
-                size: size_of::<Query>() as u64,
-                flags: EXECUTABLE | COVERING_OR_NEXT,
-                address: next,
-                name_size: LONGEST_NAME,
-                name_address: (&raw mut name).expose_provenance() as u64,
-                ..Query::default()
-            };
-            // SAFETY: the structure is the one that the request takes, and names a buffer of that length.
-            if unsafe { libc::ioctl(file.as_raw_fd(), PROCMAP_QUERY, &raw mut query) } != 0 {
-                let error = io::Error::last_os_error();
-                // Nothing follows.
-                return if error.raw_os_error() == Some(libc::ENOENT) { Ok(maps) } else { Err(error) };
-            }
-            // With its final zero.
-            let length = usize::try_from(query.name_size).unwrap_or(0).saturating_sub(1);
-            let name = name.get(..length).unwrap_or_default();
-            if query.access == READABLE | EXECUTABLE && query.inode != 0 {
-                let name = String::from_utf8_lossy(name).into_owned();
-                maps.code.push((query.start, query.end, name));
-            } else if name == VDSO.as_bytes() {
-                maps.vdso = Some(query.start);
-            }
-            next = query.end;
+        while let Some(entry) = table.query(next, Query::EXECUTABLE | Query::COVERING_OR_NEXT, &mut name)? {
+            found.add(&entry);
+            next = entry.range.end;
         }
+        Ok(found)
     }
 
-    fn read(file: &mut File) -> io::Result<Self> {
-        /// More than the few mappings of a new program take.
-        const MOST: usize = 16 << 10;
-        let mut bytes = vec![0; MOST];
-        let mut length = 0;
-        loop {
-            match file.read(bytes.get_mut(length..).unwrap_or(&mut []))? {
-                0 => break,
-                read => length += read,
-            }
-        }
-        let text: Cow<'_, str> = String::from_utf8_lossy(bytes.get(..length).unwrap_or(&[]));
-        let vdso = text.lines().find(|line| line.ends_with(VDSO)).and_then(|line| line.split_once('-'));
-        let vdso = vdso.and_then(|(start, _)| u64::from_str_radix(start, 16).ok());
-        Ok(Self { code: text.lines().filter_map(code_range).collect(), vdso })
+    fn parsed(text: &[u8]) -> Self {
+        let mut found = Self::default();
+        maps::entries(text).for_each(|entry| found.add(&entry));
+        found
     }
-}
 
-const VDSO: &str = "[vdso]";
-const LONGEST_NAME: u32 = 4096;
-
-/// `struct procmap_query` of linux/fs.h, as far as it was first published.
-#[repr(C)]
-#[derive(Default)]
-struct Query {
-    size: u64,
-    flags: u64,
-    address: u64,
-    start: u64,
-    end: u64,
-    access: u64,
-    page_size: u64,
-    offset: u64,
-    inode: u64,
-    device: [u32; 2],
-    name_size: u32,
-    build_id_size: u32,
-    name_address: u64,
-    build_id_address: u64,
-}
-
-/// `_IOWR('f', 17, struct procmap_query)`.
-const PROCMAP_QUERY: libc::c_ulong = 0xc068_6611;
-const _: () = assert!(size_of::<Query>() == 0x68);
-const READABLE: u64 = 1;
-const EXECUTABLE: u64 = 4;
-/// The mapping at the address, or else the next one that is as was asked for.
-const COVERING_OR_NEXT: u64 = 0x10;
-
-/// Start, end and file of a mapping of code.
-fn code_range(line: &str) -> Option<(u64, u64, String)> {
-    let mut words = line.splitn(6, ' ');
-    let (start, end) = words.next()?.split_once('-')?;
-    let (permissions, inode) = (words.next()?, words.nth(2)?);
-    let file = words.next().unwrap_or("").trim_start();
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    (permissions == "r-xp" && inode != "0").then_some((number(start)?, number(end)?, file.to_owned()))
+    fn add(&mut self, entry: &Entry<'_>) {
+        if entry.access == Access::READ | Access::EXECUTE && entry.inode != 0 {
+            let name = String::from_utf8_lossy(entry.name).into_owned();
+            self.code.push((entry.range.start as u64, entry.range.end as u64, name));
+        } else if entry.name == b"[vdso]" {
+            self.vdso = Some(entry.range.start as u64);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn own() -> File {
-        File::open("/proc/self/maps").unwrap()
-    }
-
     #[test]
-    fn code_is_told_from_other_mappings() {
+    fn code_is_distinguished_from_other_mappings() {
+        let code = |line: &str| Maps::parsed(line.as_bytes()).code;
         let line = "7f12-7f34 r-xp 00001000 fe:00 1234                       /usr/bin/x y";
-        assert_eq!(code_range(line), Some((0x7f12, 0x7f34, "/usr/bin/x y".to_owned())));
-        assert_eq!(code_range(&line.replace("r-xp", "rwxp")), None);
-        assert_eq!(code_range("7f12-7f34 r-xp 00000000 00:00 0    [vdso]"), None);
-        assert_eq!(code_range(""), None);
+        assert_eq!(code(line), [(0x7f12, 0x7f34, "/usr/bin/x y".to_owned())]);
+        assert_eq!(code("7f12-7f34 r--p 00001000 fe:00 1234                       /usr/bin/x"), []);
+        assert_eq!(code("7f12-7f34 r-xp 00000000 00:00 0                          [vdso]"), []);
+        assert_eq!(code("7f12-7f34 rwxp 00001000 fe:00 1234                       /usr/bin/x"), []);
     }
 
     #[test]
-    fn this_processs_own_code_is_found() {
-        let maps = Maps::read(&mut own()).unwrap();
-        assert!(!maps.code.is_empty());
+    fn the_query_returns_what_the_table_has() {
+        let pid = rustix::process::getpid();
+        let text = fs::read("/proc/self/maps").unwrap();
+        let parsed = Maps::parsed(&text);
+        assert!(!parsed.code.is_empty());
         // SAFETY: the call takes no pointer.
-        assert_eq!(maps.vdso, Some(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) }));
-    }
-
-    #[test]
-    fn asking_tells_what_the_table_tells() {
-        match Maps::asked_for(&own()) {
-            Ok(asked) => assert_eq!(asked, Maps::read(&mut own()).unwrap()),
-            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
-                orrery_testing::skipped!("the kernel has no PROCMAP_QUERY");
-            }
-            Err(error) => panic!("{error}"),
+        assert_eq!(parsed.vdso, Some(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) }));
+        match Maps::queried(pid) {
+            Ok(queried) => assert_eq!(queried, parsed),
+            Err(error) => orrery_testing::skipped!("no PROCMAP_QUERY: {error}"),
         }
     }
 }

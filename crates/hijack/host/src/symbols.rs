@@ -29,9 +29,9 @@ pub fn symbols() -> &'static [u8] {
 /// # Errors
 /// The process cannot be looked at.
 pub fn in_process(process: u32) -> io::Result<Option<u64>> {
-    let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
+    let maps = fs::read(format!("/proc/{process}/maps"))?;
     let memory = File::open(format!("/proc/{process}/mem"))?;
-    let starts = maps.lines().filter_map(|line| u64::from_str_radix(line.split_once('-')?.0, 16).ok());
+    let starts = orrery_sys::maps::entries(&maps).map(|entry| entry.range.start as u64);
     find(&memory, starts.map(|start| (start, start))).map_err(io::Error::other)
 }
 

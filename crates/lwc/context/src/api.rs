@@ -10,12 +10,14 @@ use crate::error::{Error, Result};
 use crate::fork::new_root;
 use crate::memory::overlay::{self, Overlay};
 use crate::memory::ranges::pages;
+use crate::requests::HANDLERS;
 use crate::rights::Rights;
 use crate::spawn::create::{self as spawn, Born};
 use crate::spec::Spec;
 use crate::state;
 use crate::switch::fast::{self, Crossed};
 use crate::switch::slow;
+use crate::syscalls::listener::Answer;
 use crate::syscalls::remote::{self, Own};
 use crate::syscalls::trap;
 use crate::threads::state_lock;
@@ -58,7 +60,7 @@ pub fn root() -> Result<Context> {
 /// # Errors
 /// Those of [`create`].
 pub fn create_here(spec: &Spec) -> Result<Created> {
-    let mut state = state_lock::hold_or_become_root()?;
+    let mut state = state_lock::hold_or_become_root(&HANDLERS)?;
     spawn::create(&mut state, spec).map(|born| match born {
         Born::Creator(context) => Created::Creator(context),
         Born::Context(creator, arrival) => Created::Context(Start { creator, arrival }),
@@ -177,7 +179,7 @@ impl Context {
     pub fn proceed(self) -> Result<Arrival> {
         let mut state = held(self.fd)?;
         let slot = state.find(self)?;
-        slow::answer(&mut state, slot, trap::Answer::GoesOn, None)
+        slow::answer(&mut state, slot, Answer::GoesOn, None)
     }
 
     /// Puts a descriptor into the context that is stopped in a system call, which can be told its number there by

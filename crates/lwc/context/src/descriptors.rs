@@ -2,3 +2,4 @@
 
 pub(crate) mod pass;
 pub(crate) mod shared_table;
+pub(crate) mod table;

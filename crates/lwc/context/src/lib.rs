@@ -81,7 +81,6 @@
 //! control. getpid(2) differs between contexts. A hostile context may compute on while another one has control, and may
 //! stop or end the program. The book tells all differences.
 
-
 mod api;
 mod arch;
 mod credentials;
@@ -92,6 +91,7 @@ mod fork;
 mod id;
 mod memory;
 mod peers;
+mod requests;
 mod rights;
 mod shared;
 mod spawn;
@@ -104,12 +104,11 @@ mod types;
 
 pub use api::{ROOT, create, create_here, fork, remove_overlay, root};
 pub use error::{Error, Result};
+pub use exit::kill_self;
 pub use memory::overlay::Overlay;
 pub use rights::Rights;
 pub use shared::link::ROOM;
-pub use exit::kill_self;
 pub use spec::Spec;
 pub use syscalls::filter::Calls;
 pub use syscalls::remote::Own;
-pub use syscalls::trap::Call;
-pub use types::{Arrival, Context, Created, Forked, Start};
+pub use types::{Arrival, Call, Context, Created, Forked, Start};

@@ -3,9 +3,9 @@
 
 use orrery_sys::PageRange;
 
-use crate::syscalls::filter::Calls;
-use crate::shared::link::ROOM;
 use crate::memory::ranges::{EVERYTHING, contains, pages, without};
+use crate::shared::link::ROOM;
+use crate::syscalls::filter::Calls;
 
 /// Rights to a context's memory, descriptors and system calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

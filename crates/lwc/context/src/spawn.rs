@@ -2,4 +2,5 @@
 
 pub(crate) mod create;
 pub(crate) mod lifetime;
+pub(crate) mod process_status;
 pub(crate) mod reaper;

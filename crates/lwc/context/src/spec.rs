@@ -2,9 +2,9 @@
 
 use orrery_sys::PageRange;
 
-use crate::syscalls::filter::Calls;
 use crate::error::{Error, Result};
 use crate::memory::ranges::pages;
+use crate::syscalls::filter::Calls;
 
 /// What a new context has of its creator.
 ///

@@ -12,27 +12,28 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawF
 use std::rc::Rc;
 
 use orrery_domain::forked::Creator;
-use orrery_domain::gate::Pace;
+use orrery_domain::gate::CpuPolicy;
 use orrery_sys::{PageRange, descriptors};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::CpuSet;
 
-use crate::types::Context;
 use crate::credentials::shared::Common;
-use crate::fork::rendezvous::Door;
+use crate::descriptors::table::Table;
 use crate::error::{Error, Result};
-use crate::shared::control::Holder;
+use crate::fork::rendezvous::Door;
 use crate::id::Id;
-use crate::peers::introduction;
-use crate::spawn::lifetime::Leash;
-use crate::switch::priority::Loan;
+use crate::memory::ranges::SharedRange;
+use crate::peers::socket::{inode, own_pidfd, pair};
+use crate::rights::Rights;
+use crate::shared::control::Holder;
 use crate::shared::link::Link;
 use crate::shared::program::{Place, Program, ROOT, Seat};
-use crate::memory::ranges::SharedRange;
-use crate::rights::Rights;
-use crate::descriptors::shared_table::Table;
-use crate::syscalls::trap::Listener;
+use crate::spawn::lifetime::Leash;
+use crate::switch::loan::Loan;
+use crate::syscalls::listener::Listener;
+use crate::threads::per_thread::entry;
+use crate::types::Context;
 
 /// The number of the root's descriptor in all contexts.
 pub(crate) const WELL_KNOWN: RawFd = 1000;
@@ -63,7 +64,7 @@ pub(crate) struct Peer {
     /// Where its system calls arrive, if it is ours to answer them.
     pub(crate) listener: Option<Listener>,
     /// How often we two switch, for each strand.
-    pub(crate) paces: Vec<Option<Pace>>,
+    pub(crate) cpu_policies: Vec<Option<CpuPolicy>>,
     /// What priority each strand has lent to it.
     pub(crate) loans: Vec<Option<Loan>>,
 }
@@ -145,12 +146,6 @@ pub(crate) struct State {
     pub(crate) heard_calls: bool,
 }
 
-pub(crate) fn own_pidfd() -> Result<OwnedFd> {
-    rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
-        .map(descriptors::raise)
-        .map_err(|e| Error::system("pidfd_open(self)", 0, e))
-}
-
 impl State {
     /// Of a process that becomes the root of a new program.
     pub(crate) fn root() -> Result<Self> {
@@ -193,7 +188,7 @@ impl State {
     /// Has the root be named by [`WELL_KNOWN`] in all contexts. Where the program uses the number, or may not have one so
     /// high, it is not.
     fn name_itself(&mut self) -> Result<()> {
-        let (own, theirs, id) = introduction::pair()?;
+        let (own, theirs, id) = pair()?;
         let Ok(name) = rustix::io::fcntl_dupfd_cloexec(&theirs, WELL_KNOWN) else { return Ok(()) };
         if name.as_raw_fd() == WELL_KNOWN {
             let pidfd = own_pidfd()?;
@@ -324,6 +319,30 @@ impl State {
         }
     }
 
+    /// Before a context is created that shares our credentials.
+    pub(crate) fn open_credentials(&mut self) -> Result<()> {
+        if self.common.is_none() {
+            self.common = Some(Common::new()?);
+        }
+        self.publish_credentials();
+        Ok(())
+    }
+
+    /// Publishes what the calling thread has to those who share credentials with us.
+    pub(crate) fn publish_credentials(&mut self) {
+        if let Some(common) = &mut self.common {
+            common.publish(self.strand);
+        }
+    }
+
+    /// Takes on the credentials that others have published.
+    #[inline]
+    pub(crate) fn follow_credentials(&mut self) {
+        if let Some(common) = &mut self.common {
+            common.follow(self.strand);
+        }
+    }
+
     /// Notes a peer; gives its place.
     pub(crate) fn add_peer(
         &mut self,
@@ -357,7 +376,7 @@ impl State {
             through,
             silent: Vec::new(),
             listener: None,
-            paces: Vec::new(),
+            cpu_policies: Vec::new(),
             loans: Vec::new(),
         });
         Ok(slot)
@@ -589,35 +608,10 @@ impl Drop for Peer {
     }
 }
 
-/// What a list has for a strand.
-pub(crate) fn entry<T>(list: &mut Vec<Option<T>>, strand: u32) -> &mut Option<T> {
-    let strand = strand as usize;
-    if list.len() <= strand {
-        list.resize_with(strand + 1, || None);
-    }
-    &mut list[strand]
-}
-
 /// The index of a free place, made where there is none.
 fn place<T>(places: &mut Vec<Option<T>>) -> usize {
     places.iter().position(Option::is_none).unwrap_or_else(|| {
         places.push(None);
         places.len() - 1
     })
-}
-
-/// The inode behind a descriptor.
-pub(crate) fn inode(fd: RawFd) -> Option<u64> {
-    // SAFETY: fstat of a number that may be none fails; nothing is closed.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    rustix::fs::fstat(fd).ok().map(|status| status.st_ino)
-}
-
-/// Whether the other end of a socket is closed by all who had it.
-pub(crate) fn is_hung_up(socket: &OwnedFd) -> bool {
-    use rustix::event::{PollFd, PollFlags};
-    let mut one = [PollFd::new(socket, PollFlags::empty())];
-    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-    matches!(rustix::event::poll(&mut one, Some(&now)), Ok(ready) if ready > 0)
-        && one[0].revents().contains(PollFlags::HUP)
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod cpu;
 pub(crate) mod fast;
+pub(crate) mod loan;
 pub(crate) mod park;
 pub(crate) mod priority;
 pub(crate) mod slow;

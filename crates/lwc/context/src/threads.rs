@@ -2,5 +2,6 @@
 
 pub(crate) mod fork_lock;
 pub(crate) mod logical;
+pub(crate) mod per_thread;
 pub(crate) mod state_lock;
 pub(crate) mod stop_threads;

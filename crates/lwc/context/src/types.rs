@@ -2,8 +2,6 @@
 
 use std::os::fd::RawFd;
 
-use crate::syscalls::trap::Call;
-
 /// The name of another context; its descriptor stays open until [`Context::close`].
 ///
 /// A new context knows what its creator knew by the same names.
@@ -55,4 +53,13 @@ pub enum Forked {
     Parent(u32),
     /// In the new program.
     Child,
+}
+
+/// A system call that a context made, and that waits for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Its number (`SYS_open` and so on).
+    pub number: u32,
+    /// Its arguments, as they were in the registers. Pointers are the context's: [`crate::Context::copy_in`].
+    pub arguments: [u64; 6],
 }

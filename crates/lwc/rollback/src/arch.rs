@@ -8,7 +8,9 @@ mod x86_64;
 pub(crate) use x86_64::{finish, jump_code, run_crossing, snapshot_crossing};
 
 #[cfg(not(target_arch = "x86_64"))]
-compile_error!("orrery-rollback: only x86_64 has its registers and stacks described so far (src/arch/x86_64.rs)");
+compile_error!(
+    "orrery-rollback: only x86_64 has its registers and stacks described so far (src/arch/x86_64.rs)"
+);
 
 use core::ffi::c_void;
 

@@ -10,11 +10,11 @@
 mod inner;
 mod making;
 
-use orrery_sys::{rseq};
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use orrery_sys::rseq;
 
 use orrery_memory::space::{Config, Statistics};
 use orrery_memory::{Arena, PageRange};
@@ -27,8 +27,8 @@ use crate::arch::{self, AGAIN, Crossing};
 use crate::control::{self, CONTROL_SIGNAL};
 use crate::error::{Error, Result};
 use crate::lazy_free::LazyFree;
-use crate::undo::children::Children;
 use crate::safe_point;
+use crate::undo::children::Children;
 
 static ARENA: AtomicPtr<Arena> = AtomicPtr::new(core::ptr::null_mut());
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
@@ -307,7 +307,7 @@ impl Engine {
 
     /// Leaves memory alone; `stack` is an address on the caller's stack.
     pub(crate) fn keep(&'static self, range: PageRange, stack: usize) -> Result<()> {
-        Ok(self.for_owner()?.inner().space.keep(range, stack)?)
+        Ok(self.for_owner()?.inner().space.exclude(range, stack)?)
     }
 
     /// What the space holds, and what the last run's restore did.

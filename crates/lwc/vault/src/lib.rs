@@ -147,7 +147,9 @@ impl Vault {
         }
         let number = <[u8; 8]>::try_from(&said.bytes[..]).map_or(0, u64::from_ne_bytes);
         let pid = i32::try_from(number).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| Error::System(orrery_sys::Error::new("open a vault", 0, rustix::io::Errno::BADMSG)))?;
+        let pid = pid.ok_or_else(|| {
+            Error::System(orrery_sys::Error::new("open a vault", 0, rustix::io::Errno::BADMSG))
+        })?;
         Ok(Self { context, pid })
     }
 

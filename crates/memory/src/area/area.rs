@@ -11,7 +11,7 @@ use allocator_api2::alloc::{AllocError, Allocator};
 use orrery_sys::{PAGE, PageRange};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 
-use super::arena::{self, Arena, in_orbit, only_in_main};
+use super::area_arena::{self, AreaArena, in_orbit, only_in_main};
 use super::fork_locks::ForkLocks;
 use super::heap::Heap;
 use super::lock::Lock;
@@ -75,7 +75,7 @@ impl Area {
     /// [`Error::Size`], [`Error::Address`], [`Error::ArenaFull`], [`Error::Memory`], [`Error::InOrbit`].
     pub fn new(initial: usize, options: &AreaOptions) -> Result<Self, Error> {
         only_in_main("making an area")?;
-        let arena = Arena::get()?;
+        let arena = AreaArena::get()?;
         let wanted =
             if options.capacity == 0 { arena.usual_capacity().max(initial) } else { options.capacity };
         let wrong = Error::Size { initial, capacity: wanted };
@@ -106,38 +106,39 @@ impl Area {
         Ok(Self(inner))
     }
 
-    /// The area that holds `pointer`, if there is one.
+    /// Returns the area that holds `pointer`, if there is one.
     pub fn containing<T>(pointer: *const T) -> Option<Self> {
         let area: Arc<dyn Any + Send + Sync> = fork_locks::area_at(pointer.addr())?;
         area.downcast().ok().map(Self)
     }
 
-    /// Its first address.
+    /// Returns its first address.
     pub fn base(&self) -> usize {
         self.0.range.start
     }
 
-    /// The bytes up to which it can grow.
+    /// Returns the bytes up to which it can grow.
     pub fn capacity(&self) -> usize {
         self.0.range.len()
     }
 
-    /// How its pages reach orbits.
+    /// Returns how its pages reach orbits.
     pub fn mode(&self) -> Mode {
         self.0.mode
     }
 
-    /// The bytes from its start that orbits get to see: those in use by blocks, or what [`Area::set_used`] said.
+    /// Returns the bytes from its start that orbits get to see: those in use by blocks, or what [`Area::set_used`]
+    /// said.
     pub fn used(&self) -> usize {
         self.0.used.load(Ordering::Acquire)
     }
 
-    /// Whether `pointer` leads into it.
+    /// Returns whether `pointer` leads into it.
     pub fn contains<T>(&self, pointer: *const T) -> bool {
         self.0.range.contains(pointer.addr())
     }
 
-    /// A block of zeros, for any thread. The area grows as needed.
+    /// Allocates a block of zeros, for any thread. The area grows as needed.
     ///
     /// # Errors
     /// [`Error::AreaFull`], [`Error::Memory`], [`Error::Use`] after [`Area::raw`], [`Error::InOrbit`].
@@ -157,7 +158,7 @@ impl Area {
         }
     }
 
-    /// Gives a block back. In an orbit nothing happens: what main owns is main's to free.
+    /// Frees a block. In an orbit it is a no-op: what main owns is main's to free.
     ///
     /// # Safety
     /// The block came from this area with this layout and is not used any more.
@@ -208,13 +209,13 @@ impl Area {
         Ok(moved)
     }
 
-    /// How many blocks are in use.
+    /// Returns the number of blocks in use.
     pub fn blocks(&self) -> usize {
         self.0.heap.lock().blocks()
     }
 
-    /// The memory itself, for those who lay it out themselves: where it starts and how many bytes it has now. Nothing of
-    /// it reaches orbits before [`Area::set_used`] says how much is in use.
+    /// Returns the memory itself, for those who lay it out themselves: where it starts and how many bytes it has now.
+    /// Nothing of it reaches orbits before [`Area::set_used`] says how much is in use.
     ///
     /// # Errors
     /// [`Error::Use`] once blocks have been allocated.
@@ -333,7 +334,7 @@ impl Inner {
         self.home
     }
 
-    /// The bytes, in whole pages, that orbits get to see.
+    /// Returns the bytes, in whole pages, that orbits get to see.
     pub(super) fn seen(&self) -> usize {
         self.used.load(Ordering::Acquire).next_multiple_of(PAGE).min(self.committed.load(Ordering::Acquire))
     }
@@ -356,7 +357,7 @@ impl Inner {
             Some(watcher) => watcher,
             None => watcher.insert(Watcher::new(self.range)?),
         };
-        let first = Arena::get()?.page(self.home.start);
+        let first = AreaArena::get()?.page(self.home.start);
         if !mirrors.iter().any(|other| Arc::ptr_eq(other, marks)) {
             mirrors.retain(|other| other.is_in_use());
             mirrors.push(Arc::clone(marks));
@@ -379,7 +380,7 @@ impl Inner {
         }
     }
 
-    /// The size to commit so that `bytes` are there, with something in advance.
+    /// Returns the size to commit so that `bytes` are there, with something in advance.
     fn size_for(&self, bytes: usize) -> Result<usize, Error> {
         let has = self.committed.load(Ordering::Acquire);
         let least = bytes.checked_next_multiple_of(PAGE).filter(|least| *least <= self.range.len()).ok_or(
@@ -434,7 +435,7 @@ impl Inner {
 
 /// Finds a place for an area: where it lies, and where in the mirrors.
 fn place(
-    arena: &'static Arena,
+    arena: &'static AreaArena,
     capacity: usize,
     options: &AreaOptions,
 ) -> Result<(PageRange, PageRange), Error> {
@@ -468,7 +469,7 @@ fn place(
                 // SAFETY: the mapping was just made by a kernel that takes addresses as hints.
                 let _ = unsafe { munmap(elsewhere, capacity) };
             }
-            arena.give_back(home);
+            arena.free(home);
             Err(refused("other memory is there, or the kernel keeps the address back"))
         }
     }
@@ -487,7 +488,7 @@ impl Drop for Inner {
         drop(watcher);
         if self.range == self.home {
             // Where even this fails the addresses stay in use; nothing else is lost.
-            if arena::empty(self.home).is_err() {
+            if area_arena::empty(self.home).is_err() {
                 return;
             }
         } else {
@@ -495,8 +496,8 @@ impl Drop for Inner {
             let _ =
                 unsafe { munmap(core::ptr::with_exposed_provenance_mut(self.range.start), self.range.len()) };
         }
-        if let Ok(arena) = Arena::get() {
-            arena.give_back(self.home);
+        if let Ok(arena) = AreaArena::get() {
+            arena.free(self.home);
         }
     }
 }

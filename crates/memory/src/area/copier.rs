@@ -76,7 +76,7 @@ impl Drop for Jobs {
 /// Only one thread at a time may leave mappings out of a fork, and no other fork may happen meanwhile.
 static FORKING: Lock<others::Others> = Lock::new(others::Others::new());
 
-/// The lock around forks with less memory, for the handlers of other forks.
+/// Returns the lock around forks with less memory, for the handlers of other forks.
 pub(super) fn lock() -> &'static Lock<others::Others> {
     &FORKING
 }
@@ -117,17 +117,17 @@ impl Copier {
         }
     }
 
-    /// Its process.
+    /// Returns its process.
     pub(super) fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// What it copies.
+    /// Returns what it copies.
     pub(super) fn jobs(&self) -> &[Job] {
         self.jobs.as_slice()
     }
 
-    /// Whether it has done all its work. It has ended afterwards in any case.
+    /// Returns whether it has done all its work. It has ended afterwards in any case.
     pub(super) fn finish(&mut self) -> bool {
         let ended = rustix::process::waitpid(Some(self.pid), options(WaitOptions::NOHANG));
         match ended {
@@ -165,12 +165,12 @@ impl core::fmt::Debug for Copier {
     }
 }
 
-/// The copier sends no signal when it ends, so it takes a special flag to wait for it.
+/// Adds the flag without which wait(2) does not see the copier: it sends no signal when it ends.
 fn options(more: WaitOptions) -> WaitOptions {
     WaitOptions::from_bits_retain(libc::__WALL.cast_unsigned()) | more
 }
 
-/// The copier's life; it returns its exit status.
+/// Runs in the copier, and returns its exit status.
 fn copy_all(main: Pid, jobs: &[Job], file: BorrowedFd<'_>, signs: BorrowedFd<'_>, sign: u64) -> usize {
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     if rustix::process::getppid() != Some(main) {

@@ -33,12 +33,12 @@ pub(super) const ZEROS: u32 = 0;
 pub(super) const WAIT: u32 = u32::MAX;
 
 impl Entry {
-    /// The frames and pages that it stands for, if any.
+    /// Returns the frames and pages that it stands for, if any.
     fn has_frames(&self) -> bool {
         self.frame != ZEROS && self.frame != WAIT
     }
 
-    /// Where in the file of frames the `count` of the first entry of `list` is.
+    /// Returns where in the file of frames the `count` of the first entry of `list` is.
     pub(super) fn sign_of(list: DeltaRef) -> u64 {
         (list.list as usize * PAGE + core::mem::offset_of!(Self, count)) as u64
     }
@@ -50,7 +50,7 @@ const PER_FRAME: usize = PAGE / size_of::<Entry>();
 const SPARE: u32 = 2_048;
 
 /// The pages that a queued call owns. It must go back to its mirror: [`super::Mirror::release`] once it is applied,
-/// [`super::Mirror::give_back`] if it never will be.
+/// [`super::Mirror::withdraw`] if it never will be.
 #[must_use = "frames stay taken until the delta is released or given back"]
 #[derive(Debug)]
 pub struct Delta {
@@ -65,17 +65,17 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// What the orbit needs in order to apply it.
+    /// Returns what the orbit needs in order to apply it.
     pub fn reference(&self) -> DeltaRef {
         self.list
     }
 
-    /// How many pages were copied.
+    /// Returns the number of pages that were copied.
     pub fn pages(&self) -> usize {
         self.pages
     }
 
-    /// Whether there is nothing to apply.
+    /// Returns whether there is nothing to apply.
     pub fn is_empty(&self) -> bool {
         self.list == DeltaRef::EMPTY
     }
@@ -93,18 +93,18 @@ impl DeltaRef {
     /// Nothing to apply.
     pub const EMPTY: Self = Self { list: 0, entries: 0 };
 
-    /// As one number.
+    /// Returns it as one number.
     pub fn to_bits(self) -> u64 {
         u64::from(self.list) << 32 | u64::from(self.entries)
     }
 
-    /// From the number that [`DeltaRef::to_bits`] gave.
+    /// Decodes the number that [`DeltaRef::to_bits`] returned.
     #[expect(clippy::cast_possible_truncation, reason = "each half is taken")]
     pub fn from_bits(bits: u64) -> Self {
         Self { list: (bits >> 32) as u32, entries: bits as u32 }
     }
 
-    /// How many frames its list takes.
+    /// Returns how many frames its list takes.
     pub(super) fn frames(self) -> u32 {
         short((self.entries as usize).div_ceil(PER_FRAME))
     }
@@ -142,7 +142,7 @@ impl Frames {
         &self.file
     }
 
-    /// The board in frame 0.
+    /// Returns the board in frame 0.
     pub(super) fn board(&self) -> &Board {
         // SAFETY: the first frame stays mapped with the file, and the board is made of atomic numbers.
         unsafe { &*self.file.at(0).cast::<c_void>().cast::<Board>() }
@@ -317,7 +317,7 @@ impl Frames {
         }
     }
 
-    /// How many frames are in use.
+    /// Returns how many frames are in use.
     pub(super) fn taken(&self) -> usize {
         self.taken as usize
     }
@@ -345,7 +345,7 @@ pub(super) struct Outsider {
 }
 
 impl Board {
-    /// How many areas lie outside.
+    /// Returns how many areas lie outside.
     pub(super) fn count(&self) -> usize {
         (self.count.load(Ordering::Acquire) as usize).min(OUTSIDERS)
     }
@@ -355,7 +355,7 @@ impl Board {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// The area at `index`.
+    /// Returns the area at `index`.
     pub(super) fn outsider(&self, index: usize) -> Outsider {
         let number = |n: &AtomicU64| usize::try_from(n.load(Ordering::Acquire)).unwrap_or(0);
         let [start, offset, len] = self.outsiders[index].each_ref().map(number);

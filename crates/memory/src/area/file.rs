@@ -66,7 +66,7 @@ impl PageFile {
         .map_err(|errno| Error::Memory { bytes: 0, errno })
     }
 
-    /// Whether this process made it.
+    /// Returns whether this process made it.
     pub(super) fn is_of_this_process(&self) -> bool {
         self.process == generation()
     }
@@ -125,13 +125,13 @@ impl PageFile {
         punch(self.fd.as_fd(), page, count)
     }
 
-    /// Where page `page` is mapped.
+    /// Returns where page `page` is mapped.
     pub(super) fn at(&self, page: usize) -> *mut u8 {
         debug_assert!(page <= self.pages);
         self.window.wrapping_add(page * PAGE)
     }
 
-    /// How many pages it can have.
+    /// Returns how many pages it can have.
     pub(super) fn pages(&self) -> usize {
         self.pages
     }

@@ -80,7 +80,7 @@ impl Heap {
         self.given
     }
 
-    /// How many blocks are in use.
+    /// Returns the number of blocks in use.
     pub(super) fn blocks(&self) -> usize {
         self.blocks
     }

@@ -13,7 +13,7 @@ use std::vec::Vec;
 use allocator_api2::alloc::Global;
 use orrery_sys::{PAGE, PageRange};
 
-use super::arena::{Arena, only_in_main};
+use super::area_arena::{AreaArena, only_in_main};
 use super::copier::{Copier, Job, Jobs};
 use super::delta::{Board, Delta, DeltaRef, Entry, Frames, OUTSIDERS, Outsider, WAIT, ZEROS, short};
 use super::file::PageFile;
@@ -67,7 +67,7 @@ pub struct Mirror(Arc<Inner>);
 
 pub(super) struct Inner {
     number: u64,
-    arena: &'static Arena,
+    arena: &'static AreaArena,
     file: PageFile,
     frames_to_read: OwnedFd,
     marks: Arc<Marks>,
@@ -103,14 +103,14 @@ pub struct MirrorMemory {
 }
 
 impl Mirror {
-    /// An empty mirror. It has to be made before the orbit is forked.
+    /// Creates an empty mirror. That must happen before the orbit is forked.
     ///
     /// # Errors
     /// [`Error::Memory`], [`Error::Floor`], [`Error::InOrbit`].
     pub fn new() -> Result<Self, Error> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         only_in_main("making an orbit's memory")?;
-        let arena = Arena::get()?;
+        let arena = AreaArena::get()?;
         let pages = arena.pages();
         let frames = Frames::new(pages)?;
         let (file, frames_to_read) = (PageFile::new("orrery-mirror", pages)?, frames.file().read_only()?);
@@ -141,7 +141,7 @@ impl Mirror {
         Ok(Self(inner))
     }
 
-    /// Snapshots `areas` for an orbit that is idle and has an empty queue: dirty pages go straight into the mirror.
+    /// Captures `areas` for an orbit that is idle and has an empty queue: dirty pages go straight into the mirror.
     ///
     /// The delta that comes back is to be treated like any other (given to the orbit with the call, released after); it
     /// is empty unless an area is in a mode in which pages come later.
@@ -158,7 +158,7 @@ impl Mirror {
         self.0.call(&mut state, areas, false)
     }
 
-    /// Snapshots `areas` for a queued call: dirty pages go to frames, and wait there for [`super::View::apply`].
+    /// Captures `areas` for a queued call: dirty pages go to frames, and wait there for [`super::View::apply`].
     ///
     /// Deltas have to be applied in the order in which they were captured, all of them: a later one lacks what an
     /// earlier one has.
@@ -175,7 +175,7 @@ impl Mirror {
     /// # Errors
     /// The delta itself, where a later one was captured or delivered already: then the orbit has to apply it, though it
     /// skips the call, or the later call would see older pages than it should.
-    pub fn give_back(&self, mut delta: Delta) -> Result<(), Delta> {
+    pub fn withdraw(&self, mut delta: Delta) -> Result<(), Delta> {
         let mut state = self.0.state.lock();
         if delta.mirror != self.0.number || delta.sequence != state.sequence {
             return Err(delta);
@@ -202,7 +202,8 @@ impl Mirror {
         }
     }
 
-    /// Forgets all that the orbit has, for one that starts anew: every page of every area goes with the next call.
+    /// Drops everything that the orbit has, for an instance that starts again: every page of every area goes with the
+    /// next call.
     ///
     /// # Errors
     /// [`Error::Busy`] while captured deltas are not released, [`Error::Store`], [`Error::Foreign`].
@@ -219,7 +220,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// What it costs in memory.
+    /// Returns the memory that it takes.
     pub fn memory(&self) -> MirrorMemory {
         let state = self.0.state.lock();
         let mut held = 0;
@@ -227,17 +228,18 @@ impl Mirror {
         MirrorMemory { mirror: held * PAGE, deltas: state.frames.taken() * PAGE }
     }
 
-    /// The descriptors that [`super::View::attach`] needs; a child that closes what it inherited keeps these.
+    /// Returns the descriptors that [`super::View::attach`] needs; a child that closes what it inherited keeps these.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.0.file.as_fd(), self.0.frames_to_read.as_fd()]
     }
 
-    /// How many bytes of address space [`super::View::attach`] maps: privately and writable, so RLIMIT_DATA counts them.
+    /// Returns how many bytes of address space [`super::View::attach`] maps: privately and writable, so RLIMIT_DATA
+    /// counts them.
     pub fn viewed(&self) -> usize {
         self.0.arena.len()
     }
 
-    pub(super) fn arena(&self) -> &'static Arena {
+    pub(super) fn arena(&self) -> &'static AreaArena {
         self.0.arena
     }
 
@@ -290,7 +292,7 @@ enum Way {
 }
 
 impl Mode {
-    /// Whether a copier is worth its fork for `dirty` pages that lie within `extent` pages.
+    /// Returns whether a copier is worth its fork for `dirty` pages that lie within `extent` pages.
     ///
     /// A copy takes main 0.4 us for each page. A fork takes 70 us and 0.022 us for each page that comes along, and then a
     /// page fault of main's takes 1.7 us more while the copier is at work.

@@ -70,7 +70,7 @@ impl PageSet {
         });
     }
 
-    /// Whether all of `count` pages from `first` on are in the set.
+    /// Returns whether all of `count` pages from `first` on are in the set.
     pub(super) fn contains_all(&self, first: usize, count: usize) -> bool {
         words(first, count).all(|(index, mask)| self.word(index).load(Ordering::Relaxed) & mask == mask)
     }
@@ -138,13 +138,13 @@ impl Drop for PageSet {
     }
 }
 
-/// The words that hold `count` pages from `first` on, each with the bits of those pages.
+/// Returns the words that hold `count` pages from `first` on, each with the bits of those pages.
 fn words(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
     let end = first + count;
     (first / 64..end.div_ceil(64)).map(move |index| (index, inside(index, first, end)))
 }
 
-/// The bits of word `index` that stand for pages from `first` to `end`.
+/// Returns the bits of word `index` that stand for pages from `first` to `end`.
 fn inside(index: usize, first: usize, end: usize) -> u64 {
     let low = first.saturating_sub(index * 64).min(64);
     let high = end.saturating_sub(index * 64).min(64);

@@ -37,7 +37,7 @@ pub(super) struct Tracking {
 
 static TRACKING: Lock<Option<Arc<Tracking>>> = Lock::new(None);
 
-/// The lock around the process' tracking, for the handlers of forks.
+/// Returns the lock around the process' tracking, for the handlers of forks.
 pub(super) fn lock() -> &'static Lock<Option<Arc<Tracking>>> {
     &TRACKING
 }
@@ -165,7 +165,7 @@ impl Watcher {
         Ok(Self { tracking, range, shadow, hot: HotPages::new_in(Global, MOST_HOT) })
     }
 
-    /// Whether it was made by this process, and not by one that forked it.
+    /// Returns whether it was made by this process, and not by one that forked it.
     pub(super) fn is_of_this_process(&self) -> bool {
         self.tracking.process == generation()
     }

@@ -17,7 +17,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Error;
-use super::arena::become_orbit;
+use super::area_arena::become_orbit;
 use super::delta::{Board, DeltaRef, OUTSIDERS, Outsider, WAIT, ZEROS};
 use super::file::punch;
 use super::mirror::Mirror;
@@ -189,7 +189,7 @@ impl View {
         Ok(())
     }
 
-    /// Forgets what the last task wrote, so that the next one sees main's state and nothing else.
+    /// Drops what the last task wrote, so that the next one sees main's state and nothing else.
     ///
     /// A task that wrote had a page fault for it, so where there was none since the last time there is nothing to do.
     ///
@@ -310,7 +310,7 @@ fn drop_pages(range: PageRange) -> Result<(), Error> {
         .map_err(|errno| orrery_sys::Error::new("madvise(DONTNEED)", range.start, errno).into())
 }
 
-/// How many page faults this process has had.
+/// Returns how many page faults this process has had.
 fn faults() -> i64 {
     // SAFETY: all zeros are a valid `rusage`, which the call fills in.
     let usage = unsafe {

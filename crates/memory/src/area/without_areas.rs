@@ -3,7 +3,7 @@
 use orrery_sys::generation;
 use rustix::mm::{Advice, madvise};
 
-use super::arena::Arena;
+use super::area_arena::AreaArena;
 use super::{Error, fork_locks};
 
 /// Calls `fork`, which is to make a child, with all areas left out of what the child gets. In the child their addresses
@@ -14,7 +14,7 @@ use super::{Error, fork_locks};
 /// # Errors
 /// [`Error::System`] if memory cannot be marked; nothing was forked then.
 pub fn without_areas<R>(fork: impl FnOnce() -> R) -> Result<R, Error> {
-    let arena = Arena::get()?.range();
+    let arena = AreaArena::get()?.range();
     let parent = generation();
     fork_locks::with_all(|areas| {
         let advise = |advice| {

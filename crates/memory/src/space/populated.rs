@@ -27,7 +27,7 @@ impl Space {
         Ok(())
     }
 
-    /// The same on kernels that cannot scan.
+    /// Reads the page map entry by entry, on kernels that cannot scan.
     pub(super) fn for_each_populated_entry(
         &mut self,
         range: PageRange,

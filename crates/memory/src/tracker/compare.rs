@@ -24,7 +24,7 @@ pub struct Compare {
 }
 
 impl Compare {
-    /// A tracker of the calling process.
+    /// Creates a tracker of the calling process.
     ///
     /// # Errors
     /// [`crate::Error::System`] where `/proc/self/pagemap` cannot be opened.
@@ -49,7 +49,7 @@ impl Compare {
     }
 }
 
-/// Whether the page at `address`, which the kernel describes by `entry`, differs from its image.
+/// Returns whether the page at `address`, which the kernel describes by `entry`, differs from its image.
 fn is_written(entry: Entry, address: usize, mapping: &Tracked, reference: Reference<'_>) -> Result<bool> {
     let image = reference.image(address);
     let populated = entry.present() || entry.swapped();
@@ -98,7 +98,7 @@ impl Tracker for Compare {
         Ok(Scan::Complete)
     }
 
-    fn settle(&mut self, _: &[PageRange], _: &[PageRange]) -> Result<()> {
+    fn mark_clean(&mut self, _: &[PageRange], _: &[PageRange]) -> Result<()> {
         Ok(())
     }
 }

@@ -75,7 +75,7 @@ pub struct WpAsync {
 }
 
 impl WpAsync {
-    /// A tracker of the calling process.
+    /// Creates a tracker of the calling process.
     ///
     /// # Errors
     /// [`Error::Tracker`] where the kernel lacks a part of it, or a filter keeps it back.
@@ -96,7 +96,7 @@ impl WpAsync {
         Ok(tracker)
     }
 
-    /// The same, as if on a kernel that says nothing about holes.
+    /// Creates a tracker as if on a kernel that does not report holes.
     ///
     /// # Errors
     /// Those of [`WpAsync::new`].
@@ -344,7 +344,7 @@ impl Tracker for WpAsync {
         Ok(Scan::Complete)
     }
 
-    fn settle(&mut self, ranges: &[PageRange], spared: &[PageRange]) -> Result<()> {
+    fn mark_clean(&mut self, ranges: &[PageRange], spared: &[PageRange]) -> Result<()> {
         for span in &self.spans {
             let first = ranges.partition_point(|range| range.end <= span.range.start);
             let inside = ranges[first..].iter().take_while(|range| range.start < span.range.end);

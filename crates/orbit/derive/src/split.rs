@@ -6,7 +6,7 @@ use syn::{Attribute, Data, DeriveInput, Error, Field, Fields, FieldsNamed, Gener
 
 use crate::names::Names;
 
-/// What the derive adds to the program.
+/// Returns what the derive adds to the program.
 pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
     let names = Names::of(input)?;
     let (watched, others): (Vec<&Field>, Vec<&Field>) =
@@ -95,7 +95,7 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
                 self,
                 area: &::orrery_orbit::Area,
             ) -> ::core::result::Result<Self::Object, (::orrery_orbit::AreaError, Self)> {
-                let place = match ::orrery_orbit::Place::new(area) {
+                let place = match ::orrery_orbit::DelegateSlot::new(area) {
                     Ok(place) => place,
                     Err(error) => return Err((error, self)),
                 };
@@ -133,7 +133,7 @@ fn is_watched(field: &Field) -> bool {
     field.attrs.iter().any(|attribute| attribute.path().is_ident("watched"))
 }
 
-/// Whether a field takes an attribute along. Those of other derives mean nothing on the generated structures.
+/// Returns whether a field takes an attribute along. Those of other derives mean nothing on the generated structures.
 fn is_kept(attribute: &Attribute) -> bool {
     ["doc", "cfg", "allow", "expect", "warn", "deprecated"].iter().any(|name| attribute.path().is_ident(name))
 }

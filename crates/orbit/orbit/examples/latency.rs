@@ -39,7 +39,7 @@ fn main() -> Result<(), orrery_orbit::Error> {
         times.push(begin.elapsed());
     }
     times.sort_unstable();
-    if let Some(seen) = orbit.statistics() {
+    if let Ok(seen) = orbit.statistics() {
         println!(
             "mean snapshot: {} ns, {:.1} pages",
             seen.snapshot_nanoseconds / seen.calls,

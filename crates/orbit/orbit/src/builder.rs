@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 
 use orrery_domain::forked::Creator;
 use orrery_domain::{
-    Channel, Descriptors, Domain, End, History, Limits, Moment, Partner, Reaper, Restart, Scheduling,
-    Settings, Signals, StatisticsPage, Woken,
+    Channel, Descriptors, Domain, DomainState, End, History, Limits, Moment, Partner, Reaper, Restart,
+    Scheduling, Settings, Signals, StatisticsPage, Woken,
 };
 use orrery_memory::area::{Mirror, without_areas};
 
@@ -21,16 +21,16 @@ use crate::arguments::ARGUMENTS;
 use crate::code::Code;
 use crate::error::{Error, Fault, Result};
 use crate::ledger::Ledger;
-use crate::mail::Mail;
 use crate::orbit::Orbit;
 use crate::policy::{BackPressure, Placement};
 use crate::protocol::{Function, REQUEST};
 use crate::records::Records;
 use crate::serve::{Entry, Init, Program};
 use crate::shared::Shared;
-use crate::state::{Phase, Place, State};
+use crate::state::{CpuPin, Phase, State};
 use crate::task::{self, Task};
 use crate::update::Permissions;
+use crate::update_socket::UpdateSocket;
 
 /// An orbit's description.
 pub struct Builder {
@@ -75,14 +75,14 @@ impl Builder {
         }
     }
 
-    /// What a call runs. The closure may keep what it captures from main as of the orbit's creation.
+    /// Sets the function that a call runs. What the closure captures is as of the orbit's creation.
     #[must_use]
     pub fn entry(mut self, entry: impl Fn(&mut Task<'_>) -> i64 + Send + Sync + 'static) -> Self {
         self.entry = Entry::Closure(Box::new(entry));
         self
     }
 
-    /// A C function as what a call runs. [`Builder::create`] checks that there is code.
+    /// Sets a C function as the one that a call runs. [`Builder::create`] checks that there is code.
     ///
     /// # Safety
     /// There is a function of this type.
@@ -113,7 +113,7 @@ impl Builder {
         self
     }
 
-    /// A C function that returns the store.
+    /// Sets a C function as the init function, which returns the store.
     ///
     /// # Safety
     /// There is a function of this type.
@@ -123,84 +123,84 @@ impl Builder {
         self
     }
 
-    /// When it comes back after a death. Unless never, a parked spare process is kept for it.
+    /// Sets when it is restarted. Unless that is never, a parked spare process is kept for it.
     #[must_use]
     pub fn restart(mut self, restart: Restart) -> Self {
         self.restart = restart;
         self
     }
 
-    /// What it may use.
+    /// Sets its resource limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.settings.limits = limits;
         self
     }
 
-    /// When and where it runs.
+    /// Sets its scheduling class, niceness and CPUs.
     #[must_use]
     pub fn scheduling(mut self, scheduling: Scheduling) -> Self {
         self.settings.scheduling = scheduling;
         self
     }
 
-    /// Which of main's open files it keeps.
+    /// Sets which of main's open files it keeps.
     #[must_use]
     pub fn descriptors(mut self, descriptors: Descriptors) -> Self {
         self.settings.descriptors = descriptors;
         self
     }
 
-    /// What becomes of main's signal dispositions in it.
+    /// Sets whether it inherits main's signal dispositions.
     #[must_use]
     pub fn signals(mut self, signals: Signals) -> Self {
         self.settings.signals = signals;
         self
     }
 
-    /// Who takes its exit status, where it is never restarted.
+    /// Sets who reaps it, if it is never restarted.
     #[must_use]
     pub fn reaper(mut self, reaper: Reaper) -> Self {
         self.settings.reaper = reaper;
         self
     }
 
-    /// How many calls may be under way, the running one included.
+    /// Sets how many calls may be under way, the running one included.
     #[must_use]
     pub fn queue(mut self, bound: u32) -> Self {
         self.bound = bound;
         self
     }
 
-    /// What to do with a call when the queue is full; to wait for a second and then fail unless set.
+    /// Sets what to do with a call when the queue is full. By default it waits for a second and then fails.
     #[must_use]
     pub fn back_pressure(mut self, policy: BackPressure) -> Self {
         self.back_pressure = policy;
         self
     }
 
-    /// How long a task may run before the orbit is killed; for ever unless set.
+    /// Sets how long a task may run before the orbit is killed. By default there is no limit.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = Some(limit);
         self
     }
 
-    /// How long the init function may take at creation; a minute unless set.
+    /// Sets how long the init function may take at creation. The default is a minute.
     #[must_use]
     pub fn init_limit(mut self, limit: Duration) -> Self {
         self.init_limit = limit;
         self
     }
 
-    /// Where it runs.
+    /// Sets the CPUs on which main places it.
     #[must_use]
     pub fn placement(mut self, placement: Placement) -> Self {
         self.placement = placement;
         self
     }
 
-    /// The largest update that main takes, in bytes; 256 MiB unless set.
+    /// Sets the largest update that main accepts, in bytes. The default is 256 MiB.
     #[must_use]
     pub fn largest_update(mut self, bytes: usize) -> Self {
         self.largest_update = bytes;
@@ -248,7 +248,7 @@ impl Builder {
         let channel =
             Arc::new(Channel::new("orrery-queue", self.bound.saturating_mul(2), REQUEST + ARGUMENTS)?);
         let ledger = Arc::new(Ledger::new(channel.slots())?);
-        let mail = Arc::new(Mail::new().map_err(orrery_domain::Error::from)?);
+        let mail = Arc::new(UpdateSocket::new().map_err(orrery_domain::Error::from)?);
         let statistics = StatisticsPage::new(&self.name)?;
         let program = Program {
             name: self.name.clone(),
@@ -276,7 +276,7 @@ impl Builder {
         await_ready(&self.name, &domain, &channel, &ledger, self.init_limit)?;
         statistics.created().store(born.0, Ordering::Relaxed);
         statistics.bound().store(self.bound.into(), Ordering::Relaxed);
-        statistics.state().store(1, Ordering::Relaxed);
+        statistics.set_state(DomainState::Up);
         statistics.memory_limit().store(memory_limit.unwrap_or(0), Ordering::Relaxed);
         statistics.cpu_limit().store(settings.limits.cpu_percent.unwrap_or(0).into(), Ordering::Relaxed);
         statistics.process_limit().store(settings.limits.processes.unwrap_or(0).into(), Ordering::Relaxed);
@@ -304,7 +304,7 @@ impl Builder {
             next_call: 1,
             history: History::new(self.restart, born),
             phase: Phase::Up,
-            place: Place { allowed, pinned: None },
+            cpu: CpuPin { allowed, pinned: None },
             memory_limit,
             memory_kills: 0,
             statistics,

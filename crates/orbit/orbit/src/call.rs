@@ -20,45 +20,39 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A call of the orbit's entry function, without areas and arguments.
+    /// Creates a call of the orbit's entry function, without areas and arguments.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The areas that the task looks at, as they are when the call is made. What is not named may be older.
+    /// Sets the areas that the task reads, as they are when the call is made. Areas that are not named may be older.
     #[must_use]
     pub fn areas(mut self, areas: &'a [&'a Area]) -> Self {
         self.areas = areas;
         self
     }
 
-    /// The argument bytes, fewer than [`crate::ARGUMENTS`].
+    /// Sets the argument bytes, fewer than [`crate::ARGUMENTS`].
     #[must_use]
     pub fn arguments(mut self, arguments: &'a [u8]) -> Self {
         self.arguments = arguments;
         self
     }
 
-    /// One plain value as the arguments.
-    ///
-    /// # Safety
-    /// `T` has no padding bytes: they would be read.
+    /// Sets the arguments to the bytes of one value; the task reads them with [`Task::argument`].
     #[must_use]
-    pub unsafe fn argument<T: Copy>(self, value: &'a T) -> Self {
-        // SAFETY: any initialised value can be read as bytes.
-        self.arguments(unsafe {
-            core::slice::from_raw_parts(core::ptr::from_ref(value).cast::<u8>(), size_of::<T>())
-        })
+    pub fn argument<T: bytemuck::NoUninit>(self, value: &'a T) -> Self {
+        self.arguments(bytemuck::bytes_of(value))
     }
 
-    /// Another function instead of the entry function.
+    /// Calls another function instead of the entry function.
     #[must_use]
     pub fn function(mut self, function: fn(&mut Task<'_>) -> i64) -> Self {
         self.function = Some(Function::Rust(function));
         self
     }
 
-    /// A C function instead of the entry function. Its address is checked to be code when the call is made.
+    /// Calls a C function instead of the entry function. The call fails if there is no code at its address.
     ///
     /// # Safety
     /// There is a function of this type.
@@ -84,14 +78,14 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// How it is to be treated.
+    /// Sets the flags of the call.
     #[must_use]
     pub fn flags(mut self, flags: Flags) -> Self {
         self.flags = flags;
         self
     }
 
-    /// How long the task may run, instead of the orbit's own limit: then the orbit is killed.
+    /// Sets how long the task may run before the orbit is killed, instead of the orbit's own limit.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = Some(limit);

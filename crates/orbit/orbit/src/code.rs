@@ -26,7 +26,7 @@ impl Code {
         Ok(Self(ranges))
     }
 
-    /// Whether there is code at `address`.
+    /// Returns whether there is code at `address`.
     pub(crate) fn contains(&self, address: usize) -> bool {
         let after = self.0.partition_point(|range| range.start <= address);
         after > 0 && self.0[after - 1].contains(address)

@@ -34,7 +34,7 @@ use orrery_memory::area::{Area, AreaBox, Error as AreaError};
 /// let watcher = Orbit::builder("watcher")
 ///     .entry(|task: &mut Task<'_>| {
 ///         // SAFETY: main passes the address of the watched fields of one.
-///         let transaction = unsafe { &*task.argument::<*const TransactionWatched>().unwrap() };
+///         let transaction = unsafe { &*task.pointer::<TransactionWatched>().unwrap() };
 ///         transaction.version.cast_signed()
 ///     })
 ///     .create()?;
@@ -71,13 +71,13 @@ pub trait Delegate: Sized {
 
 /// Room for one value in an area: what can fail about putting a value there is over before the value is touched.
 #[derive(Debug)]
-pub struct Place<T> {
+pub struct DelegateSlot<T> {
     start: NonNull<T>,
     area: Area,
 }
 
-impl<T> Place<T> {
-    /// Finds room.
+impl<T> DelegateSlot<T> {
+    /// Allocates room in `area`.
     ///
     /// # Errors
     /// Those of [`Area::allocate`].
@@ -96,7 +96,7 @@ impl<T> Place<T> {
     }
 }
 
-impl<T> Drop for Place<T> {
+impl<T> Drop for DelegateSlot<T> {
     fn drop(&mut self) {
         // SAFETY: allocated so by `new`, and not filled.
         unsafe { self.area.free(self.start.cast(), Layout::new::<T>()) };

@@ -20,17 +20,17 @@ impl Flags {
     /// Cancel all waiting calls that are cancellable.
     pub const CANCEL_ANY: Self = Self(32);
 
-    /// Whether all of `other` are set.
+    /// Returns whether all of `other` are set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether any of `other` is set.
+    /// Returns whether any of `other` is set.
     pub const fn has_any(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// As the C interface has them.
+    /// Returns the flags as the C interface has them.
     pub const fn bits(self) -> u32 {
         self.0
     }

@@ -33,7 +33,7 @@ impl Future {
         Self { shared, ticket, keep }
     }
 
-    /// The call's number: counted from 1 for each orbit.
+    /// Returns the call's number, counted from 1 for each orbit.
     pub fn call(&self) -> u64 {
         self.ticket.call
     }
@@ -55,7 +55,7 @@ impl Future {
         self.outcome(Some(Moment::now().after(patience)))
     }
 
-    /// The value, if the call is over.
+    /// Returns the value, if the call is over.
     ///
     /// # Errors
     /// Those of [`Future::get`].

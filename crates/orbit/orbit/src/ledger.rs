@@ -91,7 +91,7 @@ impl Ledger {
         self.claim_word(number).store(Self::word(number, Claim::Queued), Ordering::SeqCst);
     }
 
-    /// What became of message `number`.
+    /// Returns what became of message `number`.
     pub(crate) fn claim(&self, number: u32) -> Claim {
         let word = self.claim_word(number).load(Ordering::SeqCst);
         [Claim::Queued, Claim::Taken, Claim::Cancelled]
@@ -175,7 +175,7 @@ impl Ledger {
         self.note(QUEUE, text);
     }
 
-    /// What the dead orbit noted, if anything.
+    /// Returns what the dead orbit noted, if anything.
     pub(crate) fn obituary(&self) -> Option<Fault> {
         let layout = self.layout();
         let number = |word: &AtomicU64| usize::try_from(word.load(Ordering::SeqCst)).unwrap_or(0);

@@ -16,7 +16,7 @@
 //! let doubler = Orbit::builder("doubler")
 //!     .entry(|task: &mut Task<'_>| {
 //!         // SAFETY: main passes the address of a number in the area that it names.
-//!         let number = unsafe { &mut *task.argument::<*mut i64>().unwrap() };
+//!         let number = unsafe { &mut *task.pointer::<i64>().unwrap() };
 //!         *number *= 2; // the orbit's own copy
 //!         *number
 //!     })
@@ -48,7 +48,6 @@ mod flags;
 mod future;
 mod ledger;
 mod limit;
-mod mail;
 mod orbit;
 mod policy;
 mod protocol;
@@ -59,12 +58,13 @@ mod state;
 mod submit;
 mod task;
 mod update;
+mod update_socket;
 mod waiting;
 
 pub use arguments::ARGUMENTS;
 pub use builder::Builder;
 pub use call::Call;
-pub use delegate::{Delegate, Place};
+pub use delegate::{Delegate, DelegateSlot};
 pub use error::{Error, Fault, Result};
 pub use flags::Flags;
 pub use future::{Finished, Future};

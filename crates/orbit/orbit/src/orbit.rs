@@ -1,4 +1,4 @@
-//! The orbit as main has it: call, call asynchronously, destroy.
+//! Main's handle of an orbit: call, call asynchronously, destroy.
 
 use std::sync::Arc;
 
@@ -13,44 +13,44 @@ use crate::future::{Finished, Future};
 use crate::shared::Shared;
 use crate::state::Phase;
 
-/// An auxiliary task in its own address space. Dropping it ends the orbit.
+/// An auxiliary task in its own address space. Dropping it destroys the orbit.
 ///
-/// All methods may be called from several threads. An orbit belongs to the process that created it: in a forked child of
-/// that every call is an error, and dropping does nothing.
+/// All methods may be called from several threads. An orbit belongs to the process that created it: in a forked
+/// child every call is an error, and dropping does nothing.
 pub struct Orbit {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Whether an orbit lives.
+/// Whether an orbit is alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Life {
     /// It waits for calls or runs one.
     Up,
-    /// It died and is to be restarted.
+    /// It died and will be restarted.
     Restarting {
-        /// What it died of.
+        /// The fault that killed it.
         fault: Option<Fault>,
     },
     /// It is dead for good.
     Down {
-        /// What it died of.
+        /// The fault that killed it.
         fault: Fault,
     },
 }
 
 impl Orbit {
-    /// Begins an orbit's description.
+    /// Starts the configuration of an orbit.
     pub fn builder(name: impl Into<String>) -> Builder {
         Builder::new(name.into())
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// Its process id now; it changes with a restart.
+    /// Returns the PID of its process; it changes with a restart.
     ///
     /// # Errors
     /// [`Error::Inside`], [`Error::OtherProcess`], [`Error::Destroyed`].
@@ -59,22 +59,22 @@ impl Orbit {
         let state = self.shared.lock();
         match &state.domain {
             Some(domain) => Ok(domain.process().pid().as_raw_pid().unsigned_abs()),
-            None => Err(Error::Destroyed { orbit: self.shared.name.clone() }),
+            None => Err(self.destroyed()),
         }
     }
 
-    /// Calls and waits until the task has returned; what the task sent is dropped.
+    /// Calls the task and waits until it has returned. Updates that it sent are dropped.
     ///
     /// # Errors
-    /// [`Error::Fault`] where the task ended the orbit; and those of [`Orbit::call_async`].
+    /// [`Error::Fault`] if the task ended the orbit; and those of [`Orbit::call_async`].
     pub fn call(&self, call: &Call<'_>) -> Result<i64> {
         self.call_and_receive(call)?.result
     }
 
-    /// Calls and waits until the task has returned or failed; gives what it sent as well.
+    /// Calls the task, waits until it has returned or failed, and returns the updates that it sent as well.
     ///
     /// # Errors
-    /// Those of [`Orbit::call_async`]. What befell the task is in [`Finished::result`].
+    /// Those of [`Orbit::call_async`]. The task's fault, if any, is in [`Finished::result`].
     pub fn call_and_receive(&self, call: &Call<'_>) -> Result<Finished> {
         let (ticket, heard) = self.shared.submit(call, true, false)?;
         let shared = &*self.shared;
@@ -83,19 +83,19 @@ impl Orbit {
         Ok(Finished { call: ticket.call, result, updates: updates.into() })
     }
 
-    /// Snapshots the areas and queues the call. When it returns, main may change everything.
+    /// Captures the areas and queues the call. When this returns, main may change everything.
     ///
     /// # Errors
     /// [`Error::QueueFull`] by the back-pressure policy, [`Error::Skipped`] by the flags, [`Error::Dead`],
-    /// [`Error::Destroyed`], [`Error::Arguments`], [`Error::NoFunction`], [`Error::NoEntry`], [`Error::Area`] where the
-    /// snapshot failed, [`Error::Inside`] in an orbit, [`Error::OtherProcess`] in a forked child.
+    /// [`Error::Destroyed`], [`Error::Arguments`], [`Error::NoFunction`], [`Error::NoEntry`], [`Error::Area`] if the
+    /// capture failed, [`Error::Inside`] in an orbit, [`Error::OtherProcess`] in a forked child.
     pub fn call_async(&self, call: &Call<'_>) -> Result<Future> {
         let keep = !call.flags.has(Flags::NO_RETURN_VALUE);
         let (ticket, _) = self.shared.submit(call, false, !keep)?;
         Ok(Future::new(Arc::clone(&self.shared), ticket, keep))
     }
 
-    /// Whether it lives. Looks, and restarts it if that is due.
+    /// Returns whether it is alive. Asks the kernel, and restarts it if that is due.
     ///
     /// # Errors
     /// [`Error::Inside`], [`Error::OtherProcess`], [`Error::Destroyed`].
@@ -107,51 +107,63 @@ impl Orbit {
             Phase::Up => Ok(Life::Up),
             Phase::Waiting(_) => Ok(Life::Restarting { fault: state.last_fault.clone() }),
             Phase::Down { fault, .. } => Ok(Life::Down { fault: fault.clone() }),
-            Phase::Destroyed => Err(Error::Destroyed { orbit: self.shared.name.clone() }),
+            Phase::Destroyed => Err(self.destroyed()),
         }
     }
 
-    /// How often it was restarted.
-    pub fn restarts(&self) -> u64 {
-        if self.shared.creator.is_here() { self.shared.lock().history.total() } else { 0 }
+    /// Returns how often it was restarted.
+    ///
+    /// # Errors
+    /// [`Error::Inside`], [`Error::OtherProcess`].
+    pub fn restarts(&self) -> Result<u64> {
+        self.shared.check_here("asking for an orbit's restarts")?;
+        Ok(self.shared.lock().history.total())
     }
 
-    /// How its limits are held; `None` once it is destroyed or in another process.
-    pub fn enforcement(&self) -> Option<Enforcement> {
-        self.shared.check_here("asking for an orbit's limits").ok()?;
-        self.shared.lock().domain.as_ref().map(orrery_domain::Domain::enforcement)
+    /// Returns the mechanisms that enforce its limits.
+    ///
+    /// # Errors
+    /// [`Error::Inside`], [`Error::OtherProcess`], [`Error::Destroyed`].
+    pub fn enforcement(&self) -> Result<Enforcement> {
+        self.shared.check_here("asking for an orbit's limits")?;
+        let state = self.shared.lock();
+        let domain = state.domain.as_ref();
+        domain.map(orrery_domain::Domain::enforcement).ok_or_else(|| self.destroyed())
     }
 
-    /// Its numbers, as `orrery orbits` shows them; `None` in another process.
-    pub fn statistics(&self) -> Option<Statistics> {
-        self.shared.check_here("asking for an orbit's statistics").ok()?;
+    /// Returns its statistics, as `orrery orbits` shows them.
+    ///
+    /// # Errors
+    /// [`Error::Inside`], [`Error::OtherProcess`].
+    pub fn statistics(&self) -> Result<Statistics> {
+        self.shared.check_here("asking for an orbit's statistics")?;
         let mut state = self.shared.lock();
         state.pump(false);
-        Some(state.statistics.read())
+        Ok(state.statistics.read())
     }
 
-    /// What its copies of pages cost in memory; `None` in another process.
-    pub fn memory(&self) -> Option<MirrorMemory> {
-        self.shared.check_here("asking for an orbit's memory").ok()?;
-        Some(self.shared.lock().mirror.memory())
+    /// Returns the memory that its copies of pages take.
+    ///
+    /// # Errors
+    /// [`Error::Inside`], [`Error::OtherProcess`].
+    pub fn memory(&self) -> Result<MirrorMemory> {
+        self.shared.check_here("asking for an orbit's memory")?;
+        Ok(self.shared.lock().mirror.memory())
     }
 
-    /// Ends it, whatever it is doing. Calls under way fail with [`Error::Destroyed`].
+    /// Kills the orbit, whatever it is doing. Calls under way fail with [`Error::Destroyed`], and so do later ones. A
+    /// second call is a no-op.
     ///
     /// # Errors
     /// [`Error::Inside`] from inside an orbit, [`Error::OtherProcess`] in a forked child: nothing happens then.
-    pub fn destroy(self) -> Result<()> {
-        self.end()
-    }
-
-    /// Like [`Orbit::destroy`], keeping the handle.
-    ///
-    /// # Errors
-    /// Those of [`Orbit::destroy`].
-    pub fn end(&self) -> Result<()> {
+    pub fn destroy(&self) -> Result<()> {
         self.shared.check_here("destroying an orbit")?;
         self.shared.lock().destroy();
         Ok(())
+    }
+
+    fn destroyed(&self) -> Error {
+        Error::Destroyed { orbit: self.shared.name.clone() }
     }
 }
 
@@ -163,7 +175,7 @@ impl core::fmt::Debug for Orbit {
 
 impl Drop for Orbit {
     fn drop(&mut self) {
-        // In a forked child or inside an orbit the error says that there is nothing to end.
-        let _ = self.end();
+        // In a forked child and in an orbit the error says that there is nothing to destroy.
+        let _ = self.destroy();
     }
 }

@@ -17,7 +17,7 @@ pub enum Function {
 }
 
 impl Function {
-    /// Whether its address comes from outside and has to be checked.
+    /// Returns whether its address comes from outside and has to be checked.
     pub(crate) fn is_foreign(self) -> bool {
         !matches!(self, Self::Rust(_))
     }
@@ -70,7 +70,7 @@ impl Request {
         bytes
     }
 
-    /// The request at the start of `bytes`, and its arguments.
+    /// Returns the request at the start of `bytes`, and its arguments.
     ///
     /// # Safety
     /// The bytes were written by main, which only sends functions that exist.
@@ -107,7 +107,7 @@ impl Request {
         Some(Self { call: word(0), function, limit: word(16), delta: word(24) })
     }
 
-    /// What tells one call from another for the "same argument" flags: function and arguments.
+    /// Returns what tells one call from another for the "same argument" flags: function and arguments.
     pub(crate) fn likeness(message: &[u8]) -> Option<(&[u8], &[u8])> {
         Some((message.get(8..16)?, message.get(REQUEST..)?))
     }

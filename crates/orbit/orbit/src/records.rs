@@ -53,7 +53,7 @@ impl Records {
         index
     }
 
-    /// The record of `call` in slot `index`.
+    /// Returns the record of `call` in slot `index`.
     pub(crate) fn get(&mut self, index: usize, call: u64) -> Option<&mut Record> {
         self.slots.get_mut(index).filter(|r| r.call == call && !matches!(r.progress, Progress::Free))
     }
@@ -78,7 +78,7 @@ impl Records {
         }
     }
 
-    /// The outcome, if it is over. The record stays for its updates.
+    /// Returns the outcome, if it is over. The record stays for its updates.
     pub(crate) fn outcome(&mut self, index: usize, call: u64) -> Option<Result<i64>> {
         match &self.get(index, call)?.progress {
             Progress::Over(outcome) => Some(outcome.clone()),
@@ -86,7 +86,7 @@ impl Records {
         }
     }
 
-    /// The outcome and all updates, if it is over; the record goes.
+    /// Returns the outcome and all updates, if it is over; the record goes.
     pub(crate) fn finish(
         &mut self,
         index: usize,

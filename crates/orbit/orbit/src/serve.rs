@@ -12,9 +12,9 @@ use orrery_memory::area::{DeltaRef, Mirror, View};
 
 use crate::arguments::ARGUMENTS;
 use crate::ledger::{Claim, Ledger};
-use crate::mail::Mail;
 use crate::protocol::{ANSWER, Answer, Function, REQUEST, Request};
 use crate::task::{self, Inside, Store, Task};
+use crate::update_socket::UpdateSocket;
 use crate::{crash, limit};
 
 /// Exit statuses of an orbit that ends itself; the ledger says more.
@@ -43,7 +43,7 @@ pub(crate) struct Program {
     pub(crate) init: Init,
     pub(crate) channel: Arc<Channel>,
     pub(crate) ledger: Arc<Ledger>,
-    pub(crate) mail: Arc<Mail>,
+    pub(crate) mail: Arc<UpdateSocket>,
     pub(crate) mirror: Arc<Mirror>,
 }
 

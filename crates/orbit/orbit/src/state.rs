@@ -13,17 +13,19 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use orrery_domain::{Channel, Decision, Domain, End, History, Moment, Process, Side, StatisticsPage};
+use orrery_domain::{
+    Channel, Decision, Domain, DomainState, End, History, Moment, Process, Side, StatisticsPage,
+};
 use orrery_memory::area::{Delta, Mirror};
 use rustix::process::Signal;
 use rustix::thread::CpuSet;
 
 use crate::error::{Error, Fault, Result};
 use crate::ledger::{Claim, Ledger};
-use crate::mail::{Arrival, Mail};
 use crate::protocol::{ANSWER, Answer};
 use crate::records::Records;
 use crate::update::{Permissions, Update};
+use crate::update_socket::{Arrival, UpdateSocket};
 
 /// How much longer than its limit a task may take before main looks for itself: the kernel's timer in the orbit should
 /// have fired.
@@ -62,7 +64,7 @@ pub(crate) enum Phase {
 
 /// Where the orbit runs, as far as main moves it.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct CpuPin {
     /// Where it may run at all.
     pub(crate) allowed: CpuSet,
     /// Where it was last put; `None` for anywhere allowed.
@@ -78,7 +80,7 @@ pub(crate) struct State {
     pub(crate) side: Side,
     pub(crate) mirror: Arc<Mirror>,
     pub(crate) ledger: Arc<Ledger>,
-    pub(crate) mail: Arc<Mail>,
+    pub(crate) mail: Arc<UpdateSocket>,
     pub(crate) received: u32,
     pub(crate) mail_buffer: Vec<u8>,
     pub(crate) largest_update: usize,
@@ -88,7 +90,7 @@ pub(crate) struct State {
     pub(crate) next_call: u64,
     pub(crate) history: History,
     pub(crate) phase: Phase,
-    pub(crate) place: Place,
+    pub(crate) cpu: CpuPin,
     pub(crate) memory_limit: Option<u64>,
     pub(crate) memory_kills: u64,
     pub(crate) statistics: StatisticsPage,
@@ -216,7 +218,7 @@ impl State {
         self.decide(fault, end);
     }
 
-    /// What it died of.
+    /// Returns what it died of.
     fn fault_of(&mut self, end: End) -> Fault {
         let kills = self.domain.as_ref().map_or(0, Domain::memory_kills);
         let starved = kills > self.memory_kills;
@@ -275,7 +277,7 @@ impl State {
         match self.history.decide(end, Moment::now()) {
             Decision::NotBefore(due) => {
                 self.phase = Phase::Waiting(due);
-                self.statistics.state().store(3, Ordering::Relaxed);
+                self.statistics.set_state(DomainState::Restarting);
             }
             Decision::StayDown => self.go_down(fault, 0),
             Decision::GiveUp { restarts } => self.go_down(fault, restarts),
@@ -285,7 +287,7 @@ impl State {
     fn go_down(&mut self, fault: Fault, restarts: u32) {
         self.drop_flights(&fault);
         self.phase = Phase::Down { fault, restarts };
-        self.statistics.state().store(4, Ordering::Relaxed);
+        self.statistics.set_state(DomainState::Dead);
     }
 
     /// All that is under way will never run.
@@ -341,10 +343,10 @@ impl State {
         match domain.relaunch() {
             Ok(()) => {
                 self.phase = Phase::Up;
-                self.place.pinned = None;
+                self.cpu.pinned = None;
                 let pid = domain.process().pid().as_raw_pid().unsigned_abs();
                 self.statistics.domain().store(pid.into(), Ordering::Relaxed);
-                self.statistics.state().store(1, Ordering::Relaxed);
+                self.statistics.set_state(DomainState::Up);
                 for flight in &mut self.flights {
                     flight.seen_running = None;
                 }
@@ -433,7 +435,7 @@ impl State {
         let name = self.name.clone();
         self.records.close_all(|_| Error::Destroyed { orbit: name.clone() });
         self.phase = Phase::Destroyed;
-        self.statistics.state().store(4, Ordering::Relaxed);
+        self.statistics.set_state(DomainState::Dead);
         self.side.gate().stir();
     }
 

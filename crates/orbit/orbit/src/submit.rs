@@ -57,7 +57,7 @@ impl Shared {
         let message = state.side.sent();
         state.ledger.open(message);
         if let Err(error) = state.side.send(&[&request.encode(), call.arguments]) {
-            if let Err(delta) = state.mirror.give_back(delta) {
+            if let Err(delta) = state.mirror.withdraw(delta) {
                 state.mirror.release(delta);
             }
             return Err(error.into());
@@ -75,7 +75,7 @@ impl Shared {
             seen_running: None,
         });
         state.statistics.calls().fetch_add(1, Ordering::Relaxed);
-        self.place(state, sync);
+        self.choose_cpu(state, sync);
         gate.ring();
         Ok((Ticket { call: number, record }, heard))
     }
@@ -119,7 +119,7 @@ impl Shared {
     }
 
     /// Moves the orbit to the caller's CPU or lets it go, as placement has it: one system call, and only for a change.
-    fn place(&self, state: &mut State, sync: bool) {
+    fn choose_cpu(&self, state: &mut State, sync: bool) {
         let gate = self.channel.main_gate();
         let pin = match self.placement {
             Placement::Caller => true,
@@ -128,8 +128,8 @@ impl Shared {
             Placement::Auto => sync,
             Placement::Cpu(_) | Placement::Anywhere => return,
         };
-        let wanted = pin.then(current_cpu).filter(|cpu| state.place.allowed.is_set(*cpu as usize));
-        if wanted == state.place.pinned || !matches!(state.phase, Phase::Up) {
+        let wanted = pin.then(current_cpu).filter(|cpu| state.cpu.allowed.is_set(*cpu as usize));
+        if wanted == state.cpu.pinned || !matches!(state.phase, Phase::Up) {
             return;
         }
         let Some(domain) = &state.domain else { return };
@@ -139,10 +139,10 @@ impl Shared {
                 one.set(cpu as usize);
                 one
             }
-            None => state.place.allowed,
+            None => state.cpu.allowed,
         };
         if rustix::thread::sched_setaffinity(Some(domain.process().pid()), &set).is_ok() {
-            state.place.pinned = wanted;
+            state.cpu.pinned = wanted;
             if let Some(cpu) = wanted {
                 gate.moved_partner(cpu);
             }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use orrery_domain::Channel;
 
 use crate::ledger::Ledger;
-use crate::mail::Mail;
 use crate::update::Scratch;
+use crate::update_socket::UpdateSocket;
 use crate::{Error, Result};
 
 /// A running task, as a Rust entry function gets it.
@@ -46,32 +46,31 @@ impl Store {
 }
 
 impl Task<'_> {
-    /// The call's number, as its future has it.
+    /// Returns the call's number, as its future has it.
     pub fn call(&self) -> u64 {
         self.call
     }
 
-    /// The argument bytes of the call; the task's own copy.
+    /// Returns the argument bytes of the call, the task's own copy.
     pub fn arguments(&mut self) -> &mut [u8] {
         self.arguments
     }
 
-    /// The arguments as one value.
-    ///
-    /// Returns `None` where the size differs.
-    ///
-    /// # Safety
-    /// The call was given the bytes of a `T` that makes sense in another process: a pointer in it leads into an area that
-    /// the call named, or to what main had when the orbit was created.
-    pub unsafe fn argument<T: Copy>(&self) -> Option<T> {
-        if self.arguments.len() != size_of::<T>() {
-            return None;
-        }
-        // SAFETY: as many bytes as `T` has; the caller vouches for their meaning.
-        Some(unsafe { self.arguments.as_ptr().cast::<T>().read_unaligned() })
+    /// Returns the arguments as one value; `None` if they have another size.
+    pub fn argument<T: bytemuck::AnyBitPattern>(&self) -> Option<T> {
+        bytemuck::try_pod_read_unaligned(self.arguments).ok()
     }
 
-    /// What the init function returned.
+    /// Returns the arguments as an address, such as main gets from [`expose_provenance`](pointer::expose_provenance);
+    /// `None` if they have another size.
+    ///
+    /// The pointer is valid in the task if it leads into an area that the call named, or to what main had when the orbit was
+    /// created.
+    pub fn pointer<T>(&self) -> Option<*mut T> {
+        self.argument().map(core::ptr::with_exposed_provenance_mut)
+    }
+
+    /// Returns what the init function returned.
     ///
     /// Returns `None` where that was of another type.
     pub fn store<T: 'static>(&mut self) -> Option<&mut T> {
@@ -95,7 +94,7 @@ pub(crate) struct Inside {
     pub(crate) name: String,
     pub(crate) channel: Arc<Channel>,
     pub(crate) ledger: Arc<Ledger>,
-    pub(crate) mail: Arc<Mail>,
+    pub(crate) mail: Arc<UpdateSocket>,
     pub(crate) call: Cell<Option<u64>>,
 }
 
@@ -113,17 +112,17 @@ fn inside() -> Option<&'static Inside> {
     unsafe { inside.as_ref() }
 }
 
-/// Whether this process is an orbit (or was forked by one).
+/// Returns whether this process is an orbit (or was forked by one).
 pub fn is_orbit() -> bool {
     inside().is_some() || orrery_domain::forked::is_inside()
 }
 
-/// The name of the orbit that this process is.
+/// Returns the name of the orbit that this process is.
 pub fn name() -> Option<&'static str> {
     inside().map(|inside| inside.name.as_str())
 }
 
-/// The number of the call whose task is running.
+/// Returns the number of the call whose task is running.
 pub fn current_call() -> Option<u64> {
     inside().and_then(|inside| inside.call.get())
 }

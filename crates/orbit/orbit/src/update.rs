@@ -32,7 +32,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// An empty one.
+    /// Creates an empty one.
     pub fn new() -> Self {
         Self::default()
     }
@@ -64,12 +64,12 @@ impl Scratch {
         self
     }
 
-    /// How many records there are.
+    /// Returns how many records there are.
     pub fn len(&self) -> usize {
         self.records
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.records == 0
     }
@@ -80,7 +80,7 @@ impl Scratch {
         self.records = 0;
     }
 
-    /// The records as they travel.
+    /// Returns the records in their encoded form.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -168,22 +168,22 @@ impl Update {
         Ok(Self { call, bytes, records })
     }
 
-    /// The call whose task sent it.
+    /// Returns the call whose task sent it.
     pub fn call(&self) -> u64 {
         self.call
     }
 
-    /// How many records there are.
+    /// Returns how many records there are.
     pub fn len(&self) -> usize {
         self.records
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.records == 0
     }
 
-    /// The records, in the order in which they were added.
+    /// Returns the records, in the order in which they were added.
     pub fn records(&self) -> Records<'_> {
         Records { rest: &self.bytes }
     }

@@ -145,7 +145,7 @@ fn what_a_task_writes_is_gone_at_the_next_call() {
     number.set(5);
     let orbit = orbit(|task| {
         // SAFETY: the address of a number in an area that the call names; the task's copy of it is the task's alone.
-        let number = unsafe { &mut *task.argument::<*mut i64>().unwrap() };
+        let number = unsafe { &mut *task.pointer::<i64>().unwrap() };
         *number += 1;
         *number
     });
@@ -188,7 +188,7 @@ fn structures_with_pointers_are_seen() {
     let mut lists: AreaVec<AreaVec<i64>> = AreaVec::new_in(area.clone());
     let orbit = orbit(|task| {
         // SAFETY: the address of such a list, which lies in the area that the call names, as all its lists do.
-        let lists = unsafe { &*task.argument::<*const AreaVec<AreaVec<i64>>>().unwrap() };
+        let lists = unsafe { &*task.pointer::<AreaVec<AreaVec<i64>>>().unwrap() };
         lists.iter().flatten().sum()
     });
     let place = area.allocate(std::alloc::Layout::new::<AreaVec<AreaVec<i64>>>()).unwrap();
@@ -574,8 +574,7 @@ fn updates_of_queued_calls_are_kept_apart() {
 
 fn large_updates_arrive() {
     let orbit = orbit(|task| {
-        // SAFETY: its callers pass one.
-        let len = unsafe { task.argument::<usize>() }.unwrap();
+        let len = task.argument::<usize>().unwrap();
         let bytes: Vec<u8> = (0..len).map(|i| u8::try_from(i % 253).unwrap()).collect();
         task.send(Scratch::new().data(&bytes)).unwrap();
         0
@@ -624,8 +623,8 @@ fn updates_are_applied_one_by_one() {
     let area = area();
     let (first, second) = (number(&area), number(&area));
     let orbit = orbit(|task| {
-        // SAFETY: its callers pass two addresses.
-        let [first, second] = unsafe { task.argument::<[*mut i64; 2]>() }.unwrap();
+        let [first, second] =
+            task.argument::<[usize; 2]>().unwrap().map(std::ptr::with_exposed_provenance_mut::<i64>);
         // SAFETY: of numbers in an area that the call names; the task's copy of them is the task's alone.
         let sum = unsafe {
             *first += 1;
@@ -666,8 +665,7 @@ fn bad_updates_are_refused() {
     let area = area();
     let inside = number(&area);
     let orbit = orbit(|task| {
-        // SAFETY: its callers pass an address.
-        let target = unsafe { task.argument::<*mut i64>() }.unwrap();
+        let target = task.pointer::<i64>().unwrap();
         let local = 0_u64;
         let mut scratch = Scratch::new();
         // A good record before a bad one does not save it.
@@ -719,7 +717,7 @@ fn calls_from_inside_are_errors() {
         let refused = |result: Result<(), Error>| i64::from(matches!(result, Err(Error::Inside { .. })));
         refused(inner.call(&Call::new()).map(drop))
             + refused(inner.call_async(&Call::new()).map(drop))
-            + refused(inner.end())
+            + refused(inner.destroy())
             + refused(future.get().map(drop))
             + refused(future.cancel().map(drop))
             + refused(Orbit::builder("nested").create().map(drop))
@@ -747,7 +745,7 @@ fn a_forked_child_of_main_is_told() {
             let all = told(orbit.call(&call).unwrap_err())
                 && told(orbit.call_async(&call).unwrap_err())
                 && told(future.get().unwrap_err())
-                && told(orbit.end().unwrap_err());
+                && told(orbit.destroy().unwrap_err());
             drop(future);
             drop(orbit);
             // One of its own works, with the areas that it inherited.
@@ -771,7 +769,7 @@ fn a_forked_child_of_main_is_told() {
 fn destroying_is_final() {
     let (orbit, running, _hold) = busy(Orbit::builder("test"));
     let pid = orbit.pid().unwrap();
-    orbit.end().unwrap();
+    orbit.destroy().unwrap();
     let gone = Error::Destroyed { orbit: "test".to_owned() };
     assert!(common::ends(pid));
     assert_eq!(running.get(), Err(gone.clone()));
@@ -782,7 +780,7 @@ fn destroying_is_final() {
     let (orbit, running, _hold) = busy(Orbit::builder("test"));
     let waiter = std::thread::spawn(move || running.get());
     std::thread::sleep(Duration::from_millis(30));
-    orbit.end().unwrap();
+    orbit.destroy().unwrap();
     assert!(matches!(waiter.join().unwrap(), Err(Error::Destroyed { .. })));
 }
 

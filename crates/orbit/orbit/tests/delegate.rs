@@ -62,7 +62,7 @@ fn fields_are_used_as_before() {
 
 fn sum(task: &mut Task<'_>) -> i64 {
     // SAFETY: its callers pass the address of the watched part, in an area that the call names.
-    let seen = unsafe { &*task.argument::<*const TransactionWatched>().unwrap() };
+    let seen = unsafe { &*task.pointer::<TransactionWatched>().unwrap() };
     (seen.version + seen.locks.iter().sum::<u64>()).cast_signed()
 }
 

@@ -383,7 +383,7 @@ fn a_crash_is_followed_by_a_fresh_instance() {
             assert_eq!(result, Ok(i * 100 + store), "a fresh store, and main's state");
         }
     }
-    assert_eq!(orbit.restarts(), 12);
+    assert_eq!(orbit.restarts(), Ok(12));
 }
 
 fn an_exit_is_followed_only_if_always() {
@@ -598,7 +598,7 @@ fn a_core_dump_stays_small() {
     let orbit = orbit(move |task| {
         std::env::set_current_dir(&inner).unwrap();
         // SAFETY: the address of a number in an area that the call names; the task's copy of it is the task's alone.
-        unsafe { *task.argument::<*mut i64>().unwrap() += 1 };
+        unsafe { *task.pointer::<i64>().unwrap() += 1 };
         crash()
     });
     fault(orbit.call(&Call::new().areas(&[&area]).arguments(&number.address())));

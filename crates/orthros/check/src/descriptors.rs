@@ -8,10 +8,11 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use crate::error::{Error, Result};
 use crate::peers::peers;
 use crate::process::Process;
+use crate::report::{Findings, Verdict};
 use crate::sockets::{self, Socket};
-use crate::{Error, Result, Service, Verdict};
 
 const MOST_LOOKS: usize = 5;
 const ESTABLISHED: u32 = 1;
@@ -96,7 +97,10 @@ fn lost(why: impl Into<String>, way_out: &'static str) -> Judged {
 
 /// What judging a descriptor takes to know about all of them.
 struct Known<'s> {
-    service: &'s Service,
+    processes: &'s [Process],
+    descriptors: &'s [Descriptor],
+    /// The inodes of all files that some process of the service has open.
+    inodes: BTreeSet<u64>,
     sockets: BTreeMap<u64, Socket>,
     peers: BTreeMap<u64, u64>,
     /// Terminals of which the service has the side that serves, and those of which it has the other.
@@ -107,10 +111,12 @@ struct Known<'s> {
     written: BTreeSet<u64>,
 }
 
-/// Looks at the descriptors of all processes; what a process has twice is told once.
-pub(crate) fn look(service: &mut Service) {
+/// Checks the file descriptors of all processes. What a process has twice is reported once.
+pub(crate) fn check(processes: &[Process], descriptors: &[Descriptor], findings: &mut Findings) {
     let mut known = Known {
-        service,
+        processes,
+        descriptors,
+        inodes: descriptors.iter().map(|descriptor| descriptor.inode).collect(),
         sockets: BTreeMap::new(),
         peers: BTreeMap::new(),
         masters: BTreeSet::new(),
@@ -119,7 +125,7 @@ pub(crate) fn look(service: &mut Service) {
         written: BTreeSet::new(),
     };
     known.find_sockets();
-    for descriptor in &known.service.descriptors {
+    for descriptor in descriptors {
         let link = descriptor.link.to_string_lossy();
         known.masters.extend(descriptor.info("tty-index"));
         known.slaves.extend(link.strip_prefix("/dev/pts/").and_then(|number| number.parse::<u64>().ok()));
@@ -133,24 +139,20 @@ pub(crate) fn look(service: &mut Service) {
             }
         }
     }
-    let mut told = BTreeSet::new();
-    let mut found = Vec::new();
-    for descriptor in &known.service.descriptors {
+    let mut reported = BTreeSet::new();
+    for descriptor in descriptors {
         if let Some((verdict, why, way_out)) = known.judge(descriptor)
-            && told.insert((descriptor.pid, descriptor.inode, descriptor.link.clone()))
+            && reported.insert((descriptor.pid, descriptor.inode, descriptor.link.clone()))
         {
-            found.push((descriptor.pid, descriptor.name(), verdict, why, way_out));
+            findings.add(descriptor.pid, descriptor.name(), verdict, why, way_out);
         }
-    }
-    for (pid, object, verdict, why, way_out) in found {
-        service.find(pid, object, verdict, why, way_out);
     }
 }
 
 impl Known<'_> {
     /// Looks the sockets up. Tables that change while they are read may leave some out: those are looked for again.
     fn find_sockets(&mut self) {
-        let Some(root) = self.service.processes.first() else { return };
+        let Some(root) = self.processes.first() else { return };
         for _ in 0..MOST_LOOKS {
             self.sockets.extend(sockets::of(root));
             self.peers.extend(peers().unwrap_or_default());
@@ -159,7 +161,7 @@ impl Known<'_> {
                 !descriptor.link.to_string_lossy().starts_with("socket:")
                     || self.sockets.contains_key(&descriptor.inode)
             };
-            if self.service.descriptors.iter().all(is_known) {
+            if self.descriptors.iter().all(is_known) {
                 return;
             }
         }
@@ -227,7 +229,7 @@ impl Known<'_> {
             }
             Some(Socket::Udp { .. }) => None,
             Some(Socket::Unix) => match self.peers.get(&descriptor.inode) {
-                Some(&peer) if peer != 0 && !self.service.inodes.contains(&peer) => hung_up(
+                Some(&peer) if peer != 0 && !self.inodes.contains(&peer) => hung_up(
                     "it is connected to another than the service",
                     "the program must be able to connect again",
                 ),
@@ -265,8 +267,8 @@ fn file(descriptor: &Descriptor, link: &str, metadata: &fs::Metadata) -> Judged 
     if metadata.is_dir() && is_gone {
         return Some((
             Verdict::Refused,
-            "the folder is gone".to_owned(),
-            "keep the folders that the service uses",
+            "the directory is gone".to_owned(),
+            "keep the directories that the service uses",
         ));
     }
     let is_memfd = link.starts_with("/memfd:");

@@ -1,15 +1,15 @@
 //! Mappings that cannot be carried over.
 
-use crate::{Service, Verdict};
+use crate::process::Process;
+use crate::report::{Findings, Verdict};
 
 /// How the names of System V shared memory begin.
 const SYSTEM_V: &str = "/SYSV";
 
-/// Looks at the mappings of all processes.
-pub(crate) fn look(service: &mut Service) {
-    let mut found = Vec::new();
-    for process in service.processes.iter().filter(|process| !process.has_ended()) {
-        let mut told = Vec::new();
+/// Checks the mappings of all processes.
+pub(crate) fn check(processes: &[Process], findings: &mut Findings) {
+    for process in processes.iter().filter(|process| !process.has_ended()) {
+        let mut reported = Vec::new();
         for line in process.text("maps").lines() {
             let Some((range, flags, name)) = split(line) else { continue };
             let judged = if name.starts_with(SYSTEM_V) {
@@ -22,15 +22,12 @@ pub(crate) fn look(service: &mut Service) {
                 judge(flags, name).map(|(why, way_out)| (Verdict::Refused, why, way_out))
             };
             if let Some((verdict, why, way_out)) = judged
-                && !told.contains(&name.to_owned())
+                && !reported.contains(&name.to_owned())
             {
-                told.push(name.to_owned());
-                found.push((process.pid, format!("memory at {range} ({name})"), verdict, why, way_out));
+                reported.push(name.to_owned());
+                findings.add(process.pid, format!("memory at {range} ({name})"), verdict, why, way_out);
             }
         }
-    }
-    for (pid, object, verdict, why, way_out) in found {
-        service.find(pid, object, verdict, why, way_out);
     }
 }
 
@@ -80,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_survives_is_passed_over_and_what_does_not_is_told() {
+    fn what_survives_is_passed_over_and_what_does_not_is_reported() {
         for fine in [
             "/SYSV00000000 (deleted)",
             "",

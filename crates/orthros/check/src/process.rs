@@ -5,7 +5,8 @@ use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Result, Service, Verdict};
+use crate::error::{Error, Result};
+use crate::report::{Findings, Verdict};
 
 /// `SCHED_DEADLINE` of `sched(7)`.
 const DEADLINE: u32 = 6;
@@ -81,29 +82,28 @@ fn namespace(process: &Process, name: &str) -> Option<PathBuf> {
     fs::read_link(process.path("ns").join(name)).ok()
 }
 
-/// Looks at what concerns a process as a whole.
-pub(crate) fn look(service: &mut Service) {
+/// Checks what concerns a process as a whole.
+pub(crate) fn check(processes: &[Process], findings: &mut Findings) {
     let root: Vec<Option<PathBuf>> = NAMESPACES
         .iter()
-        .map(|name| service.processes.first().and_then(|process| namespace(process, name)))
+        .map(|name| processes.first().and_then(|process| namespace(process, name)))
         .collect();
-    let given = given_groups(service.processes.first());
-    let mut found = Vec::new();
-    for process in &service.processes {
-        let mut tell = |object: &str, verdict, why: String, way_out: &str| {
-            found.push((process.pid, object.to_owned(), verdict, why, way_out.to_owned()));
+    let given = given_groups(processes.first());
+    for process in processes {
+        let mut add = |object: &str, verdict, why: String, way_out: &str| {
+            findings.add(process.pid, object, verdict, why, way_out);
         };
-        let is_root = service.processes.first().is_some_and(|root| root.pid == process.pid);
+        let is_root = processes.first().is_some_and(|root| root.pid == process.pid);
         if process.has_ended() {
             let threads = process.number("Threads");
             if is_root || threads > 1 {
                 let why = "its first thread has ended".to_owned();
-                tell("process", Verdict::Refused, why, "let the first thread outlive the others");
+                add("process", Verdict::Refused, why, "let the first thread outlive the others");
             }
             continue;
         }
         if fs::read_link(process.path("exe")).is_err() && process.text("maps").is_empty() {
-            tell(
+            add(
                 "process",
                 Verdict::Refused,
                 "it is a thread of the kernel, or somebody else's".to_owned(),
@@ -113,22 +113,22 @@ pub(crate) fn look(service: &mut Service) {
         }
         if is_narrow(process) {
             let why = "its program is for 32 bits".to_owned();
-            tell("program", Verdict::Refused, why, "use a build for x86-64");
+            add("program", Verdict::Refused, why, "use a build for x86-64");
         }
         for (name, root) in NAMESPACES.iter().zip(&root) {
             let own = namespace(process, name);
             if own.is_some() && root.is_some() && own != *root {
                 let why = format!("it is in a {name} namespace other than the service's");
-                tell("namespaces", Verdict::Refused, why, "run it without a sandbox or container of its own");
+                add("namespaces", Verdict::Refused, why, "run it without a sandbox or container of its own");
             }
         }
         if process.number("TracerPid") != 0 {
             let why = format!("process {} traces it", process.number("TracerPid"));
-            tell("debugger", Verdict::Lost, why, "detach the debugger");
+            add("debugger", Verdict::Lost, why, "detach the debugger");
         }
         if process.number("VmSwap") > 0 {
             let why = format!("{} of its memory are in swap", process.field("VmSwap"));
-            tell(
+            add(
                 "memory",
                 Verdict::Refused,
                 why,
@@ -138,11 +138,11 @@ pub(crate) fn look(service: &mut Service) {
         for group in groups(process).iter().filter(|group| !given.contains(group)) {
             let path = group.splitn(3, ':').last().unwrap_or_default();
             let why = format!("it is in the control group {path}");
-            tell("control group", Verdict::Lost, why, "limit it by setrlimit(2)");
+            add("control group", Verdict::Lost, why, "limit it by setrlimit(2)");
         }
         if policy(process) == Some(DEADLINE) {
             let why = "a deadline is its scheduling class".to_owned();
-            tell("scheduling", Verdict::Lost, why, "use SCHED_FIFO or SCHED_RR");
+            add("scheduling", Verdict::Lost, why, "use SCHED_FIFO or SCHED_RR");
         }
         for clock in clocks(process) {
             // Clocks of other threads and processes are numbers below zero.
@@ -151,7 +151,7 @@ pub(crate) fn look(service: &mut Service) {
                 || clock > i64::from(libc::CLOCK_BOOTTIME)
             {
                 let why = format!("a timer goes by clock {clock}");
-                tell(
+                add(
                     "timers",
                     Verdict::Refused,
                     why,
@@ -159,9 +159,6 @@ pub(crate) fn look(service: &mut Service) {
                 );
             }
         }
-    }
-    for (pid, object, verdict, why, way_out) in found {
-        service.find(pid, object, verdict, why, way_out);
     }
 }
 

@@ -92,7 +92,9 @@ fn a_socket_whose_other_side_is_another_programs_is_told() {
     assert!(report.survives && report.processes == 1 && report.descriptors >= 3, "{report:?}");
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(check(i32::try_from(child.id()).unwrap()).unwrap_err().to_string().contains("no process"));
+    assert!(
+        check(i32::try_from(child.id()).unwrap()).unwrap_err().to_string().contains("cannot find process")
+    );
 }
 
 #[test]
@@ -172,14 +174,14 @@ fn children_are_looked_at_too_and_a_deleted_file_is_not_passed_over() {
 
 #[test]
 fn listeners_with_names_and_datagrams_survive() {
-    let folder = std::env::temp_dir().join(format!("orthros-check-sockets-{}", std::process::id()));
-    fs::create_dir(&folder).unwrap();
-    let listener = UnixListener::bind(folder.join("listener")).unwrap();
-    let datagram = UnixDatagram::bind(folder.join("datagram")).unwrap();
+    let directory = std::env::temp_dir().join(format!("orthros-check-sockets-{}", std::process::id()));
+    fs::create_dir(&directory).unwrap();
+    let listener = UnixListener::bind(directory.join("listener")).unwrap();
+    let datagram = UnixDatagram::bind(directory.join("datagram")).unwrap();
     let findings = of(std::process::id());
     assert_eq!(
         (about(&findings, listener.as_raw_fd()), about(&findings, datagram.as_raw_fd())),
         (None, None)
     );
-    fs::remove_dir_all(&folder).unwrap();
+    fs::remove_dir_all(&directory).unwrap();
 }

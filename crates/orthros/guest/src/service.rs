@@ -204,8 +204,8 @@ mod tests {
 
     #[test]
     fn pre_commands_run_in_order_and_a_failure_stops_unless_it_is_ignored() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name).display().to_string();
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).display().to_string();
         let step = |script: String, ignore_failure| ExecCommand {
             program: "/bin/sh".to_owned(),
             arg0: None,
@@ -234,8 +234,8 @@ mod tests {
             orrery_testing::skipped!("chown: requires root");
             return;
         }
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name).display().to_string();
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).display().to_string();
         let made = |name: &str, chown_existing: bool| {
             let directory = Directory { path: at(name), mode: 0o2750, uid: 102, gid: 105, chown_existing };
             let disk = name.ends_with("disk").then(|| at(name));
@@ -249,10 +249,10 @@ mod tests {
         assert_eq!(made("new/inner", false).unwrap(), its);
         assert_eq!(fs::metadata(at("new")).unwrap().uid(), 0, "what it lies in is nobody's");
         for name in ["old", "disk", "state"] {
-            fs::create_dir_all(folder.path().join(name).join("deep")).unwrap();
-            fs::write(folder.path().join(name).join("deep/file"), "").unwrap();
+            fs::create_dir_all(directory.path().join(name).join("deep")).unwrap();
+            fs::write(directory.path().join(name).join("deep/file"), "").unwrap();
         }
-        let owner = |name: &str| fs::metadata(folder.path().join(name)).unwrap().uid();
+        let owner = |name: &str| fs::metadata(directory.path().join(name)).unwrap().uid();
         assert_ne!(made("old", false).unwrap(), its, "one that is there stays as it is");
         assert_eq!((made("disk", false).unwrap(), owner("disk/deep")), (its, 0));
         assert_eq!((made("state", true).unwrap(), owner("state/deep/file")), (its, 102));

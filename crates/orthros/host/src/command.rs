@@ -12,7 +12,10 @@ use crate::error::{Error, Result};
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from);
-    std::env::split_paths(&path).chain(more).map(|folder| folder.join(program)).find(|path| path.is_file())
+    std::env::split_paths(&path)
+        .chain(more)
+        .map(|directory| directory.join(program))
+        .find(|path| path.is_file())
 }
 
 /// The same, where its absence is an error that names the package to install.
@@ -28,8 +31,8 @@ pub fn require(program: &str, package: &'static str) -> Result<PathBuf> {
 pub(crate) fn run<S: AsRef<OsStr>>(program: &Path, arguments: &[S], within: Option<&Path>) -> Result<String> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null());
-    if let Some(folder) = within {
-        command.current_dir(folder);
+    if let Some(directory) = within {
+        command.current_dir(directory);
     }
     let shown = || {
         let words = arguments.iter().map(|word| word.as_ref().to_string_lossy().into_owned());

@@ -1,10 +1,28 @@
 //! What QEMU is started with.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::kernel::KernelFiles;
-use crate::machine::MachineConfig;
+
+/// What a machine is made of.
+#[derive(Clone, Debug)]
+pub struct MachineConfig {
+    /// What it is called in messages and file names.
+    pub name: String,
+    /// Its memory, in MiB; a power of two where another machine is to see it.
+    pub memory_mib: u64,
+    /// Its processors.
+    pub cpus: u32,
+    /// What is added to the kernel's command line.
+    pub append: String,
+    /// The archive to boot into.
+    pub initramfs: PathBuf,
+    /// The file of another machine's memory that its PCI device shows, read-only, and its size in MiB.
+    pub peer: Option<(PathBuf, u64)>,
+    /// More arguments for QEMU.
+    pub extra: Vec<String>,
+}
 
 /// Ways to run a guest, the best first; QEMU takes the first that it can.
 pub(crate) fn accelerators() -> &'static [&'static str] {

@@ -39,7 +39,7 @@ impl Control {
     ///
     /// [`Error::File`].
     pub fn connect(machine: &str, socket: &Path) -> Result<Self> {
-        let stream = crate::machine::connect(socket).map_err(file("connect to", socket))?;
+        let stream = crate::socket::connect(socket).map_err(file("connect to", socket))?;
         let reader = stream.try_clone().map_err(file("connect to", socket))?;
         let (sender, reports) = channel();
         std::thread::spawn(move || {

@@ -44,7 +44,7 @@ pub struct DiskConfig {
     pub source: DiskSource,
     /// Where the service expects it.
     pub mount: String,
-    /// A folder of this host whose files a new one has.
+    /// A directory of this host whose files a new one has.
     pub content: Option<PathBuf>,
 }
 
@@ -77,8 +77,8 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Makes the image in `folder`, or looks at the one that is there.
-    pub(crate) fn obtain(config: &DiskConfig, folder: &Path) -> Result<Self> {
+    /// Makes the image in `directory`, or looks at the one that is there.
+    pub(crate) fn obtain(config: &DiskConfig, directory: &Path) -> Result<Self> {
         let mount = config.mount.clone();
         if !Path::new(&mount).is_absolute() || mount == "/" || mount.contains([' ', ',', '"']) {
             return Err(Error::Disk {
@@ -104,7 +104,7 @@ impl Disk {
                 whole
             }
             DiskSource::New(bytes) => {
-                let image = folder.join("disk");
+                let image = directory.join("disk");
                 create(&image, *bytes, config.content.as_deref())?;
                 image
             }
@@ -236,14 +236,14 @@ mod tests {
 
     #[test]
     fn what_is_no_ext4_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let image = folder.path().join("image");
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join("image");
         let config = |mount: &str| DiskConfig {
             source: DiskSource::Image(image.clone()),
             mount: mount.to_owned(),
             content: None,
         };
-        let refused = |mount| Disk::obtain(&config(mount), folder.path()).unwrap_err().to_string();
+        let refused = |mount| Disk::obtain(&config(mount), directory.path()).unwrap_err().to_string();
         assert!(refused("/data").contains("cannot open"));
         fs::write(&image, "too short").unwrap();
         assert!(refused("/data").contains("no ext4"));
@@ -254,8 +254,8 @@ mod tests {
 
     #[test]
     fn an_image_that_somebody_has_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let image = folder.path().join("image");
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join("image");
         let mut bytes = vec![0; 1 << 16];
         bytes[1080..1082].copy_from_slice(&MAGIC);
         fs::write(&image, bytes).unwrap();
@@ -270,18 +270,18 @@ mod tests {
         drop(other);
         examine(&image).unwrap();
         // What the kernel shows of loop devices.
-        let (devices, device) = (folder.path().join("block"), folder.path().join("block/loop7/loop"));
+        let (devices, device) = (directory.path().join("block"), directory.path().join("block/loop7/loop"));
         fs::create_dir_all(&device).unwrap();
         fs::create_dir_all(devices.join("sda")).unwrap();
         fs::write(device.join("backing_file"), format!("{}\n", image.display())).unwrap();
         assert_eq!(loop_device(&image, &devices).as_deref(), Some("/dev/loop7"));
-        assert_eq!(loop_device(&folder.path().join("other"), &devices), None);
+        assert_eq!(loop_device(&directory.path().join("other"), &devices), None);
     }
 
     #[test]
     fn a_new_disk_has_what_it_is_given() {
-        let folder = tempfile::tempdir().unwrap();
-        let content = folder.path().join("content");
+        let directory = tempfile::tempdir().unwrap();
+        let content = directory.path().join("content");
         fs::create_dir(&content).unwrap();
         fs::write(content.join("hello"), "world").unwrap();
         let config = DiskConfig {
@@ -293,7 +293,7 @@ mod tests {
             orrery_testing::skipped!("{error}");
             return;
         }
-        let disk = Disk::obtain(&config, folder.path()).unwrap();
+        let disk = Disk::obtain(&config, directory.path()).unwrap();
         examine(&disk.image).unwrap();
         let bytes = fs::read(&disk.image).unwrap();
         assert!(bytes.windows(5).any(|window| window == b"world"));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 /// Why a machine, its image or its network could not be had.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// a file could not be read or written
     #[error("cannot {operation} {path}: {error}")]
@@ -49,7 +50,7 @@ pub enum Error {
         package: &'static str,
     },
     /// something that only some may do
-    #[error("{operation} takes root; {way}")]
+    #[error("{operation} requires root; {way}")]
     Rights {
         /// What was to be done.
         operation: &'static str,

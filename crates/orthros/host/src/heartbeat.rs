@@ -99,8 +99,8 @@ mod tests {
 
     #[test]
     fn the_processor_that_is_silent_longest_is_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let memory = folder.path().join("ram");
+        let directory = tempfile::tempdir().unwrap();
+        let memory = directory.path().join("ram");
         let file = std::fs::File::options()
             .create(true)
             .truncate(false)
@@ -133,8 +133,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let memory = folder.path().join("ram");
+        let directory = tempfile::tempdir().unwrap();
+        let memory = directory.path().join("ram");
         std::fs::File::create(&memory).unwrap().set_len(64 << 20).unwrap();
         let refused =
             |physical, cpus| Heartbeats::find("it", &memory, physical, cpus).err().unwrap().to_string();

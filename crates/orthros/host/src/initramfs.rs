@@ -59,8 +59,8 @@ impl Initramfs {
 
     fn put(&mut self, path: &Path, entry: Entry) {
         let path: PathBuf = path.components().filter(|part| matches!(part, Component::Normal(_))).collect();
-        for folder in path.ancestors().skip(1).filter(|folder| !folder.as_os_str().is_empty()) {
-            self.entries.entry(folder.to_owned()).or_insert(Entry::Directory(Rights::root(0o755)));
+        for directory in path.ancestors().skip(1).filter(|directory| !directory.as_os_str().is_empty()) {
+            self.entries.entry(directory.to_owned()).or_insert(Entry::Directory(Rights::root(0o755)));
         }
         self.entries.insert(path, entry);
     }
@@ -70,7 +70,7 @@ impl Initramfs {
         self.entries.contains_key(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// An empty folder.
+    /// An empty directory.
     pub fn directory(&mut self, path: &str) -> &mut Self {
         self.put(Path::new(path), Entry::Directory(Rights::root(0o755)));
         self
@@ -95,14 +95,14 @@ impl Initramfs {
         self
     }
 
-    /// A file of the host under its own name, or a folder without what is in it, with owner and permissions, as have the folders that
+    /// A file of the host under its own name, or a directory without what is in it, with owner and permissions, as have the directories that
     /// it is in.
     ///
     /// # Errors
     ///
     /// [`Error::File`] where it is not there.
     pub fn take(&mut self, path: &Path) -> Result<&mut Self> {
-        let parents = path.ancestors().skip(1).filter(|folder| *folder != Path::new("/"));
+        let parents = path.ancestors().skip(1).filter(|directory| *directory != Path::new("/"));
         for path in parents.chain([path]) {
             let metadata = fs::metadata(path).map_err(file("open", path))?;
             let rights = Rights::of(&metadata);
@@ -191,9 +191,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_come_before_what_is_in_them() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("image");
+    fn directories_come_before_what_is_in_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
         let mut archive = Initramfs::new();
         archive.file("/a/b/c", "hello", 0o755).link("/a/x", "b/c");
         archive.write(&path).unwrap();
@@ -221,8 +221,8 @@ mod tests {
 
     #[test]
     fn a_script_brings_who_reads_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let script = folder.path().join("script");
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("script");
         fs::write(&script, "#! /bin/sh -e\ntrue\n").unwrap();
         let mut archive = Initramfs::new();
         archive.program(&script, "/usr/bin/script").unwrap();
@@ -232,10 +232,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_keeps_its_owner_and_so_do_the_folders_around_it() {
+    fn what_is_taken_keeps_its_owner_and_so_do_the_directories_around_it() {
         use std::os::unix::fs::PermissionsExt as _;
-        let folder = tempfile::tempdir().unwrap();
-        let (inner, path) = (folder.path().join("inner"), folder.path().join("inner/file"));
+        let directory = tempfile::tempdir().unwrap();
+        let (inner, path) = (directory.path().join("inner"), directory.path().join("inner/file"));
         fs::create_dir(&inner).unwrap();
         fs::write(&path, "hello").unwrap();
         fs::set_permissions(&inner, fs::Permissions::from_mode(0o2770)).unwrap();
@@ -247,8 +247,8 @@ mod tests {
         std::os::unix::fs::chown(&inner, Some(102), Some(0)).unwrap();
         let mut archive = Initramfs::new();
         archive.take(&path).unwrap();
-        assert!(Initramfs::new().take(&folder.path().join("none")).is_err());
-        let image = folder.path().join("image");
+        assert!(Initramfs::new().take(&directory.path().join("none")).is_err());
+        let image = directory.path().join("image");
         archive.write(&image).unwrap();
         let mut found = Vec::new();
         let mut rest = Cursor::new(fs::read(&image).unwrap());

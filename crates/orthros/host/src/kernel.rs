@@ -17,19 +17,19 @@ const META: &str = "linux-image-cloud-amd64";
 pub struct KernelFiles {
     /// The image that boots.
     pub image: PathBuf,
-    /// The folder of its modules.
+    /// The directory of its modules.
     pub modules: PathBuf,
     /// Its release, as `uname -r` will say.
     pub release: String,
 }
 
-/// The folder where what was fetched or built is kept: `$ORRERY_CACHE`, or `orrery` in the user's cache.
+/// The directory where what was fetched or built is kept: `$ORRERY_CACHE`, or `orrery` in the user's cache.
 #[must_use]
 pub fn cache() -> PathBuf {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("ORRERY_CACHE")
-        .or_else(|| variable("XDG_CACHE_HOME").map(|folder| folder.join("orrery")))
-        .or_else(|| variable("HOME").map(|folder| folder.join(".cache/orrery")))
+        .or_else(|| variable("XDG_CACHE_HOME").map(|directory| directory.join("orrery")))
+        .or_else(|| variable("HOME").map(|directory| directory.join(".cache/orrery")))
         .unwrap_or_else(|| PathBuf::from("/var/cache/orrery"))
 }
 
@@ -49,13 +49,13 @@ impl KernelFiles {
         let dpkg = require("dpkg-deb", "dpkg")?;
         fs::create_dir_all(cache).map_err(file("create", cache))?;
         // Built aside and renamed, so that two builds at the same time do not meet half a kernel.
-        let aside = tempfile::tempdir_in(cache).map_err(file("create a folder in", cache))?;
+        let aside = tempfile::tempdir_in(cache).map_err(file("create a directory in", cache))?;
         let depends = run(&apt_cache, &["depends", "--important", META], None)?;
         let mut dependencies = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
         let package = dependencies.find(|name| name.starts_with("linux-image-")).unwrap_or(META);
         run(&apt_get, &["download", "-q", package], Some(aside.path()))?;
-        let folder = fs::read_dir(aside.path()).map_err(file("list", aside.path()))?;
-        let archive = folder
+        let directory = fs::read_dir(aside.path()).map_err(file("list", aside.path()))?;
+        let archive = directory
             .flatten()
             .map(|entry| entry.path())
             .find(|path| path.extension().is_some_and(|e| e == "deb"));
@@ -72,22 +72,22 @@ impl KernelFiles {
         Self::within(&place)
     }
 
-    /// The kernel that was unpacked into a folder.
+    /// The kernel that was unpacked into a directory.
     ///
     /// # Errors
     ///
     /// [`Error::Package`] where it is not there.
-    pub fn within(folder: &Path) -> Result<Self> {
+    pub fn within(directory: &Path) -> Result<Self> {
         let missing =
-            |what: &str| Error::Package { package: folder.display().to_string(), what: what.to_owned() };
-        let entries = fs::read_dir(folder.join("boot")).map_err(|_| missing("boot"))?;
+            |what: &str| Error::Package { package: directory.display().to_string(), what: what.to_owned() };
+        let entries = fs::read_dir(directory.join("boot")).map_err(|_| missing("boot"))?;
         let mut images = entries.flatten().filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
             Some((entry.path(), name.strip_prefix("vmlinuz-")?.to_owned()))
         });
         let (image, release) = images.next().ok_or_else(|| missing("boot/vmlinuz-*"))?;
         let modules = ["lib/modules", "usr/lib/modules"]
-            .map(|base| folder.join(base).join(&release))
+            .map(|base| directory.join(base).join(&release))
             .into_iter()
             .find(|path| path.is_dir())
             .ok_or_else(|| missing("lib/modules"))?;
@@ -113,9 +113,9 @@ impl KernelFiles {
     }
 }
 
-/// All files below a folder whose name says that they are modules.
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).map_err(file("list", folder))?.flatten() {
+/// All files below a directory whose name says that they are modules.
+fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(directory).map_err(file("list", directory))?.flatten() {
         let path = entry.path();
         if path.is_dir() {
             collect(&path, files)?;

@@ -1,13 +1,12 @@
 //! One virtual machine: a QEMU process whose memory is a file that others may map, and a monitor to command it.
 //!
-//! The memory is a memfd, reached by its name in `/proc`: whatever file system the machine's folder is on, no page of it is
-//! ever written to a disk, and whatever ends this process, nothing of it is left. A link in the folder leads to it.
+//! The memory is a memfd, reached by its name in `/proc`: whatever file system the machine's directory is on, no page of it is
+//! ever written to a disk, and whatever ends this process, nothing of it is left. A link in the directory leads to it.
 
 use std::fs;
-use std::io::{self, ErrorKind, Read as _};
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, symlink};
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,42 +16,21 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, seek};
 
 use crate::command::require;
-use crate::command_line::{accelerators, arguments};
+use crate::command_line::{MachineConfig, accelerators, arguments};
 use crate::error::{Error, Result, file};
 use crate::kernel::KernelFiles;
 use crate::net::Network;
 use crate::qmp::Qmp;
-
-/// How long QEMU may take to make its sockets, on a machine with other things to do.
-const SOCKETS: Duration = Duration::from_secs(60);
+use crate::socket::SOCKETS;
 
 /// How long QEMU may take to end when it has closed its monitor.
 const ENDING: Duration = Duration::from_secs(2);
-
-/// What a machine is made of.
-#[derive(Clone, Debug)]
-pub struct MachineConfig {
-    /// What it is called in messages and file names.
-    pub name: String,
-    /// Its memory, in MiB; a power of two where another machine is to see it.
-    pub memory_mib: u64,
-    /// Its processors.
-    pub cpus: u32,
-    /// What is added to the kernel's command line.
-    pub append: String,
-    /// The archive to boot into.
-    pub initramfs: PathBuf,
-    /// The file of another machine's memory that its PCI device shows, read-only, and its size in MiB.
-    pub peer: Option<(PathBuf, u64)>,
-    /// More arguments for QEMU.
-    pub extra: Vec<String>,
-}
 
 /// A running machine. Dropped, it is killed and its memory file removed.
 pub struct Machine {
     name: String,
     child: Child,
-    folder: PathBuf,
+    directory: PathBuf,
     started: Instant,
     /// Its memory.
     memory: OwnedFd,
@@ -84,27 +62,14 @@ fn copy_what_is_there(from: &mut fs::File, to: &mut fs::File) -> io::Result<()> 
     Ok(())
 }
 
-/// Connects to a socket that QEMU has made, and that it may not listen at yet.
-pub(crate) fn connect(socket: &Path) -> io::Result<UnixStream> {
-    let deadline = Instant::now() + SOCKETS;
-    loop {
-        match UnixStream::connect(socket) {
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < deadline => {
-                sleep(Duration::from_millis(5));
-            }
-            result => return result,
-        }
-    }
-}
-
 impl Machine {
-    /// Starts a machine whose files lie in `folder`.
+    /// Starts a machine whose files lie in `directory`.
     ///
     /// # Errors
     ///
     /// [`Error::Missing`] without QEMU, [`Error::File`], [`Error::Command`] where QEMU ends at once.
-    pub fn start(config: &MachineConfig, kernel: &KernelFiles, folder: &Path) -> Result<Self> {
-        Self::start_within(config, kernel, folder, None)
+    pub fn start(config: &MachineConfig, kernel: &KernelFiles, directory: &Path) -> Result<Self> {
+        Self::start_within(config, kernel, directory, None)
     }
 
     /// The same with QEMU in a network, where its card's port is.
@@ -115,12 +80,12 @@ impl Machine {
     pub fn start_within(
         config: &MachineConfig,
         kernel: &KernelFiles,
-        folder: &Path,
+        directory: &Path,
         network: Option<&Network>,
     ) -> Result<Self> {
         let qemu = require("qemu-system-x86_64", "qemu-system-x86")?;
-        fs::create_dir_all(folder).map_err(file("create", folder))?;
-        let at = |kind: &str| folder.join(format!("{}.{kind}", config.name));
+        fs::create_dir_all(directory).map_err(file("create", directory))?;
+        let at = |kind: &str| directory.join(format!("{}.{kind}", config.name));
         let memory = memfd_create("orrery-guest", MemfdFlags::CLOEXEC)
             .map_err(|error| file("create", &at("ram"))(error.into()))?;
         for kind in ["qmp", "control", "ram"] {
@@ -154,8 +119,8 @@ impl Machine {
             command: qemu.display().to_string(),
             why: error.to_string(),
         })?;
-        let (name, folder) = (config.name.clone(), folder.to_owned());
-        let mut machine = Self { name, child, folder, started: Instant::now(), memory, keep: false };
+        let (name, directory) = (config.name.clone(), directory.to_owned());
+        let mut machine = Self { name, child, directory, started: Instant::now(), memory, keep: false };
         machine.wait_for_file("qmp")?;
         Ok(machine)
     }
@@ -198,7 +163,7 @@ impl Machine {
     /// One of its files: `ram`, `console`, `control`, `qmp` or `qemu`.
     #[must_use]
     pub fn file(&self, kind: &str) -> PathBuf {
-        self.folder.join(format!("{}.{kind}", self.name))
+        self.directory.join(format!("{}.{kind}", self.name))
     }
 
     /// Connects to its monitor.
@@ -259,7 +224,7 @@ impl Machine {
         }
     }
 
-    /// Puts its memory into its folder as a file, which stays when the machine is gone. Pages that were never used take no room.
+    /// Puts its memory into its directory as a file, which stays when the machine is gone. Pages that were never used take no room.
     ///
     /// # Errors
     ///
@@ -319,14 +284,14 @@ mod tests {
     #[test]
     fn holes_are_not_copied() {
         use std::os::unix::fs::MetadataExt as _;
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let open = |name| {
             fs::File::options()
                 .create(true)
                 .truncate(true)
                 .read(true)
                 .write(true)
-                .open(folder.path().join(name))
+                .open(directory.path().join(name))
         };
         let (mut from, mut to) = (open("from").unwrap(), open("to").unwrap());
         from.set_len(64 << 20).unwrap();

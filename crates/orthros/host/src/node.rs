@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 use orrery_orthros_wire::{Report, Request};
 use serde_json::json;
 
+use crate::command_line::MachineConfig;
+use crate::config::PairConfig;
 use crate::control::Control;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::heartbeat::Heartbeats;
 use crate::kernel::KernelFiles;
-use crate::machine::{Machine, MachineConfig};
+use crate::machine::Machine;
 use crate::net::Network;
-use crate::pair::PairConfig;
 use crate::qmp::Qmp;
 
 /// How long to listen for an answer before looking whether anyone is there to give it.
@@ -108,7 +109,7 @@ impl Node {
             peer: peer.map(|peer| (peer.file("ram"), config.memory_mib)),
             extra,
         };
-        let mut machine = Machine::start_within(&machine, shared.kernel, &config.folder, shared.network)?;
+        let mut machine = Machine::start_within(&machine, shared.kernel, &config.directory, shared.network)?;
         let qmp = machine.qmp()?;
         // What answers has made its devices.
         shared.network.map_or(Ok(()), |network| network.switch_on(&port))?;

@@ -16,13 +16,14 @@ use orrery_orthros_wire::{Report, Request, Step, Summary};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::disk::{Disk, DiskConfig};
+use crate::config::PairConfig;
+use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
-use crate::image::{Service, write_image};
+use crate::image::write_image;
 use crate::kernel::KernelFiles;
 use crate::machine::Machine;
-use crate::net::{Network, NetworkConfig};
+use crate::net::Network;
 use crate::node::{Node, NodeState, Shared};
 use crate::requirements;
 use crate::status::{MemoryEstimate, Role, Status};
@@ -49,29 +50,6 @@ const ROOM: Duration = Duration::from_secs(1);
 const REFUSED: Duration = Duration::from_millis(300);
 /// How long a part of a rescue may take in any case; one that hangs or gets no further is found long before.
 const RESCUE: Duration = Duration::from_secs(3600);
-
-/// What a pair is made of.
-#[derive(Clone, Debug)]
-pub struct PairConfig {
-    /// Where its files lie: memory, consoles, sockets.
-    pub folder: PathBuf,
-    /// Where the kernel is kept.
-    pub cache: PathBuf,
-    /// What runs in it.
-    pub service: Service,
-    /// Memory of each machine in MiB, a power of two.
-    pub memory_mib: u64,
-    /// Processors of each machine.
-    pub cpus: u32,
-    /// How long one of them may be silent before the machine is given up.
-    pub silence: Duration,
-    /// Where it is reached, which takes root; without a network the service has none.
-    pub network: Option<NetworkConfig>,
-    /// The service's disk.
-    pub disk: Option<DiskConfig>,
-    /// More for the command line of the machines' kernel.
-    pub append: String,
-}
 
 /// Why a failover was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,10 +121,11 @@ impl Pair {
     /// [`Error::Timeout`], [`Error::Guest`] where a guest said why.
     pub fn start(config: PairConfig) -> Result<Self> {
         requirements::check(&config)?;
-        std::fs::create_dir_all(&config.folder).map_err(crate::error::file("create", &config.folder))?;
-        let disk = config.disk.as_ref().map(|disk| Disk::obtain(disk, &config.folder)).transpose()?;
+        std::fs::create_dir_all(&config.directory)
+            .map_err(crate::error::file("create", &config.directory))?;
+        let disk = config.disk.as_ref().map(|disk| Disk::obtain(disk, &config.directory)).transpose()?;
         let kernel = KernelFiles::obtain(&config.cache)?;
-        let image = config.folder.join("image");
+        let image = config.directory.join("image");
         write_image(&kernel, &config.service, &image)?;
         let network = config.network.as_ref().map(Network::obtain).transpose()?;
         let shared =

@@ -50,7 +50,7 @@ impl Qmp {
     pub fn connect(machine: &str, socket: &Path) -> Result<Self> {
         let failed =
             |why: String| Error::Qmp { machine: machine.to_owned(), command: "connect".to_owned(), why };
-        let stream = crate::machine::connect(socket).map_err(|error| failed(error.to_string()))?;
+        let stream = crate::socket::connect(socket).map_err(|error| failed(error.to_string()))?;
         let copy = stream.try_clone().map_err(|error| failed(error.to_string()))?;
         let mut qmp = Self {
             machine: machine.to_owned(),
@@ -168,8 +168,8 @@ mod tests {
 
     #[test]
     fn a_monitor_that_does_not_listen_yet_is_waited_for() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("qmp");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("qmp");
         let socket = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         let refused = UnixStream::connect(&path).unwrap_err();
@@ -191,8 +191,8 @@ mod tests {
 
     #[test]
     fn a_monitor_that_is_gone_is_told_in_words() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("qmp");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("qmp");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let monitor = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -208,8 +208,8 @@ mod tests {
 
     #[test]
     fn a_monitor_that_is_not_there_is_an_error_at_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let Err(error) = Qmp::connect("guest", &folder.path().join("qmp")) else { panic!("connected") };
+        let directory = tempfile::tempdir().unwrap();
+        let Err(error) = Qmp::connect("guest", &directory.path().join("qmp")) else { panic!("connected") };
         assert!(error.to_string().starts_with("guest: QMP connect failed"), "{error}");
     }
 }

@@ -1,9 +1,9 @@
 //! What a pair takes of this host, looked for before anything is made.
 
 use crate::command::require;
+use crate::config::PairConfig;
 use crate::error::{Error, Result};
 use crate::net::NetworkConfig;
-use crate::pair::PairConfig;
 
 /// What QEMU needs beside its guest's memory, in MiB.
 const OWN_MIB: u64 = 64;

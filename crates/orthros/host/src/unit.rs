@@ -1,7 +1,7 @@
 //! A service as its systemd unit describes it, made into what a pair takes.
 //!
 //! The unit is read from this host's files (systemd.unit(5)), whether a systemd runs or not; in the guests none does. So each setting is
-//! either done there by `orrery-guest` (who runs the program, where, with which variables and limits, and which folders it finds), or
+//! either done there by `orrery-guest` (who runs the program, where, with which variables and limits, and which directories it finds), or
 //! told to be left out, or refused with its file and line: see `settings`. The files that the unit names come with the image.
 
 mod command;
@@ -31,8 +31,8 @@ use specifier::Specifiers;
 use syntax::Setting;
 use users::{User, Users};
 
-/// Settings for folders, what keeps their permissions, where they lie, and what tells the program, systemd.exec(5).
-const FOLDERS: [(&str, &str, &str, &str); 4] = [
+/// Settings for directories, what keeps their permissions, where they lie, and what tells the program, systemd.exec(5).
+const DIRECTORIES: [(&str, &str, &str, &str); 4] = [
     ("RuntimeDirectory", "RuntimeDirectoryMode", "/run", "RUNTIME_DIRECTORY"),
     ("StateDirectory", "StateDirectoryMode", "/var/lib", "STATE_DIRECTORY"),
     ("CacheDirectory", "CacheDirectoryMode", "/var/cache", "CACHE_DIRECTORY"),
@@ -93,14 +93,14 @@ impl Reading<'_> {
         for (name, value) in user.iter().flat_map(|user| user.environment()) {
             environment.set(&name, &value);
         }
-        for place in FOLDERS {
-            exec.directories.extend(self.folders(place, (uid, gid), &mut environment)?);
+        for place in DIRECTORIES {
+            exec.directories.extend(self.directories(place, (uid, gid), &mut environment)?);
         }
-        for folder in self.folders(CONFIGURATION, (0, 0), &mut environment)? {
-            if Path::new(&folder.path).is_dir() {
-                needs.add(Path::new(&folder.path))?;
+        for directory in self.directories(CONFIGURATION, (0, 0), &mut environment)? {
+            if Path::new(&directory.path).is_dir() {
+                needs.add(Path::new(&directory.path))?;
             } else {
-                exec.directories.push(folder);
+                exec.directories.push(directory);
             }
         }
         self.variables(&mut environment, &mut needs)?;
@@ -118,8 +118,10 @@ impl Reading<'_> {
                 needs.add(path)?;
             }
         }
-        needs.folders.retain(|folder| exec.directories.iter().all(|other| other.path != folder.path));
-        exec.directories.append(&mut needs.folders);
+        needs
+            .directories
+            .retain(|directory| exec.directories.iter().all(|other| other.path != directory.path));
+        exec.directories.append(&mut needs.directories);
         exec.environment = Some(environment.0);
         (exec.arg0, exec.as_root) = (start.arg0.clone(), start.as_root);
         let told = self.tell(&start, user.as_ref(), &needs, &exec, remark, &left_out);
@@ -219,8 +221,8 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// The folders of a setting, which the program is told of.
-    fn folders(
+    /// The directories of a setting, which the program is told of.
+    fn directories(
         &self,
         (key, mode_key, root, variable): (&str, &str, &str, &str),
         (uid, gid): (u32, u32),
@@ -228,7 +230,7 @@ impl Reading<'_> {
     ) -> Result<Vec<Directory>> {
         let mode = |setting: &Setting| values::mode(&setting.value).map_err(|why| setting.refuse(why));
         let mode = self.settings.last(mode_key).map(mode).transpose()?.unwrap_or(0o755);
-        let mut folders = Vec::new();
+        let mut directories = Vec::new();
         for setting in self.settings.list(key) {
             for name in self.words(setting)? {
                 if name.contains(':') {
@@ -240,10 +242,10 @@ impl Reading<'_> {
                 let parts_are_plain = name.split('/').all(|part| !["", ".", ".."].contains(&part));
                 if !parts_are_plain {
                     return Err(setting.refuse(format!(
-                        "{name}: write the path of a folder in {root}, without {root} and .."
+                        "{name}: write the path of a directory in {root}, without {root} and .."
                     )));
                 }
-                folders.push(Directory {
+                directories.push(Directory {
                     path: format!("{root}/{name}"),
                     mode,
                     uid,
@@ -252,11 +254,11 @@ impl Reading<'_> {
                 });
             }
         }
-        if !folders.is_empty() {
-            let paths: Vec<&str> = folders.iter().map(|folder| folder.path.as_str()).collect();
+        if !directories.is_empty() {
+            let paths: Vec<&str> = directories.iter().map(|directory| directory.path.as_str()).collect();
             environment.set(variable, &paths.join(":"));
         }
-        Ok(folders)
+        Ok(directories)
     }
 
     /// The variables that the unit sets, and the files that have them.
@@ -301,7 +303,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// The folder that it starts in, and whether another will do.
+    /// The directory that it starts in, and whether another will do.
     fn working(&self, user: Option<&User>, needs: &mut Needs) -> Result<Option<WorkingDirectory>> {
         let Some(setting) = self.settings.last("WorkingDirectory") else { return Ok(None) };
         let text = self.text(setting)?;
@@ -380,8 +382,8 @@ impl Reading<'_> {
         }
         if !exec.directories.is_empty() {
             told.push(format!(
-                "folders made: {}",
-                list(exec.directories.iter().map(|folder| folder.path.clone()).collect())
+                "directories made: {}",
+                list(exec.directories.iter().map(|directory| directory.path.clone()).collect())
             ));
         }
         told.extend(remark);

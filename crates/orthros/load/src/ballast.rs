@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 
 /// Where its files are.
-const FOLDER: &str = "/data/ballast";
+const DIRECTORY: &str = "/data/ballast";
 const PORT: u16 = 7;
 /// What memory is filled with differs from page to page, so that nothing can take pages for equal.
 const PAGE: usize = 4096;
@@ -33,13 +33,13 @@ pub(crate) fn run(mib: usize, files: usize, threads: usize) -> Result<()> {
         page[..8].copy_from_slice(&number.to_le_bytes());
         page[8..].fill(1);
     }
-    let folder = Path::new(FOLDER);
+    let directory = Path::new(DIRECTORY);
     let mut held = Vec::new();
     if files > 0 {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {FOLDER}"))?;
+        std::fs::create_dir_all(directory).with_context(|| format!("cannot create {DIRECTORY}"))?;
     }
     for number in 0..files {
-        let path = folder.join(number.to_string());
+        let path = directory.join(number.to_string());
         held.push(File::create(&path).with_context(|| format!("cannot create {}", path.display()))?);
     }
     for _ in 0..threads {

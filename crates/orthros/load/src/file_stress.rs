@@ -87,20 +87,20 @@ impl Random {
 }
 
 struct Scribbler {
-    folder: PathBuf,
+    directory: PathBuf,
     /// A file without a name, and what it holds.
     nameless: (File, Vec<u8>),
     random: Random,
-    /// By the path below the folder.
+    /// By the path below the directory.
     expected: BTreeMap<String, Expected>,
     /// The names that the operation under way is about.
     busy: Vec<String>,
     count: u64,
 }
 
-/// Scribbles in `folder` for ever. Why it ended, should it, is left in place of a verdict.
-pub(crate) fn run(folder: &Path, seed: u64) -> Result<()> {
-    let ended = scribble(folder, seed);
+/// Scribbles in `directory` for ever. Why it ended, should it, is left in place of a verdict.
+pub(crate) fn run(directory: &Path, seed: u64) -> Result<()> {
+    let ended = scribble(directory, seed);
     if let Err(error) = &ended {
         crate::verdict::leave(&format!("ended: {error:#}\n"))?;
     }
@@ -117,14 +117,14 @@ fn undisturbed<T>(mut what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-fn scribble(folder: &Path, seed: u64) -> Result<()> {
-    let place = folder.join("scribbled");
+fn scribble(directory: &Path, seed: u64) -> Result<()> {
+    let place = directory.join("scribbled");
     fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
     let path = place.join("nameless");
     let nameless = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
     fs::remove_file(path)?;
     let mut scribbler = Scribbler {
-        folder: place,
+        directory: place,
         nameless: (nameless, Vec::new()),
         random: Random(seed | 1),
         expected: BTreeMap::new(),
@@ -155,7 +155,7 @@ fn scribble(folder: &Path, seed: u64) -> Result<()> {
 
 impl Scribbler {
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+        self.directory.join(name)
     }
 
     /// Gives the file without a name other contents, some of which are forced to the disk, and a hole.
@@ -175,10 +175,10 @@ impl Scribbler {
     /// A name, of a file that exists or not, at the top or in a directory.
     fn pick(&mut self) -> String {
         let number = self.random.below(MOST_FILES as u64);
-        let folders: Vec<&String> =
+        let directories: Vec<&String> =
             self.expected.iter().filter(|(_, e)| e.kind == Kind::Directory).map(|(name, _)| name).collect();
-        match folders.get(usize::try_from(self.random.0 >> 40).unwrap_or(0) % (folders.len() + 1)) {
-            Some(folder) => format!("{folder}/f{number}"),
+        match directories.get(usize::try_from(self.random.0 >> 40).unwrap_or(0) % (directories.len() + 1)) {
+            Some(directory) => format!("{directory}/f{number}"),
             None => format!("f{number}"),
         }
     }
@@ -317,13 +317,14 @@ impl Scribbler {
     /// Over another file or to a new name; of a directory, with all that is in it.
     fn rename(&mut self, name: &str, path: &Path) -> io::Result<()> {
         let target = self.pick();
-        let is_folder = self.expected.get(name).is_some_and(|known| known.kind == Kind::Directory);
+        let is_directory = self.expected.get(name).is_some_and(|known| known.kind == Kind::Directory);
         let over = self.expected.get(&target).map(|known| known.kind == Kind::Directory);
-        if target == name || over == Some(true) || (is_folder && (over.is_some() || target.contains('/'))) {
+        if target == name || over == Some(true) || (is_directory && (over.is_some() || target.contains('/')))
+        {
             return Ok(());
         }
         self.busy.push(target.clone());
-        if over.is_none() && !is_folder && self.random.below(3) == 0 {
+        if over.is_none() && !is_directory && self.random.below(3) == 0 {
             fs::hard_link(path, self.path(&target))?;
             fs::remove_file(path)?;
         } else {
@@ -364,7 +365,7 @@ impl Scribbler {
             wrong.push("the file without a name holds something else".to_owned());
         }
         let mut there = BTreeSet::new();
-        collect(&self.folder, "", &mut there)?;
+        collect(&self.directory, "", &mut there)?;
         for (path, known) in &self.expected {
             if self.is_busy(path) {
                 continue;
@@ -414,7 +415,7 @@ impl Scribbler {
     /// Removes what cannot be known, with all that is below it.
     fn forget(&mut self) -> io::Result<()> {
         for name in &self.busy {
-            let path = self.folder.join(name);
+            let path = self.directory.join(name);
             match fs::symlink_metadata(&path) {
                 Ok(about) if about.is_dir() => fs::remove_dir_all(&path)?,
                 Ok(_) => fs::remove_file(&path)?,
@@ -443,9 +444,9 @@ fn differ(found: &Kind, known: &Kind) -> String {
     }
 }
 
-/// The names of all that is below a folder.
-fn collect(folder: &Path, prefix: &str, into: &mut BTreeSet<String>) -> Result<()> {
-    for entry in fs::read_dir(folder)? {
+/// The names of all that is below a directory.
+fn collect(directory: &Path, prefix: &str, into: &mut BTreeSet<String>) -> Result<()> {
+    for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
         if entry.metadata()?.is_dir() {

@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 /// Where it appends: on the disk if there is one.
-const FOLDERS: [&str; 2] = ["/data", "/run"];
+const DIRECTORIES: [&str; 2] = ["/data", "/run"];
 /// Where it is spoken to from outside.
 const PORT: u16 = 7;
 /// A file that has become longer is compared, and begun anew.
@@ -166,8 +166,8 @@ impl Read for Calls<UnixStream> {
 }
 
 /// Appends a stream to a file, and compares it.
-fn append(folder: &str, counter: Counter) -> Result<()> {
-    let path = format!("{folder}/appended");
+fn append(directory: &str, counter: Counter) -> Result<()> {
+    let path = format!("{directory}/appended");
     let mut file = OpenOptions::new().append(true).read(true).create(true).open(&path)?;
     let (mut place, mut bytes) = (0, Vec::new());
     loop {
@@ -261,8 +261,8 @@ fn knock_in_vain(listener: &TcpListener, counter: Counter) -> Result<()> {
 /// Moves bytes for ever, and leaves a verdict after each change of kernels.
 pub(crate) fn run() -> Result<()> {
     let mut counters = Vec::new();
-    for folder in FOLDERS.into_iter().filter(|folder| fs::metadata(folder).is_ok()) {
-        counters.push(start("appending", move |counter| append(folder, counter)));
+    for directory in DIRECTORIES.into_iter().filter(|directory| fs::metadata(directory).is_ok()) {
+        counters.push(start("appending", move |counter| append(directory, counter)));
     }
     let (from, to) = pipe()?;
     start("to a pipe", move |_| send(to));

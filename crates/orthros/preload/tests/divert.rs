@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use orthros::{ASK, Block, FAIL, MARK};
 
-/// The folder with the library, which lies beside the folder of the tests.
+/// The directory with the library, which lies beside the directory of the tests.
 fn library() -> PathBuf {
     let own = std::env::current_exe().unwrap();
-    own.ancestors().skip(1).find(|folder| folder.join("liborthros.so").is_file()).unwrap().to_owned()
+    own.ancestors().skip(1).find(|directory| directory.join("liborthros.so").is_file()).unwrap().to_owned()
 }
 
 fn compile(source: &str) -> Option<PathBuf> {

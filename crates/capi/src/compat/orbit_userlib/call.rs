@@ -307,7 +307,7 @@ pub extern "C" fn orrery_authors_destroy(id: c_int) -> c_int {
         return fail(libc::EPERM, "an orbit cannot destroy orbits");
     }
     match registry::remove(id) {
-        Some(known) => known.orbit.end().map_or_else(|error| refuse(&error), |()| 0),
+        Some(known) => known.orbit.destroy().map_or_else(|error| refuse(&error), |()| 0),
         None => fail(libc::ESRCH, "this process has no such orbit (any more)"),
     }
 }
@@ -318,7 +318,7 @@ pub extern "C" fn orrery_authors_destroy_all() -> c_int {
     if orrery_orbit::is_orbit() {
         return fail(libc::EPERM, "an orbit cannot destroy orbits");
     }
-    let ends = registry::remove_all().into_iter().map(|known| known.orbit.end());
+    let ends = registry::remove_all().into_iter().map(|known| known.orbit.destroy());
     ends.fold(0, |all, end| end.map_or_else(|error| refuse(&error), |()| all))
 }
 

@@ -17,9 +17,9 @@ use orrery_domain::{Moment, SharedMemory};
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
-use crate::exit::kill_self;
 use crate::error::Result;
-use crate::state::{State, entry};
+use crate::exit::kill_self;
+use crate::threads::per_thread::entry;
 
 /// How many groups somebody is in at most (`NGROUPS_MAX`).
 const MOST_GROUPS: usize = 65_536;
@@ -60,7 +60,7 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let memory = Arc::new(SharedMemory::new("orrery-credentials", size_of::<Record>())?);
         Ok(Self { memory, seen: Vec::new(), known: Vec::new() })
     }
@@ -120,49 +120,36 @@ impl Record {
     }
 }
 
-impl State {
-    /// Before a context is created that shares our credentials.
-    pub(crate) fn open_credentials(&mut self) -> Result<()> {
-        if self.common.is_none() {
-            self.common = Some(Common::new()?);
-        }
-        self.say_credentials();
-        Ok(())
-    }
-
-    /// Says what the calling thread has, if that is news.
-    pub(crate) fn say_credentials(&mut self) {
-        let strand = self.strand;
-        let Some(common) = &mut self.common else { return };
+impl Common {
+    /// Publishes what the calling thread has, if that is news.
+    pub(crate) fn publish(&mut self, strand: u32) {
         let Ok(own) = Credentials::own() else { kill_self() };
-        let known = entry(&mut common.known, strand);
+        let known = entry(&mut self.known, strand);
         if known.as_ref() == Some(&own) {
             return;
         }
-        let first = known.is_none() && common.record().changes.load(SeqCst) != 0;
-        *entry(&mut common.known, strand) = Some(own.clone());
+        let first = known.is_none() && self.record().changes.load(SeqCst) != 0;
+        *entry(&mut self.known, strand) = Some(own.clone());
         // A thread that has just begun has what the others had when it did: that is no news.
         if !first {
-            let Some(after) = common.record().say(&own) else { kill_self() };
-            *entry(&mut common.seen, strand) = Some(after);
+            let Some(after) = self.record().say(&own) else { kill_self() };
+            *entry(&mut self.seen, strand) = Some(after);
         }
     }
 
-    /// Takes on what the others have. What cannot be taken on ends this context.
-    pub(crate) fn follow_credentials(&mut self) {
-        let strand = self.strand;
-        let Some(common) = &mut self.common else { return };
-        let seen = *entry(&mut common.seen, strand);
-        if seen == Some(common.record().changes.load(SeqCst)) {
+    /// Takes on what the others have published. What cannot be taken on ends this context.
+    pub(crate) fn follow(&mut self, strand: u32) {
+        let seen = *entry(&mut self.seen, strand);
+        if seen == Some(self.record().changes.load(SeqCst)) {
             return;
         }
-        let (Some((after, said)), Ok(own)) = (common.record().hear(), Credentials::own()) else { kill_self() };
+        let (Some((after, said)), Ok(own)) = (self.record().hear(), Credentials::own()) else { kill_self() };
         let taken = if own == said { Ok(()) } else { said.take_on(&own) };
         if taken.is_err() || Credentials::own().as_ref() != Ok(&said) {
             kill_self();
         }
-        *entry(&mut common.seen, strand) = Some(after);
-        *entry(&mut common.known, strand) = Some(said);
+        *entry(&mut self.seen, strand) = Some(after);
+        *entry(&mut self.known, strand) = Some(said);
     }
 }
 

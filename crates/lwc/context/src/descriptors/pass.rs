@@ -4,8 +4,9 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::error::{Error, Result};
-use crate::peers::introduction;
-use crate::state::{State, is_hung_up};
+use crate::peers::socket;
+use crate::peers::socket::is_hung_up;
+use crate::state::State;
 
 /// Sends a descriptor to a peer.
 pub(crate) fn pass(state: &State, slot: usize, descriptor: BorrowedFd<'_>) -> Result<()> {
@@ -14,7 +15,7 @@ pub(crate) fn pass(state: &State, slot: usize, descriptor: BorrowedFd<'_>) -> Re
         // It would not know whom this is from.
         return Err(Error::system("pass a descriptor to a stranger", slot, rustix::io::Errno::NOTCONN));
     }
-    introduction::send_file(&peer.fd, descriptor).map_err(|errno| {
+    socket::send_file(&peer.fd, descriptor).map_err(|errno| {
         if peer.is_gone(state.program) || is_hung_up(&peer.fd) {
             Error::Gone { descriptor: peer.fd.as_raw_fd() }
         } else {
@@ -29,6 +30,6 @@ pub(crate) fn passed(state: &State, slot: usize) -> Result<Option<OwnedFd>> {
     let grant = through.and_then(|grant| state.grants.get(grant)?.as_ref());
     Ok(grant.and_then(|grant| {
         let mut word = [0; 8];
-        introduction::receive_on(&grant.socket, &mut word)?.into_iter().next()
+        socket::receive_on(&grant.socket, &mut word)?.into_iter().next()
     }))
 }

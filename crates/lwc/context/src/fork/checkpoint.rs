@@ -20,19 +20,19 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use rustix::thread::futex;
 
-use orrery_rollback::watcher;
-use crate::exit::kill_self;
-use crate::fork::rendezvous::is_readable;
-use crate::fork::context_copy::end_at_once;
 use crate::error::Result;
-use crate::spawn::lifetime::Leash;
+use crate::exit::kill_self;
+use crate::fork::context_copy::end_at_once;
+use crate::peers::socket::is_readable;
+use crate::peers::socket::own_pidfd;
 use crate::shared::program::own_thread;
-use crate::state::own_pidfd;
-use crate::threads::stop_threads::Still;
-use crate::threads::state_lock::Held;
+use crate::spawn::lifetime::Leash;
 use crate::switch::slow;
 use crate::threads::logical;
+use crate::threads::state_lock::Held;
+use crate::threads::stop_threads::Still;
 use crate::types::Arrival;
+use orrery_rollback::watcher;
 
 /// How long a spare may take to set itself up.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -34,24 +34,25 @@ use rustix::mm::MapFlags;
 use rustix::process::{WaitId, WaitIdOptions};
 use syscalls::{Sysno, syscall};
 
-use orrery_rollback::watcher;
-use crate::exit::kill_self;
-use crate::syscalls::filter::Calls;
-use crate::fork::rendezvous::knock;
-use crate::error::{Error, Result};
-use crate::id::Id;
-use crate::spawn::lifetime::Leash;
-use crate::shared::link::Link;
-use crate::fork::message::{ALL, GO, GRANT, HERE, KNOCK, Note, PATIENCE, PEER, READY, SHARED};
-use crate::shared::program::{DECLINED, Program, own_thread};
-use crate::memory::ranges::map;
-use crate::state::{State, inode, own_pidfd};
-use crate::threads::stop_threads::Still;
-use crate::threads::state_lock::Held;
-use crate::switch::slow;
 use crate::credentials::isolation;
+use crate::error::{Error, Result};
+use crate::exit::kill_self;
+use crate::fork::message::{ALL, GO, GRANT, HERE, KNOCK, Note, PEER, READY, SHARED};
+use crate::fork::rendezvous::{PATIENCE, knock};
+use crate::id::Id;
+use crate::memory::ranges::map;
+use crate::peers::socket::{inode, own_pidfd};
+use crate::shared::link::Link;
+use crate::shared::program::{DECLINED, Program, own_thread};
+use crate::spawn::lifetime::Leash;
+use crate::state::State;
+use crate::switch::slow;
+use crate::syscalls::filter::Calls;
 use crate::threads::logical;
+use crate::threads::state_lock::Held;
+use crate::threads::stop_threads::Still;
 use crate::types::Arrival;
+use orrery_rollback::watcher;
 
 /// What a context must be allowed to do to make a double of itself.
 const NEEDED: [libc::c_long; 24] = [

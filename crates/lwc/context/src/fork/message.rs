@@ -13,10 +13,8 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-use crate::fork::rendezvous::is_readable;
-
-/// How long all contexts together may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+use crate::fork::rendezvous::PATIENCE;
+use crate::peers::socket::is_readable;
 
 /// One message between a double and the new root, with at most three descriptors.
 #[derive(Clone, Copy, Debug, Default)]

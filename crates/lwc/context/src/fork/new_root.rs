@@ -14,18 +14,19 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::Pid;
 
-use crate::fork::rendezvous::Door;
-use crate::fork::context_copy::{end_at_once, install, inventory};
 use crate::error::{Error, Result};
+use crate::fork::context_copy::{end_at_once, install, inventory};
+use crate::fork::message::{ALL, GO, GRANT, HERE, KNOCK, Note, PEER, READY, SHARED};
+use crate::fork::rendezvous::{Door, PATIENCE};
 use crate::id::Id;
+use crate::peers::socket::own_pidfd;
 use crate::shared::link::Link;
-use crate::fork::message::{ALL, GO, GRANT, HERE, KNOCK, Note, PATIENCE, PEER, READY, SHARED};
 use crate::shared::program::{DECLINED, DOUBLE, Program, ROOT};
-use crate::state::{State, own_pidfd};
+use crate::spawn::reaper;
+use crate::state::State;
+use crate::threads::logical;
 use crate::threads::state_lock;
 use crate::types::Forked;
-use crate::spawn::reaper;
-use crate::threads::logical;
 
 /// A double, seen from the new root.
 struct Double {

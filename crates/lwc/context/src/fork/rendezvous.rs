@@ -5,19 +5,20 @@
 //! else they are kept from: it takes no name, and no permission to connect. What they send there is one end of a line of their own, of
 //! which the kernel says which process made it (SO_PEERCRED in unix(7)).
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use orrery_domain::Moment;
 use orrery_sys::descriptors;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use rustix::process::Pid;
 
-use crate::peers::introduction::{receive_on, send_file};
-use crate::fork::message::PATIENCE;
+use crate::peers::socket::{is_readable, receive_on, send_file};
+
+/// How long all contexts together may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct Door {
@@ -84,23 +85,6 @@ pub(crate) fn knock(knocker: &OwnedFd) -> rustix::io::Result<OwnedFd> {
                 std::thread::sleep(Duration::from_millis(1));
             }
             sent => return sent.map(|()| descriptors::raise(own)),
-        }
-    }
-}
-
-/// Waits until a socket has something to read, or was closed; false at the end of the time.
-pub(crate) fn is_readable(socket: BorrowedFd<'_>, until: Moment) -> bool {
-    loop {
-        let now = Moment::now();
-        if now >= until {
-            return false;
-        }
-        let left = rustix::time::Timespec::try_from(until.since(now)).ok();
-        let mut one = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-        match poll(&mut one, left.as_ref()) {
-            Ok(0) | Err(Errno::INTR) => {}
-            Ok(_) => return true,
-            Err(_) => return false,
         }
     }
 }

@@ -13,16 +13,16 @@ use rustix::io::Errno;
 use rustix::mm::MapFlags;
 
 use crate::error::{Error, Result};
-use crate::peers::introduction::{receive_on, send_file};
-use crate::shared::link::{Kind, Message};
 use crate::memory::ranges::{SharedRange, contains, copy_out, map, pages, share, unmap};
+use crate::peers::socket::{receive_on, send_file};
 use crate::rights::Rights;
+use crate::shared::link::{Kind, Message};
 use crate::state::State;
-use crate::threads::stop_threads::Still;
-use crate::threads::state_lock::Held;
 use crate::switch::slow;
 use crate::syscalls::remote;
 use crate::syscalls::target;
+use crate::threads::state_lock::Held;
+use crate::threads::stop_threads::Still;
 
 /// How a range is overlaid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,7 +190,7 @@ fn attempt(state: &mut Held, slot: usize, message: &Message) -> rustix::io::Resu
             state.follow_credentials();
             // It may take its time.
             let made = state.away(|| remote::serve(message.word, message.extent, &message.bytes));
-            state.say_credentials();
+            state.publish_credentials();
             return made.unwrap_or(Err(Errno::INTR));
         }
         Kind::File => {

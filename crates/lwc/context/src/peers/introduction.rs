@@ -6,28 +6,19 @@
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use orrery_sys::descriptors;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::error::{Error, Result};
 use crate::id::Id;
+use crate::peers::socket::{is_hung_up, pair, receive_on, send};
+use crate::rights::Rights;
 use crate::shared::link::Link;
 use crate::shared::program::SEATS;
-use crate::rights::Rights;
-use crate::state::{State, is_hung_up};
-
-/// A pair of ends: the context's own, out of the program's way, and the descriptor for others.
-pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd, Id)> {
-    let (theirs, own) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .map_err(|e| Error::system("socketpair", 0, e))?;
-    Ok((descriptors::raise(own), theirs, Id::new()?))
-}
+use crate::state::State;
 
 /// Sees to it that we have a link to the peer, and it a descriptor of us. True where it has to look for an introduction.
 pub(crate) fn ensure(state: &mut State, slot: usize) -> Result<bool> {
@@ -120,40 +111,4 @@ fn receive(state: &State, grant: usize) -> Option<(Words, Id, Vec<OwnedFd>)> {
     let word = |at: usize| u32::from_ne_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
     let id = |at: usize| words[at..].first_chunk().map_or(Id::NONE, |bytes| Id(*bytes));
     Some((((word(0), word(4)), id(8), id(24)), id(0), fds))
-}
-
-/// One message with descriptors, if there is one.
-pub(crate) fn receive_on(socket: &OwnedFd, words: &mut [u8]) -> Option<Vec<OwnedFd>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(socket, &mut [IoSliceMut::new(words)], &mut ancillary, flags).ok()?;
-    let fds: Vec<OwnedFd> = ancillary
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-            _ => None,
-        })
-        .flatten()
-        .collect();
-    // The end of the stream looks like an empty message.
-    (received.bytes != 0).then_some(fds)
-}
-
-/// Sends one descriptor.
-pub(crate) fn send_file(socket: &OwnedFd, file: BorrowedFd<'_>) -> rustix::io::Result<()> {
-    send_files(socket.as_fd(), &[file])
-}
-
-/// Sends at most three descriptors. Neither allocates nor touches thread-local storage.
-pub(crate) fn send_files(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
-    send(socket, &[1], fds)
-}
-
-fn send(socket: BorrowedFd<'_>, words: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(fds));
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    sendmsg(socket, &[IoSlice::new(words)], &mut ancillary, flags).map(|_| ())
 }

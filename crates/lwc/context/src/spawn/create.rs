@@ -19,30 +19,31 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 use syscalls::{Sysno, syscall};
 
-use orrery_rollback::watcher;
-use crate::exit::kill_self;
+use crate::credentials::isolation;
+use crate::descriptors::table::Dowry;
 use crate::error::{Error, Result};
+use crate::exit::kill_self;
+use crate::fork::context_copy;
 use crate::id::Id;
-use crate::peers::introduction::receive_on;
-use crate::spawn::lifetime::Leash;
+use crate::memory::ranges::{contains, privatise, share, unmap, without};
+use crate::peers::socket;
+use crate::peers::socket::receive_on;
+use crate::rights::Rights;
 use crate::shared::link::Link;
 use crate::shared::program::{ROOT, own_thread};
-use crate::memory::ranges::{contains, privatise, share, unmap, without};
-use crate::rights::Rights;
+use crate::spawn::lifetime::Leash;
+use crate::spawn::process_status;
+use crate::spawn::reaper;
 use crate::spec::{Checked, Spec};
 use crate::state::State;
-use crate::descriptors::shared_table::Dowry;
-use crate::syscalls::trap::{self, Listener};
-use crate::threads::state_lock::Held;
-use crate::fork::context_copy;
 use crate::switch::slow;
-use crate::peers::introduction;
-use crate::credentials::isolation;
-use crate::syscalls::remote;
-use crate::spawn::reaper;
-use crate::threads::stop_threads;
+use crate::syscalls::install::{install_filter, open_memory};
+use crate::syscalls::listener::Listener;
 use crate::threads::logical;
+use crate::threads::state_lock::Held;
+use crate::threads::stop_threads;
 use crate::types::{Arrival, Context};
+use orrery_rollback::watcher;
 
 /// Signals that the kernel raises because of what a context did itself (signal(7)); all others are not its business.
 const OWN_DOING: [i32; 10] = [
@@ -132,10 +133,11 @@ fn attempt(state: &mut Held, spec: &Spec, checked: &Checked, threaded: bool) -> 
     if spec.shares_credentials {
         state.open_credentials()?;
     } else {
-        state.say_credentials();
+        state.publish_credentials();
     }
     let kin = if state.me == ROOT { Kin::HiddenChild } else { Kin::Sibling };
-    let others = if spec.alone || !threaded { None } else { stop_threads::Still::hold(state.program, state.me)? };
+    let others =
+        if spec.alone || !threaded { None } else { stop_threads::Still::hold(state.program, state.me)? };
     let mask = others.as_ref().map_or_else(signals::block_all, stop_threads::Still::mask);
     // SAFETY: no other thread holds anything that we need; where it holds what the C library needs, the copy hangs, and is
     // given up.
@@ -196,8 +198,8 @@ fn share_all(state: &mut State, ranges: &[PageRange]) -> Result<()> {
 
 fn prepare(state: &State) -> Result<Ends> {
     let (link, _file) = Link::make()?;
-    let child = introduction::pair()?;
-    let parent = introduction::pair()?;
+    let child = socket::pair()?;
+    let parent = socket::pair()?;
     let seat = state.program.reserve(state.strand)?;
     let mark = state.program.place(state.strand, seat).face.mark();
     match Watcher::prepare(state.main, mark) {
@@ -283,7 +285,7 @@ fn await_settled(settled: &AtomicU32, copied: &Copied, threaded: bool) {
             continue;
         }
         // Trying locks sleeps only for a lock that is held; and who would give it back is not there.
-        asleep = if now == TRYING && remote::is_asleep(copied.pid) { asleep + 1 } else { 0 };
+        asleep = if now == TRYING && process_status::is_asleep(copied.pid) { asleep + 1 } else { 0 };
         if asleep > 2 {
             return;
         }
@@ -305,7 +307,8 @@ fn live(
     let number = ends.seat;
     state.keep();
     let settled = &state.program.seat(number).settled;
-    let deaf = if spec.shared_signals { 0 } else { !(signals::mask_of(&OWN_DOING) | stop_threads::NEVER_BLOCKED) };
+    let deaf =
+        if spec.shared_signals { 0 } else { !(signals::mask_of(&OWN_DOING) | stop_threads::NEVER_BLOCKED) };
     if threaded {
         settled.store(TRYING, SeqCst);
         stop_threads::try_locks();
@@ -399,14 +402,15 @@ fn settle(
     own_memory(state, checked).map_err(at(3))?;
     let leash = Leash::make(state.program, seat).map_err(because(0))?;
     state.leash = Some(leash);
-    let creators_pidfd = core::mem::replace(&mut state.pidfd, crate::state::own_pidfd().map_err(because(0))?);
+    let creators_pidfd =
+        core::mem::replace(&mut state.pidfd, crate::peers::socket::own_pidfd().map_err(because(0))?);
     let grant = state.add_grant(own_end, own_id, Rights::all()).map_err(because(0))?;
     link.turn();
     let slot = state
         .add_peer(creators_name, creators_id, creators_pidfd, creator, Some(link), Some(grant))
         .map_err(because(0))?;
     close_descriptors(state, slot, leash.descriptor(), &spec.close).map_err(at(4))?;
-    let memory = spec.trap.then(trap::open_memory).transpose().map_err(at(7))?;
+    let memory = spec.trap.then(open_memory).transpose().map_err(at(7))?;
     if !spec.dumpable {
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
             .map_err(at(6))?;
@@ -423,7 +427,7 @@ fn settle(
     watcher::set(thread, [watcher.stack(), leash.pages()]);
     if filtered {
         let grant = state.grants.get(grant).and_then(Option::as_ref).ok_or((8, Errno::IO))?;
-        trap::filter(leash, &taken, &grant.socket, memory, counterparts).map_err(at(8))?;
+        install_filter(leash, &taken, &grant.socket, memory, counterparts).map_err(at(8))?;
         state.filtered = true;
         state.cannot_double |= spec.trap || context_copy::takes(&taken);
     }

@@ -13,7 +13,7 @@ use syscalls::{Sysno, syscall};
 
 use crate::error::{Error, Result};
 use crate::shared::program::{Program, SEATS};
-use crate::syscalls::trap::Handing;
+use crate::syscalls::listener_transfer::{self, Handing};
 
 /// What main thread and watcher of a context both know. It has pages of its own, which no rollback touches: the watcher
 /// goes on while the rest is put back.
@@ -26,7 +26,7 @@ pub(crate) struct Leash {
     hung_up: [AtomicU8; 2 * SEATS],
     program: &'static Program,
     me: u32,
-    /// What the watcher hands out when its starter is readable: a [`crate::syscalls::trap::Handing`].
+    /// What the watcher hands out when its starter is readable: a [`crate::syscalls::listener_transfer::Handing`].
     handing: AtomicPtr<c_void>,
 }
 
@@ -88,7 +88,7 @@ impl Leash {
             })
     }
 
-    /// Has the watcher call [`crate::syscalls::trap::heed`] with `handing`, once; `starter` is readable already.
+    /// Has the watcher call [`crate::syscalls::listener_transfer::heed`] with `handing`, once; `starter` is readable already.
     pub(crate) fn hand_out(&self, handing: &'static Handing, starter: &OwnedFd) -> rustix::io::Result<()> {
         self.handing.store(core::ptr::from_ref(handing).cast_mut().cast(), Ordering::SeqCst);
         epoll::add(&self.epoll, starter.as_fd(), epoll::EventData::new_u64(STARTER), epoll::EventFlags::IN)
@@ -120,7 +120,7 @@ unsafe extern "C" fn heed(with: *const c_void) {
     for event in events.iter().take(heard.unwrap_or(0)) {
         if event.u64 == STARTER {
             // SAFETY: `hand_out` put it there, and its closing ends what the starter tells.
-            unsafe { crate::syscalls::trap::heed(leash.handing.load(Ordering::SeqCst)) };
+            unsafe { listener_transfer::heed(leash.handing.load(Ordering::SeqCst)) };
             continue;
         }
         let (number, slot) = (event.u64 >> 32, event.u64 & 0xffff_ffff);

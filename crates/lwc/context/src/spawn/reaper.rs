@@ -16,10 +16,10 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use rustix::thread::futex;
 
-use crate::threads::fork_lock::Lock;
-use crate::syscalls::remote::pid_of;
 use crate::shared::program::{Program, ROOT};
+use crate::spawn::process_status::pid_of;
 use crate::state::State;
+use crate::threads::fork_lock::Lock;
 
 /// A request is a seat's number with this; the root's own number asks for a look at all seats.
 const ASKED: u32 = 1 << 31;

@@ -1,21 +1,22 @@
 //! Where a context runs: on the CPU of whoever switches to it, or beside it, spinning.
 //!
 //! A switch is dear where it has to wake another CPU. So the two are put on one, or, where both hand over so often that
-//! a second CPU would never wait long, on two ([`orrery_domain::gate::Pace`]). A context that keeps control for longer
+//! a second CPU would never wait long, on two ([`orrery_domain::gate::CpuPolicy`]). A context that keeps control for longer
 //! than a moment may roam.
 //!
 //! Of two who switch to each other only one places the other: whoever was put apart leaves the one that did it alone.
 
 use core::sync::atomic::Ordering::SeqCst;
 
-use orrery_domain::gate::{Machine, Place as Side, Surroundings, current_cpu};
+use orrery_domain::gate::{CpuPlacement as Side, Machine, Surroundings, current_cpu};
 use orrery_domain::{Gate, Moment};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::thread::CpuSet;
 
 use crate::shared::program::{Place, ROOT};
-use crate::state::{Peer, State, entry};
+use crate::state::{Peer, State};
+use crate::threads::per_thread::entry;
 
 /// In a place's `pinned`: its owner is to be anywhere *but* on the CPU that the rest of the word, less 1, is.
 const APART: u32 = 1 << 31;
@@ -33,7 +34,7 @@ pub(crate) fn is_in_place(peer: &mut Peer, strand: u32, own: &Place, place: &Pla
         return true;
     }
     let naps = own.face.naps().wrapping_add(place.face.naps());
-    let pace = peer.paces.get_mut(strand as usize).and_then(Option::as_mut);
+    let pace = peer.cpu_policies.get_mut(strand as usize).and_then(Option::as_mut);
     pace.is_some_and(|pace| pace.goes_on(naps) && is_at(place, pace.place(), current_cpu()))
 }
 
@@ -64,7 +65,7 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     let (mine, theirs) = (&own.face, &place.face);
     let here = current_cpu();
     let naps = mine.naps().wrapping_add(theirs.naps());
-    let pace = entry(&mut peer.paces, strand).get_or_insert_default();
+    let pace = entry(&mut peer.cpu_policies, strand).get_or_insert_default();
     let (side, astray) = pace.count(naps, &around);
     // Somebody else may have bound it elsewhere meanwhile (taskset(1)), as shows when both keep falling asleep.
     if is_at(place, side, here) && !astray {

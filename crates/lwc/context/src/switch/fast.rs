@@ -20,14 +20,14 @@ use std::os::fd::AsRawFd;
 
 use orrery_domain::Gate;
 
-use crate::switch::slow::{await_end, call_by_descriptor};
+use crate::arch;
 use crate::shared::link::{Kind, Lobe, ROOM};
 use crate::shared::program::{Place, ROOT};
 use crate::state::State;
+use crate::switch::cpu;
+use crate::switch::slow::{await_end, call_by_descriptor};
 use crate::threads::state_lock::{self, Held};
 use crate::types::Context;
-use crate::switch::cpu;
-use crate::arch;
 
 /// How far the lane has led.
 pub(crate) enum Crossed {

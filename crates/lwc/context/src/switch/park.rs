@@ -12,17 +12,18 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::PidfdFlags;
 
 use crate::error::{Error, Result};
+use crate::peers::introduction;
+use crate::peers::socket::is_hung_up;
 use crate::shared::control::Holder;
 use crate::shared::link::{Ear, Lobe};
 use crate::shared::program::ROOT;
-use crate::state::{State, is_hung_up};
-use crate::threads::state_lock::Held;
-use crate::peers::introduction;
-use crate::switch::priority;
-use crate::switch::cpu;
 use crate::spawn::reaper;
+use crate::state::State;
+use crate::switch::cpu;
+use crate::switch::priority;
 use crate::syscalls::trap;
 use crate::threads::state_lock;
+use crate::threads::state_lock::Held;
 use crate::types::Arrival;
 
 /// After how long a context that keeps control may roam the CPUs.

@@ -7,30 +7,28 @@
 
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 
 use orrery_domain::gate::is_dead;
 use orrery_domain::{Gate, Moment, Partner, Woken};
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::PidfdFlags;
 
 use crate::error::{Error, Result};
+use crate::peers::introduction;
+use crate::peers::socket::is_hung_up;
 use crate::shared::control::Holder;
 use crate::shared::link::{Kind, Message, ROOM};
 use crate::shared::program::{DOUBLE, NOBODY, ROOT, STRANGER};
-use crate::state::{State, is_hung_up};
-use crate::syscalls::trap::{self, Answer};
-use crate::threads::state_lock::Held;
-use crate::switch::park::{MOMENT, NAP, Vigil, Watched};
-use crate::fork::context_copy;
-use crate::peers::introduction;
-use crate::memory::overlay;
-use crate::syscalls::remote;
-use crate::switch::cpu;
+use crate::spawn::process_status;
 use crate::spawn::reaper;
-use crate::fork::checkpoint;
+use crate::state::State;
+use crate::switch::cpu;
+use crate::switch::park::{MOMENT, NAP, Vigil, Watched};
+use crate::syscalls::listener::Answer;
+use crate::syscalls::trap;
+use crate::threads::state_lock::{Held, handlers};
 use crate::types::Arrival;
 
 /// After how long one that is asked and does not answer is suspected to be stopped.
@@ -92,7 +90,7 @@ pub(crate) fn switch(
 /// Before control leaves: says what those are to know by then who share something with us.
 fn say(state: &mut State) {
     state.say_own();
-    state.say_credentials();
+    state.publish_credentials();
 }
 
 /// Our time was up, and we are about to be killed.
@@ -217,13 +215,6 @@ pub(crate) fn call_by_descriptor(state: &State, slot: usize) {
     }
 }
 
-/// Whether a descriptor is readable.
-pub(crate) fn is_ready(fd: BorrowedFd<'_>) -> bool {
-    let mut one = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-    matches!(poll(&mut one, Some(&now)), Ok(ready) if ready > 0) && one[0].revents().contains(PollFlags::IN)
-}
-
 /// Asks a peer for something that it answers itself, parked. Control stays here.
 pub(crate) fn ask(
     state: &mut Held,
@@ -233,7 +224,7 @@ pub(crate) fn ask(
     bytes: &[u8],
 ) -> Result<Message> {
     let hint = prepare(state, slot)?;
-    state.say_credentials();
+    state.publish_credentials();
     let (program, me, strand) = (state.program, state.me, state.strand);
     let peer = state.peer_mut(slot)?;
     // Its late answer would be taken for that to another question.
@@ -272,7 +263,7 @@ pub(crate) fn ask(
             }
             trap::refuse_all(peer);
             // A large piece of memory takes its time; only one that does not run will never answer.
-            if Moment::now().since(asked) > PATIENCE && remote::is_stopped(peer.pidfd.as_fd()) {
+            if Moment::now().since(asked) > PATIENCE && process_status::is_stopped(peer.pidfd.as_fd()) {
                 state.peer_mut(slot)?.silent.push(strand);
                 return Err(Error::Silent { descriptor });
             }
@@ -388,7 +379,7 @@ fn look(state: &mut Held) -> Option<Arrival> {
     }
     state.set_looked(Some(heard));
     if place.asked_to_double.load(SeqCst) == DOUBLE
-        && let Some(arrival) = context_copy::serve(state)
+        && let Some(arrival) = (handlers().copy_for_fork)(state)
     {
         return Some(arrival);
     }
@@ -434,11 +425,11 @@ fn take(state: &mut Held, slot: usize) -> Option<Arrival> {
             }
             Kind::Reply => {}
             Kind::Keep => {
-                if let Some(arrival) = checkpoint::serve(state, slot) {
+                if let Some(arrival) = (handlers().checkpoint)(state, slot) {
                     return Some(arrival);
                 }
             }
-            _ => overlay::serve(state, slot, message),
+            _ => (handlers().answer)(state, slot, message),
         }
     }
     None

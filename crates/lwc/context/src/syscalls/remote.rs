@@ -6,20 +6,20 @@
 //! credentials, and those differ, the target could not make the call; nor can one that is stopped in a trapped call. Then the
 //! caller makes it, with copies of the target's memory and descriptors ([`crate::syscalls::target`]), and its credentials where wanted.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use crate::spawn::process_status::pid_of;
 use rustix::io::Errno;
-use rustix::process::Pid;
 use syscalls::syscall_args;
 use syscalls::{SyscallArgs, Sysno};
 
-use crate::error::{Error, Result};
-use crate::switch::slow;
 use crate::credentials::assume::Identity;
+use crate::error::{Error, Result};
 use crate::shared::link::Kind;
-use crate::syscalls::target::{self, copy_own, write_own};
-use crate::syscalls::signatures::{self, Argument, Parcel, Part, Shape};
 use crate::state::Peer;
+use crate::switch::slow;
+use crate::syscalls::signatures::{self, Argument, Parcel, Part, Shape};
+use crate::syscalls::target::{self, copy_own, write_own};
 use crate::syscalls::trap;
 use crate::threads::state_lock::Held;
 
@@ -249,30 +249,6 @@ fn identity_of(peer: &Peer) -> Option<Identity> {
     Identity::of(pid_of(peer.pidfd.as_fd())?)
 }
 
-/// Whether a process is stopped by a signal or a debugger.
-pub(crate) fn is_stopped(pidfd: BorrowedFd<'_>) -> bool {
-    matches!(pid_of(pidfd).and_then(state_of), Some('T' | 't'))
-}
-
-/// Whether a process' first thread sleeps.
-pub(crate) fn is_asleep(pid: Pid) -> bool {
-    state_of(pid) == Some('S')
-}
-
-/// The letter that proc_pid_stat(5) has for the state of a process' first thread.
-fn state_of(pid: Pid) -> Option<char> {
-    let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
-    // The name, which may hold anything, ends with the last parenthesis.
-    text.rsplit(')').next()?.trim_start().chars().next()
-}
-
-/// Whose pidfd it is, as the kernel says; nobody's (-1) once the process is buried.
-pub(crate) fn pid_of(pidfd: BorrowedFd<'_>) -> Option<Pid> {
-    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;
-    Pid::from_raw(line.trim().parse::<i32>().ok()?.max(0))
-}
-
 /// Copies an argument's memory of our own.
 fn fetch(address: u64, buffer: &mut [u8]) -> Result<usize> {
     copy_own(address, buffer).map_err(|errno| failed(address, errno))
@@ -285,21 +261,4 @@ fn store(address: u64, bytes: &[u8]) -> Result<()> {
 
 fn failed(address: u64, errno: Errno) -> Error {
     Error::system("copy a call's arguments", usize::try_from(address).unwrap_or(usize::MAX), errno)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::process::{PidfdFlags, pidfd_open};
-    use std::os::fd::AsFd;
-
-    #[test]
-    fn the_buried_have_no_number() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let pid = Pid::from_child(&child);
-        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-        assert_eq!(pid_of(pidfd.as_fd()), Some(pid));
-        child.wait().unwrap();
-        assert_eq!(pid_of(pidfd.as_fd()), None);
-    }
 }

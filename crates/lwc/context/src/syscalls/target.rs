@@ -14,15 +14,16 @@ use syscalls::{Sysno, syscall};
 
 use crate::error::{Error, Result};
 use crate::id::Id;
-use crate::shared::link::{Kind, Message, ROOM};
-use crate::syscalls::remote::pid_of;
-use crate::rights::Rights;
-use crate::state::State;
-use crate::threads::state_lock::Held;
-use crate::switch::slow;
 use crate::peers::introduction;
+use crate::peers::socket;
+use crate::rights::Rights;
+use crate::shared::link::{Kind, Message, ROOM};
+use crate::spawn::process_status::pid_of;
+use crate::state::State;
+use crate::switch::slow;
 use crate::syscalls::signatures;
 use crate::syscalls::trap;
+use crate::threads::state_lock::Held;
 
 /// A directory that stands for itself.
 const HERE: u32 = libc::AT_FDCWD.cast_unsigned();
@@ -82,7 +83,7 @@ pub(crate) fn borrow(state: &mut Held, slot: usize, number: RawFd) -> Result<Opt
         Ok(errno @ 1..4096) => return Err(failed(Errno::from_raw_os_error(errno))),
         _ => return Err(failed(Errno::IO)),
     }
-    let sent = introduction::receive_on(&peer.fd, &mut [0]).and_then(|fds| fds.into_iter().next());
+    let sent = socket::receive_on(&peer.fd, &mut [0]).and_then(|fds| fds.into_iter().next());
     sent.map(Some).ok_or(failed(Errno::IO))
 }
 
@@ -152,7 +153,8 @@ pub(crate) fn take(
     mark: &[u8],
 ) -> rustix::io::Result<u64> {
     let Some(Some(grant)) = state.grants.get(through) else { return Err(Errno::PERM) };
-    let may = |call: &u32| grant.rights.calls.has(*call) && signatures::of(*call).is_some_and(|s| s.makes_file);
+    let may =
+        |call: &u32| grant.rights.calls.has(*call) && signatures::of(*call).is_some_and(|s| s.makes_file);
     if !u32::try_from(call).is_ok_and(|call| may(&call)) {
         return Err(Errno::PERM);
     }

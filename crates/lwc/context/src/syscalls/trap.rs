@@ -14,202 +14,20 @@
 //! The context's memory is `/proc/PID/mem`, opened by itself before it closes itself to debuggers: the kernel checks who
 //! may look into a process when that file is opened.
 
-use core::ffi::c_void;
-use core::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::ffi::CString;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering::SeqCst;
 
-use orrery_sys::notify;
-use orrery_sys::seccomp::{self, Action, Scope, sock_filter};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::thread::futex;
 
-use crate::syscalls::filter::Calls;
 use crate::error::{Error, Result};
-use crate::peers::introduction::send_files;
-use crate::spawn::lifetime::Leash;
-use crate::rights::Rights;
+use crate::peers::socket::is_ready;
 use crate::state::{Peer, State};
-use crate::switch::slow;
-use crate::types::Arrival;
+use crate::syscalls::listener::Answer;
+use crate::types::{Arrival, Call};
 
 /// The longest path, with its end.
 const PATH: usize = 4096;
-
-/// A system call that a context made, and that waits for an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
-    /// Its number (`SYS_open` and so on).
-    pub number: u32,
-    /// Its arguments, as they were in the registers. Pointers are the context's: [`crate::Context::copy_in`].
-    pub arguments: [u64; 6],
-}
-
-/// What becomes of a call that waits for an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// It returns this, or fails with it where it is -4095 to -1, as the kernel's own calls do.
-    Returns(i64),
-    /// It goes on, unchanged.
-    GoesOn,
-}
-
-/// The parent's hold of a context whose calls it hears.
-#[derive(Debug)]
-pub(crate) struct Listener {
-    pub(crate) calls: notify::Listener,
-    /// Its memory, as long as the right to all of it was not given up.
-    pub(crate) memory: Option<OwnedFd>,
-    /// What of it is ours to use: the system calls that we may make for it.
-    pub(crate) rights: Rights,
-    /// The calls that wait for an answer, by strand, and their kernel's numbers.
-    pub(crate) pending: Vec<(u32, u64, Call)>,
-    /// Calls that strands of ours are to be told of.
-    kept: Vec<(u32, u64, Call)>,
-    /// Nobody is behind it any more.
-    pub(crate) is_over: bool,
-}
-
-/// What a new context's thread and its watcher do together to hand the listener out.
-#[derive(Debug)]
-pub(crate) struct Handing {
-    socket: RawFd,
-    memory: RawFd,
-    starter: RawFd,
-    filter: Vec<sock_filter>,
-    /// There are other threads, and the filter is spread to them and to the watcher once the listener is out.
-    counterparts: bool,
-    /// The listener's number; -1 before there is one; -2 where there will be none.
-    listener: AtomicI32,
-    /// 0 until it is done, then 1, or an errno and 2^16.
-    done: AtomicU32,
-}
-
-/// In a new context, before it is closed to debuggers: what it will be looked into by.
-pub(crate) fn open_memory() -> rustix::io::Result<OwnedFd> {
-    rustix::fs::open("/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-        .map(orrery_sys::descriptors::raise)
-}
-
-/// In a new context, whose watcher runs, and that gave up gaining privileges before (`no_new_privs` in prctl(2), which is
-/// each thread's): takes calls away, on both threads, and on its `counterparts` of the creator's other
-/// threads. With `memory` they are trapped: listener and memory go out over `socket`.
-pub(crate) fn filter(
-    leash: &'static Leash,
-    calls: &Calls,
-    socket: &OwnedFd,
-    memory: Option<OwnedFd>,
-    counterparts: bool,
-) -> rustix::io::Result<()> {
-    let own = rustix::process::getpid().as_raw_pid().unsigned_abs();
-    let trapped = memory.is_some();
-    let action = if trapped { Action::Notify } else { Action::Fail(Errno::PERM) };
-    let starter = eventfd(1, EventfdFlags::CLOEXEC)?;
-    let handing: &'static Handing = Box::leak(Box::new(Handing {
-        socket: socket.as_raw_fd(),
-        memory: memory.map_or(-1, IntoRawFd::into_raw_fd),
-        starter: starter.as_raw_fd(),
-        filter: calls.filter(action, own),
-        counterparts,
-        listener: AtomicI32::new(-1),
-        done: AtomicU32::new(0),
-    }));
-    leash.hand_out(handing, &starter)?;
-    let _ = starter.into_raw_fd();
-    let scope = if trapped { Scope::ThreadWithListener } else { Scope::Thread };
-    let (number, outcome) = match seccomp::install(&handing.filter, scope) {
-        Ok(listener) => (listener.map_or(-2, IntoRawFd::into_raw_fd), Ok(())),
-        Err(errno) => (-2, Err(errno)),
-    };
-    handing.listener.store(number, SeqCst);
-    let word = AtomicU32::from_ptr_of(&handing.listener);
-    let _ = futex::wake(word, futex::Flags::empty(), 1);
-    while handing.done.load(SeqCst) == 0 {
-        let _ = futex::wait(&handing.done, futex::Flags::empty(), 0, None);
-    }
-    match handing.done.load(SeqCst) {
-        1 if counterparts => outcome.and_then(|()| crate::threads::stop_threads::spread_filter()),
-        1 => outcome,
-        errno => Err(Errno::from_raw_os_error(i32::try_from(errno & 0xfff).unwrap_or(libc::EIO))),
-    }
-}
-
-/// A view of a signed word, for futex(2), which knows unsigned ones.
-trait Word {
-    fn from_ptr_of(signed: &AtomicI32) -> &AtomicU32;
-}
-
-impl Word for AtomicU32 {
-    fn from_ptr_of(signed: &AtomicI32) -> &AtomicU32 {
-        // SAFETY: same size and alignment, and both are atomic.
-        unsafe { AtomicU32::from_ptr(signed.as_ptr().cast()) }
-    }
-}
-
-/// On the watcher's thread, bound by its rules: hands out what there is, then filters itself.
-pub(crate) fn hand_over(handing: &Handing) {
-    let word = AtomicU32::from_ptr_of(&handing.listener);
-    while handing.listener.load(SeqCst) == -1 {
-        let _ = futex::wait(word, futex::Flags::empty(), u32::MAX, None);
-    }
-    let listener = handing.listener.load(SeqCst);
-    let mut outcome = Ok(());
-    if listener >= 0 {
-        // SAFETY: both are open, in a table that only this context has, whose other thread waits for us.
-        let (listener, memory, socket) = unsafe {
-            (
-                OwnedFd::from_raw_fd(listener),
-                BorrowedFd::borrow_raw(handing.memory),
-                BorrowedFd::borrow_raw(handing.socket),
-            )
-        };
-        outcome = send_files(socket, &[listener.as_fd(), memory]);
-    }
-    for number in [handing.memory, handing.starter] {
-        if number >= 0 {
-            // SAFETY: both were left to us.
-            unsafe { rustix::io::close(number) };
-        }
-    }
-    // Without a listener of its own, what is trapped elsewhere fails here.
-    let outcome = match outcome {
-        Ok(()) if !handing.counterparts => seccomp::install(&handing.filter, Scope::Thread).map(drop),
-        other => other,
-    };
-    let done = match outcome {
-        Ok(()) => 1,
-        Err(errno) => 1 << 16 | errno.raw_os_error().unsigned_abs(),
-    };
-    handing.done.store(done, SeqCst);
-    let _ = futex::wake(&handing.done, futex::Flags::empty(), 1);
-}
-
-impl Listener {
-    pub(crate) fn new(fd: OwnedFd, memory: OwnedFd) -> Self {
-        Self {
-            calls: notify::Listener::new(fd),
-            memory: Some(memory),
-            rights: Rights::all(),
-            pending: Vec::new(),
-            kept: Vec::new(),
-            is_over: false,
-        }
-    }
-
-    fn answer(&self, id: u64, answer: Answer) {
-        // It fails where the context is dead by now, as whoever waits for it will notice.
-        let _ = match answer {
-            Answer::Returns(error @ -4095..=-1) => {
-                let errno = i32::try_from(-error).map_or(Errno::IO, Errno::from_raw_os_error);
-                self.calls.answer(id, Err(errno))
-            }
-            Answer::Returns(value) => self.calls.answer(id, Ok(value)),
-            Answer::GoesOn => self.calls.proceed(id),
-        };
-    }
-}
 
 /// In the parent: takes the call that the calling strand made in a context, with control. One that another strand made
 /// is kept for that; one that is made out of turn, or by a strand that does not exist here, is refused.
@@ -220,7 +38,7 @@ pub(crate) fn take(state: &mut State, slot: usize) -> Option<Arrival> {
         let peer = state.peers.get_mut(slot)?.as_mut()?;
         let (seat, them) = (peer.seat, peer.holder());
         let listener = peer.listener.as_mut()?;
-        if !slow::is_ready(listener.calls.as_fd()) {
+        if !is_ready(listener.calls.as_fd()) {
             return None;
         }
         let notice = listener.calls.receive().ok()?;
@@ -263,7 +81,7 @@ fn take_from(state: &mut State, slot: usize) -> Option<Arrival> {
 /// While a context is asked for something that its library does: whatever call it makes for that is refused.
 pub(crate) fn refuse_all(peer: &Peer) {
     let Some(listener) = &peer.listener else { return };
-    while slow::is_ready(listener.calls.as_fd()) {
+    while is_ready(listener.calls.as_fd()) {
         match listener.calls.receive().ok() {
             Some(notice) => listener.answer(notice.id, Answer::Returns(-i64::from(libc::EPERM))),
             None => return,
@@ -374,13 +192,4 @@ fn absent(address: u64, errno: Errno) -> Error {
         return Error::Memory { address, what: "copied", why: "the context has none there" };
     }
     Error::system("copy memory of a context", usize::try_from(address).unwrap_or(usize::MAX), errno)
-}
-
-/// Called by [`Leash`] with what [`filter`] gave it.
-///
-/// # Safety
-/// `with` is a [`Handing`] that is never freed.
-pub(crate) unsafe fn heed(with: *const c_void) {
-    // SAFETY: the caller's promise.
-    hand_over(unsafe { &*with.cast::<Handing>() });
 }

@@ -9,9 +9,9 @@ use core::mem::MaybeUninit;
 
 use orrery_domain::forked::Creator;
 
+use crate::arch;
 use crate::error::{Error, Result};
 use crate::shared::program::{Program, STRANDS, own_thread};
-use crate::arch;
 
 thread_local! {
     /// The process for which it was found out, and the strand.

@@ -7,15 +7,17 @@
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::OnceLock;
 
 use orrery_domain::forked::Creator;
 
 use crate::error::{Error, Result};
-use crate::threads::fork_lock::{Lock, NamedLock};
+use crate::shared::link::Message;
 use crate::shared::program::ROOT;
 use crate::state::State;
-use crate::fork::new_root;
+use crate::threads::fork_lock::{Lock, NamedLock};
 use crate::threads::logical;
+use crate::types::Arrival;
 
 struct Shelf(UnsafeCell<Option<State>>);
 
@@ -29,6 +31,29 @@ static TURN: Lock = Lock::new();
 /// Has one thread at a time ask other contexts for what comes over sockets: answers would be mixed up there. Taken before
 /// `TURN`, and kept while the asker waits.
 static ASKING: NamedLock = NamedLock::new();
+
+/// What the calling context does for others, and where it was forked.
+#[derive(Debug)]
+pub(crate) struct Handlers {
+    /// In a forked copy of the root: makes a program of it and of copies of the contexts.
+    pub(crate) adopt_copies: fn(&mut State) -> Result<()>,
+    /// Makes a copy of this context for a forked copy of the root. Returns in the copy when control enters it.
+    pub(crate) copy_for_fork: fn(&mut Held) -> Option<Arrival>,
+    /// Makes a copy of this context to go on from when it is killed. Returns in the copy when control enters it.
+    pub(crate) checkpoint: fn(&mut Held, usize) -> Option<Arrival>,
+    /// Answers what a peer asks for.
+    pub(crate) answer: fn(&mut Held, usize, Message),
+}
+
+static HANDLERS: OnceLock<&'static Handlers> = OnceLock::new();
+
+/// Returns the functions that were given when the process became a root; a context inherits them.
+pub(crate) fn handlers() -> &'static Handlers {
+    match HANDLERS.get() {
+        Some(handlers) => handlers,
+        None => unreachable!("they are set before there is a state"),
+    }
+}
 
 /// The calling context's state, from now to the end of the call.
 #[derive(Debug)]
@@ -192,7 +217,7 @@ fn look_about(mut held: Held, half_changed: bool) -> Result<Option<Held>> {
                 return Err(Error::OtherProcess);
             }
             // A copy of the root: it has copies of the contexts, from now on.
-            new_root::adopt(state)?;
+            (handlers().adopt_copies)(state)?;
             Ok(Some(held))
         }
         Some(state) => {
@@ -216,7 +241,7 @@ pub(crate) fn hold_as_counterpart() -> Option<Held> {
 }
 
 /// The same as [`hold`]; makes the process the root of a new program where it is no context yet.
-pub(crate) fn hold_or_become_root() -> Result<Held> {
+pub(crate) fn hold_or_become_root(handlers: &'static Handlers) -> Result<Held> {
     match hold() {
         Ok(Some(held)) => return Ok(held),
         // A forked process may have contexts of its own; what it inherited is its parent's.
@@ -238,6 +263,7 @@ pub(crate) fn hold_or_become_root() -> Result<Held> {
     }
     // Dropping the parent's closes our copies of its descriptors.
     *state = Some(root);
+    HANDLERS.get_or_init(|| handlers);
     orrery_rollback::after_rollback(after_rollback);
     ANY.store(true, SeqCst);
     logical::know(0);

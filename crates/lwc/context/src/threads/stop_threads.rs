@@ -35,12 +35,12 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 use syscalls::{Sysno, syscall};
 
+use crate::arch;
 use crate::error::Result;
 use crate::shared::program::{Program, STRANDS, own_thread};
 use crate::switch::slow;
 use crate::threads::logical;
 use crate::threads::state_lock;
-use crate::arch;
 use orrery_rollback::watcher;
 use orrery_sys::{rseq, thread};
 

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use orrery_domain::End;
 use orrery_context::{Calls, Context, Error, Overlay, Own, Spec, create};
+use orrery_domain::End;
 use rustix::process::Signal;
 
 use crate::pages::Pages;

@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use orrery_domain::End;
 use orrery_context::{Calls, Context, Error, Spec, create, fork};
+use orrery_domain::End;
 use rustix::process::{Pid, Signal, geteuid, test_kill_process};
 
 use crate::pages::Pages;

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread::{JoinHandle, spawn};
 use std::time::{Duration, Instant};
 
-use orrery_domain::End;
 use orrery_context::{Calls, Context, Error, Spec, create};
+use orrery_domain::End;
 
 use crate::pages::PAGE;
 use crate::support::{

@@ -1,8 +1,8 @@
 //! The owner's part of an engine: what is captured, and how it is put back.
 
-use orrery_sys::{rseq};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
+use orrery_sys::rseq;
 
 use orrery_memory::space::{SnapshotId, Space};
 use orrery_memory::{Arena, HeapVec, PAGE, PageRange};
@@ -153,7 +153,7 @@ impl Inner {
         for place in &engine.rseq {
             match place.load(Ordering::Acquire) {
                 0 => break,
-                address => self.space.leave_live(address, rseq::LENGTH)?,
+                address => self.space.exclude_bytes(address, rseq::LENGTH)?,
             }
         }
         Ok(())
@@ -259,7 +259,7 @@ impl Inner {
             // Memory cannot be put back under a thread that runs.
             die(&Error::NotUndone(thread));
         }
-        if let Err(error) = engine.lazy_free.take(|range| space.doubt(range)) {
+        if let Err(error) = engine.lazy_free.take(|range| space.assume_written(range)) {
             die(&Error::Memory(error));
         }
         // SAFETY: we are on the engine's stack, signals are blocked, other threads are parked or gone; the program's thread

@@ -1,10 +1,10 @@
 //! Making the engine of a process, once.
 
-use orrery_sys::{thread};
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use orrery_sys::thread;
 
 use allocator_api2::alloc::Allocator;
 use orrery_memory::HeapVec;
@@ -141,7 +141,7 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
     // SAFETY: as in `current`.
     let engine: &'static Engine = unsafe { pointer.as_ref() };
     for range in watcher::memory() {
-        engine.inner().space.keep(range, stack_address())?;
+        engine.inner().space.exclude(range, stack_address())?;
     }
     let mut after = arena.vec();
     list_descriptors(&mut after)?;

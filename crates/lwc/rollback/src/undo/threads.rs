@@ -6,10 +6,10 @@
 use orrery_memory::{Arena, HeapVec};
 use orrery_sys::{process::Threads as Directory, signals};
 
-use crate::watcher;
 use crate::control::CONTROL_SIGNAL;
 use crate::error::{Error, Leftover, Result};
 use crate::safe_point;
+use crate::watcher;
 
 /// How long a thread gets to end, in rounds of 50 us.
 const ROUNDS: usize = 20_000;

@@ -2,8 +2,8 @@
 
 use std::os::fd::AsRawFd;
 
-use orrery_rollback::{Outcome, Rollback};
 use orrery_rollback::{Error, Leftover};
+use orrery_rollback::{Outcome, Rollback};
 
 use super::common::{map, open_descriptors, rollback};
 

@@ -54,7 +54,7 @@ pub(crate) fn number_on_its_page(area: &Area) -> Number<'_> {
 /// A task that returns the number at the address that its arguments give.
 pub(crate) fn read(task: &mut Task<'_>) -> i64 {
     // SAFETY: its callers pass the address of a number in an area that the call names.
-    unsafe { *task.argument::<*const i64>().unwrap() }
+    unsafe { *task.pointer::<i64>().unwrap() }
 }
 
 /// The bytes of a pointer, as arguments.

@@ -94,8 +94,8 @@ fn a_process_gets_its_pages_whatever_it_does_meanwhile() {
         return;
     };
     register(&uffd, memory.0, PAGES * SIZE);
-    let folder = std::env::temp_dir().join(format!("orrery-lazy-pages-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
+    let directory = std::env::temp_dir().join(format!("orrery-lazy-pages-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
     let mut pending = PendingPages::default();
     for page in 0..TOUCHED {
         pending.add(PageRun {
@@ -108,9 +108,9 @@ fn a_process_gets_its_pages_whatever_it_does_meanwhile() {
     lazy.spaces.insert(7, pending);
     assert_eq!(lazy.pages(), TOUCHED as u64);
     let (told, heard) = channel();
-    let server = lazy.listen(Arc::new(Dead::new()), &folder).unwrap();
+    let server = lazy.listen(Arc::new(Dead::new()), &directory).unwrap();
     let server = server.start(Box::new(move |said| told.send(format!("{said:?}")).unwrap()));
-    let mut criu = UnixStream::connect(folder.join(SOCKET)).unwrap();
+    let mut criu = UnixStream::connect(directory.join(SOCKET)).unwrap();
     criu.write_all(&(-8_i32).to_ne_bytes()).unwrap();
     introduce(&mut criu, 7, &uffd);
     drop(uffd);
@@ -155,20 +155,20 @@ fn a_process_gets_its_pages_whatever_it_does_meanwhile() {
     for page in 0..8 {
         assert_eq!(moved.number(page), known(16 + page), "moved page {page}");
     }
-    fs::remove_dir_all(&folder).unwrap();
+    fs::remove_dir_all(&directory).unwrap();
 }
 
 /// The kernel dies with whoever brings memory, if that fails: where nothing runs yet, criu's death is no reason for it.
 #[test]
 fn criu_may_die_before_all_is_made_and_nobody_else_does() {
-    let folder = std::env::temp_dir().join(format!("orrery-gone-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
+    let directory = std::env::temp_dir().join(format!("orrery-gone-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
     for words in [&[][..], &[-8], &[-8, 7]] {
         let mut lazy = LazyPages::default();
         lazy.spaces.insert(7, PendingPages::default());
-        let server = lazy.listen(Arc::new(Dead::new()), &folder).unwrap();
+        let server = lazy.listen(Arc::new(Dead::new()), &directory).unwrap();
         let server = server.start(Box::new(|said| panic!("nothing is to be told, and not {said:?}")));
-        let mut criu = UnixStream::connect(folder.join(SOCKET)).unwrap();
+        let mut criu = UnixStream::connect(directory.join(SOCKET)).unwrap();
         for word in words {
             // The last one is told of without its descriptor.
             criu.write_all(&i32::to_ne_bytes(*word)).unwrap();
@@ -180,11 +180,11 @@ fn criu_may_die_before_all_is_made_and_nobody_else_does() {
     }
     // A service that was made without its memory is another matter.
     let (told, heard) = channel();
-    let server = LazyPages::default().listen(Arc::new(Dead::new()), &folder).unwrap();
+    let server = LazyPages::default().listen(Arc::new(Dead::new()), &directory).unwrap();
     let server = server.start(Box::new(move |said| told.send(format!("{said:?}")).unwrap()));
-    drop(UnixStream::connect(folder.join(SOCKET)).unwrap());
+    drop(UnixStream::connect(directory.join(SOCKET)).unwrap());
     server.push_remaining(i32::MAX).unwrap();
     let said = heard.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
     assert!(said.contains("the service is lost") && said.contains("criu has gone"), "{said}");
-    fs::remove_dir_all(&folder).unwrap();
+    fs::remove_dir_all(&directory).unwrap();
 }

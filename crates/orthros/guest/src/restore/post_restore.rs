@@ -187,11 +187,10 @@ impl Drop for Tracee {
 
 /// Returns the address of a system call instruction in a thread's vDSO.
 fn syscall_instruction(thread: i32) -> Result<u64> {
-    let maps = fs::read_to_string(format!("/proc/{thread}/maps"))?;
-    let line = maps.lines().find(|line| line.ends_with("[vdso]")).context("it has no vDSO")?;
-    let (start, end) =
-        line.split_whitespace().next().and_then(|range| range.split_once('-')).context("no range")?;
-    let (start, end) = (u64::from_str_radix(start, 16)?, u64::from_str_radix(end, 16)?);
+    let maps = fs::read(format!("/proc/{thread}/maps"))?;
+    let vdso =
+        orrery_sys::maps::entries(&maps).find(|entry| entry.name == b"[vdso]").context("it has no vDSO")?;
+    let (start, end) = (vdso.range.start as u64, vdso.range.end as u64);
     let mut bytes = vec![0; usize::try_from(end.saturating_sub(start).min(1 << 20))?];
     File::open(format!("/proc/{thread}/mem"))?.read_exact_at(&mut bytes, start)?;
     let at = bytes.windows(2).position(|window| window == INSTRUCTION);

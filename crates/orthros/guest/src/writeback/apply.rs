@@ -188,8 +188,8 @@ impl<'p, 'k> Work<'p, 'k> {
         for (&number, names) in &self.plan.names {
             let wanted: BTreeMap<&[u8], u64> =
                 names.iter().map(|name| (name.name.as_slice(), name.number)).collect();
-            let folder = self.directory(number)?;
-            for (name, here) in list(&folder)? {
+            let directory = self.directory(number)?;
+            for (name, here) in list(&directory)? {
                 if number == TOP && name == ASIDE.as_bytes() {
                     continue;
                 }
@@ -199,7 +199,7 @@ impl<'p, 'k> Work<'p, 'k> {
                     continue;
                 }
                 let place = format!("{here}-{}", self.written.counts.names);
-                rustix::fs::renameat(&folder, OsStr::from_bytes(&name), &self.aside, &*place)
+                rustix::fs::renameat(&directory, OsStr::from_bytes(&name), &self.aside, &*place)
                     .with_context(|| format!("cannot move {:?} aside", String::from_utf8_lossy(&name)))?;
                 self.moved.entry(here).or_default().push(place);
                 self.written.counts.names += 1;
@@ -211,31 +211,31 @@ impl<'p, 'k> Work<'p, 'k> {
     /// Gives every file the names that it had.
     fn place(&mut self) -> Result<()> {
         for (&number, names) in &self.plan.names {
-            let folder = self.directory(number)?;
-            let there: BTreeMap<Vec<u8>, u64> = list(&folder)?.into_iter().collect();
+            let directory = self.directory(number)?;
+            let there: BTreeMap<Vec<u8>, u64> = list(&directory)?.into_iter().collect();
             for name in names.iter().filter(|name| !there.contains_key(&name.name)) {
-                self.place_one(&folder, OsStr::from_bytes(&name.name), name.number).with_context(|| {
-                    format!("cannot make the name {:?}", String::from_utf8_lossy(&name.name))
-                })?;
+                self.place_one(&directory, OsStr::from_bytes(&name.name), name.number).with_context(
+                    || format!("cannot make the name {:?}", String::from_utf8_lossy(&name.name)),
+                )?;
                 self.written.counts.names += 1;
             }
         }
         Ok(())
     }
 
-    fn place_one(&mut self, folder: &OwnedFd, name: &OsStr, number: u64) -> Result<()> {
+    fn place_one(&mut self, directory: &OwnedFd, name: &OsStr, number: u64) -> Result<()> {
         let here = self.number_here(number)?;
         if let Some(from) = self.moved.get_mut(&here).and_then(Vec::pop) {
-            return Ok(rustix::fs::renameat(&self.aside, &*from, folder, name)?);
+            return Ok(rustix::fs::renameat(&self.aside, &*from, directory, name)?);
         }
         let file = self.file(number)?;
-        let is_folder = self.plan.files.get(&number).is_some_and(|file| is(file, libc::S_IFDIR));
-        if !is_folder {
-            return Ok(rustix::fs::linkat(file, "", folder, name, AtFlags::EMPTY_PATH)?);
+        let is_directory = self.plan.files.get(&number).is_some_and(|file| is(file, libc::S_IFDIR));
+        if !is_directory {
+            return Ok(rustix::fs::linkat(file, "", directory, name, AtFlags::EMPTY_PATH)?);
         }
         // A directory has one name, so it moves, from wherever it is.
         let from = std::fs::read_link(handle::shown(file))?;
-        Ok(rustix::fs::renameat(rustix::fs::CWD, &from, folder, name)?)
+        Ok(rustix::fs::renameat(rustix::fs::CWD, &from, directory, name)?)
     }
 
     /// Removes what lies aside: it was removed. A file that was there and has lost all its names is kept: it was just
@@ -246,7 +246,7 @@ impl<'p, 'k> Work<'p, 'k> {
             let here = self.number_here(number)?;
             let Some(names) = self.moved.get_mut(&here).filter(|names| !names.is_empty()) else { continue };
             let placed = link_count(file.found.as_ref().context("it is not there")?)?;
-            // A folder counts those in it, too.
+            // A directory counts those in it, too.
             let is_placed = !is(file, libc::S_IFDIR) && placed > names.len() as u64;
             if file.attributes.links > 0 && !is_placed {
                 lost.extend(names.pop().map(|name| (name, here, number, file.attributes.size)));
@@ -401,28 +401,28 @@ fn write_all(out: &File, bytes: &[u8], offset: u64) -> Result<bool> {
 }
 
 /// Makes an empty file of the right kind.
-fn make(folder: &OwnedFd, name: &str, file: &Planned<'_>) -> Result<()> {
+fn make(directory: &OwnedFd, name: &str, file: &Planned<'_>) -> Result<()> {
     let attributes = &file.attributes;
     let mode = Mode::from_raw_mode(attributes.mode & 0o7777);
     match attributes.mode & libc::S_IFMT {
-        libc::S_IFDIR => rustix::fs::mkdirat(folder, name, Mode::RWXU)?,
+        libc::S_IFDIR => rustix::fs::mkdirat(directory, name, Mode::RWXU)?,
         libc::S_IFLNK => {
             let text = file.contents.link.as_ref().context("it is a symbolic link without a text")?;
-            rustix::fs::symlinkat(OsStr::from_bytes(text), folder, name)?;
+            rustix::fs::symlinkat(OsStr::from_bytes(text), directory, name)?;
         }
         kind => {
             // The kernel's own packing of a device's number is not the one that programs know.
             let device = rustix::fs::makedev(attributes.device >> 20, attributes.device & 0xf_ffff);
-            rustix::fs::mknodat(folder, name, FileType::from_raw_mode(kind), mode, device)?;
+            rustix::fs::mknodat(directory, name, FileType::from_raw_mode(kind), mode, device)?;
         }
     }
     Ok(())
 }
 
 /// The names in a directory, with the numbers of their files.
-fn list(folder: &OwnedFd) -> Result<Vec<(Vec<u8>, u64)>> {
+fn list(directory: &OwnedFd) -> Result<Vec<(Vec<u8>, u64)>> {
     let mut found = Vec::new();
-    for entry in rustix::fs::Dir::read_from(folder)? {
+    for entry in rustix::fs::Dir::read_from(directory)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
@@ -441,18 +441,18 @@ fn link_count(file: &OwnedFd) -> Result<u64> {
 }
 
 /// Removes a file, or a directory with everything in it; nothing where there is none.
-fn remove(folder: &OwnedFd, name: &OsStr) -> Result<()> {
-    match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
+fn remove(directory: &OwnedFd, name: &OsStr) -> Result<()> {
+    match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => return Ok(()),
         Err(rustix::io::Errno::ISDIR) => {}
         Err(error) => return Err(io::Error::from(error).into()),
     }
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let within = rustix::fs::openat(folder.as_fd(), name, flags, Mode::empty())?;
+    let within = rustix::fs::openat(directory.as_fd(), name, flags, Mode::empty())?;
     for (name, _) in list(&within)? {
         remove(&within, OsStr::from_bytes(&name))?;
     }
-    Ok(rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)?)
+    Ok(rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)?)
 }
 
 #[cfg(test)]
@@ -585,11 +585,11 @@ mod tests {
         // The top directory holds no name of it any more, and it has one by its own account.
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         let top = rustix::fs::open(&place, flags, Mode::empty()).unwrap();
-        let (_, mut folder) = planned(&mounted, &place, ".", 0, Vec::new());
-        folder.found = Some(top);
+        let (_, mut directory) = planned(&mounted, &place, ".", 0, Vec::new());
+        directory.found = Some(top);
         let (kept, _) = planned(&mounted, &place, LOST, 0, Vec::new());
         let names = BTreeMap::from([(TOP, vec![Name { name: LOST.into(), number: kept }])]);
-        let mut files = vec![file, planned(&mounted, &place, LOST, 0, Vec::new()), (TOP, folder)];
+        let mut files = vec![file, planned(&mounted, &place, LOST, 0, Vec::new()), (TOP, directory)];
         for (_, planned) in &mut files {
             planned.changed = false;
         }

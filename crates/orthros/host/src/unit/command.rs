@@ -72,7 +72,7 @@ fn line(words: &mut Words<'_>, specifiers: &Specifiers<'_>) -> Result<Line, Stri
 }
 
 impl Line {
-    /// The command with its variables replaced, its program looked for in these folders.
+    /// The command with its variables replaced, its program looked for in these directories.
     pub(super) fn settle(&self, environment: &Environment, searched: &str) -> Result<ExecCommand, String> {
         let program = self.find(searched)?;
         let expand = |word: &String| match self.plain {
@@ -99,7 +99,7 @@ impl Line {
         if self.program.contains('/') {
             return Err("write the program's absolute path, or its name alone".to_owned());
         }
-        let mut places = searched.split(':').map(|folder| Path::new(folder).join(program));
+        let mut places = searched.split(':').map(|directory| Path::new(directory).join(program));
         places.find(|path| path.is_file()).ok_or_else(|| {
             format!(
                 "no {} is in {searched}; install the package that has it, or write its path",

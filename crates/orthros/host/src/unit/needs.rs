@@ -1,4 +1,4 @@
-//! What a unit's program finds of this host in the guests: files that the unit names, configuration, and empty folders to write to.
+//! What a unit's program finds of this host in the guests: files that the unit names, configuration, and empty directories to write to.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -14,15 +14,15 @@ const CONFIGURATION: &str = "/etc";
 /// They lie in the memory of both machines.
 const MOST: u64 = 32 << 20;
 
-/// Files and folders of this host.
+/// Files and directories of this host.
 #[derive(Debug, Default)]
 pub(super) struct Needs {
     /// Those that are taken along.
     pub(super) taken: Vec<PathBuf>,
     /// Those of them that are programs.
     pub(super) programs: Vec<String>,
-    /// Folders that are made empty.
-    pub(super) folders: Vec<Directory>,
+    /// Directories that are made empty.
+    pub(super) directories: Vec<Directory>,
     /// Where the service's disk is: what lies there is not this host's.
     disk: Option<PathBuf>,
     bytes: u64,
@@ -45,7 +45,7 @@ impl Needs {
         Self { disk: disk.map(Path::to_owned), ..Self::default() }
     }
 
-    /// A file that is there is taken along, and a folder of configuration with what is in it; any other folder is made empty.
+    /// A file that is there is taken along, and a directory of configuration with what is in it; any other directory is made empty.
     pub(super) fn add(&mut self, path: &Path) -> Result<()> {
         let Ok(real) = fs::canonicalize(path) else { return Ok(()) };
         let leads_back = path.components().any(|part| part == Component::ParentDir);
@@ -61,9 +61,9 @@ impl Needs {
                 return self.take_all(path);
             }
             let path = path.to_string_lossy().trim_end_matches('/').to_owned();
-            if !self.folders.iter().any(|folder| folder.path == path) {
+            if !self.directories.iter().any(|directory| directory.path == path) {
                 let (mode, uid, gid) = (metadata.mode() & 0o7777, metadata.uid(), metadata.gid());
-                self.folders.push(Directory { path, mode, uid, gid, chown_existing: false });
+                self.directories.push(Directory { path, mode, uid, gid, chown_existing: false });
             }
             return Ok(());
         }
@@ -97,17 +97,17 @@ impl Needs {
         Ok(())
     }
 
-    /// A folder with all that is in it.
-    fn take_all(&mut self, folder: &Path) -> Result<()> {
-        let metadata = fs::metadata(folder).map_err(file("open", folder))?;
-        self.take(folder, &metadata)?;
+    /// A directory with all that is in it.
+    fn take_all(&mut self, directory: &Path) -> Result<()> {
+        let metadata = fs::metadata(directory).map_err(file("open", directory))?;
+        self.take(directory, &metadata)?;
         let mut paths = Vec::new();
-        for entry in fs::read_dir(folder).map_err(file("read", folder))? {
-            paths.push(entry.map_err(file("read", folder))?.path());
+        for entry in fs::read_dir(directory).map_err(file("read", directory))? {
+            paths.push(entry.map_err(file("read", directory))?.path());
         }
         paths.sort();
         for path in paths {
-            // Links stand for the files that they lead to; one to a folder might lead back.
+            // Links stand for the files that they lead to; one to a directory might lead back.
             let is_link = path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink());
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_dir() && !is_link => self.take_all(&path)?,
@@ -141,9 +141,9 @@ mod tests {
     }
 
     #[test]
-    fn files_come_along_and_folders_are_made() {
-        let folder = tempfile::Builder::new().tempdir_in("/var/tmp").unwrap();
-        let at = |name: &str| folder.path().join(name);
+    fn files_come_along_and_directories_are_made() {
+        let directory = tempfile::Builder::new().tempdir_in("/var/tmp").unwrap();
+        let at = |name: &str| directory.path().join(name);
         fs::create_dir(at("data")).unwrap();
         fs::write(at("data/rows"), "1").unwrap();
         fs::write(at("conf"), "1").unwrap();
@@ -155,13 +155,13 @@ mod tests {
             needs.add(Path::new(path)).unwrap();
         }
         assert_eq!(needs.taken, [at("data/rows"), at("conf")]);
-        let made: Vec<&str> = needs.folders.iter().map(|folder| folder.path.as_str()).collect();
+        let made: Vec<&str> = needs.directories.iter().map(|directory| directory.path.as_str()).collect();
         assert_eq!(made, [at("data").to_str().unwrap()]);
         // What lies where the disk is comes with the disk.
         let mut needs = Needs::beside(Some(&at("data")));
         needs.add(&at("data/rows")).unwrap();
         needs.add(&at("data")).unwrap();
-        assert!(needs.taken.is_empty() && needs.folders.len() == 1);
+        assert!(needs.taken.is_empty() && needs.directories.len() == 1);
         let large = fs::File::create(at("large")).unwrap();
         large.set_len(MOST).unwrap();
         let told = needs.add(&at("large")).and_then(|()| needs.add(&at("conf"))).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! Where a unit's files lie, systemd.unit(5): the first folder that has it, links that give it other names, and drop-ins from all
-//! folders, in the order of their names.
+//! Where a unit's files lie, systemd.unit(5): the first directory that has it, links that give it other names, and drop-ins from all
+//! directories, in the order of their names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use super::name::{Name, SUFFIX};
 use crate::error::{Error, Result, file};
 
 /// In the order in which they count.
-const FOLDERS: [&str; 13] = [
+const DIRECTORIES: [&str; 13] = [
     "/etc/systemd/system.control",
     "/run/systemd/system.control",
     "/run/systemd/transient",
@@ -22,16 +22,16 @@ const FOLDERS: [&str; 13] = [
     "/run/systemd/generator",
     "/usr/local/lib/systemd/system",
     "/usr/lib/systemd/system",
-    // The same, unless it is a folder of its own.
+    // The same, unless it is a directory of its own.
     "/lib/systemd/system",
     "/run/systemd/generator.late",
 ];
-/// Folders that count before these, or instead of them; as systemd has it, an empty last one stands for them.
+/// Directories that count before these, or instead of them; as systemd has it, an empty last one stands for them.
 const VARIABLE: &str = "SYSTEMD_UNIT_PATH";
 
-/// Folders that may have units.
+/// Directories that may have units.
 pub(super) struct Places {
-    folders: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
 }
 
 /// A unit's files.
@@ -50,12 +50,12 @@ impl Places {
 
     fn given(variable: Option<&str>) -> Self {
         let variable = variable.filter(|text| !text.is_empty()).unwrap_or(":");
-        let mut folders: Vec<PathBuf> =
-            variable.split(':').filter(|folder| !folder.is_empty()).map(PathBuf::from).collect();
+        let mut directories: Vec<PathBuf> =
+            variable.split(':').filter(|directory| !directory.is_empty()).map(PathBuf::from).collect();
         if variable.ends_with(':') {
-            folders.extend(FOLDERS.map(PathBuf::from));
+            directories.extend(DIRECTORIES.map(PathBuf::from));
         }
-        Self { folders }
+        Self { directories }
     }
 
     /// The files of a unit that is named, or whose file is, by its absolute path.
@@ -82,9 +82,9 @@ impl Places {
         let Some(path) = names.flat_map(|name| self.all(&name)).find(|path| path.symlink_metadata().is_ok())
         else {
             let looked: Vec<String> =
-                self.folders.iter().map(|folder| folder.display().to_string()).collect();
+                self.directories.iter().map(|directory| directory.display().to_string()).collect();
             return Err(wrong(format!(
-                "no folder has a {} ({}); install its package, or name the unit's file by its absolute path",
+                "no directory has a {} ({}); install its package, or name the unit's file by its absolute path",
                 asked.full,
                 looked.join(", ")
             )));
@@ -93,24 +93,25 @@ impl Places {
         let mut names: BTreeSet<Name> = self.aliases(&file);
         names.insert(asked);
         names.remove(&name);
-        let mut folders = Vec::new();
+        let mut directories = Vec::new();
         for name in std::iter::once(&name).chain(&names) {
             let relatives = name.relatives();
-            for folder in &self.folders {
-                folders.extend(relatives.iter().map(|relative| folder.join(format!("{relative}.d"))));
+            for directory in &self.directories {
+                directories.extend(relatives.iter().map(|relative| directory.join(format!("{relative}.d"))));
             }
         }
-        folders.extend(self.folders.iter().map(|folder| folder.join("service.d")));
-        Ok(Found { drop_ins: drop_ins(folders)?, name, file })
+        directories.extend(self.directories.iter().map(|directory| directory.join("service.d")));
+        Ok(Found { drop_ins: drop_ins(directories)?, name, file })
     }
 
     fn all(&self, name: &str) -> Vec<PathBuf> {
-        self.folders.iter().map(|folder| folder.join(name)).collect()
+        self.directories.iter().map(|directory| directory.join(name)).collect()
     }
 
     /// Names of links to a unit's file.
     fn aliases(&self, unit: &Path) -> BTreeSet<Name> {
-        let entries = self.folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+        let entries =
+            self.directories.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten().flatten();
         let links = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_symlink()));
         let same = links.filter(|link| fs::canonicalize(link.path()).is_ok_and(|path| path == unit));
         let names = same.filter_map(|link| Name::parse(link.file_name().to_str()?).ok());
@@ -157,14 +158,14 @@ fn settle(path: &Path, name: Name) -> Result<(PathBuf, Name)> {
     }
 }
 
-/// The drop-ins of folders, of which an earlier one hides those of the same name in later ones.
-fn drop_ins(folders: impl IntoIterator<Item = PathBuf>) -> Result<Vec<PathBuf>> {
+/// The drop-ins of directories, of which an earlier one hides those of the same name in later ones.
+fn drop_ins(directories: impl IntoIterator<Item = PathBuf>) -> Result<Vec<PathBuf>> {
     let mut found: BTreeMap<OsString, PathBuf> = BTreeMap::new();
-    for folder in folders {
-        let entries = match fs::read_dir(&folder) {
+    for directory in directories {
+        let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(file("read", &folder)(error)),
+            Err(error) => return Err(file("read", &directory)(error)),
         };
         for entry in entries.flatten() {
             if entry.path().extension().is_some_and(|kind| kind == "conf") {
@@ -185,10 +186,10 @@ mod tests {
 
     impl Host {
         fn new() -> Self {
-            let folder = tempfile::tempdir().unwrap();
-            let folders = ["etc", "run", "lib"].map(|name| folder.path().join(name)).to_vec();
-            folders.iter().for_each(|folder| fs::create_dir(folder).unwrap());
-            Self(folder, Places { folders })
+            let directory = tempfile::tempdir().unwrap();
+            let directories = ["etc", "run", "lib"].map(|name| directory.path().join(name)).to_vec();
+            directories.iter().for_each(|directory| fs::create_dir(directory).unwrap());
+            Self(directory, Places { directories })
         }
 
         fn write(&self, path: &str, text: &str) {
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_folder_counts_and_drop_ins_come_by_their_names() {
+    fn the_first_directory_counts_and_drop_ins_come_by_their_names() {
         let host = Host::new();
         host.write("lib/a-b.service", "x");
         host.write("run/a-b.service", "x");
@@ -294,11 +295,11 @@ mod tests {
 
     #[test]
     fn the_variable_says_where_to_look() {
-        let folders = |variable| Places::given(variable).folders;
-        assert_eq!(folders(Some("/a:/b")), ["/a", "/b"].map(PathBuf::from));
-        let more = folders(Some("/a:"));
-        assert_eq!((more[0].as_path(), more.len()), (Path::new("/a"), FOLDERS.len() + 1));
-        assert_eq!(folders(None), FOLDERS.map(PathBuf::from));
-        assert_eq!(folders(Some("")), folders(None));
+        let directories = |variable| Places::given(variable).directories;
+        assert_eq!(directories(Some("/a:/b")), ["/a", "/b"].map(PathBuf::from));
+        let more = directories(Some("/a:"));
+        assert_eq!((more[0].as_path(), more.len()), (Path::new("/a"), DIRECTORIES.len() + 1));
+        assert_eq!(directories(None), DIRECTORIES.map(PathBuf::from));
+        assert_eq!(directories(Some("")), directories(None));
     }
 }

@@ -34,7 +34,7 @@ impl Specifiers<'_> {
         let name = self.name;
         let instance = || name.instance.clone().unwrap_or_default();
         let last = || name.prefix.rsplit('-').next().unwrap_or_default();
-        let folder = || self.file.parent().unwrap_or(Path::new("/"));
+        let directory = || self.file.parent().unwrap_or(Path::new("/"));
         Ok(match kind {
             '%' => "%".to_owned(),
             'n' => name.full.clone(),
@@ -50,7 +50,7 @@ impl Specifiers<'_> {
                 format!("/{}", path.trim_start_matches('/'))
             }
             'y' => self.file.display().to_string(),
-            'Y' => folder().display().to_string(),
+            'Y' => directory().display().to_string(),
             't' => "/run".to_owned(),
             'S' => "/var/lib".to_owned(),
             'C' => "/var/cache".to_owned(),

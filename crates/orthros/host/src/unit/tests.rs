@@ -4,15 +4,18 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// A unit's file with a folder for more, where a guest has nothing of its own.
+/// A unit's file with a directory for more, where a guest has nothing of its own.
 struct Written(tempfile::TempDir);
 
 impl Written {
     fn new(text: &str) -> Self {
-        let folder = tempfile::Builder::new().tempdir_in("/var/tmp").unwrap();
-        fs::write(folder.path().join("a@b.service"), text.replace("HERE", folder.path().to_str().unwrap()))
-            .unwrap();
-        Self(folder)
+        let directory = tempfile::Builder::new().tempdir_in("/var/tmp").unwrap();
+        fs::write(
+            directory.path().join("a@b.service"),
+            text.replace("HERE", directory.path().to_str().unwrap()),
+        )
+        .unwrap();
+        Self(directory)
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -59,7 +62,7 @@ fn a_unit_becomes_a_service() {
         exec.pre_commands.iter().map(|it| (it.program.as_str(), it.ignore_failure, it.as_root)).collect();
     assert_eq!(before, [("/bin/sh", true, false), ("/bin/mkdir", false, true)]);
     assert_eq!(exec.pre_commands[1].arguments, [at("data")]);
-    let folders: Vec<_> =
+    let directories: Vec<_> =
         exec.directories.iter().map(|it| (it.path.as_str(), it.mode, it.chown_existing)).collect();
     let data = (at("data"), 0o755, false);
     let expected = [
@@ -68,7 +71,7 @@ fn a_unit_becomes_a_service() {
         ("/var/lib/a", 0o755, true),
         (&data.0, data.1, data.2),
     ];
-    assert_eq!(folders, expected);
+    assert_eq!(directories, expected);
     assert_eq!(service.copied_paths, ["variables", "file"].map(|name| unit.at(name)));
     assert_eq!(service.programs, ["/bin/sh", "/bin/mkdir"]);
     for (name, value) in [
@@ -89,7 +92,7 @@ fn a_unit_becomes_a_service() {
         "a@b.service is ",
         ": root runs /bin/sh",
         "taken along: ",
-        "folders made: /run/a/b",
+        "directories made: /run/a/b",
         "Type=notify: nobody waits",
     ] {
         assert!(told.contains(part), "{part}: {told}");
@@ -184,7 +187,7 @@ fn debians_redis_can_be_had() {
     let exec = &unit.service.exec;
     assert!(unit.service.copied_paths.iter().any(|path| path == Path::new("/etc/redis/redis.conf")));
     for path in ["/run/redis", "/var/lib/redis", "/var/log/redis"] {
-        assert!(exec.directories.iter().any(|folder| folder.path == path), "{path}");
+        assert!(exec.directories.iter().any(|directory| directory.path == path), "{path}");
     }
     let redis = Users::read().unwrap().user("redis").unwrap().uid;
     assert_eq!(exec.credentials.as_ref().unwrap().uid, redis);

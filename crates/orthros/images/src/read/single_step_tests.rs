@@ -29,7 +29,7 @@ echo IT-FLOWS
 ";
 
 /// The machine, started; nothing, with the reason printed, where it cannot be had.
-fn boot(folder: &Path, mtu: u32) -> Option<Machine> {
+fn boot(directory: &Path, mtu: u32) -> Option<Machine> {
     if let Err(error) = command::require("qemu-system-x86_64", "qemu-system-x86") {
         orrery_testing::skipped!("{error}");
         return None;
@@ -48,7 +48,7 @@ fn boot(folder: &Path, mtu: u32) -> Option<Machine> {
             return None;
         }
     };
-    let initramfs = folder.join("initramfs");
+    let initramfs = directory.join("initramfs");
     let mut archive = Initramfs::new();
     archive.copy(&busybox, "/bin/busybox").file("/init", INIT.replace("MTU", &mtu.to_string()), 0o755);
     archive.program(&program, "/usr/bin/orrery-orthros-load").unwrap();
@@ -62,7 +62,7 @@ fn boot(folder: &Path, mtu: u32) -> Option<Machine> {
         peer: None,
         extra: Vec::new(),
     };
-    Some(Machine::start(&config, &kernel, folder).unwrap())
+    Some(Machine::start(&config, &kernel, directory).unwrap())
 }
 
 /// QEMU's stub for debuggers, by GDB's remote protocol (Debugging with GDB, appendix E), as far as it stops and steps.
@@ -78,8 +78,8 @@ const RAX: usize = 0;
 const LONGEST_CALL: usize = 20_000;
 
 impl Debugger {
-    fn connect(machine: &mut Machine, folder: &Path) -> Self {
-        let at = folder.join("gdb");
+    fn connect(machine: &mut Machine, directory: &Path) -> Self {
+        let at = directory.join("gdb");
         let listen = format!("gdbserver unix:{},server=on,wait=off", at.display());
         let told = machine.qmp().unwrap().human(&listen).unwrap();
         let stream = UnixStream::connect(&at).unwrap_or_else(|error| panic!("{told}: {error}"));
@@ -265,12 +265,12 @@ fn follow(
 fn connections_are_read_whole_after_each_instruction() {
     let calls: usize = std::env::var("ORRERY_INSTANTS").map_or(1, |calls| calls.parse().unwrap());
     for mtu in [65536, 1500] {
-        let folder = tempfile::tempdir().unwrap();
-        let Some(mut machine) = boot(folder.path(), mtu) else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let Some(mut machine) = boot(directory.path(), mtu) else { return };
         machine.wait_for_console("IT-FLOWS", BOOT).unwrap();
         let memory = open_memory(&machine.file("ram"), Layout::Q35).unwrap();
         let kernel = Kernel::open(Box::new(memory)).unwrap();
-        let mut debugger = Debugger::connect(&mut machine, folder.path());
+        let mut debugger = Debugger::connect(&mut machine, directory.path());
         let (mut ends, mut wrong, mut steps) = (ends(&kernel), Wrong::default(), 0);
         for call in 0..2 * calls {
             steps += follow(&kernel, &mut debugger, &mut ends, call % 2 == 0, &mut wrong);

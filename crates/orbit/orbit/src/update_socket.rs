@@ -20,7 +20,7 @@ const MAGIC: u64 = 0x6f72_6269_745f_7570;
 
 /// Both ends. Each side keeps both: main since later instances inherit from it, the orbit because closing costs.
 #[derive(Debug)]
-pub(crate) struct Mail {
+pub(crate) struct UpdateSocket {
     main: OwnedFd,
     orbit: OwnedFd,
 }
@@ -34,7 +34,7 @@ pub(crate) enum Arrival {
     Refused { call: u64, reason: String },
 }
 
-impl Mail {
+impl UpdateSocket {
     pub(crate) fn new() -> orrery_sys::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let (main, orbit) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -42,7 +42,7 @@ impl Mail {
         Ok(Self { main: descriptors::raise(main), orbit: descriptors::raise(orbit) })
     }
 
-    /// The orbit's end.
+    /// Returns the orbit's end.
     pub(crate) fn orbit_end(&self) -> &OwnedFd {
         &self.orbit
     }
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn small_and_large_mail_arrives_in_order() {
-        let mail = Mail::new().unwrap();
+        let mail = UpdateSocket::new().unwrap();
         let mut buffer = Vec::new();
         assert_eq!(mail.receive(&mut buffer, 1 << 30), None);
         for len in [0, 5, INLINE, INLINE + 1, 3 << 20] {
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_full_socket_is_waited_for() {
-        let mail = Mail::new().unwrap();
+        let mail = UpdateSocket::new().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for call in 0..100 {
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn what_is_no_mail_is_refused() {
-        let mail = Mail::new().unwrap();
+        let mail = UpdateSocket::new().unwrap();
         let mut buffer = Vec::new();
         let mut refused = |what: &str| match mail.receive(&mut buffer, 1 << 20) {
             Some(Arrival::Refused { reason, .. }) => reason,

@@ -1,4 +1,4 @@
-//! Taking pages up: their content becomes the base's.
+//! Captures pages: their contents become the base's.
 
 use orrery_sys::maps::Access;
 use orrery_sys::memory_copy::MemoryCopy;
@@ -13,11 +13,11 @@ const MOST_NOT_FORKED: usize = 16;
 
 impl Space {
     /// Gives the pages of `range` their images as they are now, and returns how many were looked at.
-    pub(super) fn take_up(&mut self, mapping: &Mapping, range: PageRange) -> Result<usize> {
+    pub(super) fn capture_pages(&mut self, mapping: &Mapping, range: PageRange) -> Result<usize> {
         let anonymous = mapping.backing == Backing::Anonymous;
         let readable = mapping.access.contains(Access::READ);
         if anonymous && readable && range.pages() <= SHORT_RUN {
-            range.addresses().try_for_each(|address| self.take_up_page(address, anonymous, true))?;
+            range.addresses().try_for_each(|address| self.capture_page(address, anonymous, true))?;
             return Ok(range.pages());
         }
         let mut taken = 0;
@@ -34,7 +34,7 @@ impl Space {
                 protect(run, mapping.access | Access::READ)?;
             }
             let outcome =
-                run.addresses().try_for_each(|address| space.take_up_page(address, anonymous, readable));
+                run.addresses().try_for_each(|address| space.capture_page(address, anonymous, readable));
             if !readable {
                 protect(run, mapping.access)?;
             }
@@ -44,10 +44,10 @@ impl Space {
         Ok(taken)
     }
 
-    /// Gives the page at `address` its image. What the program may not read cannot be read from the holder either.
-    pub(super) fn take_up_page(&mut self, address: usize, anonymous: bool, can_be_held: bool) -> Result<()> {
+    /// Gives the page at `address` its image. What the program may not read cannot be read from the copy either.
+    pub(super) fn capture_page(&mut self, address: usize, anonymous: bool, can_be_held: bool) -> Result<()> {
         let held = |space: &Self| !space.not_forked.iter().any(|range| range.contains(address));
-        if can_be_held && self.holder.is_some() && !self.captured && held(self) {
+        if can_be_held && self.memory_copy.is_some() && !self.captured && held(self) {
             return self.base.pages.set(address, Image::HELD, &mut self.images);
         }
         // SAFETY: the page is mapped and readable, and nobody writes to it while we work.
@@ -63,7 +63,7 @@ impl Space {
         set
     }
 
-    /// Forks a holder if this process is to be held rather than copied.
+    /// Forks a copy of memory if this process is to be held rather than copied.
     pub(super) fn hold_memory(&mut self) -> Result<()> {
         // Comparing needs the images at hand.
         let tracks = self.tracker.peek().name() != "compare";
@@ -73,7 +73,7 @@ impl Space {
             First::Fork => true,
             First::Copy => false,
         };
-        if !wanted || !tracks || self.holder.is_some() {
+        if !wanted || !tracks || self.memory_copy.is_some() {
             return Ok(());
         }
         // What a fork does not copy, or wipes, cannot be held and is copied; there is seldom any.
@@ -102,9 +102,9 @@ impl Space {
         }
         // Where no process may be made, or its memory not be read (that of one that is closed to debuggers, by an ordinary
         // user), copying still works.
-        self.holder = MemoryCopy::spawn().ok().filter(|holder| {
+        self.memory_copy = MemoryCopy::spawn().ok().filter(|copy| {
             let code = protect as *const () as usize;
-            holder.read(code, &mut [0]).is_ok()
+            copy.read(code, &mut [0]).is_ok()
         });
         Ok(())
     }

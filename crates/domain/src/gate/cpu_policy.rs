@@ -59,7 +59,7 @@ const FAULTS: u8 = 6;
 
 /// Where the two should run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum CpuPlacement {
     /// On one CPU, taking turns.
     Together,
     /// On two, spinning.
@@ -68,9 +68,9 @@ pub enum Place {
 
 /// What a pace is measured against; [`Machine`], but for tests.
 pub trait Surroundings {
-    /// The present.
+    /// Returns the present.
     fn now(&self) -> Moment;
-    /// Whether nobody but the two wants a CPU, of which there are two.
+    /// Returns whether nobody but the two wants a CPU, of which there are two.
     fn has_idle_cpu(&self) -> bool;
 }
 
@@ -92,7 +92,7 @@ impl Surroundings for Machine {
     }
 }
 
-/// How many tasks the kernel would run now (proc_loadavg(5)).
+/// Returns how many tasks the kernel would run now (proc_loadavg(5)).
 fn runnable() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
     text.split_whitespace().nth(3)?.split('/').next()?.parse().ok()
@@ -102,7 +102,7 @@ fn runnable() -> Option<usize> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// As the environment has it.
-    Fixed(Place),
+    Fixed(CpuPlacement),
     /// On one CPU.
     Together,
     /// On two, to see what comes of it.
@@ -113,7 +113,7 @@ enum Stage {
 
 /// The pace of two who hand over to each other, as one of them keeps it.
 #[derive(Clone, Debug)]
-pub struct Pace {
+pub struct CpuPolicy {
     stage: Stage,
     /// How many rounds of the batch there were.
     rounds: u32,
@@ -133,7 +133,7 @@ pub struct Pace {
     seemed_busy: u8,
 }
 
-impl Default for Pace {
+impl Default for CpuPolicy {
     fn default() -> Self {
         Self {
             stage: forced().map_or(Stage::Together, Stage::Fixed),
@@ -150,19 +150,19 @@ impl Default for Pace {
     }
 }
 
-impl Pace {
-    /// Where the two are to be now.
+impl CpuPolicy {
+    /// Returns where the two should run now.
     #[inline]
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> CpuPlacement {
         match self.stage {
             Stage::Fixed(place) => place,
-            Stage::Together => Place::Together,
-            Stage::Trial { .. } | Stage::Apart { .. } => Place::Apart,
+            Stage::Together => CpuPlacement::Together,
+            Stage::Trial { .. } | Stage::Apart { .. } => CpuPlacement::Apart,
         }
     }
 
     /// Counts one round in the midst of a batch, in which there is nothing to decide; false, with nothing counted, where it is
-    /// not so: [`Pace::count`] it then.
+    /// not so: [`CpuPolicy::count`] it then.
     #[inline]
     pub fn goes_on(&mut self, naps: u32) -> bool {
         // As few as never end a batch.
@@ -174,7 +174,7 @@ impl Pace {
     /// Counts one round, there and back. `naps` is how often both have slept so far ([`super::Face::naps`]). True where
     /// they slept in most rounds of late, as if they were not where they should be.
     #[inline]
-    pub fn count(&mut self, naps: u32, around: &impl Surroundings) -> (Place, bool) {
+    pub fn count(&mut self, naps: u32, around: &impl Surroundings) -> (CpuPlacement, bool) {
         self.rounds += 1;
         let slept = naps.wrapping_sub(self.naps);
         let ends = self.rounds >= BATCH || slept > NAPS && self.stage != Stage::Together;
@@ -256,7 +256,7 @@ impl Pace {
         self.since = Moment(0);
     }
 
-    /// Whether others want a CPU, when it is time to look: seen so often in a row.
+    /// Returns whether others want a CPU, when it is time to look: seen so often in a row.
     fn is_busy(&mut self, now: Moment, around: &impl Surroundings) -> bool {
         if now < self.look {
             return false;
@@ -285,12 +285,12 @@ impl Pace {
     }
 }
 
-/// What the environment says, asked for once.
-fn forced() -> Option<Place> {
-    static FORCED: OnceLock<Option<Place>> = OnceLock::new();
+/// Returns what the environment says, asked for once.
+fn forced() -> Option<CpuPlacement> {
+    static FORCED: OnceLock<Option<CpuPlacement>> = OnceLock::new();
     *FORCED.get_or_init(|| match std::env::var("ORRERY_GATE").as_deref() {
-        Ok("together") => Some(Place::Together),
-        Ok("apart") => Some(Place::Apart),
+        Ok("together") => Some(CpuPlacement::Together),
+        Ok("apart") => Some(CpuPlacement::Apart),
         _ => None,
     })
 }

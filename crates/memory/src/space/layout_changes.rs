@@ -10,7 +10,7 @@ use crate::tracker::{Reference, Scan, Tracked};
 use crate::{PAGE, PageRange, Result, grow};
 
 impl Space {
-    /// Whether the layout has to be read to be sure of it.
+    /// Returns whether the layout has to be read to be sure of it.
     pub(super) fn layout_may_have_changed(&mut self) -> Result<bool> {
         match &self.watch {
             Some(watch) => Ok(watch.changed() || self.statm.read()?.mapped != self.mapped_pages),
@@ -146,7 +146,7 @@ impl Space {
         self.tracker.get().arrange(&self.tracked, &self.voids)
     }
 
-    /// Whether the tracker takes `mapping` for one of a file without images.
+    /// Returns whether the tracker takes `mapping` for one of a file without images.
     pub(super) fn is_file_without_images(&self, mapping: &Mapping) -> bool {
         let at = self.tracked.partition_point(|tracked| tracked.range.end <= mapping.range.start);
         self.tracked.get(at).is_some_and(|tracked| tracked.of_file && !tracked.has_images)
@@ -174,7 +174,7 @@ impl Space {
         Err(orrery_sys::Error::new("read a layout that stands still", 0, Errno::AGAIN).into())
     }
 
-    /// Whether a written range reaches beyond the known mappings: one of them grew.
+    /// Returns whether a written range reaches beyond the known mappings: one of them grew.
     pub(super) fn wrote_outside(&self) -> bool {
         let mut mappings = self.base.layout.mappings();
         self.written.iter().any(|range| {

@@ -4,7 +4,6 @@
 //! sched_getcpu(3) reads it there, too; but called over a table of addresses, it takes a wait at the gate five times as long
 //! as the read. Process-wide state, because the C library is: where it has that memory is found once.
 
-use core::ffi::CStr;
 use core::sync::atomic::{AtomicIsize, Ordering};
 
 use super::NOWHERE;
@@ -16,7 +15,7 @@ const NONE: isize = isize::MAX;
 /// Where it is in the registered memory (`cpu_id` of `struct rseq`).
 const CPU_ID: isize = 4;
 
-/// The CPU that the caller runs on.
+/// Returns the CPU that the caller runs on.
 #[inline]
 pub fn current_cpu() -> u32 {
     let distance = DISTANCE.load(Ordering::Relaxed);
@@ -39,18 +38,11 @@ fn ask(distance: isize) -> u32 {
     u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(NOWHERE)
 }
 
-/// Where the C library has it, for all threads alike.
+/// Finds where the C library has it, for all threads alike.
 #[cfg(target_arch = "x86_64")]
 fn find() -> Option<isize> {
-    let symbol = |name: &CStr| {
-        // SAFETY: a look-up by name.
-        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-        (!found.is_null()).then_some(found)
-    };
-    let (offset, size) = (symbol(c"__rseq_offset")?, symbol(c"__rseq_size")?);
-    // SAFETY: glibc documents the types of both: ptrdiff_t and unsigned int.
-    let (offset, size) = unsafe { (*offset.cast::<isize>(), *size.cast::<u32>()) };
-    (size != 0).then_some(offset + CPU_ID)
+    let area = orrery_sys::rseq::area()?;
+    Some(area.wrapping_sub(orrery_sys::thread::pointer()).cast_signed() + CPU_ID)
 }
 
 #[cfg(target_arch = "x86_64")]

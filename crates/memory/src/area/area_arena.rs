@@ -32,17 +32,17 @@ const PLACE: usize = 0x6000_0000_0000;
 const PART_OF_LIMIT: u64 = 8;
 
 /// The process-wide reservation in which areas lie.
-pub struct Arena {
+pub struct AreaArena {
     range: PageRange,
     free: Lock<Vec<PageRange>>,
 }
 
-static ARENA: OnceLock<Arena> = OnceLock::new();
+static ARENA: OnceLock<AreaArena> = OnceLock::new();
 static FOUNDING: Lock<()> = Lock::new(());
 static IN_ORBIT: AtomicBool = AtomicBool::new(false);
 
-impl Arena {
-    /// The arena; the first call makes it. That has to be before the first orbit is forked.
+impl AreaArena {
+    /// Returns the arena. The first call reserves it, which must happen before the first orbit is forked.
     ///
     /// # Errors
     /// [`Error::Floor`] where no address space is to be had.
@@ -60,23 +60,23 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Its first address.
+    /// Returns its first address.
     pub fn base(&self) -> usize {
         self.range.start
     }
 
-    /// Its size in bytes.
+    /// Returns its size in bytes.
     #[expect(clippy::len_without_is_empty, reason = "an arena is never empty")]
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Where it lies.
+    /// Returns its range of addresses.
     pub fn range(&self) -> PageRange {
         self.range
     }
 
-    /// The capacity of an area whose user names none: ample, but always leaving room for more areas.
+    /// Returns the capacity of an area whose user names none: ample, but always leaving room for more areas.
     pub(super) fn usual_capacity(&self) -> usize {
         let largest = self.free.lock().iter().map(|span| span.len()).max().unwrap_or(0);
         (largest / 16).clamp(64 << 20, 16 << 30)
@@ -101,7 +101,7 @@ impl Arena {
     }
 
     /// Takes a span back; nothing may be left in it.
-    pub(super) fn give_back(&self, span: PageRange) {
+    pub(super) fn free(&self, span: PageRange) {
         let mut free = self.free.lock();
         let index = free.partition_point(|other| other.start < span.start);
         free.insert(index, span);
@@ -113,24 +113,24 @@ impl Arena {
         }
     }
 
-    /// The number of the page at `address` in the arena.
+    /// Returns the number of the page at `address` in the arena.
     pub(super) fn page(&self, address: usize) -> usize {
         (address - self.range.start) / PAGE
     }
 
-    /// How many pages it has.
+    /// Returns how many pages it has.
     pub(super) fn pages(&self) -> usize {
         self.range.pages()
     }
 }
 
-impl core::fmt::Debug for Arena {
+impl core::fmt::Debug for AreaArena {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Arena").field("range", &self.range).finish_non_exhaustive()
+        f.debug_struct("AreaArena").field("range", &self.range).finish_non_exhaustive()
     }
 }
 
-/// Whether this process is an orbit (a [`super::View`] was attached here or in a process that forked it).
+/// Returns whether this process is an orbit (a [`super::View`] was attached here or in a process that forked it).
 pub fn in_orbit() -> bool {
     IN_ORBIT.load(Ordering::Relaxed)
 }
@@ -165,7 +165,7 @@ fn reserve() -> Result<PageRange, Error> {
     Err(crate::Error::AddressSpace { bytes: SMALLEST, errno }.into())
 }
 
-/// The part of `range` that consists of whole spans: as much of it as page sets can number.
+/// Returns the part of `range` that consists of whole spans: as much of it as page sets can number.
 fn aligned(range: PageRange) -> PageRange {
     let whole = 64 * SPAN;
     let start = range.start.next_multiple_of(SPAN);
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn spans_come_back_whole() {
-        let arena = Arena {
+        let arena = AreaArena {
             range: PageRange::new(0, 16 * SPAN),
             free: Lock::new(vec![PageRange::new(0, 16 * SPAN)]),
         };
@@ -202,9 +202,9 @@ mod tests {
         assert!(arena.cut(SPAN, Some(12 * SPAN)).is_err(), "taken");
         assert!(arena.cut(usize::MAX, None).is_err());
         for span in [2, 0, 3, 1].map(|n| spans[n]) {
-            arena.give_back(span);
+            arena.free(span);
         }
-        arena.give_back(PageRange::new(12 * SPAN, 13 * SPAN));
+        arena.free(PageRange::new(12 * SPAN, 13 * SPAN));
         assert_eq!(*arena.free.lock(), [arena.range]);
     }
 }

@@ -34,7 +34,7 @@ struct Play {
     idle: Cell<u64>,
     dice: Cell<u64>,
     naps: u32,
-    pace: Pace,
+    pace: CpuPolicy,
     /// Time that went by while they were apart, and all.
     apart: u64,
     all: u64,
@@ -66,7 +66,7 @@ impl Play {
             idle: Cell::new(0),
             dice: Cell::new(seed),
             naps: 0,
-            pace: Pace::default(),
+            pace: CpuPolicy::default(),
             apart: 0,
             all: 0,
             trials: 0,

@@ -1,4 +1,4 @@
-//! Putting pages back to what the target of a restore has.
+//! Restores pages to the contents that they have in the target.
 
 use orrery_sys::maps::Access;
 use rustix::io::Errno;
@@ -11,7 +11,7 @@ use crate::{Error, PAGE, PageRange, Result};
 
 impl Space {
     /// Gives the pages of `range` the contents that they have in the target.
-    pub(super) fn put_back(
+    pub(super) fn restore_pages(
         &mut self,
         mapping: &Mapping,
         range: PageRange,
@@ -22,14 +22,14 @@ impl Space {
         if !writable {
             protect(range, mapping.access | Access::READ | Access::WRITE)?;
         }
-        let outcome = self.put_back_writable(mapping, range, target, done);
+        let outcome = self.restore_writable_pages(mapping, range, target, done);
         if !writable {
             protect(range, mapping.access)?;
         }
         outcome
     }
 
-    pub(super) fn put_back_writable(
+    pub(super) fn restore_writable_pages(
         &mut self,
         mapping: &Mapping,
         range: PageRange,
@@ -158,18 +158,18 @@ impl Space {
                 }
                 Ok(())
             })?;
-            self.tracker.get().settle(&self.written, &self.hot)?;
+            self.tracker.get().mark_clean(&self.written, &self.hot)?;
         }
         Ok(())
     }
 
-    /// Moves a page's content from the holder into the store.
+    /// Moves a page's content from the memory copy into the store.
     pub(super) fn fetch_held(&mut self, address: usize, target: Option<usize>) -> Result<Image> {
         let scratch = core::ptr::with_exposed_provenance_mut::<Page>(self.scratch.start);
         // SAFETY: the scratch page is ours, and there is no other reference to it.
         let page = unsafe { &mut *scratch };
-        let holder = self.holder.as_ref().ok_or(Error::NoSnapshot { number: u32::MAX })?;
-        holder.read(address, page)?;
+        let copy = self.memory_copy.as_ref().ok_or(Error::NoSnapshot { number: u32::MAX })?;
+        copy.read(address, page)?;
         let image = self.images.store(page)?;
         let Self { base, snapshots, images, .. } = self;
         base.pages.settle_held(address, image, images);
