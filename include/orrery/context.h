@@ -13,16 +13,16 @@
  *     orrery_context_switch(new, 21, &args);               // the creator: args is 42
  *
  * Link with -lorrery. From "Light-Weight Contexts: An OS Abstraction for Safety and Performance" (Litton et
- * al., OSDI 2016), sections 3.1 to 3.9, on a stock Linux kernel. orrery_last_error (orrery/error.h) says in words what
- * went wrong.
+ * al., OSDI 2016), sections 3.1 to 3.9, on a stock Linux kernel. orrery_last_error (orrery/error.h) returns a text.
  *
  * CONTEXTS
  *
  * orrery_context_create copies the calling context as fork(2) copies a process: memory (copy-on-write), descriptors,
  * credentials. The copy does not run until somebody switches to it; then orrery_context_create returns there, too. A
  * thread is in one context at a time: whoever calls orrery_context_switch stops there until control comes back, from
- * whichever context. Arguments are a number, and up to ORRERY_CONTEXT_MESSAGE_MAX bytes (orrery_context_switch_bytes, orrery_context_received). The only ways into a
- * context are returns of orrery_context_create and orrery_context_switch, and its signal handlers.
+ * whichever context. Arguments are a number, and up to ORRERY_CONTEXT_MESSAGE_MAX bytes
+ * (orrery_context_switch_bytes, orrery_context_received). The only ways into a context are returns of
+ * orrery_context_create and orrery_context_switch, and its signal handlers.
  *
  * Underneath, each context is a process; the program's own one, the root, is the parent of all. wait(2) does
  * not see them. They end when the root ends, however that may be. An exit in any context ends the program
@@ -32,8 +32,8 @@
  *
  * A context is named by a descriptor. It ends when the last context that holds one closes it, unless it has
  * control. A new context holds one of its creator; whoever is switched to holds one of its caller. Close them
- * with orrery_context_close, which also lets go of what the library keeps; close(2) ends contexts just the same. Copies
- * (dup(2)) and what came over a socket of your own (SCM_RIGHTS in unix(7)) name the same context, with the
+ * with orrery_context_close, which also lets go of what the library keeps; close(2) ends contexts just the same.
+ * Copies (dup(2)) and what came over a socket of your own (SCM_RIGHTS in unix(7)) name the same context, with the
  * same rights; a process forked by fork(2) holds copies, too. The root is ORRERY_CONTEXT_ROOT in every context.
  *
  * THREADS
@@ -47,18 +47,20 @@
  * RIGHTS
  *
  * A creator may overlay its own memory with any of its context's (orrery_context_overlay); a context with what of its
- * creator's the specification marked ORRERY_CONTEXT_MAY_ACCESS; so with descriptors, and with system calls that are made
- * for another context (orrery_context_syscall). orrery_context_restrict narrows what a descriptor allows, at once,
- * for all who hold it, for good. The owner of the memory checks. A context is closed to debuggers and other
- * processes of its user (PR_SET_DUMPABLE in prctl(2)), unless ORRERY_CONTEXT_DUMPABLE; the superuser can look into it.
+ * creator's the specification marked ORRERY_CONTEXT_MAY_ACCESS; so with descriptors, and with system calls that are
+ * made for another context (orrery_context_syscall). orrery_context_restrict narrows what a descriptor allows, at
+ * once, for all who hold it, for good. The owner of the memory checks. A context is closed to debuggers and other
+ * processes of its user (PR_SET_DUMPABLE in prctl(2)), unless ORRERY_CONTEXT_DUMPABLE; the superuser can look into
+ * it.
  *
  * SYSTEM CALLS
  *
- * A context may not make the system calls that were marked ORRERY_CONTEXT_UNMAP: they fail with EPERM. With ORRERY_CONTEXT_TRAP_SYSCALLS
- * they arrive in its creator, whose orrery_context_switch returns, with orrery_context_trapped_call telling the call. The creator looks at what
- * the arguments point to (orrery_context_copy_in, orrery_context_copy_path: once, for it may change), may make the call itself (orrery_context_syscall)
- * or put a descriptor there (orrery_context_install_fd), and answers by switching back with what the call returns: -4095 to -1
- * are errors.
+ * A context may not make the system calls that were marked ORRERY_CONTEXT_UNMAP: they fail with EPERM. With
+ * ORRERY_CONTEXT_TRAP_SYSCALLS they arrive in its creator, whose orrery_context_switch returns, with
+ * orrery_context_trapped_call telling the call. The creator looks at what the arguments point to
+ * (orrery_context_copy_in, orrery_context_copy_path: once, for it may change), may make the call itself
+ * (orrery_context_syscall) or put a descriptor there (orrery_context_install_fd), and answers by switching back with
+ * what the call returns: -4095 to -1 are errors.
  *
  * SIGNALS
  *
@@ -79,7 +81,8 @@
  *   ESRCH     the context has ended before
  *   EINVAL    a range is empty, not made of pages of 4096 bytes, given twice, or of memory that cannot be
  *             shared: the stack, unmapped, not readable and writable
- *   ETIMEDOUT    the context is stopped by a signal and did not answer (orrery_context_overlay, orrery_context_restrict, orrery_context_syscall)
+ *   ETIMEDOUT    the context is stopped by a signal and did not answer (orrery_context_overlay,
+ *                orrery_context_restrict, orrery_context_syscall)
  *   EINPROGRESS  the context is stopped in a system call that its creator must answer first
  *   others    what a system call answered: EMFILE, ENOMEM, EAGAIN (RLIMIT_NPROC) ...
  */
@@ -106,8 +109,8 @@ extern "C" {
 /* What becomes of it. */
 #define ORRERY_CONTEXT_COW                                                                                   \
     0x1 /* orrery_context_create: a copy, as without a specification; orrery_context_overlay: a copy */
-/* memory: one and the same in both contexts, at the same address; descriptors, all of them (0, ORRERY_CONTEXT_ALL): one
- * table, in which both find what either opens, including names of contexts with all rights; credentials:
+/* memory: one and the same in both contexts, at the same address; descriptors, all of them (0, ORRERY_CONTEXT_ALL):
+ * one table, in which both find what either opens, including names of contexts with all rights; credentials:
  * who either becomes, the other is when control next comes there */
 #define ORRERY_CONTEXT_SHARE 0x2
 #define ORRERY_CONTEXT_UNMAP                                                                                 \
@@ -132,15 +135,15 @@ struct orrery_context_spec {
 /* Options of orrery_context_create. */
 #define ORRERY_CONTEXT_SHARED_SIGNALS 0x1 /* gets signals that no context caused, if its creator does */
 #define ORRERY_CONTEXT_DUMPABLE 0x2       /* is as open to debuggers as its creator */
-/* Calls that it may not make arrive in its creator; without any ORRERY_CONTEXT_SYSCALL, those that name files, processes
- * and sockets: about what FreeBSD's capability mode takes away. */
+/* Calls that it may not make arrive in its creator; without any ORRERY_CONTEXT_SYSCALL, those that name files,
+ * processes and sockets: about what FreeBSD's capability mode takes away. */
 #define ORRERY_CONTEXT_TRAP_SYSCALLS 0x4
 /* No thread but the calling one may ever switch there, and the others are not held still. */
 #define ORRERY_CONTEXT_SINGLE_THREAD 0x8
-/* It can neither signal nor trace processes that are not its own or started by it, its creator and the root included, nor
- * change how they run: their limits, CPUs, scheduling and priorities (prlimit, sched_setaffinity, setpriority, ioprio_set and
- * the like fail with EPERM, unless they name the caller). It takes Landlock's scopes (Linux 6.12): without them orrery_context_create
- * fails with EOPNOTSUPP. */
+/* It can neither signal nor trace processes that are not its own or started by it, its creator and the root
+ * included, nor change how they run: their limits, CPUs, scheduling and priorities (prlimit, sched_setaffinity,
+ * setpriority, ioprio_set and the like fail with EPERM, unless they name the caller). It takes Landlock's scopes
+ * (Linux 6.12): without them orrery_context_create fails with EOPNOTSUPP. */
 #define ORRERY_CONTEXT_ISOLATED 0x10
 
 /* How many bytes a switch carries. */
@@ -153,8 +156,8 @@ struct orrery_context_spec {
  *
  * Errors, beside those above:
  *   EINVAL    caller or args is null; a type, how or option is unknown; ORRERY_CONTEXT_SHARE of a part of the
- *             descriptors or credentials, of all descriptors together with ORRERY_CONTEXT_UNMAP of some or with ORRERY_CONTEXT_TRAP_SYSCALLS,
- *             or of system calls
+ *             descriptors or credentials, of all descriptors together with ORRERY_CONTEXT_UNMAP of some or with
+ *             ORRERY_CONTEXT_TRAP_SYSCALLS, or of system calls
  *   ENOSPC    there are 4096 contexts
  *   EFAULT    the new context died of what was unmapped
  */
@@ -187,16 +190,16 @@ int orrery_context_switch_bytes(int target, uint64_t args, const void *bytes, si
 size_t orrery_context_received(void *buffer, size_t room);
 
 /*
- * Narrows what holders of this descriptor may do to what of it the specifications name (ORRERY_CONTEXT_VM, ORRERY_CONTEXT_FD,
- * ORRERY_CONTEXT_SYSCALL; how is of no meaning). Without any, to nothing.
+ * Narrows what holders of this descriptor may do to what of it the specifications name (ORRERY_CONTEXT_VM,
+ * ORRERY_CONTEXT_FD, ORRERY_CONTEXT_SYSCALL; how is of no meaning). Without any, to nothing.
  */
 int orrery_context_restrict(int target, const struct orrery_context_spec *specs, size_t count);
 
 /*
  * Maps memory of `target` at the same place of the calling context, whose own memory there is gone: a copy
- * (ORRERY_CONTEXT_COW), or the memory itself (ORRERY_CONTEXT_SHARE). ORRERY_CONTEXT_UNMAP removes the overlay: nothing is mapped there then.
- * Or puts copies of its descriptors in the place of the same numbers (ORRERY_CONTEXT_FD, ORRERY_CONTEXT_COW).
- * Specifications are done in order; if one fails, those before it stay.
+ * (ORRERY_CONTEXT_COW), or the memory itself (ORRERY_CONTEXT_SHARE). ORRERY_CONTEXT_UNMAP removes the overlay:
+ * nothing is mapped there then. Or puts copies of its descriptors in the place of the same numbers
+ * (ORRERY_CONTEXT_FD, ORRERY_CONTEXT_COW). Specifications are done in order; if one fails, those before it stay.
  *
  * Errors, beside those above:
  *   EACCES    the descriptor carries no right to all of a range
@@ -209,12 +212,13 @@ struct orrery_context_call {
     uint64_t args[6];
 };
 
-/* Whether control last came here by a system call of the context that orrery_context_switch returned; which one it was. */
+/* Whether control last came here by a system call of the context that orrery_context_switch returned; which one
+ * it was. */
 int orrery_context_trapped_call(struct orrery_context_call *call);
 
 /*
- * Copies memory of a context that was created here with ORRERY_CONTEXT_TRAP_SYSCALLS; returns how many bytes are there. EINVAL
- * where none is, EACCES after orrery_context_restrict, ENOMSG where it is not such a context.
+ * Copies memory of a context that was created here with ORRERY_CONTEXT_TRAP_SYSCALLS; returns how many bytes are
+ * there. EINVAL where none is, EACCES after orrery_context_restrict, ENOMSG where it is not such a context.
  */
 ssize_t orrery_context_copy_in(int target, uint64_t address, void *buffer, size_t length);
 
@@ -228,8 +232,8 @@ int orrery_context_copy_out(int target, uint64_t address, const void *bytes, siz
 int orrery_context_install_fd(int target, int descriptor);
 
 /*
- * Lets the call go on in which the context is stopped, as orrery_context_switch returns. What its arguments point to may
- * have changed since it was looked at, where others can write there. ENOMSG where it is in no call.
+ * Lets the call go on in which the context is stopped, as orrery_context_switch returns. What its arguments point to
+ * may have changed since it was looked at, where others can write there. ENOMSG where it is in no call.
  */
 int orrery_context_proceed(int target, uint64_t *result);
 
@@ -238,8 +242,9 @@ int orrery_context_proceed(int target, uint64_t *result);
 
 /*
  * Makes a system call for a context, as if it had made it itself, except for what the mask says is the
- * caller's: ORRERY_CONTEXT_CALLERS(ORRERY_CONTEXT_VM), the memory that arguments point to; ORRERY_CONTEXT_CALLERS(ORRERY_CONTEXT_FD); ORRERY_CONTEXT_CALLERS(ORRERY_CONTEXT_CRED). Six
- * arguments; *result is what the kernel returned, -4095 to -1 are errors.
+ * caller's: ORRERY_CONTEXT_CALLERS(ORRERY_CONTEXT_VM), the memory that arguments point to;
+ * ORRERY_CONTEXT_CALLERS(ORRERY_CONTEXT_FD); ORRERY_CONTEXT_CALLERS(ORRERY_CONTEXT_CRED). Six arguments; *result is
+ * what the kernel returned, -4095 to -1 are errors.
  *
  * Errors, beside those above:
  *   EACCES    the descriptor carries no right to the call, or to memory or a descriptor that the caller needs to
@@ -260,11 +265,11 @@ int orrery_context_checkpoint(int target);
 
 /*
  * Forks the program with all its contexts: the child has copies of them, by the same descriptors, and the calling
- * thread alone. What was ORRERY_CONTEXT_SHARE is shared among the child's contexts, apart from the parent's; MAP_SHARED
- * memory is one in all. Returns as fork(2) does. After a plain fork(2) the first call about contexts in the child
- * does the same, as the contexts are then. Contexts that run, are stopped, whose system calls are trapped, or from
- * which those are withheld that it takes (sendmsg, pidfd_open, kill ...), have no copy: they have ended (ESRCH) in
- * the child.
+ * thread alone. What was ORRERY_CONTEXT_SHARE is shared among the child's contexts, apart from the parent's;
+ * MAP_SHARED memory is one in all. Returns as fork(2) does. After a plain fork(2) the first call about contexts in
+ * the child does the same, as the contexts are then. Contexts that run, are stopped, whose system calls are trapped,
+ * or from which those are withheld that it takes (sendmsg, pidfd_open, kill ...), have no copy: they have ended
+ * (ESRCH) in the child.
  *
  * Errors, beside those above:
  *   ECHILD    not called in the root

@@ -11,9 +11,9 @@ extern "C" {
 #endif
 
 /*
- * Returns a text that describes the last failure in the calling thread, or, after a resume (orrery/rollback.h), what that
- * could not restore. Returns a null pointer if there was neither. The text is valid until the next call of a function of
- * Orrery in this thread.
+ * Returns a text that describes the last failure in the calling thread, or, after a resume (orrery/rollback.h), what
+ * that could not restore. Returns a null pointer if there was neither. The text is valid until the next call of a
+ * function of Orrery in this thread.
  */
 const char *orrery_last_error(void);
 

@@ -8,29 +8,30 @@
  *     ...
  *     orrery_object_release(words);
  *
- *     orrery_object_publish(table, size, ORRERY_OBJECT_FREEZE);       // this program's own copy becomes the shared one, in place
+ *     orrery_object_publish(table, size, ORRERY_OBJECT_FREEZE);       // this program's own copy becomes the shared
+ *     one, in place
  *
- * Link with -lorrery; `orrery orc serve` runs the store. After "ORC: Increasing Cloud Memory Density via Object Reuse with
- * Capabilities" (Sartakov et al., OSDI 2023), on a stock Linux kernel.
+ * Link with -lorrery; `orrery orc serve` runs the store. After "ORC: Increasing Cloud Memory Density via Object
+ * Reuse with Capabilities" (Sartakov et al., OSDI 2023), on a stock Linux kernel.
  *
  * OBJECTS
  *
- * An object is bytes that never change, in memory of the store's own that nobody can write, resize or unseal. It is named by
- * the BLAKE3 hash of its bytes. Whoever registers bytes, or asks by name, gets a descriptor of that memory: a capability
- * that shows these bytes for ever and can do nothing else. The store keeps an object while somebody holds it, and a little
- * longer. What is mapped stays mapped whatever becomes of the store.
+ * An object is bytes that never change, in memory of the store's own that nobody can write, resize or unseal. It is
+ * named by the BLAKE3 hash of its bytes. Whoever registers bytes, or asks by name, gets a descriptor of that memory:
+ * a capability that shows these bytes for ever and can do nothing else. The store keeps an object while somebody
+ * holds it, and a little longer. What is mapped stays mapped whatever becomes of the store.
  *
- * Who shares with whom is the store's affair: users, or tenants with sockets of their own, are apart, and nobody can find out
- * by asking what strangers have.
+ * Who shares with whom is the store's affair: users, or tenants with sockets of their own, are apart, and nobody can
+ * find out by asking what strangers have.
  *
  * THREADS, FORKS
  *
- * All functions may be called from any thread. A forked child has what its parent had and makes a connection of its own when it
- * first needs one; it must not be forked while another thread is in one of these functions.
+ * All functions may be called from any thread. A forked child has what its parent had and makes a connection of its
+ * own when it first needs one; it must not be forked while another thread is in one of these functions.
  *
  * ERRORS
  *
- * Calls that fail return -1 or NULL, set errno, and have changed nothing; orrery_last_error tells more.
+ * Calls that fail return -1 or NULL, set errno, and have changed nothing; orrery_last_error returns a text.
  *
  *   ENOTCONN      there is no store, or not one that this user may trust
  *   ENOENT        no object of that name, as far as this user may know
@@ -70,55 +71,56 @@ enum orrery_object_flags {
 };
 
 /*
- * Connects to the store in a folder, or at a socket, in place of the usual one (ORRERY_ORC, else /run/orrery/orc or
- * $XDG_RUNTIME_DIR/orrery/orc). What was had before stays. Without this, the first call connects to the usual one.
+ * Connects to the store in a directory, or at a socket, in place of the usual one (ORRERY_ORC, else /run/orrery/orc
+ * or $XDG_RUNTIME_DIR/orrery/orc). What was had before stays. Without this, the first call connects to the usual one.
  */
 int orrery_object_connect(const char *directory);
 
-/* The name of these bytes. */
+/* Stores the name of these bytes in *id. */
 int orrery_object_hash(const void *bytes, size_t length, struct orrery_object_id *id);
 
-/* Gives bytes to the store, which copies them unless it has them, and has the object. Flags: EXECUTABLE, PUBLIC, ALONE. */
+/* Registers bytes with the store, which copies them unless it has them, and returns their object. Flags:
+ * EXECUTABLE, PUBLIC, ALONE. */
 struct orrery_object *orrery_object_register(const void *bytes, size_t length, unsigned flags);
 
-/* The same of the first `length` bytes of a memory file (memfd_create). */
+/* Registers the first `length` bytes of a memory file (memfd_create(2)). */
 struct orrery_object *orrery_object_register_file(int memory, size_t length, unsigned flags);
 
 /*
- * Has the object of the bytes that a file has now, so that equal files, wherever they lie, are in memory once: for models,
- * dictionaries, tables, which are mapped instead of being read.
+ * Returns the object of the bytes that a file has now, so that equal files, wherever they lie, are in memory once:
+ * for models, dictionaries, tables, which are mapped instead of being read.
  */
 struct orrery_object *orrery_object_open(const char *path);
 
-/* Has the object of a name. */
+/* Returns the object of a name. */
 struct orrery_object *orrery_object_request(const struct orrery_object_id *id);
 
 /*
- * Maps the object; with ORRERY_OBJECT_EXECUTABLE in the flags, as code. The address holds until orrery_object_release. Mapping it twice gives the
- * same address.
+ * Maps the object; with ORRERY_OBJECT_EXECUTABLE in the flags, as code. The address holds until
+ * orrery_object_release. Mapping it twice gives the same address.
  */
 const void *orrery_object_map(struct orrery_object *object, unsigned flags);
 
-/* How long it is, in bytes. */
+/* Returns the length of the object in bytes, and 0 for NULL. */
 size_t orrery_object_length(const struct orrery_object *object);
 
-/* Its name. */
+/* Stores the name of the object in *id. */
 int orrery_object_identify(const struct orrery_object *object, struct orrery_object_id *id);
 
 /*
- * The descriptor of its memory, to be handed to others, say; it is closed by orrery_object_release. The object begins at *offset there:
- * small objects share pages.
+ * The descriptor of its memory, to be handed to others, say; it is closed by orrery_object_release. The object
+ * begins at *offset there: small objects share pages.
  */
 int orrery_object_fd(const struct orrery_object *object, size_t *offset);
 
-/* Unmaps the object and lets go of it. NULL is let go of without harm. */
+/* Unmaps and releases the object. orrery_object_release(NULL) is a no-op. */
 int orrery_object_release(struct orrery_object *object);
 
 /*
- * Replaces a range of this program's own memory by the shared object of the same bytes, at the same address, while any
- * number of threads read or run it. The range is whole pages of private memory that nobody can write; with ORRERY_OBJECT_FREEZE writable
- * pages are made read-only first. Nobody may unmap or protect the range meanwhile. Returns the object, whose release leaves
- * the range as it is.
+ * Replaces a range of this program's own memory by the shared object of the same bytes, at the same address, while
+ * any number of threads read or run it. The range is whole pages of private memory that nobody can write; with
+ * ORRERY_OBJECT_FREEZE writable pages are made read-only first. Nobody may unmap or protect the range meanwhile.
+ * Returns the object, whose release leaves the range as it is.
  */
 struct orrery_object *orrery_object_publish(void *start, size_t length, unsigned flags);
 

@@ -16,43 +16,43 @@
  *         ...
  *     }
  *
- * Link with -lorrery. From "Operating System Support for Safe and Efficient Auxiliary Execution" (Jing and Huang, OSDI
- * 2022), Table 1 and Figures 4, 7, 11, on a stock Linux kernel. Programs ported to the authors' library take
+ * Link with -lorrery. From "Operating System Support for Safe and Efficient Auxiliary Execution" (Jing and Huang,
+ * OSDI 2022), Table 1 and Figures 4, 7, 11, on a stock Linux kernel. Programs ported to the authors' library take
  * orrery/compat/orbit/orbit.h.
  *
  * WHAT A TASK SEES
  *
- * The areas that the call names, at the same addresses, as they were when the call was made: all changes since the last
- * call are copied page by page while orrery_orbit_call or orrery_orbit_call_async runs, and main may change everything as soon as that
- * returns. Threads of main that write meanwhile have to be kept out by the lock that protects the data anyway. Everything
- * else (globals, the heap, files) a task has as it was when the orbit was created. What a task writes to an area is its own
- * copy, and gone with the next task. What it keeps elsewhere stays until the orbit ends: the store that the init function
- * returned is for that.
+ * The areas that the call names, at the same addresses, as they were when the call was made: all changes since the
+ * last call are copied page by page while orrery_orbit_call or orrery_orbit_call_async runs, and main may change
+ * everything as soon as that returns. Threads of main that write meanwhile have to be kept out by the lock that
+ * protects the data anyway. Everything else (globals, the heap, files) a task has as it was when the orbit was
+ * created. What a task writes to an area is its own copy, and gone with the next task. What it keeps elsewhere stays
+ * until the orbit ends: the store that the init function returned is for that.
  *
  * COSTS
  *
- * A synchronous call takes some 10 us. A call pays 0.2 us for each MiB in use of the areas that it names and 0.4 us for each
- * page that was written since the last call; main pays 0.6 us for the first write to a page after a call.
+ * A synchronous call takes some 10 us. A call pays 0.2 us for each MiB in use of the areas that it names and 0.4 us
+ * for each page that was written since the last call; main pays 0.6 us for the first write to a page after a call.
  *
  * FAULTS
  *
- * A task that crashes, exits, runs too long or takes too much memory ends its orbit. The call fails with ESRCH, orrery_last_error
- * says what happened, and what the task had pushed before still arrives. By the restart policy the orbit comes back and
- * runs its init function again; with no policy every later call fails with EINVAL.
+ * A task that crashes, exits, runs too long or takes too much memory ends its orbit. The call fails with ESRCH,
+ * orrery_last_error returns what happened, and what the task had pushed before still arrives. By the restart policy
+ * the orbit comes back and runs its init function again; with no policy every later call fails with EINVAL.
  *
  * PROCESSES
  *
- * An orbit is a child process. Unless `reaper` is ORRERY_ORBIT_REAP_PROGRAM it sends no SIGCHLD that matters: the library takes
- * its status. Orbits belong to the process that made them; in a forked child they fail with ECHILD. Areas may be used there,
- * and by orbits that the child makes.
+ * An orbit is a child process. Unless `reaper` is ORRERY_ORBIT_REAP_PROGRAM it sends no SIGCHLD that matters: the
+ * library takes its status. Orbits belong to the process that made them; in a forked child they fail with ECHILD.
+ * Areas may be used there, and by orbits that the child makes.
  *
  * ERRORS
  *
- * Calls that fail return -1 or NULL, set errno, and have changed nothing; orrery_last_error tells more.
+ * Calls that fail return -1 or NULL, set errno, and have changed nothing; orrery_last_error returns a text.
  *
  *   E2BIG      options with members that this version of the library does not know
- *   EINVAL     a handle that is none (any more), a pointer outside of the area, a function that is none, 1,024 bytes of
- *              arguments or more, an orbit that is dead for good
+ *   EINVAL     a handle that is none (any more), a pointer outside of the area, a function that is none, 1,024 bytes
+ *              of arguments or more, an orbit that is dead for good
  *   ESRCH      the task failed, or the orbit ended before it came to the call, or was destroyed
  *   EAGAIN     the queue is full, or no process is to be had
  *   ECANCELED  the call was cancelled
@@ -125,8 +125,8 @@ struct orrery_orbit_options {
     { sizeof(struct orrery_orbit_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /*
- * Makes an orbit with a name (1 to 50 characters) that runs `entry` for each call. `init`, if there is one, runs in the
- * orbit first; what it returns is the store. When this returns, init has.
+ * Makes an orbit with a name (1 to 50 characters) that runs `entry` for each call. `init`, if there is one, runs in
+ * the orbit first; what it returns is the store. When this returns, init has.
  */
 struct orrery_orbit *orrery_orbit_create(const char *name, orrery_orbit_entry entry, void *(*init)(void));
 struct orrery_orbit *orrery_orbit_create_with(const char *name, orrery_orbit_entry entry, void *(*init)(void),
@@ -141,7 +141,7 @@ int orrery_orbit_pid(struct orrery_orbit *orbit);
 /* 1 if it waits or works, 0 if it is dead or about to be restarted, -1 on errors. */
 int orrery_orbit_alive(struct orrery_orbit *orbit);
 
-/* How often it was restarted. */
+/* Returns how often it was restarted, or -1. */
 long orrery_orbit_restarts(struct orrery_orbit *orbit);
 
 /* Whether this process is an orbit. */
@@ -179,20 +179,22 @@ void *orrery_area_alloc_aligned(struct orrery_area *area, size_t alignment, size
 /* Changes the size of such memory, moving it if need be. After a failure it is as it was. */
 void *orrery_area_realloc(struct orrery_area *area, void *memory, size_t size);
 
-/* Gives it back. A pointer that is none of this area's, or was given back, is refused. In an orbit nothing happens. */
+/* Frees memory of the area. A pointer that is none of this area's, or was freed before, is refused. In an orbit
+ * nothing happens. */
 int orrery_area_free(struct orrery_area *area, void *memory);
 
 /* Whether an address lies in the area. */
 int orrery_area_contains(struct orrery_area *area, const void *address);
 
 /*
- * For programs that lay memory out themselves: where the area lies. Orbits see the first `used` bytes, as orrery_area_use
- * says, which grows the area if it has to. An area is used in this way or by orrery_area_alloc, not both.
+ * For programs that lay memory out themselves: where the area lies. Orbits see the first `used` bytes, as
+ * orrery_area_use says, which grows the area if it has to. An area is used in this way or by orrery_area_alloc, not
+ * both.
  */
 void *orrery_area_base(struct orrery_area *area);
 int orrery_area_use(struct orrery_area *area, size_t used);
 
-/* How many bytes orbits see. */
+/* Returns how many bytes orbits see. */
 size_t orrery_area_used(struct orrery_area *area);
 
 /* ---- calls ---- */
@@ -209,8 +211,8 @@ enum orrery_orbit_flags {
 };
 
 /*
- * Snapshots the areas, lets the orbit run its entry function with a copy of the arguments, and returns what that returned.
- * As a task may return -1 too, errno is 0 after success. What the task pushed is dropped.
+ * Snapshots the areas, lets the orbit run its entry function with a copy of the arguments, and returns what that
+ * returned. As a task may return -1 too, errno is 0 after success. What the task pushed is dropped.
  */
 long orrery_orbit_call(struct orrery_orbit *orbit, size_t areas, struct orrery_area *const *area,
                        const void *arg, size_t size);
@@ -220,8 +222,8 @@ long orrery_orbit_call_function(struct orrery_orbit *orbit, size_t areas, struct
                                 orrery_orbit_entry function, const void *arg, size_t size);
 
 /*
- * The same without waiting for the task: the snapshot is taken, and the call queued. `function` may be NULL for the entry
- * function, `flags` is 0 or some of enum orrery_orbit_flags. The future has to be freed.
+ * The same without waiting for the task: the snapshot is taken, and the call queued. `function` may be NULL for the
+ * entry function, `flags` is 0 or some of enum orrery_orbit_flags. The future has to be freed.
  */
 struct orrery_orbit_future *orrery_orbit_call_async(struct orrery_orbit *orbit, int flags, size_t areas,
                                                     struct orrery_area *const *area,
@@ -237,7 +239,7 @@ int orrery_orbit_future_wait(struct orrery_orbit_future *future, unsigned millis
 /* Cancels the call: 1 if the orbit had not begun it, 0 if it had. */
 int orrery_orbit_future_cancel(struct orrery_orbit_future *future);
 
-/* Forgets the call, which runs all the same. */
+/* Destroys the future; the call runs all the same. */
 void orrery_orbit_future_destroy(struct orrery_orbit_future *future);
 
 /* ---- updates ---- */
@@ -284,14 +286,15 @@ int orrery_orbit_update_add_operation(orrery_orbit_update *update, orrery_orbit_
 int orrery_orbit_update_add_call(orrery_orbit_update *update, int (*function)(void *), void *argument);
 
 /*
- * Sends the update to main and empties it, to be used again. It may be done several times in a task. What was sent arrives
- * even if the task crashes right after.
+ * Sends the update to main and empties it, to be used again. It may be done several times in a task. What was sent
+ * arrives even if the task crashes right after.
  */
 long orrery_orbit_push(orrery_orbit_update *update);
 
 /*
- * In main: waits for the next update of a call. 1: there is one in *update, to be freed by orrery_orbit_update_destroy. 0: the call is
- * over, and there is no more. -1: errno says why; ESRCH after the last update of a task that failed.
+ * In main: waits for the next update of a call. 1: there is one in *update, to be freed by
+ * orrery_orbit_update_destroy. 0: the call is over, and there is no more. -1: errno says why; ESRCH after the last
+ * update of a task that failed.
  */
 long orrery_orbit_pull(struct orrery_orbit_future *future, orrery_orbit_update *update);
 
@@ -361,8 +364,8 @@ template <class T> class area_allocator {
 };
 
 /*
- * Splits a large structure (Section 4.6.3): the fields that orbits look at go to an area, the rest stays where it is, and
- * whoever uses the structure uses the fields as before.
+ * Splits a large structure (Section 4.6.3): the fields that orbits look at go to an area, the rest stays where it
+ * is, and whoever uses the structure uses the fields as before.
  *
  *     struct transaction_fields { lock *wait_lock; unsigned long version; };
  *     struct transaction : orrery::delegating<transaction_fields> {

@@ -7,8 +7,8 @@
  *         errx(1, "orrery_rollback_snapshot: %s", orrery_last_error());
  *     if (round < 3) {
  *         work(round);                    // whatever this does to the process ...
- *         orrery_rollback_resume(start, round + 1);    // ... is undone: orrery_rollback_snapshot returns again, with round + 1
- *         errx(1, "orrery_rollback_resume: %s", orrery_last_error());
+ *         orrery_rollback_resume(start, round + 1);    // ... is undone: orrery_rollback_snapshot returns again,
+ *         with round + 1 errx(1, "orrery_rollback_resume: %s", orrery_last_error());
  *     }
  *
  * Link with -lorrery. From "Light-Weight Contexts: An OS Abstraction for Safety and Performance" (Litton et
@@ -16,10 +16,10 @@
  *
  * SNAPSHOTS
  *
- * A snapshot is the whole state of the process at the moment when orrery_rollback_snapshot returns 0. There can be any
- * number of them. They are resumed in any order and as often as one likes; neither resuming nor taking
- * another one uses a snapshot up. A snapshot stays until orrery_rollback_discard. It may be resumed from a deeper stack,
- * from a shallower one, after the function that took it returned (unlike setjmp(3)'s jmp_buf: the stack comes
+ * A snapshot is the whole state of the process at the moment when orrery_rollback_snapshot returns 0. There can be
+ * any number of them. They are resumed in any order and as often as one likes; neither resuming nor taking
+ * another one uses a snapshot up. A snapshot stays until orrery_rollback_discard. It may be resumed from a deeper
+ * stack, from a shallower one, after the function that took it returned (unlike setjmp(3)'s jmp_buf: the stack comes
  * back, too), and from a signal handler.
  *
  * All variables of the program, automatic ones that are in memory or in registers alike, have after a resume
@@ -56,9 +56,9 @@
  * A snapshot keeps the files open that were open when it was taken: while it exists, a pipe's reader sees no
  * end of file though the program closed the writing end.
  *
- * What of the above could not be put back in a particular resume is told by orrery_last_error after orrery_rollback_snapshot
- * returned. If memory itself cannot be (a mapped file is gone, a thread will not end, memory is used up),
- * there is no state to return to: the process says so on standard error and exits with status 70.
+ * What of the above could not be put back in a particular resume is reported by orrery_last_error after
+ * orrery_rollback_snapshot returned. If memory itself cannot be (a mapped file is gone, a thread will not end,
+ * memory is used up), there is no state to return to: the process says so on standard error and exits with status 70.
  *
  * THREADS
  *
@@ -68,8 +68,8 @@
  *
  * SIGNALS
  *
- * No signal is handled in the midst of a call. A handler may call orrery_rollback_resume whatever it interrupted, be it
- * malloc(3): unlike longjmp(3) out of it, a resume replaces the whole state, half-done work included. It may
+ * No signal is handled in the midst of a call. A handler may call orrery_rollback_resume whatever it interrupted, be
+ * it malloc(3): unlike longjmp(3) out of it, a resume replaces the whole state, half-done work included. It may
  * also take, keep and discard, but no snapshot while it runs on an alternate stack, and not the first one of
  * the process where it may have interrupted malloc(3) or the dynamic linker.
  *
@@ -95,8 +95,8 @@
  *
  * ERRORS
  *
- * Calls that fail return -1, set errno, and have changed nothing; orrery_last_error tells more. Beside those listed at
- * each call:
+ * Calls that fail return -1, set errno, and have changed nothing; orrery_last_error returns a text. Beside those
+ * listed at each call:
  *
  *   EPERM     the calling thread is not the one that took the first snapshot
  *   ECHILD    the snapshots belong to another process, of which this one was forked
@@ -133,8 +133,8 @@ typedef uint64_t orrery_rollback_snapshot_t;
 int orrery_rollback_snapshot(orrery_rollback_snapshot_t *id) __attribute__((returns_twice));
 
 /*
- * Goes back to the snapshot id, whose orrery_rollback_snapshot returns value. value is none of 0, -1 and INT_MIN, which
- * orrery_rollback_snapshot returns by itself. It returns only if that cannot be.
+ * Goes back to the snapshot id, whose orrery_rollback_snapshot returns value. value is none of 0, -1 and INT_MIN,
+ * which orrery_rollback_snapshot returns by itself. It returns only if that cannot be.
  *
  * Errors, beside those above:
  *   EINVAL    value is 0 or -1
@@ -154,7 +154,7 @@ int orrery_rollback_resume(orrery_rollback_snapshot_t id, int value);
 int orrery_rollback_exclude(void *addr, size_t len);
 
 /*
- * Forgets a snapshot and lets go of its memory and files. The present state is not touched.
+ * Discards a snapshot and releases its memory and files. The present state is not touched.
  *
  * Errors, beside those above:
  *   ENOENT    there is no such snapshot

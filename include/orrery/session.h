@@ -20,13 +20,14 @@
  * ROOT, TEMPLATE, SESSIONS
  *
  * The root is the program: it accepts connections and waits until they are ready; it need not read what they
- * send. orrery_session_pool_create copies it into a template, which then never changes; sessions are copies of that. So
- * they see neither the root's later memory, nor each other's, nor what those before them did. Of its descriptors
+ * send. orrery_session_pool_create copies it into a template, which then never changes; sessions are copies of that.
+ * So they see neither the root's later memory, nor each other's, nor what those before them did. Of its descriptors
  * they have 0, 1, 2, those that you name, and their connection.
  *
- * A session goes on until it would block; orrery_session_wait (and with it orrery_session_read, orrery_session_write) gives
- * control back to the root. orrery_session_step lets it go on. When it returns, its context is dirty, until
- * orrery_session_pool_maintain or the need for it has it rolled back (orrery/rollback.h tells what that undoes).
+ * A session goes on until it would block; orrery_session_wait (and with it orrery_session_read,
+ * orrery_session_write) gives control back to the root. orrery_session_step lets it go on. When it returns, its
+ * context is dirty, until orrery_session_pool_maintain or the need for it has it rolled back (orrery/rollback.h
+ * tells what that undoes).
  *
  * The program has one thread when the pool is opened, and uses it on that thread. A process that it forks has no
  * pool: fork workers first, and let each open its own.
@@ -38,7 +39,7 @@
  *   EINVAL      an argument is null that must not be, or has no meaning; options without their size
  *   E2BIG       options with members that this version of the library does not know
  *   EOWNERDEAD  the template was killed: sessions that there are go on, new contexts cannot be made
- *   ENOTSUP     sessions cannot be rolled back here; orrery_last_error tells why
+ *   ENOTSUP     sessions cannot be rolled back here; orrery_last_error returns the reason
  *   others      those of orrery/context.h, and what a system call answered: EMFILE, ENOMEM ...
  */
 #ifndef ORRERY_SESSION_H
@@ -75,8 +76,8 @@ struct orrery_session_pool;
 typedef void orrery_session_function(int connection, void *with);
 
 /*
- * Options of a pool, initialised by ORRERY_SESSION_OPTIONS_INIT. A null pointer, and 0 in each member but size, stand for the
- * defaults.
+ * Options of a pool, initialised by ORRERY_SESSION_OPTIONS_INIT. A null pointer, and 0 in each member but size,
+ * stand for the defaults.
  */
 struct orrery_session_options {
     size_t size;            /* of this structure, set by ORRERY_SESSION_OPTIONS_INIT */
@@ -104,7 +105,7 @@ struct orrery_session_counts {
     uint64_t begun, made, rolled_back, lost; /* so far; begun counts sessions, the others contexts */
 };
 
-/* Makes a pool, whose sessions call serve(connection, with). Null on failure. */
+/* Creates a pool, whose sessions call serve(connection, with). Returns NULL on failure. */
 struct orrery_session_pool *orrery_session_pool_create(const struct orrery_session_options *options,
                                                        orrery_session_function *serve, void *with);
 
@@ -117,7 +118,7 @@ struct orrery_session_pool *orrery_session_pool_create(const struct orrery_sessi
 int orrery_session_begin(struct orrery_session_pool *pool, int connection, uint64_t *session,
                          struct orrery_session_result *end);
 
-/* Lets a session go on that waits. Returns as orrery_session_begin.
+/* Continues a session that waits. Returns the same as orrery_session_begin.
  *
  *   ENOENT  it has ended before */
 int orrery_session_step(struct orrery_session_pool *pool, uint64_t session,
@@ -134,10 +135,10 @@ int orrery_session_pool_maintain(struct orrery_session_pool *pool);
  * wait in the listener's backlog. */
 int orrery_session_pool_serve(struct orrery_session_pool *pool, int listener, int stop);
 
-/* Tells the counts. */
+/* Stores the counts of the pool in *counts. */
 int orrery_session_pool_count(const struct orrery_session_pool *pool, struct orrery_session_counts *counts);
 
-/* Ends all sessions and the pool. */
+/* Ends all sessions and destroys the pool. orrery_session_pool_destroy(NULL) is a no-op. */
 void orrery_session_pool_destroy(struct orrery_session_pool *pool);
 
 /* In a session: lets others go on until the connection is ready, or seems so: try again, and wait again. -1 with
