@@ -6,8 +6,8 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use orrery_context::{
-    self as context, Arrival, Call, Calls, Context, Created, Error, Forked, Overlay, Own, Result, Rights,
-    Spec, create_here, remove_overlay,
+    self as context, Arrival, Call, Calls, Context, Created, Error, Forked, FromCaller, Overlay, Result,
+    Rights, Spec, create_here, remove_overlay,
 };
 use orrery_sys::PAGE;
 
@@ -259,7 +259,7 @@ pub unsafe extern "C" fn orrery_context_syscall(
     let outcome = match u32::try_from(number) {
         Ok(number) if !args.is_null() && !result.is_null() && mask & !known == 0 => {
             let has = |kind: c_int| mask & 1 << kind != 0;
-            let own = Own { memory: has(VM), descriptors: has(FD), credentials: has(CRED) };
+            let own = FromCaller { memory: has(VM), descriptors: has(FD), credentials: has(CRED) };
             // SAFETY: checked, and the caller's promise.
             unsafe {
                 let arguments = args.cast::<[u64; 6]>().read_unaligned();
@@ -356,8 +356,13 @@ pub extern "C" fn orrery_context_install_fd(target: c_int, descriptor: c_int) ->
 
 /// Has a context keep its state as it is now, for the case that it is killed.
 #[unsafe(no_mangle)]
+<<<<<<< HEAD
 pub extern "C" fn orrery_context_checkpoint(target: c_int) -> c_int {
     Context::of_descriptor(target).and_then(Context::keep_good).map_or_else(error::fail, |()| 0)
+=======
+pub extern "C" fn lwKeepGood(target: c_int) -> c_int {
+    Context::of_descriptor(target).and_then(Context::checkpoint).map_or_else(error::fail_context, |()| 0)
+>>>>>>> main
 }
 
 /// Forks the program with all its contexts.

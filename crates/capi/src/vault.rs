@@ -3,7 +3,7 @@
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::time::Duration;
 
-use orrery_vault::Keeper;
+use orrery_vault::VaultService;
 use orrery_vault::shared::{Errno, Error, LOAD_ROOM, SharedVault, become_vault};
 
 use crate::error;
@@ -42,7 +42,7 @@ impl Functions {
     }
 }
 
-impl Keeper for Functions {
+impl VaultService for Functions {
     fn load(&mut self, request: &[u8], answer: &mut [u8]) -> Result<usize, Errno> {
         Self::run(self.load, self.context, request, answer)
     }

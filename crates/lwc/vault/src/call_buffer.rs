@@ -6,12 +6,12 @@
 //! from 1   room for the request, then room for the answer
 //! ```
 //!
-//! The twin trusts nothing in it: each word is read once and checked, a request is copied before anybody looks at it. The
-//! twin makes the memory, seals its size, and keeps no pointer in it.
+//! The twin trusts nothing in it: each word is read once and checked, a request is copied before anybody looks at it.
+//! The twin makes the memory, seals its size, and keeps no pointer in it.
 
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use orrery_domain::gate::{Face, Gate};
 use orrery_sys::PAGE;
@@ -43,16 +43,17 @@ pub(super) const ANYWHERE: u32 = u32::MAX;
 
 /// The mapping.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct CallBuffer {
     start: NonNull<u8>,
 }
 
-// SAFETY: the mapping is the process'; all words in it are atomic, and bytes are only copied in or out by who has the turn.
-unsafe impl Send for Line {}
+// SAFETY: the mapping is the process'; all words in it are atomic, and bytes are only copied in or out by who has the
+// turn.
+unsafe impl Send for CallBuffer {}
 // SAFETY: as above.
-unsafe impl Sync for Line {}
+unsafe impl Sync for CallBuffer {}
 
-impl Line {
+impl CallBuffer {
     /// Makes the memory, in the twin.
     pub(super) fn make() -> Result<(Self, OwnedFd), Errno> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -75,7 +76,7 @@ impl Line {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice takes nothing from anybody.
         let start =
-            unsafe { rustix::mm::mmap(core::ptr::null_mut(), LENGTH, protection, MapFlags::SHARED, fd, 0) }?;
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), LENGTH, protection, MapFlags::SHARED, fd, 0) }?;
         // SAFETY: advice about our own mapping that changes no contents.
         let _ = unsafe { rustix::mm::madvise(start, LENGTH, Advice::LinuxDontDump) };
         NonNull::new(start.cast()).map(|start| Self { start }).ok_or(Errno::NOMEM)
@@ -108,15 +109,15 @@ impl Line {
         // SAFETY: within the room for requests, which the twin does not write; our own slice is elsewhere.
         unsafe {
             let room = self.start.add(PAGE);
-            core::ptr::copy_nonoverlapping(request.as_ptr(), room.as_ptr(), request.len().min(ROOM));
+            std::ptr::copy_nonoverlapping(request.as_ptr(), room.as_ptr(), request.len().min(ROOM));
         }
         head.asked_length.store(u32::try_from(request.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
         head.cpu.store(cpu, Ordering::Relaxed);
         head.asked.store(number, Ordering::Release);
     }
 
-    /// The twin looks whether there is a call other than `last`; its number, with the request copied into `into`. A request
-    /// that says to be too long is an `EMSGSIZE`.
+    /// The twin looks whether there is a call other than `last`; its number, with the request copied into `into`. A
+    /// request that says to be too long is an `EMSGSIZE`.
     pub(super) fn asked(&self, last: u32, into: &mut [u8]) -> Option<(u32, Result<usize, Errno>)> {
         let head = self.head();
         let number = head.asked.load(Ordering::Acquire);
@@ -127,9 +128,9 @@ impl Line {
         if length > ROOM.min(into.len()) {
             return Some((number, Err(Errno::MSGSIZE)));
         }
-        // SAFETY: within the room for requests, and within `into`. The client may write meanwhile: the copy is then some
-        // mixture of bytes, whose meaning is checked afterwards, on the copy.
-        unsafe { core::ptr::copy_nonoverlapping(self.start.add(PAGE).as_ptr(), into.as_mut_ptr(), length) };
+        // SAFETY: within the room for requests, and within `into`. The client may write meanwhile: the copy is then
+        // some mixture of bytes, whose meaning is checked afterwards, on the copy.
+        unsafe { std::ptr::copy_nonoverlapping(self.start.add(PAGE).as_ptr(), into.as_mut_ptr(), length) };
         Some((number, Ok(length)))
     }
 
@@ -146,7 +147,7 @@ impl Line {
                 // SAFETY: within the room for answers; our own slice is elsewhere.
                 unsafe {
                     let room = self.start.add(PAGE + ROOM);
-                    core::ptr::copy_nonoverlapping(bytes.as_ptr(), room.as_ptr(), bytes.len());
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), room.as_ptr(), bytes.len());
                 }
                 i64::try_from(bytes.len()).unwrap_or(0)
             }
@@ -178,14 +179,14 @@ impl Line {
         // SAFETY: within the room for answers; no more than fits into `into`.
         unsafe {
             let room = self.start.add(PAGE + ROOM).as_ptr();
-            core::ptr::copy_nonoverlapping(room, into.as_mut_ptr(), length.min(into.len()));
-            core::ptr::write_bytes(room, 0, length);
+            std::ptr::copy_nonoverlapping(room, into.as_mut_ptr(), length.min(into.len()));
+            std::ptr::write_bytes(room, 0, length);
         }
         Some(if length > into.len() { Err(Errno::MSGSIZE) } else { Ok(length) })
     }
 }
 
-impl Drop for Line {
+impl Drop for CallBuffer {
     fn drop(&mut self) {
         // SAFETY: our own mapping; with the handle goes the last use of it.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), LENGTH) };
@@ -203,8 +204,8 @@ mod tests {
             calls in proptest::collection::vec(
                 (proptest::collection::vec(any::<u8>(), 0..5000), any::<u32>(), 1..4096_i32, any::<bool>()), 1..8)
         ) {
-            let (twin, fd) = Line::make().unwrap();
-            let client = Line::map(fd.as_fd()).unwrap();
+            let (twin, fd) = CallBuffer::make().unwrap();
+            let client = CallBuffer::map(fd.as_fd()).unwrap();
             let (mut last, mut seen, mut back) = (0, vec![0; ROOM], vec![1; ROOM]);
             for (request, cpu, errno, fails) in calls {
                 let number = last + 1;
@@ -228,9 +229,9 @@ mod tests {
         fn whatever_stands_in_it_is_survived(
             noise in proptest::collection::vec(any::<u8>(), size_of::<Head>()), number in any::<u32>(),
         ) {
-            let (line, _fd) = Line::make().unwrap();
+            let (line, _fd) = CallBuffer::make().unwrap();
             // SAFETY: the head lies within the mapping and is made of atomics, for which any bytes will do.
-            unsafe { core::ptr::copy_nonoverlapping(noise.as_ptr(), line.start.as_ptr(), noise.len()) };
+            unsafe { std::ptr::copy_nonoverlapping(noise.as_ptr(), line.start.as_ptr(), noise.len()) };
             let mut small = [0; 100];
             if let Some((_, Ok(length))) = line.asked(number, &mut small) {
                 prop_assert!(length <= small.len());
@@ -244,7 +245,7 @@ mod tests {
 
     #[test]
     fn answers_do_not_stay() {
-        let (line, _fd) = Line::make().unwrap();
+        let (line, _fd) = CallBuffer::make().unwrap();
         line.answer(1, Ok(b"premaster secret"));
         let mut back = [0; 16];
         assert_eq!(line.answered(1, &mut back), Some(Ok(16)));
@@ -258,6 +259,6 @@ mod tests {
     #[test]
     fn only_lines_are_mapped() {
         let other = rustix::fs::memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
-        assert_eq!(Line::map(other.as_fd()).unwrap_err(), Errno::BADMSG);
+        assert_eq!(CallBuffer::map(other.as_fd()).unwrap_err(), Errno::BADMSG);
     }
 }

@@ -3,14 +3,14 @@
 //! - `_exit`, in which `exit` and `quick_exit` end as well: a closure would leave the process through it.
 //! - `madvise`, for one kind of advice that leaves no trace ([`crate::lazy_free`]).
 //!
-//! Their first bytes are replaced by a jump, once, before the first capture, when no other thread can be in them (a thread
-//! that ends is in `madvise`). While no closure runs, in forked children
-//! and where a policy forbids the change, they work as ever. A program that makes these system calls itself does not pass
-//! here: nothing short of filtering every call would stop it. It then leaves the process, or may find memory that it marked
-//! and the rollback did not rewrite gone under memory pressure.
+//! Their first bytes are replaced by a jump, once, before the first capture, when no other thread can be in them (a
+//! thread that ends is in `madvise`). While no closure runs, in forked children and where a policy forbids the change,
+//! they work as ever. A program that makes these system calls itself does not pass here: nothing short of filtering
+//! every call would stop it. It then leaves the process, or may find memory that it marked and the rollback did not
+//! rewrite gone under memory pressure.
 
-use core::ffi::{CStr, c_int, c_void};
-use core::sync::atomic::{AtomicBool, Ordering};
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use orrery_sys::PageRange;
 use rustix::mm::{MprotectFlags, mprotect};
@@ -43,13 +43,13 @@ fn replace(name: &CStr, target: usize) -> rustix::io::Result<()> {
     }
     let code = jump_code(target);
     let pages = PageRange::covering(function.addr(), code.len());
-    let start = core::ptr::with_exposed_provenance_mut::<c_void>(pages.start);
-    // SAFETY: the pages are the C library's text. The function is not running (we are, and the process has one thread or
-    // threads that are elsewhere), no other function begins within its first bytes (system-call wrappers are aligned to
-    // 16), and the new code ends in a jump.
+    let start = std::ptr::with_exposed_provenance_mut::<c_void>(pages.start);
+    // SAFETY: the pages are the C library's text. The function is not running (we are, and the process has one thread
+    // or threads that are elsewhere), no other function begins within its first bytes (system-call wrappers are aligned
+    // to 16), and the new code ends in a jump.
     unsafe {
         mprotect(start, pages.len(), MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC)?;
-        core::ptr::copy_nonoverlapping(code.as_ptr(), function.cast::<u8>(), code.len());
+        std::ptr::copy_nonoverlapping(code.as_ptr(), function.cast::<u8>(), code.len());
         mprotect(start, pages.len(), MprotectFlags::READ | MprotectFlags::EXEC)
     }
 }

@@ -1,17 +1,17 @@
 //! Making the engine of a process, once.
 
-use core::cell::UnsafeCell;
-use core::ffi::c_void;
-use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use orrery_sys::thread;
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use allocator_api2::alloc::Allocator;
 use orrery_memory::HeapVec;
 use orrery_memory::space::{Config, Space};
 use orrery_sys::timers::{self, PosixTimers};
 
-use super::inner::{Inner, ProcessState, Sources};
+use super::owner::{Inner, ProcessState, Sources};
 use super::{
     ALTERNATE_STACK, CLAIM, ENGINE, Ending, Engine, Limits, MOST_THREADS, Phase, STACK, arena, begin_run,
     current, end_run, leave_rseq_alone,
@@ -60,7 +60,7 @@ impl Claim {
     }
 
     fn keep(self) {
-        core::mem::forget(self);
+        std::mem::forget(self);
     }
 }
 
@@ -89,7 +89,7 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
         claimed: AtomicU32::new(0),
         ending: UnsafeCell::new(Ending::Returned),
         last: UnsafeCell::new(None),
-        words: safe_point::Words::default(),
+        words: safe_point::SafePointState::default(),
         lazy_free: LazyFree::new(),
         rseq: [const { AtomicUsize::new(0) }; MOST_THREADS],
         inner: UnsafeCell::new(Inner {
@@ -99,7 +99,7 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
                 mask: 0,
                 begin: unset,
                 body: nothing,
-                argument: core::ptr::null_mut(),
+                argument: std::ptr::null_mut(),
                 end: end_run,
             },
             space: Space::new(arena, config)?,
@@ -124,13 +124,13 @@ fn make(config: Config<'_>, children: Children) -> Result<&'static Engine> {
                 ENGINE.load(Ordering::Acquire).as_ref().map_or(0, |old| (*old.inner.get()).serial)
             },
             wanted: 0,
-            name: (core::ptr::null_mut(), MaybeUninit::uninit()),
+            name: (std::ptr::null_mut(), MaybeUninit::uninit()),
             value: 0,
             error: None,
             last_restore: orrery_memory::space::Restored::default(),
         }),
     };
-    let layout = core::alloc::Layout::new::<Engine>();
+    let layout = std::alloc::Layout::new::<Engine>();
     let block = arena.heap().allocate(layout).map_err(|_| orrery_memory::Error::Memory {
         bytes: layout.size(),
         errno: rustix::io::Errno::NOMEM,

@@ -1,8 +1,8 @@
 //! The owner's part of an engine: what is captured, and how it is put back.
 
-use core::mem::MaybeUninit;
-use core::sync::atomic::Ordering;
 use orrery_sys::rseq;
+use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering;
 
 use orrery_memory::space::{SnapshotId, Space};
 use orrery_memory::{Arena, HeapVec, PAGE, PageRange};
@@ -20,7 +20,7 @@ use crate::undo::pending::Pending;
 use crate::undo::signals::Signals;
 use crate::undo::threads::Threads;
 use crate::undo::timers::Timers;
-use crate::{doors, hooks};
+use crate::{hooks, interpose};
 
 /// The state of the process beside its memory.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ pub(super) struct Inner {
 impl Inner {
     pub(super) fn begin_run(&mut self, engine: &Engine, mask: Mask) -> Result<()> {
         self.threads.capture()?;
-        doors::install_once();
+        interpose::install_once();
         self.note_rseq(engine)?;
         self.process.capture(mask, &mut self.sources)?;
         // SAFETY: we are on the engine's stack, signals are blocked, and other threads are parked.
@@ -192,7 +192,7 @@ impl Inner {
 
     pub(super) fn take_snapshot(&mut self, engine: &Engine) -> Result<()> {
         self.threads.capture_alone()?;
-        doors::install_once();
+        interpose::install_once();
         self.note_rseq(engine)?;
         let mut process = ProcessState::new(engine.arena);
         match self.capture_snapshot(&mut process) {
@@ -234,7 +234,7 @@ impl Inner {
             threads, process, snapshots, sources, space, last_restore, repeats, running_signals, ..
         } = self;
         let mut leftover = None;
-        let mut note = |result: core::result::Result<(), Leftover>| {
+        let mut note = |result: std::result::Result<(), Leftover>| {
             if let Err(found) = result {
                 leftover.get_or_insert(found);
             }
@@ -262,8 +262,8 @@ impl Inner {
         if let Err(error) = engine.lazy_free.take(|range| space.assume_written(range)) {
             die(&Error::Memory(error));
         }
-        // SAFETY: we are on the engine's stack, signals are blocked, other threads are parked or gone; the program's thread
-        // is here, and goes on where the restored state left.
+        // SAFETY: we are on the engine's stack, signals are blocked, other threads are parked or gone; the program's
+        // thread is here, and goes on where the restored state left.
         match unsafe { space.restore(snapshot.map(|snapshot| snapshot.memory)) } {
             Ok(restored) => *last_restore = restored,
             Err(error) => die(&Error::Memory(error)),
@@ -279,15 +279,15 @@ impl Inner {
 
 /// Ends the process, whose memory is neither what it was nor what it became.
 fn die(error: &Error) -> ! {
-    use core::fmt::Write;
+    use std::fmt::Write;
 
     /// Standard error, a piece at a time.
     struct Stderr;
     impl Write for Stderr {
-        fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        fn write_str(&mut self, text: &str) -> std::fmt::Result {
             // SAFETY: descriptor 2 is used for one system call.
             let stderr = unsafe { std::os::fd::BorrowedFd::borrow_raw(2) };
-            rustix::io::write(stderr, text.as_bytes()).map_or(Err(core::fmt::Error), |_| Ok(()))
+            rustix::io::write(stderr, text.as_bytes()).map_or(Err(std::fmt::Error), |_| Ok(()))
         }
     }
     let _ = writeln!(Stderr, "orrery: a rollback failed half-way and the process cannot go on: {error}");

@@ -10,15 +10,15 @@
 //! session   --clean---> root
 //! ```
 //!
-//! What two contexts need to speak to each other is there before the session is captured, or the first rollback would take
-//! it away. From then on the root alone holds a session, which ends when the root lets go of it. Sessions cannot speak to each other or to the
-//! template: they have no descriptors of them.
+//! What two contexts need to speak to each other is there before the session is captured, or the first rollback would
+//! take it away. From then on the root alone holds a session, which ends when the root lets go of it. Sessions cannot
+//! speak to each other or to the template: they have no descriptors of them.
 
-use core::convert::Infallible;
+use std::convert::Infallible;
 use std::os::fd::RawFd;
 
-use super::inside::{self, Connection};
-use super::words::{Order, Report};
+use super::protocol::{Order, Report};
+use super::session::{self, Connection};
 use orrery_context::{self as context, Context, Spec, Start};
 
 /// What the template is to have of the root.
@@ -58,7 +58,7 @@ pub(crate) fn template<F: Fn(&mut Connection)>(
             },
             _ => (Report::Settled, String::new()),
         };
-        order = match root.switch(report.word(), inside::cut(reason.as_bytes())) {
+        order = match root.switch(report.word(), session::cut(reason.as_bytes())) {
             Ok(arrival) => Order::of(arrival.word),
             Err(_) => context::kill_self(),
         };
@@ -75,7 +75,7 @@ fn make<F: Fn(&mut Connection)>(
     let made = context::create(&Spec::new().alone(true), |start| {
         // The template's name.
         let _ = start.creator.close();
-        inside::session(root, open, memory, serve)
+        session::session(root, open, memory, serve)
     })
     .map_err(|error| error.to_string())?;
     let arrival = made.switch(0, &[]);

@@ -1,19 +1,19 @@
 //! The vault's side: the keeper, its spare, and the twins.
 //!
-//! The keeper has loaded the secrets. It serves nobody itself, but copies itself (fork(2)) for each client: a twin has all
-//! that was loaded until then, serves this client alone, and ends with it. So clients never wait for one another, and one
-//! that breaks its twin breaks nobody else's.
+//! The keeper has loaded the secrets. It serves nobody itself, but copies itself (fork(2)) for each client: a twin has
+//! all that was loaded until then, serves this client alone, and ends with it. So clients never wait for one another,
+//! and one that breaks its twin breaks nobody else's.
 //!
 //! The spare is a copy of the keeper, too, renewed whenever something was loaded. It sleeps until the keeper dies, and
-//! then is the keeper, with a spare of its own. All have the socket open on which requests arrive, so none is lost but the
-//! one that the keeper died of.
+//! then is the keeper, with a spare of its own. All have the socket open on which requests arrive, so none is lost but
+//! the one that the keeper died of.
 //!
 //! When the last process of the program is gone, or has closed its end of the socket, keeper and spare end; a twin ends
 //! with its client, or when that closes the socket between the two.
 
-use core::ffi::c_void;
-use core::time::Duration;
+use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
 use std::time::Instant;
 
 use orrery_domain::gate::{Face, Partner};
@@ -24,9 +24,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::CpuSet;
 
-use super::line::{ANYWHERE, Line, ROOM};
+use super::call_buffer::{ANYWHERE, CallBuffer, ROOM};
 use super::message::{self, LOAD_ROOM, Request};
-use super::{Keeper, closed};
+use super::{VaultService, closed};
 
 /// How many twins one client may have: more than it has any use for.
 const TWINS_OF_ONE: usize = 64;
@@ -38,7 +38,7 @@ const SHORT_LIFE: Duration = Duration::from_secs(1);
 /// Keeps secrets until nobody is left who could ask. `socket` is where requests arrive.
 ///
 /// The process must have one thread, which never returns.
-pub(super) fn keep<K: Keeper>(socket: OwnedFd, keeper: &mut K) -> ! {
+pub(super) fn keep<K: VaultService>(socket: OwnedFd, keeper: &mut K) -> ! {
     let outcome = prepare(&socket);
     // Whoever made this process waits for it to be closed.
     message::answer(Some(&socket), outcome.as_ref().map(|_| &[][..]).map_err(|errno| *errno), &[]);
@@ -77,7 +77,7 @@ fn exit(status: i32) -> ! {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     /// The keeper that it was.
-    Keeper,
+    VaultService,
     /// The copy, when its time has come.
     Successor,
     /// The copy, when there is nobody left to serve.
@@ -108,7 +108,7 @@ struct State {
 }
 
 impl State {
-    fn serve<K: Keeper>(mut self, keeper: &mut K) -> Result<(), Errno> {
+    fn serve<K: VaultService>(mut self, keeper: &mut K) -> Result<(), Errno> {
         loop {
             if self.spare.is_none() && self.make_spare() == Role::Superfluous {
                 return Ok(());
@@ -141,8 +141,8 @@ impl State {
                 match message::receive_request(self.socket.as_fd()) {
                     Ok(None) => return Ok(()),
                     Ok(Some(arrival)) => self.heed(keeper, &arrival),
-                    // Taken by a keeper that we replace, or out of descriptors: then the request is gone, and who sent it
-                    // finds its socket closed.
+                    // Taken by a keeper that we replace, or out of descriptors: then the request is gone, and who sent
+                    // it finds its socket closed.
                     Err(Errno::AGAIN | Errno::INTR) => {}
                     Err(_) => std::thread::sleep(Duration::from_millis(1)),
                 }
@@ -150,7 +150,7 @@ impl State {
         }
     }
 
-    fn heed<K: Keeper>(&mut self, keeper: &mut K, arrival: &message::Arrival) {
+    fn heed<K: VaultService>(&mut self, keeper: &mut K, arrival: &message::Arrival) {
         let answer_to = arrival.answer_to.as_ref();
         let request = arrival.bytes.as_deref().ok_or(Errno::MSGSIZE);
         let request = request.and_then(|bytes| Request::decode(bytes).ok_or(Errno::BADMSG));
@@ -161,7 +161,7 @@ impl State {
                 // The next keeper shall know it, too, and shall be there before anybody relies on it.
                 self.end_spare();
                 match self.make_spare() {
-                    Role::Keeper => {}
+                    Role::VaultService => {}
                     Role::Successor => return,
                     Role::Superfluous => exit(0),
                 }
@@ -200,7 +200,7 @@ impl State {
                 if self.spare.is_none() {
                     std::thread::sleep(Duration::from_millis(10));
                 }
-                Role::Keeper
+                Role::VaultService
             }
         }
     }
@@ -215,7 +215,7 @@ impl State {
         }
     }
 
-    fn make_twin<K: Keeper>(
+    fn make_twin<K: VaultService>(
         &mut self,
         keeper: &mut K,
         client: Option<Pid>,
@@ -244,12 +244,12 @@ impl State {
         }
     }
 
-    fn live_as_twin<K: Keeper>(
+    fn live_as_twin<K: VaultService>(
         &mut self,
         keeper: &mut K,
         client: Option<Pid>,
         answer_to: &OwnedFd,
-    ) -> Result<core::convert::Infallible, Errno> {
+    ) -> Result<std::convert::Infallible, Errno> {
         // Whatever else the keeper has open is none of the twin's business; least of all the socket, whose end of file
         // would never come.
         let socket = rustix::io::fcntl_dupfd_cloexec(answer_to, 3)?;
@@ -259,11 +259,11 @@ impl State {
         let client = client.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose();
         // It may be gone already, or its number somebody else's: the socket tells of its death just as well.
         let client = client.ok().flatten();
-        let (line, memory) = Line::make()?;
+        let (line, memory) = CallBuffer::make()?;
         let heard = line.twin().heard();
         let mut watcher = Watcher::prepare(client.as_ref().unwrap_or(&socket).as_raw_fd(), line.mark())
             .map_err(|_| Errno::NOMEM)?;
-        let ear = Ear { fd: socket.as_raw_fd(), heed: leave, with: core::ptr::null() };
+        let ear = Ear { fd: socket.as_raw_fd(), heed: leave, with: std::ptr::null() };
         // SAFETY: `leave` makes one system call and does not return.
         unsafe { watcher.listen(ear) };
         watcher.start()?;
@@ -297,7 +297,8 @@ fn wait_for_my_turn(state: &mut State) -> Role {
 
 /// Closes all descriptors but the standard ones and `fd`, which moves.
 fn only(fd: OwnedFd) -> Result<OwnedFd, Errno> {
-    // Descriptors that handles elsewhere in memory still name are closed here, too; none of those is used or dropped again.
+    // Descriptors that handles elsewhere in memory still name are closed here, too; none of those is used or dropped
+    // again.
     if fd.as_raw_fd() != 3 {
         // SAFETY: number 3 is replaced, which nothing uses any more; `OwnedFd` then owns it alone.
         let moved = unsafe { libc::dup3(fd.as_raw_fd(), 3, libc::O_CLOEXEC) };
@@ -305,7 +306,7 @@ fn only(fd: OwnedFd) -> Result<OwnedFd, Errno> {
             return Err(last_errno());
         }
     }
-    core::mem::forget(fd);
+    std::mem::forget(fd);
     // SAFETY: see above. close_range(2) cannot fail where it exists (Linux 5.9).
     if unsafe { libc::syscall(libc::SYS_close_range, 4, u32::MAX, 0) } < 0 {
         for number in 4..1024 {
@@ -325,12 +326,12 @@ unsafe extern "C" fn leave(_: *const c_void) {
 
 /// A twin at work.
 struct Server<'a, K> {
-    line: Line,
+    line: CallBuffer,
     keeper: &'a mut K,
     heard: u32,
 }
 
-impl<K: Keeper> Server<'_, K> {
+impl<K: VaultService> Server<'_, K> {
     fn serve(mut self) -> ! {
         let (mut request, mut answer) = (vec![0; ROOM], vec![0; ROOM]);
         let (mut last, mut at) = (0, ANYWHERE);

@@ -1,6 +1,6 @@
 //! Memory that survives a rollback.
 
-use core::cell::Cell;
+use std::cell::Cell;
 
 use orrery_memory::{PAGE, PageRange};
 
@@ -38,19 +38,19 @@ impl KeptBuffer {
     pub fn with_capacity(capacity: usize) -> Result<Self> {
         let arena = engine::arena()?;
         let memory = arena.stack((capacity + HEADER).next_multiple_of(PAGE))?;
-        Ok(Self { memory, length: core::ptr::with_exposed_provenance(memory.start) })
+        Ok(Self { memory, length: std::ptr::with_exposed_provenance(memory.start) })
     }
 
     /// Appends `bytes`.
     ///
     /// # Errors
     /// [`Full`], with nothing appended.
-    pub fn push(&self, bytes: &[u8]) -> core::result::Result<(), Full> {
+    pub fn push(&self, bytes: &[u8]) -> std::result::Result<(), Full> {
         let length = self.length().get();
         let capacity = self.capacity();
         match length.checked_add(bytes.len()) {
             Some(needed) if needed <= capacity => {
-                let end = core::ptr::with_exposed_provenance_mut::<u8>(self.memory.start + HEADER + length);
+                let end = std::ptr::with_exposed_provenance_mut::<u8>(self.memory.start + HEADER + length);
                 // SAFETY: the room behind the contents is ours, and `bytes` is not in it: contents are only lent out up
                 // to `length`.
                 unsafe { end.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
@@ -63,10 +63,10 @@ impl KeptBuffer {
 
     /// What was pushed.
     pub fn bytes(&self) -> &[u8] {
-        let start = core::ptr::with_exposed_provenance::<u8>(self.memory.start + HEADER);
+        let start = std::ptr::with_exposed_provenance::<u8>(self.memory.start + HEADER);
         // SAFETY: `push` initialised that many bytes, and nothing before `length` changes while `self` is borrowed:
         // clearing needs it exclusively.
-        unsafe { core::slice::from_raw_parts(start, self.length().get()) }
+        unsafe { std::slice::from_raw_parts(start, self.length().get()) }
     }
 
     /// Empties it.

@@ -1,13 +1,13 @@
 //! Inside of a session: serve a connection, be rolled back, serve the next one.
 
-use core::convert::Infallible;
-use core::ops::ControlFlow;
+use std::convert::Infallible;
 use std::io::{self, Read, Write};
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
-use super::words::{Ended, Interest, Order, Report};
+use super::protocol::{Ended, Interest, Order, Report};
 use orrery_context::{self as context, Arrival, Context};
 use orrery_rollback::{self as rollback, Outcome, Rollback};
 
