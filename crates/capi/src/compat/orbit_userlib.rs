@@ -49,7 +49,7 @@ pub struct Pool {
     /// Of no effect.
     pub mode: c_int,
     /// The area behind it.
-    pub area: *mut pool::Backing,
+    pub area: *mut Backing,
 }
 
 /// `struct orbit_task`.
@@ -87,7 +87,7 @@ pub struct Allocator {
     /// Whether sizes are noted.
     pub use_meta: bool,
     /// Its functions.
-    pub functions: *const allocator::Functions,
+    pub functions: *const Functions,
     /// The pool whose area it uses, if any.
     pub pool: *mut Pool,
 }
@@ -117,14 +117,29 @@ pub union Outcome {
     pub scratch: Scratch,
 }
 
+/// `struct orbit_allocator_vtable`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Functions {
+    alloc: unsafe extern "C" fn(*mut Allocator, usize) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut Allocator, *mut c_void),
+    realloc: unsafe extern "C" fn(*mut Allocator, *mut c_void, usize) -> *mut c_void,
+    destroy: unsafe extern "C" fn(*mut Allocator),
+}
+
+/// What is behind a pool.
+#[derive(Debug)]
+pub struct Backing {
+    /// None in an orbit, whose pools are memory of its own.
+    area: Option<orrery_orbit::Area>,
+}
+
 /// Sets errno and a text, and returns -1.
 fn fail(number: c_int, text: &str) -> c_int {
-    crate::orbit_error::note_as(number, text);
-    -1
+    crate::error::fail_with(number, text)
 }
 
 /// The same for an error of the crate beneath.
 fn refuse(error: &orrery_orbit::Error) -> c_int {
-    crate::orbit_error::note(error);
-    -1
+    crate::error::fail(error)
 }

@@ -8,17 +8,7 @@ use core::ptr::NonNull;
 
 use orrery_orbit::{Area, AreaError};
 
-use super::{Allocator, Pool, fail};
-
-/// `struct orbit_allocator_vtable`.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Functions {
-    alloc: unsafe extern "C" fn(*mut Allocator, usize) -> *mut c_void,
-    free: unsafe extern "C" fn(*mut Allocator, *mut c_void),
-    realloc: unsafe extern "C" fn(*mut Allocator, *mut c_void, usize) -> *mut c_void,
-    destroy: unsafe extern "C" fn(*mut Allocator),
-}
+use super::{Allocator, Functions, Pool, fail};
 
 static FUNCTIONS: Functions = Functions {
     alloc: allocate,

@@ -5,17 +5,10 @@ use core::ffi::c_void;
 use orrery_orbit::{Area, AreaError, AreaOptions};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-use super::{Module, Pool, fail};
-use crate::orbit_error;
+use super::{Backing, Module, Pool, fail};
+use crate::error;
 
 const PAGE: usize = 4096;
-
-/// What is behind a pool.
-#[derive(Debug)]
-pub struct Backing {
-    /// None in an orbit, whose pools are memory of its own.
-    pub(super) area: Option<Area>,
-}
 
 impl Pool {
     pub(super) fn backing(&self) -> Option<&Backing> {
@@ -44,7 +37,7 @@ impl Pool {
                 // Its allocator knows better.
                 Ok(()) | Err(AreaError::Use { .. }) => {}
                 Err(error) => {
-                    orbit_error::note(&error.into());
+                    error::fail(orrery_orbit::Error::from(error));
                     return Err(-1);
                 }
             }
@@ -118,7 +111,7 @@ fn area(length: usize, address: Option<usize>) -> Result<(*mut c_void, Option<Ar
             Ok((start, Some(area)))
         }
         Err(error) => {
-            orbit_error::note(&error.into());
+            error::fail(orrery_orbit::Error::from(error));
             Err(())
         }
     }

@@ -1,6 +1,6 @@
-//! `orrery/lwc.h`: snapshots of the process, and going back to them.
+//! `orrery/rollback.h`: snapshots of the process, and going back to them.
 
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{c_int, c_void};
 
 use orrery_rollback::{Error, snapshot};
 
@@ -16,7 +16,7 @@ use crate::error;
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_snapshot(id: *mut u64) -> c_int {
+pub unsafe extern "C" fn orrery_rollback_snapshot(id: *mut u64) -> c_int {
     core::arch::naked_asm!(
         "sub rsp, 24",
         "mov [rsp + 8], rdi",
@@ -40,37 +40,33 @@ pub unsafe extern "C" fn lw_snapshot(id: *mut u64) -> c_int {
 }
 
 extern "C" fn forget() {
-    error::forget();
+    error::clear();
 }
 
 /// Says why there is no snapshot.
 extern "C" fn refused(id: *const u64) -> c_int {
-    let null = || Error::System(orrery_sys::Error::new("lw_snapshot", id.addr(), rustix::io::Errno::INVAL));
+    let null = || {
+        Error::System(orrery_sys::Error::new("orrery_rollback_snapshot", id.addr(), rustix::io::Errno::INVAL))
+    };
     error::fail(if id.is_null() { null() } else { snapshot::last_error().unwrap_or_else(null) })
 }
 
 /// Goes back to a snapshot; it returns only if that cannot be.
 #[unsafe(no_mangle)]
-pub extern "C" fn lw_resume(id: u64, value: c_int) -> c_int {
+pub extern "C" fn orrery_rollback_resume(id: u64, value: c_int) -> c_int {
     error::fail(snapshot::resume(id, value))
 }
 
 /// Leaves memory alone from now on.
 #[unsafe(no_mangle)]
-pub extern "C" fn lw_keep(address: *mut c_void, length: usize) -> c_int {
+pub extern "C" fn orrery_rollback_exclude(address: *mut c_void, length: usize) -> c_int {
     result(snapshot::keep(address.addr(), length))
 }
 
 /// Forgets a snapshot.
 #[unsafe(no_mangle)]
-pub extern "C" fn lw_discard(id: u64) -> c_int {
+pub extern "C" fn orrery_rollback_discard(id: u64) -> c_int {
     result(snapshot::discard(id))
-}
-
-/// The text of the last failure, or of what the last resume left undone.
-#[unsafe(no_mangle)]
-pub extern "C" fn lw_error() -> *const c_char {
-    error::text(snapshot::last_error())
 }
 
 fn result(outcome: orrery_rollback::Result<()>) -> c_int {

@@ -2,9 +2,9 @@
  * Orrery's orbits under the names of the orbit authors' user library.
  *
  * A program that was ported to that library (OrderLab's, for their patched kernel) compiles against this header unchanged
- * and runs on a stock kernel: put this folder in front of the include path, so that #include "orbit.h" finds it, and link
- * with -lorrery. New programs take <orrery/orbit.h>, which follows the paper and can do more. The two do not mix in one
- * source file; they do in one program.
+ * and runs on a stock kernel. Compile with -I PREFIX/include/orrery/compat, so that #include <orbit/orbit.h> finds it, or with
+ * -I PREFIX/include/orrery/compat/orbit for #include "orbit.h"; link with -lorrery. New programs use <orrery/orbit.h>, which
+ * follows the paper and can do more; both may be included in one source file.
  *
  * Types have the fields of all published variants of the library, so a source for any of them compiles: pools with `used`
  * and pools with `data_start` and `data_length`, linear allocators and those with a table of functions.
@@ -32,8 +32,8 @@
 #ifndef ORRERY_AUTHORS_ORBIT_H
 #define ORRERY_AUTHORS_ORBIT_H
 
-#ifdef ORRERY_ORBIT_H
-#error "<orrery/orbit.h> and the orbit authors' orbit.h do not mix in one source file"
+#ifdef ORRERY_COMPAT_ORBIT_H
+#error "<orrery/compat/orbit.h> and the orbit authors' orbit.h do not mix in one source file"
 #endif
 
 #include <pthread.h>

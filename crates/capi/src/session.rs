@@ -1,4 +1,4 @@
-//! `orrery/sessions.h`: pools of sessions.
+//! `orrery/session.h`: pools of sessions.
 
 use core::cell::Cell;
 use core::ffi::{c_int, c_uint, c_void};
@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use orrery_sessions::{Builder, Connection, Ended, Error, Interest, Pool, SessionId, Step};
 
-use crate::error;
+use crate::{error, options};
 
 const READ: c_int = 1;
 const WRITE: c_int = 2;
@@ -17,38 +17,51 @@ thread_local! {
     static CURRENT: Cell<*const Connection> = const { Cell::new(core::ptr::null()) };
 }
 
-/// `struct lw_sessions`.
+/// `struct orrery_session_pool`.
 #[derive(Debug)]
-pub struct LwSessions {
+pub struct SessionPool {
     pool: Pool,
 }
 
-/// `struct lw_sessions_settings`.
+/// `struct orrery_session_options`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct LwSessionsSettings {
-    ready: c_uint,
-    most: c_uint,
+pub struct SessionOptions {
+    size: usize,
+    initial: c_uint,
+    max_contexts: c_uint,
     spare: c_uint,
-    step_limit: c_uint,
+    step_limit_ms: c_uint,
     memory_limit: u64,
-    keep: *const c_int,
-    keep_count: usize,
-    greets: c_int,
+    fds: *const c_int,
+    fd_count: usize,
+    start_at_once: c_int,
 }
 
-/// `struct lw_session_end`.
+const DEFAULTS: SessionOptions = SessionOptions {
+    size: size_of::<SessionOptions>(),
+    initial: 0,
+    max_contexts: 0,
+    spare: 0,
+    step_limit_ms: 0,
+    memory_limit: 0,
+    fds: std::ptr::null(),
+    fd_count: 0,
+    start_at_once: 0,
+};
+
+/// `struct orrery_session_result`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LwSessionEnd {
+pub struct SessionResult {
     how: c_int,
     value: c_int,
 }
 
-/// `struct lw_sessions_counts`.
+/// `struct orrery_session_counts`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LwSessionsCounts {
+pub struct SessionCounts {
     clean: u64,
     busy: u64,
     dirty: u64,
@@ -61,24 +74,28 @@ pub struct LwSessionsCounts {
 /// Makes a pool.
 ///
 /// # Safety
-/// `settings` is null or valid, and names as many descriptors as it says; `serve` may be called with `with` in a copy of
+/// `options` is null or valid, and names as many descriptors as it says; `serve` may be called with `with` in a copy of
 /// the process.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_sessions_open(
-    settings: *const LwSessionsSettings,
+pub unsafe extern "C" fn orrery_session_pool_create(
+    options: *const SessionOptions,
     serve: Option<unsafe extern "C" fn(c_int, *mut c_void)>,
     with: *mut c_void,
-) -> *mut LwSessions {
+) -> *mut SessionPool {
     let Some(serve) = serve else {
-        error::fail_sessions(&invalid("lw_sessions_open", 0));
+        error::fail(&invalid("orrery_session_pool_create", 0));
         return core::ptr::null_mut();
     };
-    // SAFETY: the caller's promise.
-    let builder = unsafe { settings.as_ref() }.map_or(Ok(Pool::builder()), |settings| {
-        // SAFETY: as above.
-        unsafe { builder(settings) }
-    });
-    let pool = builder.and_then(|builder| {
+    // SAFETY: the options are null or begin with their size, as the caller promises; they are integers and a pointer.
+    let options = match unsafe { options::read(options, DEFAULTS) } {
+        Ok(options) => options,
+        Err((errno, text)) => {
+            error::fail_with(errno, text);
+            return core::ptr::null_mut();
+        }
+    };
+    // SAFETY: the options name as many descriptors as they say, as the caller promises.
+    let pool = unsafe { builder(&options) }.and_then(|builder| {
         builder.build(|connection: &mut Connection| {
             CURRENT.set(connection);
             // SAFETY: the caller's promise.
@@ -87,40 +104,40 @@ pub unsafe extern "C" fn lw_sessions_open(
         })
     });
     match pool {
-        Ok(pool) => Box::into_raw(Box::new(LwSessions { pool })),
+        Ok(pool) => Box::into_raw(Box::new(SessionPool { pool })),
         Err(error) => {
-            error::fail_sessions(&error);
+            error::fail(&error);
             core::ptr::null_mut()
         }
     }
 }
 
 /// # Safety
-/// The settings name as many descriptors as they say.
-unsafe fn builder(settings: &LwSessionsSettings) -> Result<Builder, Error> {
-    let mut builder = Pool::builder().greets(settings.greets != 0);
+/// The options name as many descriptors as they say.
+unsafe fn builder(options: &SessionOptions) -> Result<Builder, Error> {
+    let mut builder = Pool::builder().greets(options.start_at_once != 0);
     let size = |number: c_uint| usize::try_from(number).unwrap_or(usize::MAX);
-    if settings.ready != 0 {
-        builder = builder.ready(size(settings.ready));
+    if options.initial != 0 {
+        builder = builder.ready(size(options.initial));
     }
-    if settings.most != 0 {
-        builder = builder.most(size(settings.most));
+    if options.max_contexts != 0 {
+        builder = builder.most(size(options.max_contexts));
     }
-    if settings.spare != 0 {
-        builder = builder.spare(size(settings.spare));
+    if options.spare != 0 {
+        builder = builder.spare(size(options.spare));
     }
-    if settings.step_limit != 0 {
-        builder = builder.step_limit(Duration::from_millis(settings.step_limit.into()));
+    if options.step_limit_ms != 0 {
+        builder = builder.step_limit(Duration::from_millis(options.step_limit_ms.into()));
     }
-    if settings.memory_limit != 0 {
-        builder = builder.memory_limit(settings.memory_limit);
+    if options.memory_limit != 0 {
+        builder = builder.memory_limit(options.memory_limit);
     }
-    if settings.keep_count > 0 {
-        if settings.keep.is_null() || settings.keep_count > 65_536 {
-            return Err(invalid("the descriptors to keep of lw_sessions_open", settings.keep_count));
+    if options.fd_count > 0 {
+        if options.fds.is_null() || options.fd_count > 65_536 {
+            return Err(invalid("the descriptors of orrery_session_pool_create", options.fd_count));
         }
         // SAFETY: the caller's promise.
-        let keep = unsafe { core::slice::from_raw_parts(settings.keep, settings.keep_count) };
+        let keep = unsafe { core::slice::from_raw_parts(options.fds, options.fd_count) };
         builder = keep.iter().fold(builder, |builder, fd| builder.keep_descriptor(*fd));
     }
     Ok(builder)
@@ -131,16 +148,16 @@ unsafe fn builder(settings: &LwSessionsSettings) -> Result<Builder, Error> {
 /// # Safety
 /// `pool` is a pool; `session` is valid for a write, `end` too or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_session_begin(
-    pool: *mut LwSessions,
+pub unsafe extern "C" fn orrery_session_begin(
+    pool: *mut SessionPool,
     connection: c_int,
     session: *mut u64,
-    end: *mut LwSessionEnd,
+    end: *mut SessionResult,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail_sessions(&invalid("a pool", 0)) };
+    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(&invalid("a pool", 0)) };
     if connection < 0 || session.is_null() {
-        return error::fail_sessions(&invalid("lw_session_begin", connection.unsigned_abs() as usize));
+        return error::fail(&invalid("orrery_session_begin", connection.unsigned_abs() as usize));
     }
     // SAFETY: used for system calls while it is open, by the caller's promise; a closed one is an error.
     let connection = unsafe { BorrowedFd::borrow_raw(connection) };
@@ -152,7 +169,7 @@ pub unsafe extern "C" fn lw_session_begin(
                 tell(step, end)
             }
         }
-        Err(error) => error::fail_sessions(&error),
+        Err(error) => error::fail(&error),
     }
 }
 
@@ -161,17 +178,17 @@ pub unsafe extern "C" fn lw_session_begin(
 /// # Safety
 /// `pool` is a pool; `end` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_session_step(
-    pool: *mut LwSessions,
+pub unsafe extern "C" fn orrery_session_step(
+    pool: *mut SessionPool,
     session: u64,
-    end: *mut LwSessionEnd,
+    end: *mut SessionResult,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail_sessions(&invalid("a pool", 0)) };
+    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(&invalid("a pool", 0)) };
     match pool.pool.step(SessionId::of_number(session)) {
         // SAFETY: the caller's promise.
         Ok(step) => unsafe { tell(step, end) },
-        Err(error) => error::fail_sessions(&error),
+        Err(error) => error::fail(&error),
     }
 }
 
@@ -180,10 +197,10 @@ pub unsafe extern "C" fn lw_session_step(
 /// # Safety
 /// `pool` is a pool.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_session_end(pool: *mut LwSessions, session: u64) -> c_int {
+pub unsafe extern "C" fn orrery_session_abandon(pool: *mut SessionPool, session: u64) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail_sessions(&invalid("a pool", 0)) };
-    pool.pool.end(SessionId::of_number(session)).map_or_else(|error| error::fail_sessions(&error), |()| 0)
+    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(&invalid("a pool", 0)) };
+    pool.pool.end(SessionId::of_number(session)).map_or_else(|error| error::fail(&error), |()| 0)
 }
 
 /// Does one thing that will have to be done.
@@ -191,10 +208,10 @@ pub unsafe extern "C" fn lw_session_end(pool: *mut LwSessions, session: u64) -> 
 /// # Safety
 /// `pool` is a pool.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_sessions_tidy(pool: *mut LwSessions) -> c_int {
+pub unsafe extern "C" fn orrery_session_pool_maintain(pool: *mut SessionPool) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail_sessions(&invalid("a pool", 0)) };
-    pool.pool.tidy().map_or_else(|error| error::fail_sessions(&error), c_int::from)
+    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(&invalid("a pool", 0)) };
+    pool.pool.tidy().map_or_else(|error| error::fail(&error), c_int::from)
 }
 
 /// Serves connections.
@@ -202,16 +219,20 @@ pub unsafe extern "C" fn lw_sessions_tidy(pool: *mut LwSessions) -> c_int {
 /// # Safety
 /// `pool` is a pool.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_sessions_serve(pool: *mut LwSessions, listener: c_int, stop: c_int) -> c_int {
+pub unsafe extern "C" fn orrery_session_pool_serve(
+    pool: *mut SessionPool,
+    listener: c_int,
+    stop: c_int,
+) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail_sessions(&invalid("a pool", 0)) };
+    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(&invalid("a pool", 0)) };
     if listener < 0 || stop < -1 {
-        return error::fail_sessions(&invalid("lw_sessions_serve", listener.unsigned_abs() as usize));
+        return error::fail(&invalid("orrery_session_pool_serve", listener.unsigned_abs() as usize));
     }
     // SAFETY: used for system calls while they are open, by the caller's promise; closed ones are errors.
     let (listener, stop) =
         unsafe { (BorrowedFd::borrow_raw(listener), (stop >= 0).then(|| BorrowedFd::borrow_raw(stop))) };
-    pool.pool.serve(listener, stop).map_or_else(|error| error::fail_sessions(&error), |()| 0)
+    pool.pool.serve(listener, stop).map_or_else(|error| error::fail(&error), |()| 0)
 }
 
 /// Tells the counts.
@@ -219,15 +240,18 @@ pub unsafe extern "C" fn lw_sessions_serve(pool: *mut LwSessions, listener: c_in
 /// # Safety
 /// `pool` is a pool, `counts` is valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_sessions_count(pool: *const LwSessions, counts: *mut LwSessionsCounts) -> c_int {
+pub unsafe extern "C" fn orrery_session_pool_count(
+    pool: *const SessionPool,
+    counts: *mut SessionCounts,
+) -> c_int {
     // SAFETY: the caller's promise.
     let (Some(pool), false) = (unsafe { pool.as_ref() }, counts.is_null()) else {
-        return error::fail_sessions(&invalid("lw_sessions_count", 0));
+        return error::fail(&invalid("orrery_session_pool_count", 0));
     };
     let now = pool.pool.statistics();
     // SAFETY: checked above, and the caller's promise.
     unsafe {
-        counts.write(LwSessionsCounts {
+        counts.write(SessionCounts {
             clean: now.clean as u64,
             busy: now.busy as u64,
             dirty: now.dirty as u64,
@@ -245,30 +269,27 @@ pub unsafe extern "C" fn lw_sessions_count(pool: *const LwSessions, counts: *mut
 /// # Safety
 /// `pool` is a pool, not used any more, or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_sessions_close(pool: *mut LwSessions) {
+pub unsafe extern "C" fn orrery_session_pool_destroy(pool: *mut SessionPool) {
     if !pool.is_null() {
-        // SAFETY: `lw_sessions_open` made it of a box, and the caller's promise.
+        // SAFETY: `orrery_session_pool_create` made it of a box, and the caller's promise.
         drop(unsafe { Box::from_raw(pool) });
     }
 }
 
 /// In a session: waits for the connection.
 #[unsafe(no_mangle)]
-pub extern "C" fn lw_session_wait(events: c_int) -> c_int {
+pub extern "C" fn orrery_session_wait(events: c_int) -> c_int {
     let interest = match events {
         READ => Interest::Readable,
         WRITE => Interest::Writable,
         3 => Interest::Both,
         other => {
-            return error::fail_sessions(&invalid(
-                "the events of lw_session_wait",
-                other.unsigned_abs() as usize,
-            ));
+            return error::fail(&invalid("the events of orrery_session_wait", other.unsigned_abs() as usize));
         }
     };
     // SAFETY: set while the session's function runs, which is on this thread.
     let Some(connection) = (unsafe { CURRENT.get().as_ref() }) else {
-        return error::fail_sessions(&invalid("lw_session_wait outside of a session", 0));
+        return error::fail(&invalid("orrery_session_wait outside of a session", 0));
     };
     connection.wait(interest);
     0
@@ -279,7 +300,7 @@ pub extern "C" fn lw_session_wait(events: c_int) -> c_int {
 /// # Safety
 /// `buffer` is valid for `room` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_session_read(connection: c_int, buffer: *mut c_void, room: usize) -> isize {
+pub unsafe extern "C" fn orrery_session_read(connection: c_int, buffer: *mut c_void, room: usize) -> isize {
     // SAFETY: the caller's promise.
     again(READ, || unsafe { libc::read(connection, buffer, room) })
 }
@@ -289,7 +310,11 @@ pub unsafe extern "C" fn lw_session_read(connection: c_int, buffer: *mut c_void,
 /// # Safety
 /// `bytes` names `length` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lw_session_write(connection: c_int, bytes: *const c_void, length: usize) -> isize {
+pub unsafe extern "C" fn orrery_session_write(
+    connection: c_int,
+    bytes: *const c_void,
+    length: usize,
+) -> isize {
     let mut written = 0;
     while written < length {
         let rest = bytes.wrapping_byte_add(written);
@@ -313,7 +338,7 @@ fn again(events: c_int, mut call: impl FnMut() -> isize) -> isize {
         // SAFETY: the C library's errno of this thread.
         match unsafe { *libc::__errno_location() } {
             libc::EAGAIN => {
-                if lw_session_wait(events) < 0 {
+                if orrery_session_wait(events) < 0 {
                     return -1;
                 }
             }
@@ -327,7 +352,7 @@ fn again(events: c_int, mut call: impl FnMut() -> isize) -> isize {
 ///
 /// # Safety
 /// `end` is null or valid for a write.
-unsafe fn tell(step: Step, end: *mut LwSessionEnd) -> c_int {
+unsafe fn tell(step: Step, end: *mut SessionResult) -> c_int {
     let ended = match step {
         Step::Waits(Interest::Readable) => return READ,
         Step::Waits(Interest::Writable) => return WRITE,
@@ -346,7 +371,7 @@ unsafe fn tell(step: Step, end: *mut LwSessionEnd) -> c_int {
     };
     if !end.is_null() {
         // SAFETY: the caller's promise.
-        unsafe { end.write(LwSessionEnd { how, value }) };
+        unsafe { end.write(SessionResult { how, value }) };
     }
     0
 }

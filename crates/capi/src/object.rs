@@ -1,85 +1,41 @@
-//! `orrery/orc.h`.
+//! `orrery/object.h`.
 
-use core::cell::RefCell;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use orrery_orc_client::{Client, Error, Flags, Mapping, Object, ObjectId, PageRange, Refusal};
+use orrery_orc_client::{Client, Error, Flags, Mapping, Object, ObjectId, PageRange};
 
-/// `ORC_EXECUTABLE`.
+use crate::error;
+
+/// `ORRERY_OBJECT_EXECUTABLE`.
 const EXECUTABLE: c_uint = 1;
-/// `ORC_FREEZE`.
+/// `ORRERY_OBJECT_FREEZE`.
 const FREEZE: c_uint = 8;
-
-thread_local! {
-    static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
-}
 
 /// The store that calls go to.
 static CLIENT: Mutex<Option<Client>> = Mutex::new(None);
 
-/// `struct orc_object`.
+/// `struct orrery_object`.
 #[derive(Debug)]
-pub struct OrcObject {
+pub struct ObjectHandle {
     object: Object,
     data: OnceLock<Mapping>,
     code: OnceLock<Mapping>,
 }
 
-/// `struct orc_id`.
+/// `struct orrery_object_id`.
 #[repr(C)]
 #[derive(Debug)]
-pub struct OrcId {
+pub struct ObjectName {
     bytes: [u8; 32],
 }
 
-/// Notes a text, and sets errno.
-fn note(number: c_int, text: &str) {
-    let text = CString::new(text.split('\0').next().unwrap_or_default()).ok();
-    let _ = LAST.try_with(|last| *last.borrow_mut() = text);
-    // SAFETY: the C library's errno of this thread.
-    unsafe { *libc::__errno_location() = number };
-}
-
-fn fail(error: &Error) {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(source) = cause {
-        text = format!("{text}: {source}");
-        cause = source.source();
-    }
-    note(number(error), &text);
-}
-
 fn invalid(text: &str) {
-    note(libc::EINVAL, text);
-}
-
-/// The errno of an error, as the header documents it.
-fn number(error: &Error) -> c_int {
-    match error {
-        Error::Connect { .. } | Error::Owner { .. } => libc::ENOTCONN,
-        Error::Refused { refusal, .. } => match refusal {
-            Refusal::NotFound | Refusal::NotHeld => libc::ENOENT,
-            Refusal::Denied => libc::EACCES,
-            Refusal::Quota => libc::EDQUOT,
-            Refusal::Size => libc::EFBIG,
-            Refusal::Mismatch | Refusal::Changed => libc::EBADMSG,
-            Refusal::Descriptor | Refusal::FileSystem => libc::EBADF,
-            Refusal::Malformed => libc::EINVAL,
-            Refusal::Busy => libc::EBUSY,
-            Refusal::Exhausted => libc::ENOMEM,
-        },
-        Error::NotSealed { .. } | Error::WrongBytes { .. } => libc::EBADMSG,
-        Error::NotExecutable { .. } => libc::EACCES,
-        Error::Range { .. } => libc::EINVAL,
-        Error::System { errno, .. } => errno.raw_os_error(),
-        _ => libc::EPROTO,
-    }
+    error::fail_with(libc::EINVAL, text);
 }
 
 fn client() -> Result<Client, Error> {
@@ -91,13 +47,13 @@ fn client() -> Result<Client, Error> {
 }
 
 /// What C gets for an object, or null with the error noted.
-fn give(result: Result<Object, Error>) -> *mut OrcObject {
+fn give(result: Result<Object, Error>) -> *mut ObjectHandle {
     match result {
         Ok(object) => {
-            Box::into_raw(Box::new(OrcObject { object, data: OnceLock::new(), code: OnceLock::new() }))
+            Box::into_raw(Box::new(ObjectHandle { object, data: OnceLock::new(), code: OnceLock::new() }))
         }
         Err(error) => {
-            fail(&error);
+            error::fail(&error);
             core::ptr::null_mut()
         }
     }
@@ -106,16 +62,11 @@ fn give(result: Result<Object, Error>) -> *mut OrcObject {
 fn flags(bits: c_uint) -> Option<Flags> {
     let flags = Flags::from_bits(bits);
     if flags.is_none() {
-        invalid("flags that there are not: ORC_EXECUTABLE, ORC_PUBLIC and ORC_ALONE are");
+        invalid(
+            "flags that there are not: ORRERY_OBJECT_EXECUTABLE, ORRERY_OBJECT_PUBLIC and ORRERY_OBJECT_OWN_PAGES are",
+        );
     }
     flags
-}
-
-/// See the header.
-#[unsafe(no_mangle)]
-pub extern "C" fn orc_error() -> *const c_char {
-    LAST.try_with(|last| last.borrow().as_ref().map_or(core::ptr::null(), |text| text.as_ptr()))
-        .unwrap_or(core::ptr::null())
 }
 
 /// See the header.
@@ -123,7 +74,7 @@ pub extern "C" fn orc_error() -> *const c_char {
 /// # Safety
 /// `directory` is a C string.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orc_connect(directory: *const c_char) -> c_int {
+pub unsafe extern "C" fn orrery_object_connect(directory: *const c_char) -> c_int {
     if directory.is_null() {
         invalid("no folder was named");
         return -1;
@@ -136,7 +87,7 @@ pub unsafe extern "C" fn orc_connect(directory: *const c_char) -> c_int {
             0
         }
         Err(error) => {
-            fail(&error);
+            error::fail(&error);
             -1
         }
     }
@@ -147,7 +98,7 @@ pub unsafe extern "C" fn orc_connect(directory: *const c_char) -> c_int {
 /// # Safety
 /// `path` is a C string.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orc_open(path: *const c_char) -> *mut OrcObject {
+pub unsafe extern "C" fn orrery_object_open(path: *const c_char) -> *mut ObjectHandle {
     if path.is_null() {
         invalid("no file was named");
         return core::ptr::null_mut();
@@ -178,7 +129,11 @@ unsafe fn borrow<'a>(bytes: *const c_void, length: usize) -> Option<&'a [u8]> {
 /// # Safety
 /// `bytes` points to `length` bytes, `id` to room for a name.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orc_hash(bytes: *const c_void, length: usize, id: *mut OrcId) -> c_int {
+pub unsafe extern "C" fn orrery_object_hash(
+    bytes: *const c_void,
+    length: usize,
+    id: *mut ObjectName,
+) -> c_int {
     // SAFETY: the caller's promise.
     let (Some(bytes), Some(id)) = (unsafe { borrow(bytes, length) }, unsafe { id.as_mut() }) else {
         invalid("there is no room for the name, or the bytes are nowhere");
@@ -193,7 +148,11 @@ pub unsafe extern "C" fn orc_hash(bytes: *const c_void, length: usize, id: *mut 
 /// # Safety
 /// `bytes` points to `length` bytes that nobody changes meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orc_register(bytes: *const c_void, length: usize, bits: c_uint) -> *mut OrcObject {
+pub unsafe extern "C" fn orrery_object_register(
+    bytes: *const c_void,
+    length: usize,
+    bits: c_uint,
+) -> *mut ObjectHandle {
     // SAFETY: the caller's promise.
     let (Some(bytes), Some(flags)) = (unsafe { borrow(bytes, length) }, flags(bits)) else {
         return core::ptr::null_mut();
@@ -203,11 +162,15 @@ pub unsafe extern "C" fn orc_register(bytes: *const c_void, length: usize, bits:
 
 /// See the header.
 #[unsafe(no_mangle)]
-pub extern "C" fn orc_register_file(memory: c_int, length: usize, bits: c_uint) -> *mut OrcObject {
+pub extern "C" fn orrery_object_register_file(
+    memory: c_int,
+    length: usize,
+    bits: c_uint,
+) -> *mut ObjectHandle {
     let Some(flags) = flags(bits) else { return core::ptr::null_mut() };
     // SAFETY: only asked whether it is open.
     if memory < 0 || unsafe { libc::fcntl(memory, libc::F_GETFD) } < 0 {
-        note(libc::EBADF, "the descriptor is not open");
+        error::fail_with(libc::EBADF, "the descriptor is not open");
         return core::ptr::null_mut();
     }
     // SAFETY: it is open, and the caller keeps it so for the call.
@@ -220,7 +183,7 @@ pub extern "C" fn orc_register_file(memory: c_int, length: usize, bits: c_uint) 
 /// # Safety
 /// `id` is null or points to a name.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orc_request(id: *const OrcId) -> *mut OrcObject {
+pub unsafe extern "C" fn orrery_object_request(id: *const ObjectName) -> *mut ObjectHandle {
     // SAFETY: the caller's promise.
     let Some(id) = (unsafe { id.as_ref() }) else {
         invalid("no name was given");
@@ -234,10 +197,10 @@ pub unsafe extern "C" fn orc_request(id: *const OrcId) -> *mut OrcObject {
 /// # Safety
 /// `object` is null or was given by this library and not released.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orc_map(object: *mut OrcObject, bits: c_uint) -> *const c_void {
+pub unsafe extern "C" fn orrery_object_map(object: *mut ObjectHandle, bits: c_uint) -> *const c_void {
     // SAFETY: the caller's promise; other threads may have it, too, so it is only borrowed shared.
     let Some(object) = (unsafe { object.as_ref() }).filter(|_| bits & !EXECUTABLE == 0) else {
-        invalid("there is no object, or there are flags other than ORC_EXECUTABLE");
+        invalid("there is no object, or there are flags other than ORRERY_OBJECT_EXECUTABLE");
         return core::ptr::null();
     };
     let (place, made) = if bits & EXECUTABLE == 0 {
@@ -247,7 +210,7 @@ pub unsafe extern "C" fn orc_map(object: *mut OrcObject, bits: c_uint) -> *const
     };
     match made {
         Some(Err(error)) => {
-            fail(&error);
+            error::fail(&error);
             return core::ptr::null();
         }
         // Where another thread was faster, ours is unmapped again.
@@ -260,9 +223,9 @@ pub unsafe extern "C" fn orc_map(object: *mut OrcObject, bits: c_uint) -> *const
 /// See the header.
 ///
 /// # Safety
-/// As for [`orc_map`].
+/// As for [`orrery_object_map`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orc_length(object: *const OrcObject) -> usize {
+pub unsafe extern "C" fn orrery_object_length(object: *const ObjectHandle) -> usize {
     // SAFETY: the caller's promise.
     unsafe { object.as_ref() }.map_or(0, |object| object.object.len())
 }
@@ -270,9 +233,9 @@ pub unsafe extern "C" fn orc_length(object: *const OrcObject) -> usize {
 /// See the header.
 ///
 /// # Safety
-/// As for [`orc_map`]; `id` is null or points to room for a name.
+/// As for [`orrery_object_map`]; `id` is null or points to room for a name.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orc_identify(object: *const OrcObject, id: *mut OrcId) -> c_int {
+pub unsafe extern "C" fn orrery_object_identify(object: *const ObjectHandle, id: *mut ObjectName) -> c_int {
     // SAFETY: the caller's promise.
     let (Some(object), Some(id)) = (unsafe { object.as_ref() }, unsafe { id.as_mut() }) else {
         invalid("there is no object, or no room for its name");
@@ -285,9 +248,9 @@ pub unsafe extern "C" fn orc_identify(object: *const OrcObject, id: *mut OrcId) 
 /// See the header.
 ///
 /// # Safety
-/// As for [`orc_map`]; `offset` is null or points to room for a number.
+/// As for [`orrery_object_map`]; `offset` is null or points to room for a number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orc_descriptor(object: *const OrcObject, offset: *mut usize) -> c_int {
+pub unsafe extern "C" fn orrery_object_fd(object: *const ObjectHandle, offset: *mut usize) -> c_int {
     // SAFETY: the caller's promise.
     let (object, offset) = unsafe { (object.as_ref(), offset.as_mut()) };
     let Some(object) = object else {
@@ -305,7 +268,7 @@ pub unsafe extern "C" fn orc_descriptor(object: *const OrcObject, offset: *mut u
 /// # Safety
 /// `object` is null, or was given by this library and is used no more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orc_release(object: *mut OrcObject) -> c_int {
+pub unsafe extern "C" fn orrery_object_release(object: *mut ObjectHandle) -> c_int {
     if !object.is_null() {
         // SAFETY: it came from `give`, and this is the last use of it.
         drop(unsafe { Box::from_raw(object) });
@@ -316,12 +279,16 @@ pub unsafe extern "C" fn orc_release(object: *mut OrcObject) -> c_int {
 /// See the header.
 ///
 /// # Safety
-/// Nobody unmaps, remaps, protects or writes to the range meanwhile; with `ORC_FREEZE` nobody writes to it ever again.
+/// Nobody unmaps, remaps, protects or writes to the range meanwhile; with `ORRERY_OBJECT_FREEZE` nobody writes to it ever again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn orc_publish(start: *mut c_void, length: usize, bits: c_uint) -> *mut OrcObject {
+pub unsafe extern "C" fn orrery_object_publish(
+    start: *mut c_void,
+    length: usize,
+    bits: c_uint,
+) -> *mut ObjectHandle {
     let end = start.addr().checked_add(length);
     let Some(end) = end.filter(|_| bits & !FREEZE == 0) else {
-        invalid("the range ends beyond all addresses, or there are flags other than ORC_FREEZE");
+        invalid("the range ends beyond all addresses, or there are flags other than ORRERY_OBJECT_FREEZE");
         return core::ptr::null_mut();
     };
     let range = PageRange { start: start.expose_provenance(), end };

@@ -1,14 +1,14 @@
 /*
  * Orrery: snapshots of the running process, and going back to them.
  *
- *     lw_snapshot_t start;
- *     int round = lw_snapshot(&start);
+ *     orrery_rollback_snapshot_t start;
+ *     int round = orrery_rollback_snapshot(&start);
  *     if (round < 0)
- *         errx(1, "lw_snapshot: %s", lw_error());
+ *         errx(1, "orrery_rollback_snapshot: %s", orrery_last_error());
  *     if (round < 3) {
  *         work(round);                    // whatever this does to the process ...
- *         lw_resume(start, round + 1);    // ... is undone: lw_snapshot returns again, with round + 1
- *         errx(1, "lw_resume: %s", lw_error());
+ *         orrery_rollback_resume(start, round + 1);    // ... is undone: orrery_rollback_snapshot returns again,
+ *         with round + 1 errx(1, "orrery_rollback_resume: %s", orrery_last_error());
  *     }
  *
  * Link with -lorrery. From "Light-Weight Contexts: An OS Abstraction for Safety and Performance" (Litton et
@@ -16,16 +16,16 @@
  *
  * SNAPSHOTS
  *
- * A snapshot is the whole state of the process at the moment when lw_snapshot returns 0. There can be any
- * number of them. They are resumed in any order and as often as one likes; neither resuming nor taking
- * another one uses a snapshot up. A snapshot stays until lw_discard. It may be resumed from a deeper stack,
- * from a shallower one, after the function that took it returned (unlike setjmp(3)'s jmp_buf: the stack comes
+ * A snapshot is the whole state of the process at the moment when orrery_rollback_snapshot returns 0. There can be
+ * any number of them. They are resumed in any order and as often as one likes; neither resuming nor taking
+ * another one uses a snapshot up. A snapshot stays until orrery_rollback_discard. It may be resumed from a deeper
+ * stack, from a shallower one, after the function that took it returned (unlike setjmp(3)'s jmp_buf: the stack comes
  * back, too), and from a signal handler.
  *
  * All variables of the program, automatic ones that are in memory or in registers alike, have after a resume
  * the values that they had when the snapshot was taken. There is no exception for modified automatic
  * variables as setjmp(3) has one. What shall outlive a resume is told by its value, or lies in memory of its
- * own that lw_keep or MAP_SHARED exempt.
+ * own that orrery_rollback_exclude or MAP_SHARED exempt.
  *
  * WHAT A RESUME UNDOES
  *
@@ -48,7 +48,7 @@
  *     that stdio's buffers are memory: fflush(3) before taking a snapshot, or each resume brings the unflushed
  *     bytes back;
  *   - data already read from a pipe, socket or terminal: it is gone;
- *   - shared mappings, System V shared memory, and ranges given to lw_keep;
+ *   - shared mappings, System V shared memory, and ranges given to orrery_rollback_exclude;
  *   - child processes that ended or were waited for, threads that ended, POSIX timers that were deleted: they
  *     do not come back;
  *   - credentials, namespaces, seccomp filters and whatever else the kernel does not take back.
@@ -56,20 +56,20 @@
  * A snapshot keeps the files open that were open when it was taken: while it exists, a pipe's reader sees no
  * end of file though the program closed the writing end.
  *
- * What of the above could not be put back in a particular resume is told by lw_error after lw_snapshot
- * returned. If memory itself cannot be (a mapped file is gone, a thread will not end, memory is used up),
- * there is no state to return to: the process says so on standard error and exits with status 70.
+ * What of the above could not be put back in a particular resume is reported by orrery_last_error after
+ * orrery_rollback_snapshot returned. If memory itself cannot be (a mapped file is gone, a thread will not end,
+ * memory is used up), there is no state to return to: the process says so on standard error and exits with status 70.
  *
  * THREADS
  *
- * A snapshot is taken while the process has one thread, otherwise lw_snapshot fails with EAGAIN: other
+ * A snapshot is taken while the process has one thread, otherwise orrery_rollback_snapshot fails with EAGAIN: other
  * threads would go on with stacks of another time. Threads that are started afterwards end with the next
- * resume. All calls but lw_error belong to the thread that took the first snapshot.
+ * resume. All calls but orrery_last_error belong to the thread that took the first snapshot.
  *
  * SIGNALS
  *
- * No signal is handled in the midst of a call. A handler may call lw_resume whatever it interrupted, be it
- * malloc(3): unlike longjmp(3) out of it, a resume replaces the whole state, half-done work included. It may
+ * No signal is handled in the midst of a call. A handler may call orrery_rollback_resume whatever it interrupted, be
+ * it malloc(3): unlike longjmp(3) out of it, a resume replaces the whole state, half-done work included. It may
  * also take, keep and discard, but no snapshot while it runs on an alternate stack, and not the first one of
  * the process where it may have interrupted malloc(3) or the dynamic linker.
  *
@@ -95,16 +95,18 @@
  *
  * ERRORS
  *
- * Calls that fail return -1, set errno, and have changed nothing; lw_error tells more. Beside those listed at
- * each call:
+ * Calls that fail return -1, set errno, and have changed nothing; orrery_last_error returns a text. Beside those
+ * listed at each call:
  *
  *   EPERM     the calling thread is not the one that took the first snapshot
  *   ECHILD    the snapshots belong to another process, of which this one was forked
  *   EBUSY     a rollback (of the Rust interface) is under way; they do not nest
  *   ENOMEM    no memory or address space for the library's records
  */
-#ifndef ORRERY_LWC_H
-#define ORRERY_LWC_H
+#ifndef ORRERY_ROLLBACK_H
+#define ORRERY_ROLLBACK_H
+
+#include <orrery/error.h>
 
 #include <stddef.h>
 #include <stdint.h>
@@ -114,11 +116,11 @@ extern "C" {
 #endif
 
 /* The name of a snapshot. No name is given twice in the life of a process, and 0 is none. */
-typedef uint64_t lw_snapshot_t;
+typedef uint64_t orrery_rollback_snapshot_t;
 
 /*
  * Takes a snapshot, stores its name in *id (the snapshot knows it, too), and returns 0. Returns again with
- * the value given to lw_resume each time the snapshot is resumed.
+ * the value given to orrery_rollback_resume each time the snapshot is resumed.
  *
  * Errors, beside those above (*id is then as it was):
  *   EINVAL    id is null, or ORRERY_TRACKER names no tracker
@@ -128,43 +130,36 @@ typedef uint64_t lw_snapshot_t;
  *   ENOSPC    the store of page images cannot grow
  *   others    what a system call of the first snapshot answered: ENOSYS, EMFILE, EPERM (seccomp) ...
  */
-int lw_snapshot(lw_snapshot_t *id) __attribute__((returns_twice));
+int orrery_rollback_snapshot(orrery_rollback_snapshot_t *id) __attribute__((returns_twice));
 
 /*
- * Goes back to the snapshot id, whose lw_snapshot returns value. value is none of 0, -1 and INT_MIN, which
- * lw_snapshot returns by itself. It returns only if that cannot be.
+ * Goes back to the snapshot id, whose orrery_rollback_snapshot returns value. value is none of 0, -1 and INT_MIN,
+ * which orrery_rollback_snapshot returns by itself. It returns only if that cannot be.
  *
  * Errors, beside those above:
  *   EINVAL    value is 0 or -1
  *   ENOENT    there is no such snapshot: never taken, or discarded, or no snapshot was taken at all
  */
-int lw_resume(lw_snapshot_t id, int value);
+int orrery_rollback_resume(orrery_rollback_snapshot_t id, int value);
 
 /*
  * Leaves the len bytes at addr alone in every snapshot, earlier ones included, from now on: neither
  * remembered nor put back. For what shall outlive a resume: statistics, caches, results. Whatever lives there
  * must not point into memory that is put back, and its pages must not be malloc's: map them (mmap(2)).
  *
- * Errors, beside those above and those of the first lw_snapshot:
+ * Errors, beside those above and those of the first orrery_rollback_snapshot:
  *   EINVAL    addr or len is no multiple of 4096; len is 0; part of the range is not mapped; the stack is in
  *             it
  */
-int lw_keep(void *addr, size_t len);
+int orrery_rollback_exclude(void *addr, size_t len);
 
 /*
- * Forgets a snapshot and lets go of its memory and files. The present state is not touched.
+ * Discards a snapshot and releases its memory and files. The present state is not touched.
  *
  * Errors, beside those above:
  *   ENOENT    there is no such snapshot
  */
-int lw_discard(lw_snapshot_t id);
-
-/*
- * What went wrong in this thread's last call that failed, or what the last resume could not put back, in
- * words; or a null pointer. lw_snapshot forgets what was before. The text is good until the next call of
- * lw_error in this thread.
- */
-const char *lw_error(void);
+int orrery_rollback_discard(orrery_rollback_snapshot_t id);
 
 #ifdef __cplusplus
 }
