@@ -356,13 +356,8 @@ pub extern "C" fn orrery_context_install_fd(target: c_int, descriptor: c_int) ->
 
 /// Has a context keep its state as it is now, for the case that it is killed.
 #[unsafe(no_mangle)]
-<<<<<<< HEAD
 pub extern "C" fn orrery_context_checkpoint(target: c_int) -> c_int {
-    Context::of_descriptor(target).and_then(Context::keep_good).map_or_else(error::fail, |()| 0)
-=======
-pub extern "C" fn lwKeepGood(target: c_int) -> c_int {
-    Context::of_descriptor(target).and_then(Context::checkpoint).map_or_else(error::fail_context, |()| 0)
->>>>>>> main
+    Context::of_descriptor(target).and_then(Context::checkpoint).map_or_else(error::fail, |()| 0)
 }
 
 /// Forks the program with all its contexts.
