@@ -296,10 +296,8 @@ pub(crate) fn calls_are_made_for_a_parked_context() {
     memory.poke(0, b'b');
     let write = [file.as_raw_fd().unsigned_abs().into(), memory.address() as u64, 1, 5, 0, 0];
     // SAFETY: reads one byte of a page that is mapped there.
-    assert_eq!(
-        unsafe { fresh.syscall(FromCaller::default(), call_number(libc::SYS_pwrite64), write) },
-        Ok(1)
-    );
+    let wrote = unsafe { fresh.syscall(FromCaller::default(), call_number(libc::SYS_pwrite64), write) };
+    assert_eq!(wrote, Ok(1));
     assert_eq!(written(&file), "helloa");
     // Errors are the call's.
     let nowhere = [99_999, memory.address() as u64, 1, 0, 0, 0];

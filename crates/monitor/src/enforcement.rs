@@ -11,16 +11,16 @@ use std::path::Path;
 
 use crate::Error;
 use crate::guard::Guard;
+use crate::landlock;
 use crate::log::Log;
 use crate::policy::{Opens, Policy, Refusal, Rights};
-use crate::wall;
 
 /// The least interface of Landlock that knows about truncation (Linux 6.2).
 const TRUNCATES: i32 = 3;
 
 /// Who holds what.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct Enforcement {
     /// Why opening files is not left to the kernel; empty where it is.
     by_monitor: Vec<String>,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Plan {
 /// Calls, who decides about them, and why: what `orrery guard --explain` tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Held {
+pub struct Explanation {
     /// Which calls.
     pub calls: &'static str,
     /// Who decides.
@@ -37,7 +37,7 @@ pub struct Held {
     pub because: String,
 }
 
-impl Plan {
+impl Enforcement {
     /// The plan for a guard.
     ///
     /// # Errors
@@ -77,17 +77,18 @@ impl Guard {
     ///
     /// # Errors
     /// Where the policy wants the kernel to decide about opened files and that cannot be.
-    pub fn explain(&self) -> Result<Vec<Held>, Error> {
-        let plan = Plan::of(self)?;
+    pub fn explain(&self) -> Result<Vec<Explanation>, Error> {
+        let enforcement = Enforcement::of(self)?;
         let mut all = Vec::new();
-        let mut held = |calls, by, because: &str| all.push(Held { calls, by, because: because.to_owned() });
+        let mut held =
+            |calls, by, because: &str| all.push(Explanation { calls, by, because: because.to_owned() });
         const MONITOR: &str = "the monitor";
         const NOBODY: &str = "nobody";
-        if plan.kernel_opens() {
+        if enforcement.kernel_opens() {
             held("open, openat, creat", "the kernel", "Landlock holds the policy, and refusals are not told");
             held("open with O_PATH, openat2", MONITOR, "Landlock does not know them");
         } else {
-            held("open, openat, creat, openat2", MONITOR, &plan.by_monitor.join("; "));
+            held("open, openat, creat, openat2", MONITOR, &enforcement.by_monitor.join("; "));
         }
         if self.policy.trees.all_visible() && !self.policy.learning {
             held("stat, access, readlink, statfs ...", NOBODY, "everything may be looked at");
@@ -133,7 +134,7 @@ fn inexpressible(policy: &Policy) -> Vec<String> {
         reasons.push("the kernel refuses with EACCES only".to_owned());
     }
     for (entry, rights) in policy.trees.allowed() {
-        let path = wall::path_of(entry);
+        let path = landlock::path_of(entry);
         let shown = path.display();
         let opens = rights.intersects(Rights::READ | Rights::WRITE | Rights::LIST | Rights::CREATE);
         if policy.trees.denies_beneath(entry) || policy.rights(entry).is_empty() {
@@ -151,7 +152,7 @@ fn inexpressible(policy: &Policy) -> Vec<String> {
         let name = std::os::unix::ffi::OsStrExt::as_bytes(real.as_os_str());
         path.exists() && !policy.rights(name).contains(Rights::READ)
     };
-    if let Some(path) = wall::executables(policy).iter().find(unreadable) {
+    if let Some(path) = landlock::executables(policy).iter().find(unreadable) {
         let shown = path.display();
         reasons.push(format!(
             "{shown} is executed, for which the kernel wants it readable, and read does not list it"
@@ -200,7 +201,7 @@ mod tests {
     fn plans_follow_what_is_wanted() {
         let plan = |text: &str, log: Log, landlock: bool| {
             let guard = Guard::new(Policy::parse(text).unwrap()).log(log).landlock(landlock);
-            Plan::of(&guard).map(|plan| plan.kernel_opens())
+            Enforcement::of(&guard).map(|enforcement| enforcement.kernel_opens())
         };
         let text = "[files]\nread = ['/usr', '/lib', '/lib64']";
         assert!(!plan(text, Log::Words, true).unwrap());

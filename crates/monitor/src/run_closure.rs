@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use rustix::process::{WaitOptions, waitpid};
 
 use crate::Error;
-use crate::birth::bear;
 use crate::guard::Guard;
 use crate::run::End;
+use crate::spawn::spawn;
 
 impl Guard {
     /// Runs `work` under guard, in a process of its own that starts as a copy of this one, and waits for its end. Its value
@@ -56,7 +56,7 @@ impl Guard {
             // SAFETY: ends the process without what belongs to the one that it is a copy of.
             unsafe { libc::_exit(status) }
         };
-        let (process, _monitor, _) = bear(self, work)?;
+        let (process, _state, _) = spawn(self, work)?;
         loop {
             match waitpid(Some(process), WaitOptions::empty()) {
                 Ok(Some((_, status))) => {

@@ -5,18 +5,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use crate::job::Job;
-
 /// What the monitor knows of itself.
 #[derive(Debug)]
-pub(crate) struct Own {
+pub(crate) struct MonitorIdentity {
     /// Its process.
     pub(crate) process: i32,
     descriptors: OwnedFd,
     proc: Stat,
 }
 
-impl Own {
+impl MonitorIdentity {
     /// The calling process is the monitor.
     ///
     /// # Errors
@@ -77,29 +75,6 @@ pub(crate) fn decimal(number: i32, text: &mut [u8; 16]) -> &[u8] {
         if rest == 0 {
             return &text[at..];
         }
-    }
-}
-
-impl Job<'_> {
-    /// Whether a process is one that this monitor guards: all of them descend from it.
-    pub(crate) fn is_guarded(&self, process: i32) -> bool {
-        if process == self.process() {
-            return true;
-        }
-        let mut process = process;
-        for _ in 0..4096 {
-            if process <= 1 || self.monitor.own.is_own_thread(process) {
-                return false;
-            }
-            match crate::caller::Status::of(process) {
-                Ok(status) if status.parent == self.monitor.own.process => {
-                    return true;
-                }
-                Ok(status) => process = status.parent,
-                Err(_) => return false,
-            }
-        }
-        false
     }
 }
 

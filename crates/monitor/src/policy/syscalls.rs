@@ -108,10 +108,7 @@ pub(crate) fn named(name: &str) -> Result<Sysno, String> {
 /// # Errors
 /// That there is none.
 pub(crate) fn error_named(name: &str) -> Result<Errno, String> {
-    let found = (1..200).map(syscalls::Errno::new).find(|errno| errno.name() == Some(name));
-    found.map(|errno| Errno::from_raw_os_error(errno.into_raw())).ok_or_else(|| {
-        format!("no error is named {name:?}; `man 3 errno` lists them (EACCES, EPERM, ENOSYS ...)")
-    })
+    orrery_policy::values::errno(name).map(Errno::from_raw_os_error)
 }
 
 #[cfg(test)]

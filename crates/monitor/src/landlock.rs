@@ -17,10 +17,9 @@ use landlock::{
 };
 
 use crate::Error;
-use crate::plan::Plan;
+use crate::policy::rules::Executions;
 use crate::policy::trees::Trees;
 use crate::policy::{Policy, Rights};
-use crate::rulings::Executions;
 
 /// The newest interface whose rights are asked for; an older kernel gives what it has.
 const NEWEST: ABI = ABI::V7;
@@ -38,7 +37,7 @@ const LOADERS: [&str; 6] = [
 
 /// What the wall holds on this kernel.
 #[derive(Debug)]
-pub(crate) struct Wall {
+pub(crate) struct LandlockDomain {
     /// The rules, to be enforced by the program's process; `None` where there is no Landlock.
     pub(crate) rules: Option<OwnedFd>,
     /// Whether nothing is executed that the policy does not allow.
@@ -47,7 +46,7 @@ pub(crate) struct Wall {
     pub(crate) processes: bool,
 }
 
-impl Wall {
+impl LandlockDomain {
     /// No wall.
     pub(crate) fn none(policy: &Policy) -> Self {
         Self { rules: None, executions: policy.learning || policy.trees.all_executable(), processes: false }
@@ -57,7 +56,7 @@ impl Wall {
     ///
     /// # Errors
     /// Where the kernel has Landlock but refuses the rules.
-    pub(crate) fn new(policy: &Policy, plan: &Plan) -> Result<Self, Error> {
+    pub(crate) fn new(policy: &Policy, kernel_opens: bool) -> Result<Self, Error> {
         let failed = |error: RulesetError| Error::Kernel {
             operation: "building the Landlock rules (--no-landlock does without)",
             source: std::io::Error::other(error),
@@ -96,7 +95,7 @@ impl Wall {
                 rules = allow(rules, &path, access).map_err(failed)?;
             }
         }
-        if plan.kernel_opens() {
+        if kernel_opens {
             for (path, rights) in policy.trees.allowed() {
                 let path = path_of(path);
                 let directory = path.is_dir();

@@ -7,30 +7,31 @@
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
-use crate::job::{Answer, Job, Outcome};
+use crate::answer::{Answer, Outcome};
 use crate::log::Event;
+use crate::syscall::Syscall;
 use orrery_sys::errno;
 
 /// How much memory is shared in all (shmctl(2)).
 const SHM_INFO: i32 = 14;
 
 /// Whether a segment was made by this monitor.
-fn is_own(job: &Job<'_>, number: i32) -> Result<bool, Errno> {
+fn is_own(syscall: &Syscall<'_>, number: i32) -> Result<bool, Errno> {
     // SAFETY: the structure is numbers, which the kernel fills in.
-    let mut status: libc::shmid_ds = unsafe { core::mem::zeroed() };
+    let mut status: libc::shmid_ds = unsafe { std::mem::zeroed() };
     // SAFETY: the structure is as large as the kernel's.
     unsafe { syscall!(Sysno::shmctl, number, libc::IPC_STAT, &raw mut status) }.map_err(errno)?;
-    Ok(status.shm_cpid == job.monitor.own.process)
+    Ok(status.shm_cpid == syscall.state.identity.process)
 }
 
-pub(super) fn shmget(job: &Job<'_>) -> Outcome {
-    let arguments = job.call.arguments;
+pub(super) fn shmget(syscall: &Syscall<'_>) -> Outcome {
+    let arguments = syscall.notification.arguments;
     // SAFETY: numbers go by value.
     let made = unsafe { syscall!(Sysno::shmget, arguments[0], arguments[1], arguments[2]) }.map_err(errno)?;
     let number = i32::try_from(made).map_err(|_| Errno::INVAL)?;
-    let other = if job.monitor.callers.alike() { None } else { job.caller()?.other.as_ref() };
+    let other = if syscall.state.callers.alike() { None } else { syscall.caller()?.other.as_ref() };
     if let Some(other) = other
-        && is_own(job, number)?
+        && is_own(syscall, number)?
     {
         give(number, other.user, other.group)?;
     }
@@ -40,7 +41,7 @@ pub(super) fn shmget(job: &Job<'_>) -> Outcome {
 /// A segment belongs to who asked for it.
 fn give(number: i32, user: u32, group: u32) -> Result<(), Errno> {
     // SAFETY: the structure is numbers, which the kernel fills in.
-    let mut status: libc::shmid_ds = unsafe { core::mem::zeroed() };
+    let mut status: libc::shmid_ds = unsafe { std::mem::zeroed() };
     // SAFETY: the structure is as large as the kernel's.
     unsafe { syscall!(Sysno::shmctl, number, libc::IPC_STAT, &raw mut status) }.map_err(errno)?;
     // Who came to a segment by its key, and not by making it, does not become its owner.
@@ -53,12 +54,12 @@ fn give(number: i32, user: u32, group: u32) -> Result<(), Errno> {
 }
 
 /// `shmat` and `shmctl`, whose first argument is the number.
-pub(super) fn by_number(job: &Job<'_>) -> Outcome {
+pub(super) fn by_number(syscall: &Syscall<'_>) -> Outcome {
     // Not about a segment: about all of them.
-    let general = job.name() == "shmctl" && matches!(job.int(1), libc::IPC_INFO | SHM_INFO);
-    if general || is_own(job, job.int(0))? {
+    let general = syscall.name() == "shmctl" && matches!(syscall.int(1), libc::IPC_INFO | SHM_INFO);
+    if general || is_own(syscall, syscall.int(0))? {
         return Ok(Answer::GoOn);
     }
-    job.refuse(&Event::Call { reason: "it is about memory that no guarded program made" });
+    syscall.refuse(&Event::Call { reason: "it is about memory that no guarded program made" });
     Err(Errno::ACCESS)
 }

@@ -15,11 +15,11 @@ const MINE: u64 = 1 << 6 | 1 << 7 | 1 << 8 | 1 << 19;
 
 /// Until it is dropped, the calling thread is somebody else.
 #[derive(Debug)]
-pub(crate) struct Assumed {
+pub(crate) struct AssumedCredentials {
     before: Credentials,
 }
 
-impl Assumed {
+impl AssumedCredentials {
     /// Becomes `other`; `real`: with the real ids in place of those for files, as access(2) has it.
     ///
     /// # Errors
@@ -38,7 +38,7 @@ impl Assumed {
     }
 }
 
-impl Drop for Assumed {
+impl Drop for AssumedCredentials {
     fn drop(&mut self) {
         let back = set_effective(self.before.capabilities)
             .and_then(|()| become_other(self.before.user, self.before.group, &self.before.groups))
@@ -94,7 +94,7 @@ mod tests {
             groups: vec![1, 2],
             capabilities: 0,
         };
-        let assumed = Assumed::new(&other, false).unwrap();
+        let assumed = AssumedCredentials::new(&other, false).unwrap();
         let now = me();
         assert_eq!((now.user, now.group, &now.groups), (65534, 65534, &other.groups));
         assert_eq!(now.capabilities & !MINE, 0);

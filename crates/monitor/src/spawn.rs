@@ -6,12 +6,13 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
-use crate::asked::rules;
+use crate::enforcement::Enforcement;
+use crate::filter_rules::rules;
 use crate::guard::Guard;
+use crate::landlock::LandlockDomain;
 use crate::log::Writer;
 use crate::monitor::Monitor;
-use crate::plan::Plan;
-use crate::wall::Wall;
+use crate::state::State;
 use crate::{Error, blocking};
 use orrery_sys::errno;
 use orrery_sys::notify::Listener;
@@ -39,16 +40,20 @@ fn hear(pipe: &OwnedFd) -> Option<i32> {
 /// Forks a process, puts the walls around it, starts the monitor's threads, and lets it do `work`, whose result is an error:
 /// work that succeeds does not return, or has taken the pipe through which errors are told. Returns the process, the monitor, and the error, if it came to that before the
 /// process ended or executed a program.
-pub(crate) fn bear(
+pub(crate) fn spawn(
     guard: Guard,
     work: impl FnOnce(&mut Option<OwnedFd>) -> Errno,
-) -> Result<(rustix::process::Pid, Arc<Monitor>, Option<Errno>), Error> {
-    let plan = Plan::of(&guard)?;
-    let Guard { policy, log, landlock, mediation, learn: _ } = guard;
-    let wall = if landlock { Wall::new(&policy, &plan)? } else { Wall::none(&policy) };
-    let rules = rules(&policy, wall.processes, &plan);
+) -> Result<(rustix::process::Pid, Arc<State>, Option<Errno>), Error> {
+    let enforcement = Enforcement::of(&guard)?;
+    let Guard { policy, log, landlock, callback, learn: _ } = guard;
+    let domain = if landlock {
+        LandlockDomain::new(&policy, enforcement.kernel_opens())?
+    } else {
+        LandlockDomain::none(&policy)
+    };
+    let rules = rules(&policy, domain.processes, enforcement.kernel_opens());
     let mut asked = rules.clone();
-    for call in mediation.iter().flat_map(|mediation| &mediation.calls) {
+    for call in callback.iter().flat_map(|callback| &callback.calls) {
         asked.set(*call, seccomp::Action::Notify);
     }
     let program = asked.program();
@@ -66,7 +71,7 @@ pub(crate) fn bear(
     if child == 0 {
         drop((from_child, to_child));
         let mut to_parent = Some(to_parent);
-        let failed = become_guarded(&limits, wall.rules.as_ref(), parent)
+        let failed = confine_child(&limits, domain.rules.as_ref(), parent)
             .and_then(|()| rustix::thread::set_no_new_privs(true))
             .and_then(|()| seccomp::install(&program, Scope::ThreadWithListener)?.ok_or(Errno::BADF))
             .and_then(|listener| {
@@ -115,19 +120,18 @@ pub(crate) fn bear(
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
     blocking::prepare().map_err(Error::kernel("sigaction")).map_err(&abandon)?;
     let listener = Listener::new(listener);
-    let monitor =
-        Monitor::new(policy, listener, log, process.as_raw_pid(), wall.executions, mediation, rules)
-            .map_err(Error::kernel("reading /proc/self/status"))
-            .map_err(&abandon)?;
-    let monitor = Arc::new(monitor);
-    monitor
+    let state = State::new(policy, listener, log, process.as_raw_pid(), domain.executions)
+        .map_err(Error::kernel("reading /proc/self/status"))
+        .map_err(&abandon)?;
+    let state = Arc::new(state);
+    Arc::new(Monitor::new(Arc::clone(&state), callback, rules))
         .start()
         .map_err(|source| Error::Kernel { operation: "starting the monitor's threads", source })
         .map_err(&abandon)?;
     rustix::io::write(&to_child, &[1]).map_err(Error::kernel("writing to a pipe")).map_err(&abandon)?;
     drop(to_child);
     let failure = hear(&from_child).map(Errno::from_raw_os_error);
-    Ok((process, monitor, failure))
+    Ok((process, state, failure))
 }
 
 /// The monitor holds descriptors for others; what they may have themselves is their own limit, which they have by now.
@@ -138,7 +142,7 @@ fn more_descriptors() {
 }
 
 /// Between fork and exec: system calls only.
-fn become_guarded(
+fn confine_child(
     limits: &crate::policy::Limits,
     rules: Option<&OwnedFd>,
     parent: rustix::process::Pid,
@@ -153,11 +157,11 @@ fn become_guarded(
     // SAFETY: sets no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     // SAFETY: zero is an empty set of signals.
-    let mut none: libc::sigset_t = unsafe { core::mem::zeroed() };
+    let mut none: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set lives; the result is the old mask, which nobody needs.
     unsafe {
         libc::sigemptyset(&raw mut none);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, core::ptr::null_mut());
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
     }
     let settings = [
         (Resource::Nproc, limits.processes.map(u64::from)),

@@ -12,7 +12,7 @@ const MANY: usize = 6;
 
 /// What was done.
 #[derive(Debug, Default)]
-pub(crate) struct Learnt {
+pub(crate) struct PolicyRecorder {
     files: Mutex<BTreeMap<Vec<u8>, Rights>>,
     connect: Mutex<BTreeSet<String>>,
     bind: Mutex<BTreeSet<String>>,
@@ -26,7 +26,7 @@ struct Text {
     network: BTreeMap<&'static str, Vec<String>>,
 }
 
-impl Learnt {
+impl PolicyRecorder {
     pub(crate) fn file(&self, path: &[u8], rights: Rights) {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         match files.get_mut(path) {
@@ -101,7 +101,7 @@ impl Learnt {
                 text.network.insert(name, set.iter().cloned().collect());
             }
         }
-        let mut written = String::from("# Learnt from a run: read it before you rely on it.\n");
+        let mut written = String::from("# PolicyRecorder from a run: read it before you rely on it.\n");
         for call in self.calls.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             written += &format!("# The program tried {call}, which stays refused.\n");
         }
@@ -157,16 +157,16 @@ mod tests {
 
     #[test]
     fn what_was_learnt_is_a_policy() {
-        let learnt = Learnt::default();
+        let recorder = PolicyRecorder::default();
         for name in 0..10 {
-            learnt.file(format!("/usr/share/many/{name}").as_bytes(), Rights::READ);
+            recorder.file(format!("/usr/share/many/{name}").as_bytes(), Rights::READ);
         }
-        learnt.file(b"/usr/bin/prog", Rights::EXECUTE);
-        learnt.file(b"/usr", Rights::STAT);
-        learnt.file(b"/etc/some.conf", Rights::READ | Rights::STAT);
-        learnt.file(b"/srv/data/new", Rights::CREATE | Rights::WRITE);
-        learnt.connect("127.0.0.1:80".to_owned());
-        let text = learnt.policy();
+        recorder.file(b"/usr/bin/prog", Rights::EXECUTE);
+        recorder.file(b"/usr", Rights::STAT);
+        recorder.file(b"/etc/some.conf", Rights::READ | Rights::STAT);
+        recorder.file(b"/srv/data/new", Rights::CREATE | Rights::WRITE);
+        recorder.connect("127.0.0.1:80".to_owned());
+        let text = recorder.policy();
         let policy = crate::Policy::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
         assert!(policy.rights(b"/usr/share/many/11").contains(Rights::READ), "{text}");
         assert!(policy.rights(b"/usr/bin/prog").contains(Rights::EXECUTE));
@@ -179,12 +179,12 @@ mod tests {
 
     #[test]
     fn a_directory_that_was_looked_at_does_not_stand_for_what_is_beneath() {
-        let learnt = Learnt::default();
-        learnt.file(b"/usr/bin/prog", Rights::EXECUTE);
+        let recorder = PolicyRecorder::default();
+        recorder.file(b"/usr/bin/prog", Rights::EXECUTE);
         for path in [&b"/"[..], b"/usr", b"/srv", b"/srv/one", b"/srv/one/readme", b"/home"] {
-            learnt.file(path, Rights::STAT);
+            recorder.file(path, Rights::STAT);
         }
-        let text = learnt.policy();
+        let text = recorder.policy();
         let policy = crate::Policy::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
         for path in [&b"/"[..], b"/usr", b"/srv", b"/srv/one", b"/srv/one/readme", b"/home"] {
             assert!(policy.rights(path).contains(Rights::STAT), "{}: {text}", String::from_utf8_lossy(path));

@@ -8,15 +8,16 @@ use rustix::io::Errno;
 use syscalls::Sysno;
 
 use crate::Error;
-use crate::job::{Answer, Job, Outcome};
+use crate::answer::{Answer, Outcome};
 use crate::memory;
+use crate::syscall::Syscall;
 
 /// A call that a thread under guard makes, and waits for.
 ///
 /// What its arguments point to may change at any time: copy it once, and decide and act on the copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'j> {
-    job: &'j Job<'j>,
+    syscall: &'j Syscall<'j>,
 }
 
 /// What becomes of a call.
@@ -37,18 +38,18 @@ type Decide = dyn Fn(&Request<'_>) -> Decision + Send + Sync;
 
 /// Which calls, and the function.
 #[derive(Clone)]
-pub(crate) struct Mediation {
+pub(crate) struct Callback {
     pub(crate) calls: HashSet<Sysno>,
     decide: Arc<Decide>,
 }
 
-impl core::fmt::Debug for Mediation {
-    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        out.debug_struct("Mediation").field("calls", &self.calls).finish_non_exhaustive()
+impl std::fmt::Debug for Callback {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Callback").field("calls", &self.calls).finish_non_exhaustive()
     }
 }
 
-impl Mediation {
+impl Callback {
     /// Mediates the calls of these names.
     pub(crate) fn new<'n>(
         calls: impl IntoIterator<Item = &'n str>,
@@ -56,14 +57,14 @@ impl Mediation {
     ) -> Result<Self, Error> {
         let calls = calls
             .into_iter()
-            .map(|name| crate::policy::calls::named(name).map_err(Error::Call))
+            .map(|name| crate::policy::syscalls::named(name).map_err(Error::Call))
             .collect::<Result<_, _>>()?;
         Ok(Self { calls, decide: Arc::new(decide) })
     }
 
     /// The answer, or `None` where the policy decides.
-    pub(crate) fn ask(&self, job: &Job<'_>) -> Option<Outcome> {
-        match (self.decide)(&Request { job }) {
+    pub(crate) fn ask(&self, syscall: &Syscall<'_>) -> Option<Outcome> {
+        match (self.decide)(&Request { syscall }) {
             Decision::ByPolicy => None,
             Decision::Returns(value) => Some(Ok(Answer::Value(value))),
             Decision::Fails(error) => Some(Err(Errno::from_raw_os_error(error))),
@@ -76,25 +77,25 @@ impl Request<'_> {
     /// The call's name.
     #[must_use]
     pub fn name(&self) -> &'static str {
-        self.job.name()
+        self.syscall.name()
     }
 
     /// The calling process.
     #[must_use]
     pub fn process(&self) -> i32 {
-        self.job.process()
+        self.syscall.process()
     }
 
     /// The calling thread.
     #[must_use]
     pub fn thread(&self) -> i32 {
-        self.job.call.thread
+        self.syscall.notification.thread
     }
 
     /// The arguments, as they stood in registers.
     #[must_use]
     pub fn arguments(&self) -> [u64; 6] {
-        self.job.call.arguments
+        self.syscall.notification.arguments
     }
 
     /// Copies the text that argument `index` points to, such as a path, without its terminating zero.
@@ -102,7 +103,7 @@ impl Request<'_> {
     /// # Errors
     /// `EFAULT`, `ENAMETOOLONG`, which the call may well return ([`Decision::Fails`]).
     pub fn text(&self, index: usize) -> std::io::Result<Vec<u8>> {
-        Ok(memory::read_path(self.job.call.thread, self.pointer(index)?)?)
+        Ok(memory::read_path(self.syscall.notification.thread, self.pointer(index)?)?)
     }
 
     /// Copies `length` bytes that argument `index` points to.
@@ -111,7 +112,7 @@ impl Request<'_> {
     /// `EFAULT`.
     pub fn bytes(&self, index: usize, length: usize) -> std::io::Result<Vec<u8>> {
         let mut bytes = vec![0; length];
-        memory::read(self.job.call.thread, self.pointer(index)?, &mut bytes)?;
+        memory::read(self.syscall.notification.thread, self.pointer(index)?, &mut bytes)?;
         Ok(bytes)
     }
 
@@ -120,8 +121,8 @@ impl Request<'_> {
     /// # Errors
     /// `EFAULT`; `ESRCH` where the caller has gone.
     pub fn write(&self, index: usize, bytes: &[u8]) -> std::io::Result<()> {
-        self.job.still_waits()?;
-        Ok(memory::write(self.job.call.thread, self.pointer(index)?, bytes)?)
+        self.syscall.still_waits()?;
+        Ok(memory::write(self.syscall.notification.thread, self.pointer(index)?, bytes)?)
     }
 
     /// The file that is the caller's descriptor `number`.
@@ -129,10 +130,10 @@ impl Request<'_> {
     /// # Errors
     /// `EBADF`.
     pub fn descriptor(&self, number: i32) -> std::io::Result<OwnedFd> {
-        Ok(self.job.caller()?.descriptor(number)?)
+        Ok(self.syscall.caller()?.descriptor(number)?)
     }
 
     fn pointer(&self, index: usize) -> std::io::Result<u64> {
-        self.job.call.arguments.get(index).copied().ok_or_else(|| Errno::INVAL.into())
+        self.syscall.notification.arguments.get(index).copied().ok_or_else(|| Errno::INVAL.into())
     }
 }

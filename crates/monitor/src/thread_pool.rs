@@ -30,9 +30,9 @@ const QUIET: u32 = 25;
 const MOST: usize = 64;
 
 /// What the watch needs to know of the calls.
-pub(crate) trait Calls: Send + Sync + 'static {
+pub(crate) trait CallSource: Send + Sync + 'static {
     /// Takes the next call up and deals with it, telling `busy` when it begins to. Returns whether there will be further ones.
-    fn one(&self, busy: &dyn Fn()) -> bool;
+    fn handle_next(&self, busy: &dyn Fn()) -> bool;
 
     /// Whether a call waits that nobody has taken up.
     fn waiting(&self) -> bool;
@@ -42,7 +42,7 @@ pub(crate) trait Calls: Send + Sync + 'static {
 }
 
 /// Threads that take calls up.
-pub(crate) struct Crew<C> {
+pub(crate) struct ThreadPool<C> {
     calls: C,
     /// How many are to take calls up.
     wanted: AtomicUsize,
@@ -108,15 +108,15 @@ impl Looks {
     }
 }
 
-impl<C: Calls> Crew<C> {
+impl<C: CallSource> ThreadPool<C> {
     /// Starts the first taker and the watch.
     ///
     /// # Errors
     /// Where no thread can be made.
     pub(crate) fn start(calls: C) -> std::io::Result<()> {
-        let crew = Self::new(calls);
-        crew.hire(start)?;
-        std::thread::Builder::new().name("guard-watch".to_owned()).spawn(move || crew.watch()).map(drop)
+        let pool = Self::new(calls);
+        pool.spawn_worker(start)?;
+        std::thread::Builder::new().name("guard-watch".to_owned()).spawn(move || pool.watch()).map(drop)
     }
 
     fn new(calls: C) -> Arc<Self> {
@@ -134,7 +134,7 @@ impl<C: Calls> Crew<C> {
 
     /// One taker more, by `start`, which makes a thread of that name. Nobody is counted of whom there is nothing: those that
     /// there are would go to rest for one who takes nothing up.
-    fn hire(
+    fn spawn_worker(
         self: &Arc<Self>,
         start: impl FnOnce(String, Box<dyn FnOnce() + Send>) -> std::io::Result<()>,
     ) -> std::io::Result<()> {
@@ -149,8 +149,8 @@ impl<C: Calls> Crew<C> {
         };
         // Before it works, for it looks at that.
         locked(&self.parked).takers += 1;
-        let (crew, its) = (Arc::clone(self), Arc::clone(&done));
-        start(format!("guard-{number}"), Box::new(move || crew.work(&its))).inspect_err(|_| {
+        let (pool, its) = (Arc::clone(self), Arc::clone(&done));
+        start(format!("guard-{number}"), Box::new(move || pool.work(&its))).inspect_err(|_| {
             locked(&self.parked).takers -= 1;
             locked(&self.done).retain(|other| !Arc::ptr_eq(other, &done));
         })
@@ -164,7 +164,7 @@ impl<C: Calls> Crew<C> {
                 self.wake_watch();
             }
         };
-        while self.calls.one(&busy) {
+        while self.calls.handle_next(&busy) {
             // Back to an even number, also where no call came.
             if done.load(Ordering::SeqCst) % 2 == 1 {
                 done.fetch_add(1, Ordering::SeqCst);
@@ -254,7 +254,7 @@ impl<C: Calls> Crew<C> {
         }
         drop(parked);
         // Where no thread is to be had, those that there are go on.
-        let _ = self.hire(start);
+        let _ = self.spawn_worker(start);
     }
 }
 
@@ -292,15 +292,15 @@ mod tests {
         assert_eq!(looks.look(&[1000], 1, false), Follows::Sleep);
     }
 
-    /// Calls that take until they are told to end.
+    /// CallSource that take until they are told to end.
     struct Slow {
         calls: Mutex<Receiver<Receiver<()>>>,
         waiting: AtomicUsize,
         taken: Sender<()>,
     }
 
-    impl Calls for Arc<Slow> {
-        fn one(&self, busy: &dyn Fn()) -> bool {
+    impl CallSource for Arc<Slow> {
+        fn handle_next(&self, busy: &dyn Fn()) -> bool {
             let next = locked(&self.calls).recv();
             let Ok(call) = next else { return false };
             self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -325,29 +325,29 @@ mod tests {
 
     #[test]
     fn who_could_not_be_hired_is_not_counted() {
-        let crew = Crew::new(slow().0);
+        let pool = ThreadPool::new(slow().0);
         let none = |_, _| Err(std::io::ErrorKind::WouldBlock.into());
         for _ in 0..2 * MOST {
-            assert!(crew.hire(none).is_err());
+            assert!(pool.spawn_worker(none).is_err());
         }
-        assert_eq!((locked_takers(&crew.parked), locked(&crew.done).len()), (0, 0));
-        crew.hire(|_, _| Ok(())).unwrap();
-        assert!(crew.hire(none).is_err());
-        assert_eq!((locked_takers(&crew.parked), locked(&crew.done).len()), (1, 1));
+        assert_eq!((locked_takers(&pool.parked), locked(&pool.done).len()), (0, 0));
+        pool.spawn_worker(|_, _| Ok(())).unwrap();
+        assert!(pool.spawn_worker(none).is_err());
+        assert_eq!((locked_takers(&pool.parked), locked(&pool.done).len()), (1, 1));
         // One is wanted, and one is there: it does not go to rest.
-        assert!(crew.park());
+        assert!(pool.park());
     }
 
     #[test]
     fn who_rests_hears_of_the_end() {
         for _ in 0..200 {
-            let crew = Crew::new(slow().0);
-            (0..2).for_each(|_| crew.hire(|_, _| Ok(())).unwrap());
+            let pool = ThreadPool::new(slow().0);
+            (0..2).for_each(|_| pool.spawn_worker(|_, _| Ok(())).unwrap());
             let resting = {
-                let crew = Arc::clone(&crew);
-                std::thread::spawn(move || crew.park())
+                let pool = Arc::clone(&pool);
+                std::thread::spawn(move || pool.park())
             };
-            crew.end();
+            pool.end();
             assert!(!resting.join().unwrap());
         }
     }
@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn others_take_over_from_who_is_stuck() {
         let (slow, send, told) = slow();
-        Crew::start(Arc::clone(&slow)).unwrap();
+        ThreadPool::start(Arc::clone(&slow)).unwrap();
         let mut ends = Vec::new();
         for _ in 0..10 {
             let (end, until) = channel::<()>();

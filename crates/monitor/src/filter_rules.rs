@@ -4,15 +4,14 @@ use rustix::io::Errno;
 use syscalls::Sysno;
 
 use crate::perform::{About, HANDLERS};
-use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::policy::calls::{REFUSED, Word};
-use crate::rulings::{self, Ruling};
+use crate::policy::rules::{self as given_rules, Verdict};
+use crate::policy::syscalls::{REFUSED, Word};
 use orrery_sys::seccomp::{Action, Condition, Filter};
 
 /// The rules for a policy: which calls are asked about. `walled_signals`: the kernel keeps signals and ptrace(2) away from
 /// the monitor by itself.
-pub(crate) fn rules(policy: &Policy, walled: bool, plan: &Plan) -> Filter {
+pub(crate) fn rules(policy: &Policy, walled: bool, kernel_opens: bool) -> Filter {
     let mut rules = Filter::new(Action::Allow);
     let looking = !policy.trees.all_visible() || policy.learning;
     let network = !policy.network.is_everything() || policy.learning;
@@ -64,7 +63,7 @@ pub(crate) fn rules(policy: &Policy, walled: bool, plan: &Plan) -> Filter {
     let typing = [libc::TIOCSTI, libc::TIOCLINUX]
         .map(|request| Condition::Equals { argument: 1, value: u32::try_from(request).unwrap_or(u32::MAX) });
     replace("ioctl", &typing, Action::Notify);
-    if plan.kernel_opens() {
+    if kernel_opens {
         // Landlock says nothing of descriptors that only stand for a file. (openat2 has its flags in memory.)
         let standing = |argument| Condition::AnyBit { argument, bits: libc::O_PATH.cast_unsigned() };
         replace("open", &[standing(1)], Action::Notify);
@@ -106,7 +105,7 @@ pub(crate) fn rules(policy: &Policy, walled: bool, plan: &Plan) -> Filter {
 
 /// Which calls are asked about for rules that were given: those that they are about, and those by which paths come to
 /// mean something else.
-fn by_rules(given: &dyn rulings::Rules, rules: &mut Filter) {
+fn by_rules(given: &dyn given_rules::Rules, rules: &mut Filter) {
     let paths = HANDLERS
         .iter()
         .any(|(name, about, _)| matches!(about, About::Files | About::Looking) && given.asks(name));
@@ -135,9 +134,9 @@ fn by_rules(given: &dyn rulings::Rules, rules: &mut Filter) {
         }
     }
     for call in Sysno::iter().filter(|call| !ALWAYS.contains(&call.name())) {
-        match rulings::unconditional(given, call) {
-            Some(Ruling::Fails(error)) => rules.set(call, Action::Fail(Errno::from_raw_os_error(error))),
-            Some(Ruling::Returns(_)) => rules.set(call, Action::Notify),
+        match given_rules::unconditional(given, call) {
+            Some(Verdict::Fails(error)) => rules.set(call, Action::Fail(Errno::from_raw_os_error(error))),
+            Some(Verdict::Returns(_)) => rules.set(call, Action::Notify),
             _ => (),
         }
     }
