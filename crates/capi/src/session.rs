@@ -83,7 +83,7 @@ pub unsafe extern "C" fn orrery_session_pool_create(
     with: *mut c_void,
 ) -> *mut SessionPool {
     let Some(serve) = serve else {
-        error::fail(&invalid("orrery_session_pool_create", 0));
+        error::fail(invalid("orrery_session_pool_create", 0));
         return core::ptr::null_mut();
     };
     // SAFETY: the options are null or begin with their size, as the caller promises; they are integers and a pointer.
@@ -155,9 +155,9 @@ pub unsafe extern "C" fn orrery_session_begin(
     end: *mut SessionResult,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(&invalid("a pool", 0)) };
+    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(invalid("a pool", 0)) };
     if connection < 0 || session.is_null() {
-        return error::fail(&invalid("orrery_session_begin", connection.unsigned_abs() as usize));
+        return error::fail(invalid("orrery_session_begin", connection.unsigned_abs() as usize));
     }
     // SAFETY: used for system calls while it is open, by the caller's promise; a closed one is an error.
     let connection = unsafe { BorrowedFd::borrow_raw(connection) };
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn orrery_session_step(
     end: *mut SessionResult,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(&invalid("a pool", 0)) };
+    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(invalid("a pool", 0)) };
     match pool.pool.step(SessionId::of_number(session)) {
         // SAFETY: the caller's promise.
         Ok(step) => unsafe { tell(step, end) },
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn orrery_session_step(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_session_abandon(pool: *mut SessionPool, session: u64) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(&invalid("a pool", 0)) };
+    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(invalid("a pool", 0)) };
     pool.pool.end(SessionId::of_number(session)).map_or_else(|error| error::fail(&error), |()| 0)
 }
 
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn orrery_session_abandon(pool: *mut SessionPool, session:
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn orrery_session_pool_maintain(pool: *mut SessionPool) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(&invalid("a pool", 0)) };
+    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(invalid("a pool", 0)) };
     pool.pool.tidy().map_or_else(|error| error::fail(&error), c_int::from)
 }
 
@@ -225,9 +225,9 @@ pub unsafe extern "C" fn orrery_session_pool_serve(
     stop: c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(&invalid("a pool", 0)) };
+    let Some(pool) = (unsafe { pool.as_mut() }) else { return error::fail(invalid("a pool", 0)) };
     if listener < 0 || stop < -1 {
-        return error::fail(&invalid("orrery_session_pool_serve", listener.unsigned_abs() as usize));
+        return error::fail(invalid("orrery_session_pool_serve", listener.unsigned_abs() as usize));
     }
     // SAFETY: used for system calls while they are open, by the caller's promise; closed ones are errors.
     let (listener, stop) =
@@ -246,7 +246,7 @@ pub unsafe extern "C" fn orrery_session_pool_count(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let (Some(pool), false) = (unsafe { pool.as_ref() }, counts.is_null()) else {
-        return error::fail(&invalid("orrery_session_pool_count", 0));
+        return error::fail(invalid("orrery_session_pool_count", 0));
     };
     let now = pool.pool.statistics();
     // SAFETY: checked above, and the caller's promise.
@@ -284,12 +284,12 @@ pub extern "C" fn orrery_session_wait(events: c_int) -> c_int {
         WRITE => Interest::Writable,
         3 => Interest::Both,
         other => {
-            return error::fail(&invalid("the events of orrery_session_wait", other.unsigned_abs() as usize));
+            return error::fail(invalid("the events of orrery_session_wait", other.unsigned_abs() as usize));
         }
     };
     // SAFETY: set while the session's function runs, which is on this thread.
     let Some(connection) = (unsafe { CURRENT.get().as_ref() }) else {
-        return error::fail(&invalid("orrery_session_wait outside of a session", 0));
+        return error::fail(invalid("orrery_session_wait outside of a session", 0));
     };
     connection.wait(interest);
     0

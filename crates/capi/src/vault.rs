@@ -122,8 +122,8 @@ pub unsafe extern "C" fn orrery_vault_run_with_cleanup(
     tidy: Option<Tidy>,
     context: *mut c_void,
 ) -> c_int {
-    let (Some(load), Some(serve)) = (load, serve) else { return error::fail(&Error::Errno(Errno::INVAL)) };
-    error::fail(&become_vault(Functions { load, serve, tidy, context }))
+    let (Some(load), Some(serve)) = (load, serve) else { return error::fail(Error::Errno(Errno::INVAL)) };
+    error::fail(become_vault(Functions { load, serve, tidy, context }))
 }
 
 /// Has the vault load something.
