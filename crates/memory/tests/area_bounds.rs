@@ -4,7 +4,8 @@ use core::alloc::Layout;
 
 use orrery_memory::PAGE;
 use orrery_memory::area::{
-    Area, AreaBox, AreaOptions, AreaVec, Arena, DeltaRef, Error, Mirror, Mode, View, in_orbit, without_areas,
+    Area, AreaArena, AreaBox, AreaOptions, AreaVec, DeltaRef, Error, Mirror, Mode, View, in_orbit,
+    without_areas,
 };
 
 fn options(capacity: usize) -> AreaOptions {
@@ -106,7 +107,7 @@ fn raw_memory_and_blocks_do_not_mix() {
 
 #[test]
 fn bad_sizes_and_places_are_refused() {
-    let arena = Arena::get().unwrap();
+    let arena = AreaArena::get().unwrap();
     assert!(Area::new(2, &options(1)).is_ok(), "both are a page");
     assert!(matches!(Area::new(PAGE + 1, &options(PAGE)), Err(Error::Size { .. })));
     assert!(matches!(Area::new(usize::MAX, &AreaOptions::default()), Err(Error::Size { .. })));
@@ -140,7 +141,7 @@ fn deltas_go_back_to_their_mirror_only() {
     assert_eq!((first.pages(), first.is_empty()), (1, false));
     assert_eq!(mirror.deliver(&[&area]).unwrap_err(), Error::Busy { deltas: 1 });
     assert_eq!(mirror.reset(), Err(Error::Busy { deltas: 1 }));
-    let first = other.give_back(first).expect_err("another mirror's");
+    let first = other.withdraw(first).expect_err("another mirror's");
     let second = mirror.capture(&[&area]).unwrap();
     assert!(second.is_empty(), "nothing was written since the first");
     let first = mirror.withdraw(first).expect_err("the second relies on the first");

@@ -64,7 +64,7 @@ pub(crate) struct Peer {
     /// Where its system calls arrive, if it is ours to answer them.
     pub(crate) listener: Option<Listener>,
     /// How often we two switch, for each logical thread.
-    pub(crate) paces: Vec<Option<CpuPolicy>>,
+    pub(crate) cpu_policies: Vec<Option<CpuPolicy>>,
     /// What priority each logical thread has lent to it.
     pub(crate) loans: Vec<Option<Loan>>,
 }
@@ -381,7 +381,7 @@ impl State {
             through,
             silent: Vec::new(),
             listener: None,
-            paces: Vec::new(),
+            cpu_policies: Vec::new(),
             loans: Vec::new(),
         });
         Ok(slot)

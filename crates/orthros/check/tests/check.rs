@@ -92,7 +92,9 @@ fn a_socket_whose_other_side_is_another_programs_is_told() {
     assert!(report.survives && report.processes == 1 && report.descriptors >= 3, "{report:?}");
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(check(i32::try_from(child.id()).unwrap()).unwrap_err().to_string().contains("cannot find process"));
+    assert!(
+        check(i32::try_from(child.id()).unwrap()).unwrap_err().to_string().contains("cannot find process")
+    );
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub(crate) fn is_in_place(peer: &mut Peer, logical_thread: u32, own: &Place, pla
         return true;
     }
     let naps = own.face.naps().wrapping_add(place.face.naps());
-    let pace = peer.paces.get_mut(logical_thread as usize).and_then(Option::as_mut);
+    let pace = peer.cpu_policies.get_mut(logical_thread as usize).and_then(Option::as_mut);
     pace.is_some_and(|pace| pace.goes_on(naps) && is_at(place, pace.place(), current_cpu()))
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn place(state: &mut State, slot: usize) {
     let (mine, theirs) = (&own.face, &place.face);
     let here = current_cpu();
     let naps = mine.naps().wrapping_add(theirs.naps());
-    let pace = entry(&mut peer.paces, logical_thread).get_or_insert_default();
+    let pace = entry(&mut peer.cpu_policies, logical_thread).get_or_insert_default();
     let (side, astray) = pace.count(naps, &around);
     // Somebody else may have bound it elsewhere meanwhile (taskset(1)), as shows when both keep falling asleep.
     if is_at(place, side, here) && !astray {
