@@ -1,10 +1,10 @@
 //! A vault for servers: one that all processes of a program share, those forked later included.
 //!
 //! ```standalone_crate
-//! use orrery_vault::shared::{Errno, Keeper, SharedVault};
+//! use orrery_vault::shared::{Errno, VaultService, SharedVault};
 //!
 //! struct Sum(Vec<u8>);
-//! impl Keeper for Sum {
+//! impl VaultService for Sum {
 //!     fn load(&mut self, key: &[u8], _answer: &mut [u8]) -> Result<usize, Errno> {
 //!         self.0 = key.to_vec(); // or read it from a file
 //!         Ok(0)
