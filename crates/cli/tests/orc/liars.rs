@@ -6,7 +6,6 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::thread::JoinHandle;
 
-use orrery_orc_auditor;
 use orrery_orc_client::protocol::{FileRange, FileRangeReply, Refusal, Reply, Request, decode_request};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
