@@ -15,7 +15,6 @@ use orrery_orc_wire::protocol::Refusal;
 use orrery_orc_wire::sealed_file::{FileMapping, UnsealedFile};
 
 /// The longest small object.
-
 pub(crate) const MAX_LENGTH: usize = 2048;
 /// The size of a file.
 const SIZE: usize = 256 << 10;
