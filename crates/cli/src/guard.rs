@@ -6,7 +6,7 @@ use std::process::exit;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use orrery_monitor::{End, Error, Guard, Held, Log, Policy, hold_signals};
+use orrery_monitor::{End, Error, Explanation, Guard, Log, Policy, block_signals};
 
 /// Run a program of which a policy says what files, programs and addresses it may use.
 ///
@@ -106,13 +106,14 @@ fn guarded(arguments: Arguments) -> Result<End> {
     }
     let Some((program, rest)) = arguments.program.split_first() else { bail!("name a program after --") };
     let run = guard.program(program).arguments(rest);
-    hold_signals();
+    block_signals();
     Ok(run.start()?.supervise()?)
 }
 
 /// Who decides about what, a line each.
-fn table(held: &[Held]) -> String {
-    let width = |column: fn(&Held) -> &str| held.iter().map(|held| column(held).len()).max().unwrap_or(0);
+fn table(held: &[Explanation]) -> String {
+    let width =
+        |column: fn(&Explanation) -> &str| held.iter().map(|held| column(held).len()).max().unwrap_or(0);
     let (calls, by) = (width(|held| held.calls), width(|held| held.by));
     held.iter().map(|held| format!("{:calls$}  {:by$}  {}\n", held.calls, held.by, held.because)).collect()
 }

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::assume::Assumed;
-use crate::job::{Job, Outcome};
-use crate::monitor::Monitor;
+use crate::answer::Outcome;
+use crate::credentials::AssumedCredentials;
+use crate::state::State;
+use crate::syscall::Syscall;
 
 /// As many calls may wait at one time; further ones are told to try again.
 const MOST: usize = 512;
@@ -32,10 +33,10 @@ extern "C" fn nothing(_: i32) {}
 /// Lets a signal interrupt system calls of this process, and do nothing else.
 pub(crate) fn prepare() -> Result<(), Errno> {
     // SAFETY: zero is an empty set of signals and no flags: system calls are not restarted.
-    let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = nothing as *const () as usize;
     // SAFETY: the handler does nothing, so it can do so at any time.
-    match unsafe { libc::sigaction(interrupt(), &raw const action, core::ptr::null_mut()) } {
+    match unsafe { libc::sigaction(interrupt(), &raw const action, std::ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(Errno::INVAL),
     }
@@ -45,19 +46,20 @@ pub(crate) fn prepare() -> Result<(), Errno> {
 ///
 /// # Errors
 /// `EAGAIN` where too many wait already.
-pub(crate) fn start(job: &Job<'_>, work: Box<dyn FnOnce() -> Outcome + Send>) -> Result<(), Errno> {
+pub(crate) fn start(syscall: &Syscall<'_>, work: Box<dyn FnOnce() -> Outcome + Send>) -> Result<(), Errno> {
     if WAITING.fetch_add(1, Ordering::Relaxed) >= MOST {
         WAITING.fetch_sub(1, Ordering::Relaxed);
         return Err(Errno::AGAIN);
     }
-    let (monitor, call, caller) = (Arc::clone(job.monitor), job.call, Arc::clone(job.caller()?));
+    let (state, call, caller) =
+        (Arc::clone(syscall.state), syscall.notification, Arc::clone(syscall.caller()?));
     let watch = move || {
         let done = Arc::new(AtomicBool::new(false));
         let finished = Arc::clone(&done);
-        let (answering, other) = (Arc::clone(&monitor), caller.other.clone());
+        let (answering, other) = (Arc::clone(&state), caller.other.clone());
         let answer = move || {
             let outcome = catch_unwind(AssertUnwindSafe(|| {
-                let assumed = other.as_ref().map(|other| Assumed::new(other, false)).transpose();
+                let assumed = other.as_ref().map(|other| AssumedCredentials::new(other, false)).transpose();
                 assumed.and_then(|_assumed| work())
             }));
             finished.store(true, Ordering::SeqCst);
@@ -65,10 +67,10 @@ pub(crate) fn start(job: &Job<'_>, work: Box<dyn FnOnce() -> Outcome + Send>) ->
         };
         match std::thread::Builder::new().spawn(answer) {
             Ok(worker) => {
-                watch(&monitor, &worker, &done, call.id, call.thread);
+                watch(&state, &worker, &done, call.id, call.thread);
                 let _ = worker.join();
             }
-            Err(_) => monitor.give(call.id, Err(Errno::AGAIN)),
+            Err(_) => state.give(call.id, Err(Errno::AGAIN)),
         }
         WAITING.fetch_sub(1, Ordering::Relaxed);
     };
@@ -81,10 +83,10 @@ pub(crate) fn start(job: &Job<'_>, work: Box<dyn FnOnce() -> Outcome + Send>) ->
     }
 }
 
-fn watch(monitor: &Monitor, worker: &std::thread::JoinHandle<()>, done: &AtomicBool, call: u64, thread: i32) {
+fn watch(state: &State, worker: &std::thread::JoinHandle<()>, done: &AtomicBool, call: u64, thread: i32) {
     while !worker.is_finished() {
         std::thread::park_timeout(PACE);
-        let unwanted = !monitor.listener.is_waiting(call)
+        let unwanted = !state.listener.is_waiting(call)
             || crate::caller::Status::of(thread).is_ok_and(|status| status.interrupting != 0);
         if unwanted && !done.load(Ordering::SeqCst) {
             // SAFETY: the thread is not joined yet; the signal's handler does nothing.

@@ -15,18 +15,9 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// The policy says something that it cannot.
-    #[error("{name}: line {line}, column {column}: {message}")]
-    Policy {
-        /// The policy's file.
-        name: String,
-        /// Where, counted from 1.
-        line: usize,
-        /// Where in the line, counted from 1.
-        column: usize,
-        /// What is wrong, and how it is done right.
-        message: String,
-    },
+    /// The policy is wrong.
+    #[error(transparent)]
+    Policy(#[from] orrery_policy::PolicyError),
     /// The kernel cannot decide about opened files alone, as the policy wants it.
     #[error("mediation = \"kernel\": the kernel cannot hold this policy by itself: {0} (or write \"auto\")")]
     Kernels(

@@ -1,11 +1,9 @@
 //! What a guard is told before it starts, whether it is a program or a closure that it guards.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use crate::callback::{Callback, Decision, Request};
 use crate::log::Log;
-use crate::mediate::{Decision, Mediation, Request};
-use crate::run::Run;
 use crate::{Error, Policy};
 
 /// A guard for a [program](Guard::program) or a [closure](Guard::closure), which may do what the policy allows.
@@ -14,7 +12,7 @@ pub struct Guard {
     pub(crate) policy: Policy,
     pub(crate) log: Log,
     pub(crate) landlock: bool,
-    pub(crate) mediation: Option<Mediation>,
+    pub(crate) callback: Option<Callback>,
     pub(crate) learn: Option<PathBuf>,
 }
 
@@ -23,7 +21,7 @@ impl Guard {
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         let landlock = std::env::var_os("ORRERY_GUARD_LANDLOCK").is_none_or(|word| word != "off");
-        Self { policy, log: Log::default(), landlock, mediation: None, learn: None }
+        Self { policy, log: Log::default(), landlock, callback: None, learn: None }
     }
 
     /// Where refusals are written.
@@ -49,7 +47,7 @@ impl Guard {
         calls: impl IntoIterator<Item = &'n str>,
         decide: impl Fn(&Request<'_>) -> Decision + Send + Sync + 'static,
     ) -> Result<Self, Error> {
-        self.mediation = Some(Mediation::new(calls, decide)?);
+        self.callback = Some(Callback::new(calls, decide)?);
         Ok(self)
     }
 
@@ -60,11 +58,5 @@ impl Guard {
         self.learn = Some(path.as_ref().to_owned());
         self.policy.learning = true;
         self
-    }
-
-    /// A program to run, by path or by a name that is looked for in `PATH`.
-    #[must_use]
-    pub fn program(self, program: impl AsRef<OsStr>) -> Run {
-        Run::new(self, program.as_ref())
     }
 }

@@ -1,10 +1,10 @@
 //! A monitor for programs: chosen system calls are decided and performed by a process that the program cannot reach.
 //!
 //! ```no_run
-//! use orrery_monitor::{End, Guard, Log, Policy, hold_signals};
+//! use orrery_monitor::{End, Guard, Log, Policy, block_signals};
 //!
 //! let policy = Policy::load("policy.toml".as_ref())?;
-//! hold_signals();
+//! block_signals();
 //! let end = Guard::new(policy).log(Log::Words).program("python3").arguments(["script.py"]).start()?.supervise()?;
 //! assert_eq!(end, End::Exited(0));
 //! # Ok::<(), orrery_monitor::Error>(())
@@ -20,37 +20,41 @@
 //!
 //! [seccomp(2)]: https://man7.org/linux/man-pages/man2/seccomp.2.html
 
-mod asked;
-mod assume;
-mod birth;
+mod answer;
 mod blocking;
+mod callback;
 mod caller;
-mod closure;
-mod crew;
+mod credentials;
+mod enforcement;
 mod error;
+mod file;
+mod filter_rules;
 mod guard;
-mod job;
-mod learn;
+mod identity;
+mod landlock;
 mod log;
-mod mediate;
 mod memory;
 mod monitor;
-mod own;
 mod perform;
-mod plan;
 mod policy;
+mod policy_recorder;
 mod resolve;
-mod rulings;
+mod rule_checks;
 mod run;
+mod run_closure;
+mod spawn;
+mod state;
 mod supervise;
-mod wall;
+mod syscall;
+mod thread_pool;
 
+pub use callback::{Decision, Request};
+pub use enforcement::Explanation;
 pub use error::Error;
 pub use guard::Guard;
 pub use log::Log;
-pub use mediate::{Decision, Request};
-pub use plan::Held;
+pub use perform::can_enforce;
+pub use policy::rules::{Destination, Executions, Rules, Verdict};
 pub use policy::{Policy, Rights};
-pub use rulings::{Destination, Executions, Rules, Ruling, holds};
 pub use run::{End, Guarded, Run};
-pub use supervise::hold_signals;
+pub use supervise::block_signals;

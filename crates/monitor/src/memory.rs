@@ -20,7 +20,7 @@ fn local(bytes: &mut [u8]) -> iovec {
 }
 
 fn remote(address: usize, length: usize) -> iovec {
-    iovec { iov_base: core::ptr::without_provenance_mut(address), iov_len: length }
+    iovec { iov_base: std::ptr::without_provenance_mut(address), iov_len: length }
 }
 
 fn address(pointer: u64) -> Result<usize, Errno> {

@@ -1,23 +1,23 @@
 //! The calls that the monitor performs in the program's place: each on its own copy of the arguments.
 
 mod attributes;
-mod change;
+mod directory;
 mod execute;
-mod look;
 mod network;
 mod open;
-mod shared;
+mod shared_memory;
+mod stat;
 
-pub(crate) use network::described;
 use rustix::io::Errno;
 use syscalls::Sysno;
 
-use crate::job::{Answer, Job, Outcome};
+use crate::answer::{Answer, Outcome};
 use crate::log::Event;
-use crate::policy::calls::{REFUSED, Word};
+use crate::policy::syscalls::{REFUSED, Word};
+use crate::syscall::Syscall;
 
 /// Deals with one kind of call.
-pub(crate) type Handler = for<'j, 'm> fn(&'j Job<'m>) -> Outcome;
+pub(crate) type Handler = for<'j, 'm> fn(&'j Syscall<'m>) -> Outcome;
 
 /// What a handler is for, so that the filter need not ask about what is allowed anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,39 +40,39 @@ pub(crate) const HANDLERS: &[(&str, About, Handler)] = &[
     ("openat", About::Files, open::openat),
     ("openat2", About::Files, open::openat2),
     ("creat", About::Files, open::creat),
-    ("stat", About::Looking, look::stat),
-    ("lstat", About::Looking, look::lstat),
-    ("newfstatat", About::Looking, look::newfstatat),
-    ("statx", About::Looking, look::statx),
-    ("access", About::Looking, look::access),
-    ("faccessat", About::Looking, look::faccessat),
-    ("faccessat2", About::Looking, look::faccessat2),
-    ("readlink", About::Looking, look::readlink),
-    ("readlinkat", About::Looking, look::readlinkat),
-    ("statfs", About::Looking, look::statfs),
-    ("getxattr", About::Files, look::getxattr),
-    ("lgetxattr", About::Files, look::lgetxattr),
-    ("listxattr", About::Files, look::listxattr),
-    ("llistxattr", About::Files, look::llistxattr),
-    ("getxattrat", About::Files, look::not_here),
-    ("listxattrat", About::Files, look::not_here),
-    ("file_getattr", About::Files, look::not_here),
-    ("name_to_handle_at", About::Files, look::no_handles),
-    ("inotify_add_watch", About::Files, look::inotify_add_watch),
-    ("mkdir", About::Files, change::mkdir),
-    ("mkdirat", About::Files, change::mkdirat),
-    ("mknod", About::Files, change::mknod),
-    ("mknodat", About::Files, change::mknodat),
-    ("unlink", About::Files, change::unlink),
-    ("unlinkat", About::Files, change::unlinkat),
-    ("rmdir", About::Files, change::rmdir),
-    ("rename", About::Files, change::rename),
-    ("renameat", About::Files, change::renameat),
-    ("renameat2", About::Files, change::renameat2),
-    ("link", About::Files, change::link),
-    ("linkat", About::Files, change::linkat),
-    ("symlink", About::Files, change::symlink),
-    ("symlinkat", About::Files, change::symlinkat),
+    ("stat", About::Looking, stat::stat),
+    ("lstat", About::Looking, stat::lstat),
+    ("newfstatat", About::Looking, stat::newfstatat),
+    ("statx", About::Looking, stat::statx),
+    ("access", About::Looking, stat::access),
+    ("faccessat", About::Looking, stat::faccessat),
+    ("faccessat2", About::Looking, stat::faccessat2),
+    ("readlink", About::Looking, stat::readlink),
+    ("readlinkat", About::Looking, stat::readlinkat),
+    ("statfs", About::Looking, stat::statfs),
+    ("getxattr", About::Files, stat::getxattr),
+    ("lgetxattr", About::Files, stat::lgetxattr),
+    ("listxattr", About::Files, stat::listxattr),
+    ("llistxattr", About::Files, stat::llistxattr),
+    ("getxattrat", About::Files, stat::not_here),
+    ("listxattrat", About::Files, stat::not_here),
+    ("file_getattr", About::Files, stat::not_here),
+    ("name_to_handle_at", About::Files, stat::no_handles),
+    ("inotify_add_watch", About::Files, stat::inotify_add_watch),
+    ("mkdir", About::Files, directory::mkdir),
+    ("mkdirat", About::Files, directory::mkdirat),
+    ("mknod", About::Files, directory::mknod),
+    ("mknodat", About::Files, directory::mknodat),
+    ("unlink", About::Files, directory::unlink),
+    ("unlinkat", About::Files, directory::unlinkat),
+    ("rmdir", About::Files, directory::rmdir),
+    ("rename", About::Files, directory::rename),
+    ("renameat", About::Files, directory::renameat),
+    ("renameat2", About::Files, directory::renameat2),
+    ("link", About::Files, directory::link),
+    ("linkat", About::Files, directory::linkat),
+    ("symlink", About::Files, directory::symlink),
+    ("symlinkat", About::Files, directory::symlinkat),
     ("chmod", About::Files, attributes::chmod),
     ("fchmod", About::Files, attributes::fchmod),
     ("fchmodat", About::Files, attributes::fchmodat),
@@ -92,9 +92,9 @@ pub(crate) const HANDLERS: &[(&str, About, Handler)] = &[
     ("removexattr", About::Files, attributes::removexattr),
     ("lremovexattr", About::Files, attributes::lremovexattr),
     ("fremovexattr", About::Files, attributes::fremovexattr),
-    ("setxattrat", About::Files, look::not_here),
-    ("removexattrat", About::Files, look::not_here),
-    ("file_setattr", About::Files, look::not_here),
+    ("setxattrat", About::Files, stat::not_here),
+    ("removexattrat", About::Files, stat::not_here),
+    ("file_setattr", About::Files, stat::not_here),
     ("execve", About::Files, execute::execve),
     ("execveat", About::Files, execute::execveat),
     ("connect", About::Network, network::connect),
@@ -104,88 +104,110 @@ pub(crate) const HANDLERS: &[(&str, About, Handler)] = &[
     ("sendto", About::Network, network::sendto),
     ("sendmsg", About::Network, network::sendmsg),
     ("sendmmsg", About::Network, network::sendmmsg),
-    ("shmget", About::Shared, shared::shmget),
-    ("shmat", About::Shared, shared::by_number),
-    ("shmctl", About::Shared, shared::by_number),
-    ("setuid", About::Caller, identity),
-    ("setgid", About::Caller, identity),
-    ("setreuid", About::Caller, identity),
-    ("setregid", About::Caller, identity),
-    ("setresuid", About::Caller, identity),
-    ("setresgid", About::Caller, identity),
-    ("setfsuid", About::Caller, identity),
-    ("setfsgid", About::Caller, identity),
-    ("setgroups", About::Caller, identity),
-    ("capset", About::Caller, identity),
+    ("shmget", About::Shared, shared_memory::shmget),
+    ("shmat", About::Shared, shared_memory::by_number),
+    ("shmctl", About::Shared, shared_memory::by_number),
+    ("setuid", About::Caller, change_credentials),
+    ("setgid", About::Caller, change_credentials),
+    ("setreuid", About::Caller, change_credentials),
+    ("setregid", About::Caller, change_credentials),
+    ("setresuid", About::Caller, change_credentials),
+    ("setresgid", About::Caller, change_credentials),
+    ("setfsuid", About::Caller, change_credentials),
+    ("setfsgid", About::Caller, change_credentials),
+    ("setgroups", About::Caller, change_credentials),
+    ("capset", About::Caller, change_credentials),
 ];
+
+/// Whether the monitor can hold a rule about this call's paths or addresses: those of the calls that it performs.
+#[must_use]
+pub fn can_enforce(call: &str) -> bool {
+    let held = |about: About| !matches!(about, About::Caller | About::Shared);
+    HANDLERS.iter().any(|(name, about, _)| *name == call && held(*about))
+}
 
 /// The caller becomes somebody else: nothing to decide, but what is known of it ends here. The kernel changes ids after
 /// this answer and before the thread's next call, so that the next look finds the new ones.
-fn identity(job: &Job<'_>) -> Outcome {
-    job.monitor.callers.diverge();
-    job.monitor.callers.forget(job.call.thread);
+fn change_credentials(syscall: &Syscall<'_>) -> Outcome {
+    syscall.state.callers.diverge();
+    syscall.state.callers.forget(syscall.notification.thread);
     Ok(Answer::GoOn)
 }
 
 /// A call that is not performed but asked about: one that the policy names, or that is always refused.
-pub(crate) fn named(job: &Job<'_>) -> Outcome {
-    let call = usize::try_from(job.call.number).ok().and_then(Sysno::new);
-    match call.and_then(|call| job.monitor.policy.calls.words.get(&call)) {
+pub(crate) fn named(syscall: &Syscall<'_>) -> Outcome {
+    let call = usize::try_from(syscall.notification.number).ok().and_then(Sysno::new);
+    match call.and_then(|call| syscall.state.policy.calls.words.get(&call)) {
         Some(Word::Log) => {
-            job.monitor.log.allowed(job.process(), job.call.thread, job.name());
-            return if job.name() == "prctl" { identity(job) } else { Ok(Answer::GoOn) };
+            syscall.state.log.allowed(syscall.process(), syscall.notification.thread, syscall.name());
+            return if syscall.name() == "prctl" { change_credentials(syscall) } else { Ok(Answer::GoOn) };
         }
         Some(Word::Deny(errno)) => {
-            job.refuse(&Event::Call { reason: "the policy denies it" });
+            syscall.refuse(&Event::Call { reason: "the policy denies it" });
             return Err(*errno);
         }
         Some(Word::Allow) | None => (),
     }
-    let why = REFUSED.iter().find(|(name, _)| *name == job.name());
-    let reason = match (why, job.name()) {
+    let why = REFUSED.iter().find(|(name, _)| *name == syscall.name());
+    let reason = match (why, syscall.name()) {
         (Some((_, reason)), _) => reason,
         (None, "clone") => "new namespaces change what paths mean",
         (None, "seccomp") => "a listener of its own would be asked in the monitor's place",
         (None, "ioctl") => "it types into the terminal",
-        (None, "prctl") => return identity(job),
+        (None, "prctl") => return change_credentials(syscall),
         (None, "kill" | "tkill" | "tgkill" | "rt_sigqueueinfo" | "rt_tgsigqueueinfo" | "pidfd_open") => {
-            return signal(job);
+            return signal(syscall);
         }
-        (None, _) => match job.monitor.policy.calls.otherwise {
+        (None, _) => match syscall.state.policy.calls.otherwise {
             Some(errno) => {
-                job.refuse(&Event::Call { reason: "the policy does not name it" });
+                syscall.refuse(&Event::Call { reason: "the policy does not name it" });
                 return Err(errno);
             }
             None => "it reaches around the monitor",
         },
     };
-    if job.monitor.policy.learning {
-        job.monitor.learnt.call(job.name());
+    if syscall.state.policy.learning {
+        syscall.state.recorder.call(syscall.name());
     }
-    job.refuse(&Event::Call { reason });
+    syscall.refuse(&Event::Call { reason });
     // What containers answer; programs know it.
     Err(Errno::PERM)
 }
 
 /// Without Landlock's signal scope (Linux 6.12) the monitor itself looks whom a signal is for. It knows numbers only, which
 /// are values; so the call may go on.
-fn signal(job: &Job<'_>) -> Outcome {
-    let target = job.int(0);
-    let own = &job.monitor.own;
+fn signal(syscall: &Syscall<'_>) -> Outcome {
+    let target = syscall.int(0);
+    let own = &syscall.state.identity;
     let mine = rustix::process::getpgrp().as_raw_pid();
-    let reaches_monitor = match (job.name(), target) {
-        ("tgkill" | "rt_tgsigqueueinfo", _) => own.is_own_thread(target) || own.is_own_thread(job.int(1)),
+    let reaches_monitor = match (syscall.name(), target) {
+        ("tgkill" | "rt_tgsigqueueinfo", _) => own.is_own_thread(target) || own.is_own_thread(syscall.int(1)),
         ("kill", -1) => true,
         ("kill", 0) => {
-            let signal = job.int(1);
+            let signal = syscall.int(1);
             signal == libc::SIGKILL || signal == libc::SIGSTOP
         }
         ("kill", group) if group < 0 => group == -mine,
         (_, target) => own.is_own_thread(target),
     };
     if reaches_monitor {
-        job.refuse(&Event::Call { reason: "it would reach the monitor" });
+        syscall.refuse(&Event::Call { reason: "it would reach the monitor" });
         return Err(Errno::PERM);
     }
     Ok(Answer::GoOn)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_performed_is_held() {
+        assert!(
+            can_enforce("openat") && can_enforce("connect") && can_enforce("fchmod") && can_enforce("execve")
+        );
+        assert!(
+            !can_enforce("read") && !can_enforce("chdir") && !can_enforce("setuid") && !can_enforce("shmat")
+        );
+    }
 }

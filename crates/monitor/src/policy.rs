@@ -1,7 +1,8 @@
 //! What a program may do: the policy, as the monitor asks it.
 
-pub(crate) mod calls;
 pub(crate) mod network;
+pub(crate) mod rules;
+pub(crate) mod syscalls;
 pub(crate) mod text;
 pub(crate) mod trees;
 
@@ -10,13 +11,13 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use calls::Calls;
+use self::syscalls::Calls;
 use network::Network;
+use rules::{Given, Rules};
 pub use trees::Rights;
 use trees::Trees;
 
 use crate::Error;
-use crate::rulings::{Given, Rules};
 
 /// What a program may do. Whatever is not allowed is refused.
 ///
@@ -30,7 +31,7 @@ use crate::rulings::{Given, Rules};
 ///     "#,
 /// )?;
 /// let error = orrery_monitor::Policy::parse("[files]\nraed = ['/usr']").unwrap_err();
-/// assert!(error.to_string().starts_with("policy: line 2, column 1: unknown field `raed`"));
+/// assert!(error.to_string().starts_with("policy:2:1: unknown field `raed`"));
 /// # drop(policy);
 /// # Ok::<(), orrery_monitor::Error>(())
 /// ```
@@ -41,7 +42,7 @@ pub struct Policy {
     pub(crate) calls: Calls,
     pub(crate) limits: Limits,
     pub(crate) refusal: Refusal,
-    /// Nothing is refused: what the program does is to be learnt.
+    /// Nothing is refused: what the program does is to be recorder.
     pub(crate) learning: bool,
     /// Who decides about files that are opened.
     pub(crate) opens: Opens,

@@ -10,9 +10,9 @@ use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
 use crate::Error;
-use crate::birth::bear;
 use crate::guard::Guard;
-use crate::monitor::Monitor;
+use crate::spawn::spawn;
+use crate::state::State;
 use orrery_sys::errno;
 
 /// A program to be run under guard: see [`Guard::program`].
@@ -36,15 +36,11 @@ pub enum End {
 #[derive(Debug)]
 pub struct Guarded {
     pub(crate) process: rustix::process::Pid,
-    pub(crate) monitor: Arc<Monitor>,
+    pub(crate) state: Arc<State>,
     pub(crate) learn: Option<PathBuf>,
 }
 
 impl Run {
-    pub(crate) fn new(guard: Guard, program: &OsStr) -> Self {
-        Self { guard, program: program.to_owned(), arguments: Vec::new() }
-    }
-
     /// Its further arguments.
     #[must_use]
     pub fn arguments(mut self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
@@ -82,7 +78,7 @@ impl Run {
             .collect();
         let learn = self.guard.learn.clone();
         let pointers = |texts: &[CString]| -> Vec<*const libc::c_char> {
-            texts.iter().map(|text| text.as_ptr()).chain(std::iter::once(core::ptr::null())).collect()
+            texts.iter().map(|text| text.as_ptr()).chain(std::iter::once(std::ptr::null())).collect()
         };
         let (arguments, environment) = (pointers(&arguments), pointers(&environment));
         let execute = |_: &mut Option<OwnedFd>| {
@@ -91,7 +87,7 @@ impl Run {
                 unsafe { syscall!(Sysno::execve, path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
             failed.map_err(errno).err().unwrap_or(Errno::IO)
         };
-        let (process, monitor, failure) = bear(self.guard, execute)?;
+        let (process, state, failure) = spawn(self.guard, execute)?;
         if let Some(failure) = failure {
             let _ = rustix::process::waitpid(Some(process), rustix::process::WaitOptions::empty());
             return Err(Error::Execute {
@@ -100,11 +96,17 @@ impl Run {
                 hint: if failure == Errno::ACCESS { " (does the policy list it under execute?)" } else { "" },
             });
         }
-        Ok(Guarded { process, monitor, learn })
+        Ok(Guarded { process, state, learn })
     }
 }
 
 impl Guard {
+    /// A program to run, by path or by a name that is looked for in `PATH`.
+    #[must_use]
+    pub fn program(self, program: impl AsRef<OsStr>) -> Run {
+        Run { guard: self, program: program.as_ref().to_owned(), arguments: Vec::new() }
+    }
+
     /// Starts a process in which `execute` executes a program: the calling process becomes its monitor, as with
     /// [`Run::start`]. `execute` runs under guard, in a copy of this process with one thread, and returns only why it could not.
     ///
@@ -117,9 +119,9 @@ impl Guard {
     ) -> Result<Guarded, Error> {
         let learn = self.learn.clone();
         let execute = |_: &mut Option<OwnedFd>| Errno::from_io_error(&execute()).unwrap_or(Errno::IO);
-        let (process, monitor, failure) = bear(self, execute)?;
+        let (process, state, failure) = spawn(self, execute)?;
         match failure {
-            None => Ok(Guarded { process, monitor, learn }),
+            None => Ok(Guarded { process, state, learn }),
             Some(failure) => {
                 let _ = rustix::process::waitpid(Some(process), rustix::process::WaitOptions::empty());
                 let program = program.to_string_lossy().into_owned();

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
 use crate::run::{End, Guarded};
-use crate::{Error, monitor::Monitor};
+use crate::{Error, state::State};
 
 /// What is passed on.
 const PASSED_ON: [i32; 14] = [
@@ -33,7 +33,7 @@ const PASSED_ON: [i32; 14] = [
 fn watched() -> libc::sigset_t {
     // SAFETY: zero is a set of signals, which is then emptied and filled.
     unsafe {
-        let mut set: libc::sigset_t = core::mem::zeroed();
+        let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
         for signal in PASSED_ON.iter().chain([&libc::SIGCHLD]) {
             libc::sigaddset(&raw mut set, *signal);
@@ -44,9 +44,9 @@ fn watched() -> libc::sigset_t {
 
 /// Keeps the signals that are passed on for [`Guarded::supervise`]. To be called before [`Run::start`](crate::Run::start),
 /// so that threads inherit it and nothing gets lost.
-pub fn hold_signals() {
+pub fn block_signals() {
     // SAFETY: the set lives.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const SET.0, core::ptr::null_mut()) };
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const SET.0, std::ptr::null_mut()) };
 }
 
 struct Set(libc::sigset_t);
@@ -62,7 +62,7 @@ impl Guarded {
     }
 
     /// Passes signals on until the program and all that it started have ended, and tells how the program did. After
-    /// [`hold_signals`].
+    /// [`block_signals`].
     ///
     /// # Errors
     /// Where the policy that was learnt cannot be written.
@@ -79,7 +79,7 @@ impl Guarded {
         let mut end = None;
         while end.is_none() {
             // SAFETY: the structure consists of numbers.
-            let mut information: libc::siginfo_t = unsafe { core::mem::zeroed() };
+            let mut information: libc::siginfo_t = unsafe { std::mem::zeroed() };
             // SAFETY: both live.
             let signal = unsafe { libc::sigwaitinfo(&raw const SET.0, &raw mut information) };
             if signal == libc::SIGCHLD {
@@ -97,7 +97,7 @@ impl Guarded {
         ended();
         self.wait_for_the_rest(enough);
         if let Some(path) = &self.learn {
-            fs::write(path, self.monitor.learnt.policy())
+            fs::write(path, self.state.recorder.policy())
                 .map_err(|source| Error::Write { path: path.clone(), source })?;
         }
         Ok(end.unwrap_or(End::Exited(0)))
@@ -126,17 +126,17 @@ impl Guarded {
     fn wait_for_the_rest(&self, enough: impl Fn() -> bool) {
         // From here on signals end the monitor.
         // SAFETY: the set lives.
-        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const SET.0, core::ptr::null_mut()) };
-        while !enough() && !over(&self.monitor) {
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const SET.0, std::ptr::null_mut()) };
+        while !enough() && !over(&self.state) {
             while matches!(waitpid(None::<Pid>, WaitOptions::NOHANG), Ok(Some(_))) {}
         }
     }
 }
 
 /// Whether nobody is guarded any more; waits a little for that.
-fn over(monitor: &Monitor) -> bool {
+fn over(state: &State) -> bool {
     let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-    let mut waited = [PollFd::new(&monitor.listener, PollFlags::empty())];
+    let mut waited = [PollFd::new(&state.listener, PollFlags::empty())];
     match poll(&mut waited, Some(&pause)) {
         Ok(0) | Err(Errno::INTR) => false,
         Ok(_) | Err(_) => true,

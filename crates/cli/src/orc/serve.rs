@@ -96,17 +96,9 @@ fn executables(text: &str) -> Result<Executables, String> {
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
-        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
-        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| "write a number, and K, M or G behind it".to_owned())?;
-    match number.checked_mul(1 << shift) {
-        Some(0) => Err("nothing at all is too little".to_owned()),
-        Some(bytes) => Ok(bytes),
-        None => Err("that is more than there is".to_owned()),
+    match crate::units::size(text)? {
+        0 => Err("nothing at all is too little".to_owned()),
+        bytes => Ok(bytes),
     }
 }
 
@@ -224,7 +216,7 @@ mod tests {
         assert_eq!(bytes("4G"), Ok(4 << 30));
         assert_eq!(bytes("17"), Ok(17));
         assert_eq!(bytes("3k"), Ok(3072));
-        for bad in ["", "G", "-1", "1T", "0", "99999999999999999999", "18446744073709551615K", "1.5M"] {
+        for bad in ["", "G", "-1", "1X", "0", "99999999999999999999", "18446744073709551615K", "1.5M"] {
             assert!(bytes(bad).is_err(), "{bad}");
         }
     }

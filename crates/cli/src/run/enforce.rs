@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use orrery_hijack::policy::{self, Effect, RuleView};
 use orrery_hijack::{Hijack, Options, Policy, calls};
-use orrery_monitor::{Destination, End, Executions, Guard, Log, Rules, Ruling, hold_signals, holds};
+use orrery_monitor::{Destination, End, Executions, Guard, Log, Rules, Verdict, block_signals, can_enforce};
 
 use super::Arguments;
 use crate::trace::{self, Logger, Style};
@@ -113,7 +113,7 @@ fn supervised(arguments: &Arguments, translation: Translation) -> anyhow::Result
     let hijack = Hijack::prepare()?;
     let logger = tells.then(|| Logger::prepare(&hijack, log, Style::default()));
     crate::pipes::restore();
-    hold_signals();
+    block_signals();
     let execute = || {
         let error = match hijack.attend(options) {
             Ok(()) => hijack.execute(program, rest),
@@ -174,7 +174,7 @@ fn holdable(rule: RuleView<'_>, call: &str) -> Result<(), String> {
         Effect::Rewrite if call.starts_with("execve") => {
             Err("nobody can execute in another's place".to_owned())
         }
-        _ if conditional && !holds(call) => Err("the kernel alone performs it".to_owned()),
+        _ if conditional && !can_enforce(call) => Err("the kernel alone performs it".to_owned()),
         Effect::Answer(_) if !conditional && NEEDED.contains(&call) => {
             Err("executives need it themselves".to_owned())
         }
@@ -322,8 +322,8 @@ impl Held {
         &self,
         call: &str,
         fits: impl Fn(RuleView<'_>) -> bool,
-        change: impl Fn(RuleView<'_>) -> Option<Ruling>,
-    ) -> Ruling {
+        change: impl Fn(RuleView<'_>) -> Option<Verdict>,
+    ) -> Verdict {
         let mut changed = None;
         for rule in self.rules(call).filter(|rule| fits(*rule)) {
             match rule.effect() {
@@ -332,14 +332,14 @@ impl Held {
                 _ => changed = changed.or_else(|| change(rule)),
             }
         }
-        changed.unwrap_or(Ruling::Pass)
+        changed.unwrap_or(Verdict::Pass)
     }
 }
 
-fn answer(value: i64) -> Ruling {
+fn answer(value: i64) -> Verdict {
     match i32::try_from(value) {
-        Ok(error @ -4095..0) => Ruling::Fails(-error),
-        _ => Ruling::Returns(value),
+        Ok(error @ -4095..0) => Verdict::Fails(-error),
+        _ => Verdict::Returns(value),
     }
 }
 
@@ -348,10 +348,10 @@ fn conditional(rule: RuleView<'_>) -> bool {
 }
 
 impl Rules for Held {
-    fn call(&self, call: &str) -> Option<Ruling> {
+    fn call(&self, call: &str) -> Option<Verdict> {
         let first = self.rules(call).next().filter(|rule| !conditional(*rule))?;
         match first.effect() {
-            Effect::Allow => Some(Ruling::Pass),
+            Effect::Allow => Some(Verdict::Pass),
             Effect::Answer(value) => Some(answer(value)),
             _ => None,
         }
@@ -361,14 +361,14 @@ impl Rules for Held {
         self.rules(call).any(conditional)
     }
 
-    fn path(&self, call: &str, path: &[u8]) -> Ruling {
+    fn path(&self, call: &str, path: &[u8]) -> Verdict {
         let fits = |rule: RuleView<'_>| {
             !rule.has_address() && (rule.paths().next().is_none() || rule.is_about_path(path))
         };
-        self.ruling(call, fits, |rule| Some(Ruling::Path(rule.rewritten(path))))
+        self.ruling(call, fits, |rule| Some(Verdict::Path(rule.rewritten(path))))
     }
 
-    fn address(&self, call: &str, address: Destination<'_>) -> Ruling {
+    fn address(&self, call: &str, address: Destination<'_>) -> Verdict {
         let address = match address {
             Destination::Internet(address) => Some(policy::Destination::Internet(address)),
             Destination::Unix(path) => Some(policy::Destination::Unix(path)),
@@ -378,7 +378,7 @@ impl Rules for Held {
             rule.paths().next().is_none()
                 && (!rule.has_address() || address.is_some_and(|address| rule.is_about_address(address)))
         };
-        self.ruling(call, fits, |rule| Some(Ruling::Address(rule.target_address().to_vec())))
+        self.ruling(call, fits, |rule| Some(Verdict::Address(rule.target_address().to_vec())))
     }
 
     fn keeps_names(&self, path: &[u8]) -> bool {
@@ -412,11 +412,11 @@ mod tests {
             "[[rule]]\ncall = '%file'\npath = '/a/open/**'\nallow = true\n[[rule]]\ncall = '%file'\npath = '/a/**'\ndeny = 'ENOENT'\n\
              [[rule]]\ncall = 'openat'\npath = '/b/**'\nrewrite = '/c'\n[[rule]]\ncall = 'openat'\npath = '/b/x'\nreturn = 7\n",
         );
-        assert_eq!(held.path("openat", b"/a/open/x"), Ruling::Pass);
-        assert_eq!(held.path("openat", b"/a/x"), Ruling::Fails(libc::ENOENT));
-        assert_eq!(held.path("openat", b"/b/y"), Ruling::Path(b"/c/y".to_vec()));
-        assert_eq!(held.path("openat", b"/b/x"), Ruling::Returns(7));
-        assert_eq!(held.path("stat", b"/b/x"), Ruling::Pass);
+        assert_eq!(held.path("openat", b"/a/open/x"), Verdict::Pass);
+        assert_eq!(held.path("openat", b"/a/x"), Verdict::Fails(libc::ENOENT));
+        assert_eq!(held.path("openat", b"/b/y"), Verdict::Path(b"/c/y".to_vec()));
+        assert_eq!(held.path("openat", b"/b/x"), Verdict::Returns(7));
+        assert_eq!(held.path("stat", b"/b/x"), Verdict::Pass);
         assert!(
             held.asks("stat") && !held.asks("getpid") && held.keeps_names(b"/a") && !held.keeps_names(b"/d")
         );
@@ -427,8 +427,8 @@ mod tests {
         let held = held(
             "[[rule]]\ncall = ['mount', 'sethostname']\ndeny = 'EPERM'\n[[rule]]\ncall = 'getppid'\nreturn = 1\n",
         );
-        assert_eq!(held.call("mount"), Some(Ruling::Fails(libc::EPERM)));
-        assert_eq!((held.call("getppid"), held.call("getuid")), (Some(Ruling::Returns(1)), None));
+        assert_eq!(held.call("mount"), Some(Verdict::Fails(libc::EPERM)));
+        assert_eq!((held.call("getppid"), held.call("getuid")), (Some(Verdict::Returns(1)), None));
     }
 
     #[test]
@@ -438,10 +438,10 @@ mod tests {
              address = '*:443'\nredirect = '127.0.0.1:8443'\n",
         );
         let to = |text: &str| Destination::Internet(text.parse().unwrap());
-        assert_eq!(held.address("connect", to("10.1.1.1:443")), Ruling::Fails(libc::EACCES));
-        assert_eq!(held.address("sendmsg", to("10.1.1.1:9")), Ruling::Fails(libc::EACCES));
-        assert!(matches!(held.address("connect", to("[::1]:443")), Ruling::Address(_)));
-        assert_eq!(held.address("connect", Destination::Other), Ruling::Pass);
+        assert_eq!(held.address("connect", to("10.1.1.1:443")), Verdict::Fails(libc::EACCES));
+        assert_eq!(held.address("sendmsg", to("10.1.1.1:9")), Verdict::Fails(libc::EACCES));
+        assert!(matches!(held.address("connect", to("[::1]:443")), Verdict::Address(_)));
+        assert_eq!(held.address("connect", Destination::Other), Verdict::Pass);
     }
 
     #[test]

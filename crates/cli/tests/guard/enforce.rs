@@ -139,7 +139,7 @@ fn rules_mean_what_they_mean_without_enforcement() {
         return;
     }
     let program = "import os; print(os.getppid(), open('../orig/file').read(), os.path.exists('../hidden/secret'))
-print(open(os.path.realpath('..') + '/orig/file').read(), sorted(os.listdir(os.path.realpath('..') + '/orig')))
+print(open(os.path.realpath('..') + '/orig/file').read(), sorted(os.listdir(os.path.realpath('..') + '/orig')), flush=True)
 os.execl('/bin/sh', 'sh', '-c', 'cat ' + os.path.realpath('..') + '/orig/file; exit 7')";
     let program = ["/usr/bin/python3", "-S", "-c", program];
     let enforced = stage.run(&program);

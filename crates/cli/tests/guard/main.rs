@@ -159,7 +159,7 @@ fn policies_with_errors_start_nothing() {
     let output = scene.run(&["touch", "started"]);
     assert_eq!(output.status.code(), Some(125));
     let said = text(&output.stderr);
-    assert!(said.contains("policy.toml: line 3, column 1: unknown field `writ`"), "{said}");
+    assert!(said.contains("policy.toml:3:1: unknown field `writ`"), "{said}");
     assert!(!scene.work.join("started").exists());
     let checked = scene.guard().arg("--check").output().unwrap();
     assert_eq!(checked.status.code(), Some(125));

@@ -54,23 +54,10 @@ use orrery_hijack_image::policy::{Rule, action, log};
 
 pub use crate::arg_types::Detail;
 use compile::Compiled;
+pub use orrery_policy::PolicyError;
 pub use services::{Mount, Remembered, Services, Sleep};
 pub(crate) use values::errno;
 pub use view::{Destination, Effect, RuleView};
-
-/// What is wrong with a policy, and where.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{name}:{line}:{column}: {message}")]
-pub struct PolicyError {
-    /// What the text is called: its file.
-    pub name: String,
-    /// The line, from one.
-    pub line: usize,
-    /// The column, from one.
-    pub column: usize,
-    /// What is wrong, and what would be right.
-    pub message: String,
-}
 
 /// A policy that was checked.
 #[derive(Debug, Clone, Default)]

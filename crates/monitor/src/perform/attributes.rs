@@ -5,11 +5,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
-use super::look::{NAME, VALUE, by_number};
-use crate::job::{Answer, Job, Outcome};
+use super::stat::{NAME, VALUE, by_number};
+use crate::answer::{Answer, Outcome};
+use crate::file::is_link;
 use crate::memory;
 use crate::policy::Rights;
-use crate::resolve::is_link;
+use crate::syscall::Syscall;
 use orrery_sys::errno;
 
 const HERE: i32 = libc::AT_FDCWD;
@@ -19,48 +20,48 @@ fn done(result: Result<usize, syscalls::Errno>) -> Outcome {
 }
 
 /// The file at a path, if it may be changed.
-fn changeable(job: &Job<'_>, directory: i32, path: &[u8], follow: bool) -> Result<OwnedFd, Errno> {
-    let found = job.find(directory, path, follow)?;
-    job.check(&found, Rights::WRITE)?;
-    job.still_waits()?;
+fn changeable(syscall: &Syscall<'_>, directory: i32, path: &[u8], follow: bool) -> Result<OwnedFd, Errno> {
+    let found = syscall.find(directory, path, follow)?;
+    syscall.check(&found, Rights::WRITE)?;
+    syscall.still_waits()?;
     Ok(found.file)
 }
 
 /// The program's descriptor, if what it stands for may be changed: it may have been opened for reading only.
-fn changeable_held(job: &Job<'_>, number: i32) -> Result<OwnedFd, Errno> {
-    let file = job.caller()?.descriptor(number)?;
-    let found = job.examine(file, Some(Rights::empty()))?;
-    job.check(&found, Rights::WRITE)?;
-    job.still_waits()?;
+fn changeable_held(syscall: &Syscall<'_>, number: i32) -> Result<OwnedFd, Errno> {
+    let file = syscall.caller()?.descriptor(number)?;
+    let found = syscall.examine(file, Some(Rights::empty()))?;
+    syscall.check(&found, Rights::WRITE)?;
+    syscall.still_waits()?;
     Ok(found.file)
 }
 
-pub(super) fn chmod(job: &Job<'_>) -> Outcome {
-    mode(&changeable(job, HERE, &job.path(0)?, true)?, job.unsigned(1))
+pub(super) fn chmod(syscall: &Syscall<'_>) -> Outcome {
+    mode(&changeable(syscall, HERE, &syscall.path(0)?, true)?, syscall.unsigned(1))
 }
 
-pub(super) fn fchmod(job: &Job<'_>) -> Outcome {
-    mode(&changeable_held(job, job.int(0))?, job.unsigned(1))
+pub(super) fn fchmod(syscall: &Syscall<'_>) -> Outcome {
+    mode(&changeable_held(syscall, syscall.int(0))?, syscall.unsigned(1))
 }
 
-pub(super) fn fchmodat(job: &Job<'_>) -> Outcome {
-    mode(&changeable(job, job.int(0), &job.path(1)?, true)?, job.unsigned(2))
+pub(super) fn fchmodat(syscall: &Syscall<'_>) -> Outcome {
+    mode(&changeable(syscall, syscall.int(0), &syscall.path(1)?, true)?, syscall.unsigned(2))
 }
 
-pub(super) fn fchmodat2(job: &Job<'_>) -> Outcome {
-    let flags = job.int(3);
+pub(super) fn fchmodat2(syscall: &Syscall<'_>) -> Outcome {
+    let flags = syscall.int(3);
     if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
         return Err(Errno::INVAL);
     }
-    let path = job.path(1)?;
+    let path = syscall.path(1)?;
     if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
-        return mode(&changeable_held(job, job.int(0))?, job.unsigned(2));
+        return mode(&changeable_held(syscall, syscall.int(0))?, syscall.unsigned(2));
     }
-    let file = changeable(job, job.int(0), &path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+    let file = changeable(syscall, syscall.int(0), &path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
     if is_link(&rustix::fs::fstat(&file)?) {
         return Err(Errno::OPNOTSUPP);
     }
-    mode(&file, job.unsigned(2))
+    mode(&file, syscall.unsigned(2))
 }
 
 fn mode(file: &OwnedFd, mode: u32) -> Outcome {
@@ -69,32 +70,32 @@ fn mode(file: &OwnedFd, mode: u32) -> Outcome {
     done(unsafe { syscall!(Sysno::fchmodat, HERE, path.as_ptr(), mode) })
 }
 
-pub(super) fn chown(job: &Job<'_>) -> Outcome {
-    owner(job, &changeable(job, HERE, &job.path(0)?, true)?, 1)
+pub(super) fn chown(syscall: &Syscall<'_>) -> Outcome {
+    owner(syscall, &changeable(syscall, HERE, &syscall.path(0)?, true)?, 1)
 }
 
-pub(super) fn lchown(job: &Job<'_>) -> Outcome {
-    owner(job, &changeable(job, HERE, &job.path(0)?, false)?, 1)
+pub(super) fn lchown(syscall: &Syscall<'_>) -> Outcome {
+    owner(syscall, &changeable(syscall, HERE, &syscall.path(0)?, false)?, 1)
 }
 
-pub(super) fn fchown(job: &Job<'_>) -> Outcome {
-    owner(job, &changeable_held(job, job.int(0))?, 1)
+pub(super) fn fchown(syscall: &Syscall<'_>) -> Outcome {
+    owner(syscall, &changeable_held(syscall, syscall.int(0))?, 1)
 }
 
-pub(super) fn fchownat(job: &Job<'_>) -> Outcome {
-    let flags = job.int(4);
+pub(super) fn fchownat(syscall: &Syscall<'_>) -> Outcome {
+    let flags = syscall.int(4);
     if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
         return Err(Errno::INVAL);
     }
-    let path = job.path(1)?;
+    let path = syscall.path(1)?;
     if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
-        return owner(job, &changeable_held(job, job.int(0))?, 2);
+        return owner(syscall, &changeable_held(syscall, syscall.int(0))?, 2);
     }
-    owner(job, &changeable(job, job.int(0), &path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?, 2)
+    owner(syscall, &changeable(syscall, syscall.int(0), &path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?, 2)
 }
 
-fn owner(job: &Job<'_>, file: &OwnedFd, ids: usize) -> Outcome {
-    let (user, group) = (job.unsigned(ids), job.unsigned(ids + 1));
+fn owner(syscall: &Syscall<'_>, file: &OwnedFd, ids: usize) -> Outcome {
+    let (user, group) = (syscall.unsigned(ids), syscall.unsigned(ids + 1));
     // SAFETY: the path is empty and ends with a zero.
     done(unsafe {
         syscall!(Sysno::fchownat, file.as_raw_fd(), c"".as_ptr(), user, group, libc::AT_EMPTY_PATH)
@@ -105,7 +106,7 @@ fn owner(job: &Job<'_>, file: &OwnedFd, ids: usize) -> Outcome {
 type Times = [u8; 32];
 
 fn set_times(file: &OwnedFd, times: Option<&Times>) -> Outcome {
-    let times = times.map_or(core::ptr::null(), |times| times.as_ptr());
+    let times = times.map_or(std::ptr::null(), |times| times.as_ptr());
     // SAFETY: the path is empty, and the times are two `struct timespec` or null.
     let set =
         unsafe { syscall!(Sysno::utimensat, file.as_raw_fd(), c"".as_ptr(), times, libc::AT_EMPTY_PATH) };
@@ -138,23 +139,23 @@ fn both(first: [u8; 16], second: [u8; 16]) -> Times {
     times
 }
 
-pub(super) fn utime(job: &Job<'_>) -> Outcome {
-    let times = match job.argument(1) {
+pub(super) fn utime(syscall: &Syscall<'_>) -> Outcome {
+    let times = match syscall.argument(1) {
         0 => None,
         _ => {
-            let given: [u8; 16] = job.bytes(1)?;
+            let given: [u8; 16] = syscall.bytes(1)?;
             Some(both(spec(number(&given, 0), 0), spec(number(&given, 1), 0)))
         }
     };
-    set_times(&changeable(job, HERE, &job.path(0)?, true)?, times.as_ref())
+    set_times(&changeable(syscall, HERE, &syscall.path(0)?, true)?, times.as_ref())
 }
 
 /// Two `struct timeval`, in microseconds.
-fn microseconds(job: &Job<'_>, index: usize) -> Result<Option<Times>, Errno> {
-    if job.argument(index) == 0 {
+fn microseconds(syscall: &Syscall<'_>, index: usize) -> Result<Option<Times>, Errno> {
+    if syscall.argument(index) == 0 {
         return Ok(None);
     }
-    let given: [u8; 32] = job.bytes(index)?;
+    let given: [u8; 32] = syscall.bytes(index)?;
     let half = |at: usize| {
         let micro = number(&given, at + 1);
         if (0..1_000_000).contains(&micro) {
@@ -166,47 +167,48 @@ fn microseconds(job: &Job<'_>, index: usize) -> Result<Option<Times>, Errno> {
     Ok(Some(both(half(0)?, half(2)?)))
 }
 
-pub(super) fn utimes(job: &Job<'_>) -> Outcome {
-    let times = microseconds(job, 1)?;
-    set_times(&changeable(job, HERE, &job.path(0)?, true)?, times.as_ref())
+pub(super) fn utimes(syscall: &Syscall<'_>) -> Outcome {
+    let times = microseconds(syscall, 1)?;
+    set_times(&changeable(syscall, HERE, &syscall.path(0)?, true)?, times.as_ref())
 }
 
-pub(super) fn futimesat(job: &Job<'_>) -> Outcome {
-    let times = microseconds(job, 2)?;
-    let file = match job.argument(1) {
-        0 => changeable_held(job, job.int(0))?,
-        _ => changeable(job, job.int(0), &job.path(1)?, true)?,
+pub(super) fn futimesat(syscall: &Syscall<'_>) -> Outcome {
+    let times = microseconds(syscall, 2)?;
+    let file = match syscall.argument(1) {
+        0 => changeable_held(syscall, syscall.int(0))?,
+        _ => changeable(syscall, syscall.int(0), &syscall.path(1)?, true)?,
     };
     set_times(&file, times.as_ref())
 }
 
-pub(super) fn utimensat(job: &Job<'_>) -> Outcome {
-    let flags = job.int(3);
+pub(super) fn utimensat(syscall: &Syscall<'_>) -> Outcome {
+    let flags = syscall.int(3);
     if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
         return Err(Errno::INVAL);
     }
-    let times: Option<Times> = match job.argument(2) {
+    let times: Option<Times> = match syscall.argument(2) {
         0 => None,
-        _ => Some(job.bytes(2)?),
+        _ => Some(syscall.bytes(2)?),
     };
-    let path = match job.argument(1) {
+    let path = match syscall.argument(1) {
         0 => None,
-        _ => Some(job.path(1)?).filter(|path| !(path.is_empty() && flags & libc::AT_EMPTY_PATH != 0)),
+        _ => Some(syscall.path(1)?).filter(|path| !(path.is_empty() && flags & libc::AT_EMPTY_PATH != 0)),
     };
     let file = match path {
-        None => changeable_held(job, job.int(0))?,
-        Some(path) => changeable(job, job.int(0), &path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?,
+        None => changeable_held(syscall, syscall.int(0))?,
+        Some(path) => changeable(syscall, syscall.int(0), &path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?,
     };
     set_times(&file, times.as_ref())
 }
 
-pub(super) fn truncate(job: &Job<'_>) -> Outcome {
-    let length = job.argument(1);
-    let file = changeable(job, HERE, &job.path(0)?, true)?;
+pub(super) fn truncate(syscall: &Syscall<'_>) -> Outcome {
+    let length = syscall.argument(1);
+    let file = changeable(syscall, HERE, &syscall.path(0)?, true)?;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit has room; nothing is set.
-    let known =
-        unsafe { libc::prlimit(job.call.thread, libc::RLIMIT_FSIZE, core::ptr::null(), &raw mut limit) } == 0;
+    let known = unsafe {
+        libc::prlimit(syscall.notification.thread, libc::RLIMIT_FSIZE, std::ptr::null(), &raw mut limit)
+    } == 0;
     if known
         && let most = limit.rlim_cur
         && length > most
@@ -214,7 +216,7 @@ pub(super) fn truncate(job: &Job<'_>) -> Outcome {
         && length > rustix::fs::fstat(&file)?.st_size.unsigned_abs()
     {
         // As the kernel would (truncate(2)).
-        let _ = rustix::process::pidfd_send_signal(job.caller()?, rustix::process::Signal::XFSZ);
+        let _ = rustix::process::pidfd_send_signal(syscall.caller()?, rustix::process::Signal::XFSZ);
         return Err(Errno::FBIG);
     }
     let path = by_number(&file);
@@ -222,56 +224,57 @@ pub(super) fn truncate(job: &Job<'_>) -> Outcome {
     done(unsafe { syscall!(Sysno::truncate, path.as_ptr(), length) })
 }
 
-pub(super) fn setxattr(job: &Job<'_>) -> Outcome {
-    set(job, &changeable(job, HERE, &job.path(0)?, true)?)
+pub(super) fn setxattr(syscall: &Syscall<'_>) -> Outcome {
+    set(syscall, &changeable(syscall, HERE, &syscall.path(0)?, true)?)
 }
 
-pub(super) fn lsetxattr(job: &Job<'_>) -> Outcome {
-    set(job, &changeable(job, HERE, &job.path(0)?, false)?)
+pub(super) fn lsetxattr(syscall: &Syscall<'_>) -> Outcome {
+    set(syscall, &changeable(syscall, HERE, &syscall.path(0)?, false)?)
 }
 
-pub(super) fn fsetxattr(job: &Job<'_>) -> Outcome {
-    set(job, &changeable_held(job, job.int(0))?)
+pub(super) fn fsetxattr(syscall: &Syscall<'_>) -> Outcome {
+    set(syscall, &changeable_held(syscall, syscall.int(0))?)
 }
 
-fn name(job: &Job<'_>) -> Result<Vec<u8>, Errno> {
-    let mut name =
-        memory::read_text(job.call.thread, job.argument(1), NAME).map_err(|error| match error {
+fn name(syscall: &Syscall<'_>) -> Result<Vec<u8>, Errno> {
+    let mut name = memory::read_text(syscall.notification.thread, syscall.argument(1), NAME).map_err(
+        |error| match error {
             Errno::NAMETOOLONG => Errno::RANGE,
             other => other,
-        })?;
+        },
+    )?;
     name.push(0);
     Ok(name)
 }
 
-fn set(job: &Job<'_>, file: &OwnedFd) -> Outcome {
+fn set(syscall: &Syscall<'_>, file: &OwnedFd) -> Outcome {
     let length =
-        usize::try_from(job.argument(3)).ok().filter(|length| *length <= VALUE).ok_or(Errno::TOOBIG)?;
+        usize::try_from(syscall.argument(3)).ok().filter(|length| *length <= VALUE).ok_or(Errno::TOOBIG)?;
     let mut value = vec![0; length];
-    memory::read(job.call.thread, job.argument(2), &mut value)?;
-    let (path, name) = (by_number(file), name(job)?);
-    job.still_waits()?;
+    memory::read(syscall.notification.thread, syscall.argument(2), &mut value)?;
+    let (path, name) = (by_number(file), name(syscall)?);
+    syscall.still_waits()?;
     // SAFETY: both texts end with a zero, and the value is as long as stated.
     done(unsafe {
-        syscall!(Sysno::setxattr, path.as_ptr(), name.as_ptr(), value.as_ptr(), length, job.int(4))
+        syscall!(Sysno::setxattr, path.as_ptr(), name.as_ptr(), value.as_ptr(), length, syscall.int(4))
     })
 }
 
-pub(super) fn removexattr(job: &Job<'_>) -> Outcome {
-    unset(job, &changeable(job, HERE, &job.path(0)?, true)?)
+pub(super) fn removexattr(syscall: &Syscall<'_>) -> Outcome {
+    unset(syscall, &changeable(syscall, HERE, &syscall.path(0)?, true)?)
 }
 
-pub(super) fn lremovexattr(job: &Job<'_>) -> Outcome {
-    unset(job, &changeable(job, HERE, &job.path(0)?, false)?)
+pub(super) fn lremovexattr(syscall: &Syscall<'_>) -> Outcome {
+    unset(syscall, &changeable(syscall, HERE, &syscall.path(0)?, false)?)
 }
 
-pub(super) fn fremovexattr(job: &Job<'_>) -> Outcome {
-    unset(job, &changeable_held(job, job.int(0))?)
+pub(super) fn fremovexattr(syscall: &Syscall<'_>) -> Outcome {
+    unset(syscall, &changeable_held(syscall, syscall.int(0))?)
 }
 
-fn unset(job: &Job<'_>, file: &OwnedFd) -> Outcome {
-    let (path, name) = (by_number(file), name(job)?);
-    job.still_waits()?;
+fn unset(syscall: &Syscall<'_>, file: &OwnedFd) -> Outcome {
+    let (path, name) = (by_number(file), name(syscall)?);
+    syscall.still_waits()?;
     // SAFETY: both texts end with a zero.
     done(unsafe { syscall!(Sysno::removexattr, path.as_ptr(), name.as_ptr()) })
 }

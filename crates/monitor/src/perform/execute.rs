@@ -11,65 +11,67 @@ use std::os::fd::AsRawFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::job::{Answer, Job, Outcome};
+use crate::answer::{Answer, Outcome};
+use crate::file::ResolvedFile;
+use crate::identity::decimal;
 use crate::log::Event;
-use crate::own::decimal;
 use crate::policy::Rights;
-use crate::resolve::Found;
+use crate::syscall::Syscall;
 
 /// As many scripts may be each other's interpreters (execve(2)).
 const MOST_INTERPRETERS: usize = 5;
 /// As much of a script's first line counts.
 const FIRST_LINE: usize = 256;
 
-pub(super) fn execve(job: &Job<'_>) -> Outcome {
-    execute(job, libc::AT_FDCWD, 0, 0)
+pub(super) fn execve(syscall: &Syscall<'_>) -> Outcome {
+    execute(syscall, libc::AT_FDCWD, 0, 0)
 }
 
-pub(super) fn execveat(job: &Job<'_>) -> Outcome {
-    execute(job, job.int(0), 1, job.int(4))
+pub(super) fn execveat(syscall: &Syscall<'_>) -> Outcome {
+    execute(syscall, syscall.int(0), 1, syscall.int(4))
 }
 
-fn execute(job: &Job<'_>, directory: i32, path: usize, flags: i32) -> Outcome {
-    let path = job.path(path)?;
+fn execute(syscall: &Syscall<'_>, directory: i32, path: usize, flags: i32) -> Outcome {
+    let path = syscall.path(path)?;
     let found = if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
-        job.examine(job.directory(directory)?, Some(Rights::empty()))?
+        syscall.examine(syscall.directory(directory)?, Some(Rights::empty()))?
     } else {
-        job.find(directory, &path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?
+        syscall.find(directory, &path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?
     };
-    if found.name == crate::resolve::Name::Held && !job.monitor.policy.trees.all_executable() {
-        job.refuse(&Event::Call { reason: "it would execute what has no path" });
+    if found.location == crate::file::Location::Anonymous && !syscall.state.policy.trees.all_executable() {
+        syscall.refuse(&Event::Call { reason: "it would execute what has no path" });
         return Err(Errno::ACCESS);
     }
-    check(job, &found, MOST_INTERPRETERS)?;
-    let first = job.monitor.is_first_program(job.caller()?.process);
-    if !first && !job.monitor.executions_are_walled {
-        job.refuse(&Event::Call { reason: "without Landlock no further program can be told apart safely" });
+    check(syscall, &found, MOST_INTERPRETERS)?;
+    let first = syscall.state.is_first_program(syscall.caller()?.process);
+    if !first && !syscall.state.kernel_checks_executions {
+        syscall
+            .refuse(&Event::Call { reason: "without Landlock no further program can be told apart safely" });
         return Err(Errno::ACCESS);
     }
-    job.monitor.callers.forget_process(job.caller()?.process);
+    syscall.state.callers.forget_process(syscall.caller()?.process);
     Ok(Answer::GoOn)
 }
 
 /// Refuses unless the file may be executed and, if it is a script, its interpreter.
-fn check(job: &Job<'_>, found: &Found, more: usize) -> Result<(), Errno> {
-    job.check(found, Rights::EXECUTE)?;
-    let Some(interpreter) = interpreter(job, found) else { return Ok(()) };
+fn check(syscall: &Syscall<'_>, found: &ResolvedFile, more: usize) -> Result<(), Errno> {
+    syscall.check(found, Rights::EXECUTE)?;
+    let Some(interpreter) = interpreter(syscall, found) else { return Ok(()) };
     if more == 0 {
         return Err(Errno::LOOP);
     }
-    check(job, &job.find(libc::AT_FDCWD, &interpreter, true)?, more - 1)
+    check(syscall, &syscall.find(libc::AT_FDCWD, &interpreter, true)?, more - 1)
 }
 
 /// The path after `#!`.
-fn interpreter(job: &Job<'_>, found: &Found) -> Option<Vec<u8>> {
+fn interpreter(syscall: &Syscall<'_>, found: &ResolvedFile) -> Option<Vec<u8>> {
     if rustix::fs::FileType::from_raw_mode(found.stat.st_mode) != rustix::fs::FileType::RegularFile {
         return None;
     }
     let mut number = [0; 16];
     let number = decimal(found.file.as_raw_fd(), &mut number);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(job.monitor.own.descriptors(), number, flags, Mode::empty()).ok()?;
+    let file = rustix::fs::openat(syscall.state.identity.descriptors(), number, flags, Mode::empty()).ok()?;
     let mut line = [0; FIRST_LINE];
     let read = rustix::io::pread(&file, &mut line, 0).ok()?;
     let line = line.get(..read)?.strip_prefix(b"#!")?.trim_ascii_start();

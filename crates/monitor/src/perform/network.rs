@@ -11,13 +11,14 @@ use rustix::io::Errno;
 use rustix::net::SocketType;
 use syscalls::{Sysno, syscall};
 
-use super::look::by_number;
-use crate::job::{Answer, Job, Outcome};
+use super::stat::by_number;
+use crate::answer::{Answer, Outcome};
+use crate::file::{DirectoryEntry, Location};
 use crate::log::Event;
 use crate::memory;
 use crate::policy::Rights;
-use crate::policy::network::{Address, Transport, permits};
-use crate::resolve::{Name, Place};
+use crate::policy::network::{Address, Transport, described, permits};
+use crate::syscall::Syscall;
 use orrery_sys::errno;
 
 /// `struct sockaddr_storage` (socket(7)).
@@ -73,23 +74,6 @@ fn address(bytes: &[u8], socket: &OwnedFd) -> Result<Option<Address>, Errno> {
     }))
 }
 
-pub(crate) fn described(address: &Address) -> String {
-    match address {
-        Address::Internet(transport, ip, port) => {
-            let transport = match transport {
-                Some(Transport::Tcp) => "tcp:",
-                Some(Transport::Udp) => "udp:",
-                None => "",
-            };
-            format!("{transport}{}", std::net::SocketAddr::new(*ip, *port))
-        }
-        Address::Path(path) => format!("unix:{}", String::from_utf8_lossy(path)),
-        Address::Abstract(name) => format!("unix:@{}", String::from_utf8_lossy(name)),
-        Address::Unspecified => "no address".to_owned(),
-        Address::Other(family) => format!("an address of family {family}"),
-    }
-}
-
 fn socket_path(bytes: &[u8]) -> &[u8] {
     let path = &bytes[PATH..];
     &path[..path.iter().position(|&byte| byte == 0).unwrap_or(path.len())]
@@ -100,11 +84,11 @@ fn unix_address(path: &[u8]) -> Vec<u8> {
     [family.as_slice(), path, b"\0"].concat()
 }
 
-impl Job<'_> {
+impl Syscall<'_> {
     fn address_bytes(&self, pointer: u64, length: u64) -> Result<Vec<u8>, Errno> {
         let length = usize::try_from(length).ok().filter(|length| *length <= LONGEST).ok_or(Errno::INVAL)?;
         let mut bytes = vec![0; length];
-        memory::read(self.call.thread, pointer, &mut bytes)?;
+        memory::read(self.notification.thread, pointer, &mut bytes)?;
         Ok(bytes)
     }
 
@@ -119,7 +103,7 @@ impl Job<'_> {
             return Ok(Checked { bytes, _held: None });
         }
         let found = self.find(libc::AT_FDCWD, socket_path(&bytes), true)?;
-        let Name::Path(path) = &found.name else { return Err(Errno::ACCESS) };
+        let Location::Path(path) = &found.location else { return Err(Errno::ACCESS) };
         self.permit_connect(&Address::Path(path.clone()), redirected)?;
         let path = by_number(&found.file);
         Ok(Checked {
@@ -130,10 +114,10 @@ impl Job<'_> {
 
     fn permit_connect(&self, address: &Address, redirected: bool) -> Result<(), Errno> {
         self.ask_rules_of_address(address, redirected)?;
-        if self.monitor.policy.learning && *address != Address::Unspecified {
-            self.monitor.learnt.connect(described(address));
+        if self.state.policy.learning && *address != Address::Unspecified {
+            self.state.recorder.connect(described(address));
         }
-        if permits(&self.monitor.policy.network.connect, address) {
+        if permits(&self.state.policy.network.connect, address) {
             return Ok(());
         }
         Err(self.refuse(&Event::Address { text: described(address) }))
@@ -141,10 +125,10 @@ impl Job<'_> {
 
     fn permit_bind(&self, address: &Address) -> Result<(), Errno> {
         self.ask_rules_of_address(address, false)?;
-        if self.monitor.policy.learning && *address != Address::Unspecified {
-            self.monitor.learnt.bind(described(address));
+        if self.state.policy.learning && *address != Address::Unspecified {
+            self.state.recorder.bind(described(address));
         }
-        if permits(&self.monitor.policy.network.bind, address) {
+        if permits(&self.state.policy.network.bind, address) {
             return Ok(());
         }
         Err(self.refuse(&Event::Address { text: described(address) }))
@@ -165,11 +149,11 @@ fn waiting(
     Ok(Answer::Later(Box::new(move || call(&socket).map(value))))
 }
 
-pub(super) fn connect(job: &Job<'_>) -> Outcome {
-    let bytes = job.address_bytes(job.argument(1), u64::from(job.unsigned(2)))?;
-    let socket = job.caller()?.descriptor(job.int(0))?;
-    let address = job.reachable(bytes, &socket)?;
-    job.still_waits()?;
+pub(super) fn connect(syscall: &Syscall<'_>) -> Outcome {
+    let bytes = syscall.address_bytes(syscall.argument(1), u64::from(syscall.unsigned(2)))?;
+    let socket = syscall.caller()?.descriptor(syscall.int(0))?;
+    let address = syscall.reachable(bytes, &socket)?;
+    syscall.still_waits()?;
     waiting(socket, false, move |socket| {
         let Checked { bytes, .. } = &address;
         // SAFETY: the address is as long as stated.
@@ -177,29 +161,29 @@ pub(super) fn connect(job: &Job<'_>) -> Outcome {
     })
 }
 
-pub(super) fn bind(job: &Job<'_>) -> Outcome {
-    let bytes = job.address_bytes(job.argument(1), u64::from(job.unsigned(2)))?;
-    let socket = job.caller()?.descriptor(job.int(0))?;
+pub(super) fn bind(syscall: &Syscall<'_>) -> Outcome {
+    let bytes = syscall.address_bytes(syscall.argument(1), u64::from(syscall.unsigned(2)))?;
+    let socket = syscall.caller()?.descriptor(syscall.int(0))?;
     if let Some(address) = address(&bytes, &socket)? {
-        job.permit_bind(&address)?;
-        job.still_waits()?;
+        syscall.permit_bind(&address)?;
+        syscall.still_waits()?;
         // SAFETY: the address is as long as stated.
         unsafe { syscall!(Sysno::bind, socket.as_raw_fd(), bytes.as_ptr(), bytes.len()) }.map_err(errno)?;
         return Ok(Answer::Value(0));
     }
-    let place = job.place(libc::AT_FDCWD, socket_path(&bytes))?;
-    job.permit_bind(&Address::Path(place.path.clone()))?;
-    if job.monitor.policy.learning {
-        job.check_place(&place, Rights::CREATE)?;
+    let place = syscall.entry(libc::AT_FDCWD, socket_path(&bytes))?;
+    syscall.permit_bind(&Address::Path(place.path.clone()))?;
+    if syscall.state.policy.learning {
+        syscall.check_entry(&place, Rights::CREATE)?;
     }
-    job.still_waits()?;
-    job.assume_umask()?;
+    syscall.still_waits()?;
+    syscall.assume_umask()?;
     bind_in(&socket, &place)
 }
 
 /// Binds to a name in a directory that is held fast, from within it: there is no bindat(2). The thread has a current
 /// directory of its own.
-fn bind_in(socket: &OwnedFd, place: &Place) -> Outcome {
+fn bind_in(socket: &OwnedFd, place: &DirectoryEntry) -> Outcome {
     let bytes = unix_address(&place.name);
     rustix::process::fchdir(&place.directory)?;
     // SAFETY: the address is as long as stated.
@@ -225,9 +209,9 @@ impl Message {
         let part = libc::iovec { iov_base: self.data.as_ptr().cast_mut().cast(), iov_len: self.data.len() };
         let address = self.address.as_ref().map(|address| address.bytes.as_slice()).unwrap_or_default();
         // SAFETY: the structure consists of numbers and pointers, for which zero is good.
-        let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         header.msg_name =
-            if address.is_empty() { core::ptr::null_mut() } else { address.as_ptr().cast_mut().cast() };
+            if address.is_empty() { std::ptr::null_mut() } else { address.as_ptr().cast_mut().cast() };
         header.msg_namelen = u32::try_from(address.len()).unwrap_or(0);
         header.msg_iov = (&raw const part).cast_mut();
         header.msg_iovlen = 1;
@@ -244,13 +228,13 @@ impl Message {
 /// (`MSG_ZEROCOPY`).
 const UNWANTED: i32 = libc::MSG_FASTOPEN | libc::MSG_ZEROCOPY;
 
-fn send(job: &Job<'_>, socket: OwnedFd, message: Message) -> Outcome {
+fn send(syscall: &Syscall<'_>, socket: OwnedFd, message: Message) -> Outcome {
     if message.flags & UNWANTED != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    job.still_waits()?;
+    syscall.still_waits()?;
     let (never, quiet) = (message.flags & libc::MSG_DONTWAIT != 0, message.flags & libc::MSG_NOSIGNAL != 0);
-    let caller = std::sync::Arc::clone(job.caller()?);
+    let caller = std::sync::Arc::clone(syscall.caller()?);
     waiting(socket, never, move |socket| {
         message.send(socket).inspect_err(|error| {
             if *error == Errno::PIPE && !quiet {
@@ -260,20 +244,20 @@ fn send(job: &Job<'_>, socket: OwnedFd, message: Message) -> Outcome {
     })
 }
 
-pub(super) fn sendto(job: &Job<'_>) -> Outcome {
-    let socket = job.caller()?.descriptor(job.int(0))?;
-    let address = match job.argument(4) {
+pub(super) fn sendto(syscall: &Syscall<'_>) -> Outcome {
+    let socket = syscall.caller()?.descriptor(syscall.int(0))?;
+    let address = match syscall.argument(4) {
         0 => None,
         pointer => {
-            let bytes = job.address_bytes(pointer, u64::from(job.unsigned(5)))?;
-            Some(job.reachable(bytes, &socket)?)
+            let bytes = syscall.address_bytes(pointer, u64::from(syscall.unsigned(5)))?;
+            Some(syscall.reachable(bytes, &socket)?)
         }
     };
-    let length = usize::try_from(job.argument(2)).map_err(|_| Errno::INVAL)?;
+    let length = usize::try_from(syscall.argument(2)).map_err(|_| Errno::INVAL)?;
     let mut data = vec![0; bounded(length, &socket)?];
-    memory::read(job.call.thread, job.argument(1), &mut data)?;
-    let message = Message { address, data, control: Vec::new(), _files: Vec::new(), flags: job.int(3) };
-    send(job, socket, message)
+    memory::read(syscall.notification.thread, syscall.argument(1), &mut data)?;
+    let message = Message { address, data, control: Vec::new(), _files: Vec::new(), flags: syscall.int(3) };
+    send(syscall, socket, message)
 }
 
 /// As much as is sent at a time; a datagram is sent whole or not at all.
@@ -287,22 +271,23 @@ fn bounded(length: usize, socket: &OwnedFd) -> Result<usize, Errno> {
     }
 }
 
-pub(super) fn sendmsg(job: &Job<'_>) -> Outcome {
-    let socket = job.caller()?.descriptor(job.int(0))?;
-    let message = copied(job, job.argument(1), &socket, job.int(2))?;
-    send(job, socket, message)
+pub(super) fn sendmsg(syscall: &Syscall<'_>) -> Outcome {
+    let socket = syscall.caller()?.descriptor(syscall.int(0))?;
+    let message = copied(syscall, syscall.argument(1), &socket, syscall.int(2))?;
+    send(syscall, socket, message)
 }
 
 /// Several messages: the first is sent, and the caller is told that it was one, as where the second would have to wait.
-pub(super) fn sendmmsg(job: &Job<'_>) -> Outcome {
+pub(super) fn sendmmsg(syscall: &Syscall<'_>) -> Outcome {
     const LENGTH: u64 = size_of::<libc::msghdr>() as u64;
-    if job.unsigned(2) == 0 {
+    if syscall.unsigned(2) == 0 {
         return Ok(Answer::Value(0));
     }
-    let socket = job.caller()?.descriptor(job.int(0))?;
-    let message = copied(job, job.argument(1), &socket, job.int(3))?;
-    job.still_waits()?;
-    let (thread, at) = (job.call.thread, job.argument(1).checked_add(LENGTH).ok_or(Errno::FAULT)?);
+    let socket = syscall.caller()?.descriptor(syscall.int(0))?;
+    let message = copied(syscall, syscall.argument(1), &socket, syscall.int(3))?;
+    syscall.still_waits()?;
+    let (thread, at) =
+        (syscall.notification.thread, syscall.argument(1).checked_add(LENGTH).ok_or(Errno::FAULT)?);
     waiting(socket, message.flags & libc::MSG_DONTWAIT != 0, move |socket| {
         let sent = message.send(socket)?;
         memory::write(thread, at, &u32::try_from(sent).unwrap_or(u32::MAX).to_ne_bytes())?;
@@ -311,15 +296,15 @@ pub(super) fn sendmmsg(job: &Job<'_>) -> Outcome {
 }
 
 /// Copies a `struct msghdr` and all that it points to.
-fn copied(job: &Job<'_>, pointer: u64, socket: &OwnedFd, flags: i32) -> Result<Message, Errno> {
-    let thread = job.call.thread;
+fn copied(syscall: &Syscall<'_>, pointer: u64, socket: &OwnedFd, flags: i32) -> Result<Message, Errno> {
+    let thread = syscall.notification.thread;
     let mut header = [0_u8; size_of::<libc::msghdr>()];
     memory::read(thread, pointer, &mut header)?;
     let word = |bytes: &[u8], at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at + byte]));
     let name_length = u64::from(u32::from_ne_bytes(std::array::from_fn(|byte| header[8 + byte])));
     let address = match (word(&header, 0), name_length) {
         (0, _) | (_, 0) => None,
-        (pointer, length) => Some(job.reachable(job.address_bytes(pointer, length)?, socket)?),
+        (pointer, length) => Some(syscall.reachable(syscall.address_bytes(pointer, length)?, socket)?),
     };
     let parts =
         usize::try_from(word(&header, 24)).ok().filter(|parts| *parts <= PARTS).ok_or(Errno::MSGSIZE)?;
@@ -337,12 +322,12 @@ fn copied(job: &Job<'_>, pointer: u64, socket: &OwnedFd, flags: i32) -> Result<M
         usize::try_from(word(&header, 40)).ok().filter(|length| *length <= CONTROL).ok_or(Errno::NOBUFS)?;
     let mut control = vec![0_u8; if word(&header, 32) == 0 { 0 } else { length }];
     memory::read(thread, word(&header, 32), &mut control)?;
-    let files = adopt(job, &mut control)?;
+    let files = adopt(syscall, &mut control)?;
     Ok(Message { address, data, control, _files: files, flags })
 }
 
 /// Fetches the files that go along with a message, and puts the monitor's descriptors in place of the caller's.
-fn adopt(job: &Job<'_>, control: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
+fn adopt(syscall: &Syscall<'_>, control: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
     const HEADER: usize = size_of::<libc::cmsghdr>();
     let mut files = Vec::new();
     let mut at = 0;
@@ -356,7 +341,7 @@ fn adopt(job: &Job<'_>, control: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
         if rights {
             for place in control[at + HEADER..at + length].chunks_exact_mut(4) {
                 let theirs = i32::from_ne_bytes(std::array::from_fn(|byte| place[byte]));
-                let file = job.caller()?.descriptor(theirs)?;
+                let file = syscall.caller()?.descriptor(theirs)?;
                 place.copy_from_slice(&file.as_raw_fd().to_ne_bytes());
                 files.push(file);
             }
@@ -372,21 +357,21 @@ fn adopt(job: &Job<'_>, control: &mut [u8]) -> Result<Vec<OwnedFd>, Errno> {
 const PLAIN: [i32; 6] =
     [0, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6, libc::IPPROTO_MPTCP];
 
-pub(super) fn socket(job: &Job<'_>) -> Outcome {
-    let kind = job.int(1) & 0xf;
-    let known = match job.int(0) {
-        libc::AF_INET | libc::AF_INET6 if !PLAIN.contains(&job.int(2)) => false,
+pub(super) fn socket(syscall: &Syscall<'_>) -> Outcome {
+    let kind = syscall.int(1) & 0xf;
+    let known = match syscall.int(0) {
+        libc::AF_INET | libc::AF_INET6 if !PLAIN.contains(&syscall.int(2)) => false,
         libc::AF_UNIX | libc::AF_INET | libc::AF_INET6 => match kind {
             libc::SOCK_STREAM | libc::SOCK_SEQPACKET => true,
-            libc::SOCK_DGRAM => job.monitor.policy.network.has_datagrams(),
+            libc::SOCK_DGRAM => syscall.state.policy.network.has_datagrams(),
             _ => false,
         },
-        libc::AF_NETLINK => job.int(2) == libc::NETLINK_ROUTE,
+        libc::AF_NETLINK => syscall.int(2) == libc::NETLINK_ROUTE,
         _ => false,
     };
     if known {
         return Ok(Answer::GoOn);
     }
-    job.refuse(&Event::Call { reason: "the policy lists no address that such a socket could reach" });
+    syscall.refuse(&Event::Call { reason: "the policy lists no address that such a socket could reach" });
     Err(Errno::PERM)
 }

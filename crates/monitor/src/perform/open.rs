@@ -5,11 +5,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use crate::job::{Answer, Job, Outcome};
+use crate::answer::{Answer, Outcome};
+use crate::file::{DirectoryEntry, ResolvedFile, is_directory, is_link, is_plain};
+use crate::identity::decimal;
 use crate::log::Event;
-use crate::own::decimal;
 use crate::policy::Rights;
-use crate::resolve::{Found, Place, is_directory, is_link, is_plain};
+use crate::syscall::Syscall;
 
 /// What was asked for.
 struct Wanted {
@@ -23,25 +24,25 @@ struct Wanted {
 /// How often a name is looked for and made again while others remove and make it.
 const MOST_ROUNDS: usize = 16;
 
-pub(super) fn open(job: &Job<'_>) -> Outcome {
-    let wanted = Wanted::classic(libc::AT_FDCWD, job.path(0)?, job.unsigned(1), job.unsigned(2));
-    perform(job, &wanted)
+pub(super) fn open(syscall: &Syscall<'_>) -> Outcome {
+    let wanted = Wanted::classic(libc::AT_FDCWD, syscall.path(0)?, syscall.unsigned(1), syscall.unsigned(2));
+    perform(syscall, &wanted)
 }
 
-pub(super) fn openat(job: &Job<'_>) -> Outcome {
-    let wanted = Wanted::classic(job.int(0), job.path(1)?, job.unsigned(2), job.unsigned(3));
-    perform(job, &wanted)
+pub(super) fn openat(syscall: &Syscall<'_>) -> Outcome {
+    let wanted = Wanted::classic(syscall.int(0), syscall.path(1)?, syscall.unsigned(2), syscall.unsigned(3));
+    perform(syscall, &wanted)
 }
 
-pub(super) fn creat(job: &Job<'_>) -> Outcome {
+pub(super) fn creat(syscall: &Syscall<'_>) -> Outcome {
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC;
-    perform(job, &Wanted::classic(libc::AT_FDCWD, job.path(0)?, flags.bits(), job.unsigned(1)))
+    perform(syscall, &Wanted::classic(libc::AT_FDCWD, syscall.path(0)?, flags.bits(), syscall.unsigned(1)))
 }
 
 /// `struct open_how` may be longer than known here as long as the rest is zero (openat2(2)).
-pub(super) fn openat2(job: &Job<'_>) -> Outcome {
+pub(super) fn openat2(syscall: &Syscall<'_>) -> Outcome {
     const KNOWN: usize = 24;
-    let size = usize::try_from(job.argument(3)).map_err(|_| Errno::TOOBIG)?;
+    let size = usize::try_from(syscall.argument(3)).map_err(|_| Errno::TOOBIG)?;
     if size < KNOWN {
         return Err(Errno::INVAL);
     }
@@ -49,7 +50,7 @@ pub(super) fn openat2(job: &Job<'_>) -> Outcome {
         return Err(Errno::TOOBIG);
     }
     let mut how = vec![0; size];
-    crate::memory::read(job.call.thread, job.argument(2), &mut how)?;
+    crate::memory::read(syscall.notification.thread, syscall.argument(2), &mut how)?;
     if how[KNOWN..].iter().any(|&byte| byte != 0) {
         return Err(Errno::TOOBIG);
     }
@@ -64,9 +65,14 @@ pub(super) fn openat2(job: &Job<'_>) -> Outcome {
     {
         return Err(Errno::INVAL);
     }
-    let wanted =
-        Wanted { directory: job.int(0), path: job.path(1)?, flags, mode: Mode::from_raw_mode(mode), within };
-    perform(job, &wanted)
+    let wanted = Wanted {
+        directory: syscall.int(0),
+        path: syscall.path(1)?,
+        flags,
+        mode: Mode::from_raw_mode(mode),
+        within,
+    };
+    perform(syscall, &wanted)
 }
 
 impl Wanted {
@@ -130,23 +136,23 @@ impl Wanted {
     }
 }
 
-fn perform(job: &Job<'_>, wanted: &Wanted) -> Outcome {
-    if let Some(answer) = at_once(job, wanted)? {
+fn perform(syscall: &Syscall<'_>, wanted: &Wanted) -> Outcome {
+    if let Some(answer) = at_once(syscall, wanted)? {
         return Ok(answer);
     }
-    job.still_waits()?;
+    syscall.still_waits()?;
     for round in 0..MOST_ROUNDS {
-        match job.find_within(wanted.directory, &wanted.path, wanted.follows(), wanted.within) {
-            Ok(found) => return existing(job, wanted, found),
+        match syscall.find_within(wanted.directory, &wanted.path, wanted.follows(), wanted.within) {
+            Ok(found) => return existing(syscall, wanted, found),
             Err(Errno::NOENT) if wanted.makes() => (),
             Err(errno) => return Err(errno),
         }
         let place = if round == 0 || !wanted.follows() || !wanted.within.is_empty() {
-            job.place_within(wanted.directory, &wanted.path, wanted.within)?
+            syscall.entry_within(wanted.directory, &wanted.path, wanted.within)?
         } else {
-            job.place_behind_links(wanted.directory, &wanted.path)?
+            syscall.entry_behind_links(wanted.directory, &wanted.path)?
         };
-        match make(job, wanted, &place) {
+        match make(syscall, wanted, &place) {
             Err(Errno::EXIST) if !wanted.flags.contains(OFlags::EXCL) => (),
             result => return result,
         }
@@ -157,25 +163,26 @@ fn perform(job: &Job<'_>, wanted: &Wanted) -> Outcome {
 /// The usual case in one system call: a plain path that the policy allows, in which no name is a symbolic link. Then the
 /// path as written is the path as the kernel spells it, and deciding about it before opening is safe: the kernel itself
 /// refuses (`ELOOP`) if a link has come in between.
-fn at_once(job: &Job<'_>, wanted: &Wanted) -> Result<Option<Answer>, Errno> {
+fn at_once(syscall: &Syscall<'_>, wanted: &Wanted) -> Result<Option<Answer>, Errno> {
     if !is_plain(&wanted.path)
         || wanted.flags.contains(OFlags::PATH)
         || !wanted.within.is_empty()
         || wanted.is_temporary()
-        || job.monitor.policy.learning
+        || syscall.state.policy.learning
     {
         return Ok(None);
     }
     let makes = if wanted.makes() { Rights::CREATE } else { Rights::empty() };
-    if !job.monitor.policy.rights(&wanted.path).contains(wanted.needed() | makes) || !job.passes(&wanted.path)
+    if !syscall.state.policy.rights(&wanted.path).contains(wanted.needed() | makes)
+        || !syscall.passes(&wanted.path)
     {
         return Ok(None);
     }
     if wanted.makes() {
-        job.assume_umask()?;
+        syscall.assume_umask()?;
     }
     if wanted.flags.intersects(OFlags::CREATE | OFlags::TRUNC) {
-        job.still_waits()?;
+        syscall.still_waits()?;
     }
     // Not to be held up by a pipe that nobody has at its other end.
     let waits = !wanted.flags.contains(OFlags::NONBLOCK);
@@ -188,11 +195,11 @@ fn at_once(job: &Job<'_>, wanted: &Wanted) -> Result<Option<Answer>, Errno> {
     };
     let stat = rustix::fs::fstat(&file)?;
     match FileType::from_raw_mode(stat.st_mode) {
-        _ if job.monitor.own.is_proc(&stat) => return Ok(None),
+        _ if syscall.state.identity.is_proc(&stat) => return Ok(None),
         FileType::RegularFile | FileType::Directory => (),
-        FileType::CharacterDevice => right_terminal(job, &stat)?,
+        FileType::CharacterDevice => right_terminal(syscall, &stat)?,
         // With what is open now still open, so that the other end sees no gap.
-        FileType::Fifo if waits => return Ok(Some(wait_for_pipe(job, wanted, file)?)),
+        FileType::Fifo if waits => return Ok(Some(wait_for_pipe(syscall, wanted, file)?)),
         _ => (),
     }
     if waits {
@@ -203,18 +210,18 @@ fn at_once(job: &Job<'_>, wanted: &Wanted) -> Result<Option<Answer>, Errno> {
 }
 
 /// Opens what is there.
-fn existing(job: &Job<'_>, wanted: &Wanted, found: Found) -> Outcome {
+fn existing(syscall: &Syscall<'_>, wanted: &Wanted, found: ResolvedFile) -> Outcome {
     if wanted.makes() && wanted.flags.contains(OFlags::EXCL) {
-        job.check(&found, Rights::STAT)?;
+        syscall.check(&found, Rights::STAT)?;
         return Err(Errno::EXIST);
     }
-    job.check(&found, wanted.needed())?;
+    syscall.check(&found, wanted.needed())?;
     let directory = is_directory(&found.stat);
     if wanted.flags.contains(OFlags::DIRECTORY) && !directory {
         return Err(Errno::NOTDIR);
     }
     if wanted.flags.contains(OFlags::PATH) {
-        return stand_in(job, wanted, &found);
+        return stand_in(syscall, wanted, &found);
     }
     if is_link(&found.stat) {
         return Err(Errno::LOOP);
@@ -223,36 +230,36 @@ fn existing(job: &Job<'_>, wanted: &Wanted, found: Found) -> Outcome {
         return Err(Errno::ISDIR);
     }
     match FileType::from_raw_mode(found.stat.st_mode) {
-        FileType::CharacterDevice => right_terminal(job, &found.stat)?,
+        FileType::CharacterDevice => right_terminal(syscall, &found.stat)?,
         FileType::Fifo if !wanted.flags.contains(OFlags::NONBLOCK) => {
-            return wait_for_pipe(job, wanted, found.file);
+            return wait_for_pipe(syscall, wanted, found.file);
         }
         _ => (),
     }
     if wanted.is_temporary() {
-        job.assume_umask()?;
+        syscall.assume_umask()?;
     }
     if wanted.flags.contains(OFlags::TRUNC) {
-        job.still_waits()?;
+        syscall.still_waits()?;
     }
-    reopen(job, wanted, &found.file).map(|file| wanted.given(file))
+    reopen(syscall, wanted, &found.file).map(|file| wanted.given(file))
 }
 
 /// From a descriptor that only stands for a file to one that reads or writes it: the same file, whatever its path means
 /// by now.
-fn reopen(job: &Job<'_>, wanted: &Wanted, file: &OwnedFd) -> Result<OwnedFd, Errno> {
+fn reopen(syscall: &Syscall<'_>, wanted: &Wanted, file: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = wanted.flags() - OFlags::NOFOLLOW;
     let flags = if wanted.is_temporary() { flags } else { flags - OFlags::CREATE - OFlags::EXCL };
     let mut number = [0; 16];
     let number = decimal(file.as_raw_fd(), &mut number);
-    rustix::fs::openat(job.monitor.own.descriptors(), number, flags, wanted.mode)
+    rustix::fs::openat(syscall.state.identity.descriptors(), number, flags, wanted.mode)
 }
 
 /// The kernel puts no `O_PATH` descriptors into other processes. Where the program may read the file, it gets one for reading
 /// instead, which does all that the other would. Else the call goes on by itself, if there is nothing about files that the
 /// program must not see: what it then holds says no more than that, and whatever it does with it is asked about again.
-fn stand_in(job: &Job<'_>, wanted: &Wanted, found: &Found) -> Outcome {
-    let (rights, _) = job.rights(found);
+fn stand_in(syscall: &Syscall<'_>, wanted: &Wanted, found: &ResolvedFile) -> Outcome {
+    let (rights, _) = syscall.rights(found);
     let readable = match FileType::from_raw_mode(found.stat.st_mode) {
         FileType::Directory => rights.contains(Rights::LIST),
         FileType::RegularFile => rights.contains(Rights::READ),
@@ -262,49 +269,51 @@ fn stand_in(job: &Job<'_>, wanted: &Wanted, found: &Found) -> Outcome {
         let mut number = [0; 16];
         let number = decimal(found.file.as_raw_fd(), &mut number);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        if let Ok(file) = rustix::fs::openat(job.monitor.own.descriptors(), number, flags, Mode::empty()) {
+        if let Ok(file) =
+            rustix::fs::openat(syscall.state.identity.descriptors(), number, flags, Mode::empty())
+        {
             return Ok(wanted.given(file));
         }
     }
     // openat2(2) has its flags in memory, where they may change.
-    if job.monitor.policy.trees.all_visible() && job.name() != "openat2" {
+    if syscall.state.policy.trees.all_visible() && syscall.name() != "openat2" {
         return Ok(Answer::GoOn);
     }
-    Err(job
+    Err(syscall
         .refuse(&Event::Call { reason: "O_PATH needs the right to read, or a policy with stat = [\"/\"]" }))
 }
 
 /// Makes the file, which must not exist.
-fn make(job: &Job<'_>, wanted: &Wanted, place: &Place) -> Outcome {
+fn make(syscall: &Syscall<'_>, wanted: &Wanted, place: &DirectoryEntry) -> Outcome {
     if place.name.last() == Some(&b'/') {
         return Err(Errno::ISDIR);
     }
-    job.check_place(place, wanted.needed() | Rights::CREATE)?;
-    job.assume_umask()?;
-    job.still_waits()?;
+    syscall.check_entry(place, wanted.needed() | Rights::CREATE)?;
+    syscall.assume_umask()?;
+    syscall.still_waits()?;
     let flags = wanted.flags() | OFlags::EXCL | OFlags::NOFOLLOW;
     rustix::fs::openat(&place.directory, place.name.as_slice(), flags, wanted.mode)
         .map(|file| wanted.given(file))
 }
 
 /// `/dev/tty` is the terminal of whoever opens it.
-fn right_terminal(job: &Job<'_>, stat: &Stat) -> Result<(), Errno> {
+fn right_terminal(syscall: &Syscall<'_>, stat: &Stat) -> Result<(), Errno> {
     let own = rustix::fs::makedev(5, 0);
     if stat.st_rdev != own {
         return Ok(());
     }
-    let thread = rustix::process::Pid::from_raw(job.caller()?.process);
+    let thread = rustix::process::Pid::from_raw(syscall.caller()?.process);
     if rustix::process::getsid(thread)? == rustix::process::getsid(None)? { Ok(()) } else { Err(Errno::NXIO) }
 }
 
 /// A named pipe opens once somebody opens its other end. `held` stays open until then.
-fn wait_for_pipe(job: &Job<'_>, wanted: &Wanted, held: OwnedFd) -> Outcome {
+fn wait_for_pipe(syscall: &Syscall<'_>, wanted: &Wanted, held: OwnedFd) -> Outcome {
     let mut number = [0; 16];
     let number = decimal(held.as_raw_fd(), &mut number).to_vec();
     let flags = wanted.flags() - OFlags::NOFOLLOW - OFlags::CREATE - OFlags::EXCL;
-    let (monitor, close_on_exec) = (job.monitor.clone(), wanted.flags.contains(OFlags::CLOEXEC));
+    let (state, close_on_exec) = (syscall.state.clone(), wanted.flags.contains(OFlags::CLOEXEC));
     Ok(Answer::Later(Box::new(move || {
-        let file = rustix::fs::openat(monitor.own.descriptors(), number.as_slice(), flags, Mode::empty())?;
+        let file = rustix::fs::openat(state.identity.descriptors(), number.as_slice(), flags, Mode::empty())?;
         drop(held);
         Ok(Answer::File { file, close_on_exec })
     })))

@@ -110,6 +110,24 @@ fn within(ip: IpAddr, network: IpAddr, bits: u8) -> bool {
     a_is_4 == b_is_4 && (bits == 0 || (a ^ b) >> (128 - u32::from(bits.min(128))) == 0)
 }
 
+/// Writes an address as policies do.
+pub(crate) fn described(address: &Address) -> String {
+    match address {
+        Address::Internet(transport, ip, port) => {
+            let transport = match transport {
+                Some(Transport::Tcp) => "tcp:",
+                Some(Transport::Udp) => "udp:",
+                None => "",
+            };
+            format!("{transport}{}", std::net::SocketAddr::new(*ip, *port))
+        }
+        Address::Path(path) => format!("unix:{}", String::from_utf8_lossy(path)),
+        Address::Abstract(name) => format!("unix:@{}", String::from_utf8_lossy(name)),
+        Address::Unspecified => "no address".to_owned(),
+        Address::Other(family) => format!("an address of family {family}"),
+    }
+}
+
 /// Reads one entry of a policy.
 ///
 /// # Errors

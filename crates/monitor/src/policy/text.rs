@@ -1,100 +1,35 @@
 //! Policies as people write them: TOML.
 
 use std::ffi::{OsStr, OsString};
-use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
+use orrery_policy::{Document, Entries, Fault, Files, Section, SystemCalls, values};
 use rustix::io::Errno;
-use serde::Deserialize;
 use toml::Spanned;
 
-use super::calls::{ESSENTIAL, Word, error_named, named};
 use super::network::Allowed;
+use super::syscalls::{ESSENTIAL, Word, error_named, named};
 use super::{Calls, Limits, Network, Opens, Policy, Refusal, Rights, Trees, network};
 use crate::Error;
 
-type Entries = Vec<Spanned<String>>;
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Text {
-    refusal: Option<Spanned<String>>,
-    mediation: Option<Spanned<String>>,
-    #[serde(default)]
-    files: Files,
-    #[serde(default)]
-    network: Addresses,
-    #[serde(default)]
-    calls: Names,
-    #[serde(default)]
-    limits: Numbers,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-struct Files {
-    stat: Entries,
-    list: Entries,
-    read: Entries,
-    write: Entries,
-    create: Entries,
-    execute: Entries,
-    deny: Entries,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-struct Addresses {
-    connect: Entries,
-    bind: Entries,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-struct Names {
-    default: Option<Spanned<String>>,
-    allow: Entries,
-    deny: Entries,
-    log: Entries,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-struct Numbers {
-    processes: Option<u32>,
-    memory: Option<Spanned<String>>,
-    open_files: Option<u64>,
-    file_size: Option<Spanned<String>>,
-    cpu_seconds: Option<u64>,
-}
-
-/// Something wrong, and where.
-struct Wrong {
-    at: Range<usize>,
-    message: String,
-}
-
 /// Reads `text`, which errors call `name`.
 pub(super) fn parse(text: &str, name: &str) -> Result<Policy, Error> {
-    let place = |at: usize, message: String| {
-        let before = text.get(..at).unwrap_or(text);
-        let line = before.matches('\n').count() + 1;
-        let column = before.rsplit('\n').next().unwrap_or(before).chars().count() + 1;
-        Error::Policy { name: name.to_owned(), line, column, message }
-    };
-    let parsed: Text = toml::from_str(text)
-        .map_err(|error| place(error.span().map_or(0, |span| span.start), error.message().to_owned()))?;
-    build(parsed).map_err(|wrong| place(wrong.at.start, wrong.message))
+    let document = Document::parse(text, name)?;
+    document.refuse(
+        &Section::RULES,
+        "this command allows by lists and knows no rules; orrery run --policy does, and --enforce holds them",
+    )?;
+    Ok(build(&document).map_err(|fault| document.error(fault))?)
 }
 
-fn build(text: Text) -> Result<Policy, Wrong> {
-    let refusal = match &text.refusal {
+fn build(document: &Document) -> Result<Policy, Fault> {
+    let refusal = match document.refusal() {
         None => Refusal::Fails(Errno::ACCESS),
         Some(word) if word.get_ref() == "kill" => Refusal::Kills,
         Some(name) => Refusal::Fails(of(name, error_named)?),
     };
-    let opens = match &text.mediation {
+    let opens = match document.mediation() {
         None => Opens::Auto,
         Some(word) => of(word, |word| match word {
             "auto" => Ok(Opens::Auto),
@@ -103,16 +38,17 @@ fn build(text: Text) -> Result<Policy, Wrong> {
             other => Err(format!("{other:?} is no kind of mediation: \"auto\", \"always\" or \"kernel\"")),
         })?,
     };
+    let (network, limits) = (document.network(), document.limits());
     Ok(Policy {
-        trees: trees(&text.files)?,
-        network: Network { connect: addresses(&text.network.connect)?, bind: addresses(&text.network.bind)? },
-        calls: calls(&text.calls)?,
+        trees: trees(&document.files())?,
+        network: Network { connect: addresses(&network.connect)?, bind: addresses(&network.bind)? },
+        calls: calls(&document.calls())?,
         limits: Limits {
-            processes: text.limits.processes,
-            memory: size(text.limits.memory.as_ref())?,
-            open_files: text.limits.open_files,
-            file_size: size(text.limits.file_size.as_ref())?,
-            cpu_seconds: text.limits.cpu_seconds,
+            processes: limits.processes,
+            memory: size(limits.memory.as_ref())?,
+            open_files: limits.open_files,
+            file_size: size(limits.file_size.as_ref())?,
+            cpu_seconds: limits.cpu_seconds,
         },
         refusal,
         learning: false,
@@ -122,11 +58,11 @@ fn build(text: Text) -> Result<Policy, Wrong> {
 }
 
 /// What `read` makes of an entry.
-fn of<T>(entry: &Spanned<String>, read: impl FnOnce(&str) -> Result<T, String>) -> Result<T, Wrong> {
-    read(entry.get_ref()).map_err(|message| Wrong { at: entry.span(), message })
+fn of<T>(entry: &Spanned<String>, read: impl FnOnce(&str) -> Result<T, String>) -> Result<T, Fault> {
+    read(entry.get_ref()).map_err(|message| Fault { span: entry.span(), message })
 }
 
-fn trees(files: &Files) -> Result<Trees, Wrong> {
+fn trees(files: &Files) -> Result<Trees, Fault> {
     let mut trees = Trees::default();
     let kinds = [
         (&files.stat, Rights::STAT),
@@ -245,7 +181,7 @@ pub(crate) fn real(path: &Path) -> PathBuf {
     }
 }
 
-fn addresses(entries: &Entries) -> Result<Vec<Allowed>, Wrong> {
+fn addresses(entries: &Entries) -> Result<Vec<Allowed>, Fault> {
     entries
         .iter()
         .map(|entry| {
@@ -259,7 +195,7 @@ fn addresses(entries: &Entries) -> Result<Vec<Allowed>, Wrong> {
         .collect()
 }
 
-fn calls(names: &Names) -> Result<Calls, Wrong> {
+fn calls(names: &SystemCalls) -> Result<Calls, Fault> {
     let mut calls = Calls::default();
     if let Some(default) = &names.default {
         calls.otherwise = match default.get_ref().as_str() {
@@ -292,25 +228,8 @@ fn calls(names: &Names) -> Result<Calls, Wrong> {
     Ok(calls)
 }
 
-fn size(entry: Option<&Spanned<String>>) -> Result<Option<u64>, Wrong> {
-    entry
-        .map(|entry| {
-            of(entry, |text| {
-                let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-                let shift = match &text[digits.len()..] {
-                    "" => Some(0),
-                    "KiB" => Some(10),
-                    "MiB" => Some(20),
-                    "GiB" => Some(30),
-                    _ => None,
-                };
-                let number: Option<u64> = digits.parse().ok();
-                number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift)).ok_or_else(
-                    || format!("{text:?} is no size: write a number of bytes, or with KiB, MiB or GiB"),
-                )
-            })
-        })
-        .transpose()
+fn size(entry: Option<&Spanned<String>>) -> Result<Option<u64>, Fault> {
+    entry.map(|entry| of(entry, values::size)).transpose()
 }
 
 #[cfg(test)]
@@ -324,31 +243,19 @@ mod tests {
     #[test]
     fn errors_have_a_place() {
         let cases = [
-            ("[files]\nread = [\"/usr\",\n  \"\"]", "p: line 3, column 3: an empty path"),
-            ("[files]\nread = '/usr'", "p: line 2, column 8: invalid type"),
-            ("x", "p: line 1, column 2:"),
-            ("[filess]", "p: line 1, column 2: unknown field `filess`"),
-            (
-                "[calls]\ndeny = [\"open\", \"opne\"]",
-                "p: line 2, column 17: no system call is named \"opne\"",
-            ),
-            ("[calls]\ndeny = [\"open=EFOO\"]", "p: line 2, column 9: no error is named \"EFOO\""),
-            (
-                "[calls]\nallow = [\"io_uring_setup\"]",
-                "p: line 2, column 10: io_uring_setup cannot be allowed",
-            ),
-            (
-                "[network]\nconnect = [\"example.org:80\"]",
-                "p: line 2, column 12: \"example.org\" is no address",
-            ),
-            ("[limits]\nmemory = \"12 apples\"", "p: line 2, column 10: \"12 apples\" is no size"),
-            ("[files]\nread = [\"/a/*\"]", "p: line 2, column 9: \"/a/*\": there are no wildcards"),
-            (
-                "[files]\nread = [\"$NO_SUCH_THING/x\"]",
-                "p: line 2, column 9: \"$NO_SUCH_THING/x\": the environment",
-            ),
-            ("refusal = \"ENO\"", "p: line 1, column 11: no error"),
-            ("mediation = \"never\"", "p: line 1, column 13: \"never\" is no kind of mediation"),
+            ("[files]\nread = [\"/usr\",\n  \"\"]", "p:3:3: an empty path"),
+            ("[files]\nread = '/usr'", "p:2:8: invalid type"),
+            ("x", "p:1:2:"),
+            ("[filess]", "p:1:2: unknown field `filess`"),
+            ("[calls]\ndeny = [\"open\", \"opne\"]", "p:2:17: no system call is named \"opne\""),
+            ("[calls]\ndeny = [\"open=EFOO\"]", "p:2:9: no error is called \"EFOO\""),
+            ("[calls]\nallow = [\"io_uring_setup\"]", "p:2:10: io_uring_setup cannot be allowed"),
+            ("[network]\nconnect = [\"example.org:80\"]", "p:2:12: \"example.org\" is no address"),
+            ("[limits]\nmemory = \"12 apples\"", "p:2:10: \"12 apples\" is no size"),
+            ("[files]\nread = [\"/a/*\"]", "p:2:9: \"/a/*\": there are no wildcards"),
+            ("[files]\nread = [\"$NO_SUCH_THING/x\"]", "p:2:9: \"$NO_SUCH_THING/x\": the environment"),
+            ("refusal = \"ENO\"", "p:1:11: no error"),
+            ("mediation = \"never\"", "p:1:13: \"never\" is no kind of mediation"),
         ];
         for (text, message) in cases {
             assert!(wrong(text).starts_with(message), "{text}: {}", wrong(text));

@@ -5,10 +5,11 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::{Base, is_directory, is_link};
-use crate::job::Job;
-use crate::own::process_in;
+use super::Base;
+use crate::file::{is_directory, is_link};
+use crate::identity::process_in;
 use crate::policy::Rights;
+use crate::syscall::Syscall;
 
 /// As many symbolic links as the kernel follows (path_resolution(7)).
 const MOST_LINKS: usize = 40;
@@ -23,7 +24,7 @@ pub(super) struct Walked {
     pub(super) held: Option<Rights>,
 }
 
-impl Job<'_> {
+impl Syscall<'_> {
     /// Walks as the program would, one name at a time.
     pub(super) fn walk(&self, base: &Base, path: &[u8], follow: bool) -> Result<Walked, Errno> {
         let root = || rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
@@ -100,12 +101,12 @@ impl Job<'_> {
         names: &mut Vec<Vec<u8>>,
     ) -> Result<Vec<u8>, Errno> {
         if !matches!(name.as_slice(), b"self" | b"thread-self")
-            || !self.monitor.own.is_proc_root(&rustix::fs::fstat(here)?)
+            || !self.state.identity.is_proc_root(&rustix::fs::fstat(here)?)
         {
             return Ok(name);
         }
         if name == b"thread-self" {
-            names.push(self.call.thread.to_string().into_bytes());
+            names.push(self.notification.thread.to_string().into_bytes());
             names.push(b"task".to_vec());
         }
         Ok(self.caller()?.process.to_string().into_bytes())
@@ -114,10 +115,10 @@ impl Job<'_> {
     /// Whether a symbolic link leads to a file and not to a path, as those do that procfs has for each process, and what
     /// the program may do to that file anyway. Only those of guarded processes may be followed.
     fn magic(&self, directory: &OwnedFd, name: &[u8], link: &Stat) -> Result<Option<Rights>, Errno> {
-        if !self.monitor.own.is_proc(link) {
+        if !self.state.identity.is_proc(link) {
             return Ok(None);
         }
-        let path = self.monitor.own.path_of(directory)?;
+        let path = self.state.identity.path_of(directory)?;
         match process_in(&path) {
             // `/proc/mounts` and `/proc/net` are paths.
             None => Ok(None),

@@ -2,9 +2,9 @@
 
 use orrery_hijack_image::glob;
 use orrery_hijack_image::policy::{CALLERS, NO_ARGUMENT, RULES, Rule, Shape, action, kinds, log};
+use orrery_policy::{Fault, Rule as RuleText, Words};
 use toml::Spanned;
 
-use super::text::{RuleText, Words, Wrong};
 use super::values::{self, Destination};
 use crate::calls::{self, Signature};
 
@@ -42,12 +42,12 @@ const KINDS: [(&str, u32); 7] = [
     ("other", kinds::OTHER),
 ];
 
-fn wrong<T, R>(at: &Spanned<T>, message: impl Into<String>) -> Result<R, Wrong> {
-    Err(Wrong { at: at.span(), message: message.into() })
+fn wrong<T, R>(at: &Spanned<T>, message: impl Into<String>) -> Result<R, Fault> {
+    Err(Fault { span: at.span(), message: message.into() })
 }
 
 /// Compiles all rules.
-pub(crate) fn compile(rules: &[Spanned<RuleText>]) -> Result<Vec<Compiled>, Wrong> {
+pub(crate) fn compile(rules: &[Spanned<RuleText>]) -> Result<Vec<Compiled>, Fault> {
     let mut all = Vec::new();
     for (counter, rule) in (0..).zip(rules) {
         let compiled = compile_rule(rule, counter)?;
@@ -63,7 +63,7 @@ pub(crate) fn compile(rules: &[Spanned<RuleText>]) -> Result<Vec<Compiled>, Wron
 }
 
 /// One rule: more than one where its address means IPv4 and IPv6.
-fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compiled>, Wrong> {
+fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compiled>, Fault> {
     let text = spanned.get_ref();
     let mut compiled = Compiled { rule: Rule { counter, ..Rule::default() }, ..Compiled::default() };
     let named = selected(&text.call)?;
@@ -149,12 +149,12 @@ fn compile_rule(spanned: &Spanned<RuleText>, counter: u32) -> Result<Vec<Compile
 }
 
 /// The calls that a rule names, and whether it names them one by one.
-fn selected(call: &Spanned<Words>) -> Result<Vec<(&'static Signature, bool)>, Wrong> {
+fn selected(call: &Spanned<Words>) -> Result<Vec<(&'static Signature, bool)>, Fault> {
     let mut found = Vec::new();
     for (at, word) in &call.get_ref().0 {
         let Some(signatures) = calls::group(word) else {
             let at = at.clone().unwrap_or_else(|| call.span());
-            return Err(Wrong { at, message: calls::no_such_call(word) });
+            return Err(Fault { span: at, message: calls::no_such_call(word) });
         };
         let explicit = calls::named(word).is_some();
         found.extend(signatures.into_iter().map(|signature| (signature, explicit)));
@@ -169,10 +169,10 @@ fn words(words: &Spanned<Words>) -> impl Iterator<Item = &str> {
     words.get_ref().0.iter().map(|(_, word)| word.as_str())
 }
 
-fn patterns(list: &Spanned<Words>, each: impl Fn(&str) -> Result<String, String>) -> Result<Vec<u8>, Wrong> {
+fn patterns(list: &Spanned<Words>, each: impl Fn(&str) -> Result<String, String>) -> Result<Vec<u8>, Fault> {
     let mut patterns = Vec::new();
     for (at, word) in &list.get_ref().0 {
-        let error = |message| Wrong { at: at.clone().unwrap_or_else(|| list.span()), message };
+        let error = |message| Fault { span: at.clone().unwrap_or_else(|| list.span()), message };
         if word.is_empty() || word.contains('\0') {
             return Err(error("a pattern has at least one byte, and no zero byte".to_owned()));
         }
@@ -188,14 +188,15 @@ fn patterns(list: &Spanned<Words>, each: impl Fn(&str) -> Result<String, String>
 }
 
 /// What the rule does.
-fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> Result<(), Wrong> {
+fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> Result<(), Fault> {
     let rule = &mut compiled.rule;
     let mut decided: Option<&str> = None;
     let mut decide = |name: &'static str, at: std::ops::Range<usize>| match decided.replace(name) {
         None => Ok(()),
-        Some(other) => {
-            Err(Wrong { at, message: format!("a rule does one thing: {other} or {name}, in two rules") })
-        }
+        Some(other) => Err(Fault {
+            span: at,
+            message: format!("a rule does one thing: {other} or {name}, in two rules"),
+        }),
     };
     if let Some(allow) = &text.allow {
         decide("allow", allow.span())?;
@@ -249,13 +250,11 @@ fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> R
         compiled.target = target;
     }
     if let Some(delay) = &text.delay {
-        let duration = humantime::parse_duration(delay.get_ref());
-        let nanoseconds = duration.ok().and_then(|duration| u64::try_from(duration.as_nanos()).ok());
+        let duration = orrery_policy::values::duration(delay.get_ref());
+        let duration = duration.or_else(|message| wrong(delay, message))?;
+        let nanoseconds = u64::try_from(duration.as_nanos()).ok();
         let Some(nanoseconds) = nanoseconds.filter(|delay| *delay > 0) else {
-            return wrong(
-                delay,
-                format!("{:?} is no duration: 5ms, 100us or 1s, for instance", delay.get_ref()),
-            );
+            return wrong(delay, format!("{:?} is no duration to wait for", delay.get_ref()));
         };
         rule.delay = nanoseconds;
     }
@@ -281,7 +280,7 @@ fn act(text: &RuleText, whole: &Spanned<RuleText>, compiled: &mut Compiled) -> R
     Ok(())
 }
 
-fn count(given: &Spanned<i64>) -> Result<u32, Wrong> {
+fn count(given: &Spanned<i64>) -> Result<u32, Fault> {
     u32::try_from(*given.get_ref())
         .or_else(|_| wrong(given, format!("this is a number from 0 to {}", u32::MAX)))
 }

@@ -3,18 +3,16 @@
 use std::path::{Component, Path, PathBuf};
 
 use orrery_hijack_image::config::service;
-use serde::Deserialize;
+pub use orrery_policy::{Remembered, Sleep};
 
 /// The services of a policy: its section `[services]`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Services {
     /// How sleeps end.
     pub sleep: Option<Sleep>,
     /// What is remembered instead of asked again.
     pub remember: Vec<Remembered>,
     /// File systems that programs see where the kernel has none: the policy's `[[mount]]`s.
-    #[serde(skip)]
     pub mounts: Vec<Mount>,
 }
 
@@ -47,27 +45,6 @@ impl Mount {
     pub fn prefix(&self) -> &Path {
         Path::new(&self.prefix)
     }
-}
-
-/// How `nanosleep` and `clock_nanosleep` end on time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Sleep {
-    /// By timers without slack, a short slice, and reading the clock for the last microseconds.
-    Precise,
-    /// The same, and threads that sleep get real-time priority, or the highest nice value, where that is permitted: for as
-    /// long as they are busy for a quarter of the time at most.
-    Realtime,
-}
-
-/// Answers that cannot change without the executive seeing it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Remembered {
-    /// `getpid`, and `gettid` in processes that never had a second thread.
-    Process,
-    /// `getuid`, `geteuid`, `getgid`, `getegid`.
-    User,
 }
 
 impl Services {

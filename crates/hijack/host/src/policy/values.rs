@@ -3,22 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use orrery_hijack_image::policy::Address;
-use syscalls::Errno;
 
-const HIGHEST_ERRNO: i32 = 133;
-
-/// The number of an error's name.
-pub(crate) fn errno(name: &str) -> Result<i32, String> {
-    let named = |number: &i32| Errno::new(*number).name() == Some(name);
-    let known = match name {
-        "EWOULDBLOCK" => Some(libc::EAGAIN),
-        "ENOTSUP" => Some(libc::EOPNOTSUPP),
-        _ => (1..=HIGHEST_ERRNO).find(named),
-    };
-    known.ok_or_else(|| {
-        format!("no error is called {name:?}: errno(3) names them, EACCES or ENOSPC for instance")
-    })
-}
+pub(crate) use orrery_policy::values::errno;
 
 /// An address that calls go to: as it is compared, and for a unix socket the pattern of its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,14 +114,6 @@ pub(crate) fn file_pattern(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn errors_have_names() {
-        assert_eq!(errno("ENOENT"), Ok(2));
-        assert_eq!(errno("EWOULDBLOCK"), Ok(11));
-        assert!(errno("ENOSUCHERROR").unwrap_err().contains("ENOSUCHERROR"));
-        assert!(errno("").is_err());
-    }
 
     #[test]
     fn addresses_have_prefixes_and_ports() {

@@ -1,0 +1,183 @@
+//! Which calls are asked about, which fail at once, and which pass: the filter's rules for a policy.
+
+use rustix::io::Errno;
+use syscalls::Sysno;
+
+use crate::perform::{About, HANDLERS};
+use crate::policy::Policy;
+use crate::policy::rules::{self as given_rules, Verdict};
+use crate::policy::syscalls::{REFUSED, Word};
+use orrery_sys::seccomp::{Action, Condition, Filter};
+
+/// The rules for a policy: which calls are asked about. `walled_signals`: the kernel keeps signals and ptrace(2) away from
+/// the monitor by itself.
+pub(crate) fn rules(policy: &Policy, walled: bool, kernel_opens: bool) -> Filter {
+    let mut rules = Filter::new(Action::Allow);
+    let looking = !policy.trees.all_visible() || policy.learning;
+    let network = !policy.network.is_everything() || policy.learning;
+    if let Some(errno) = policy.calls.otherwise {
+        rules.set_default(Action::Fail(errno));
+        for call in ALWAYS.iter().filter_map(|name| name.parse::<Sysno>().ok()) {
+            rules.set(call, Action::Allow);
+        }
+    }
+    for (call, about) in
+        HANDLERS.iter().filter_map(|(name, about, _)| Some((name.parse::<Sysno>().ok()?, *about)))
+    {
+        if about == About::Shared && policy.calls.otherwise.is_some() {
+            continue;
+        }
+        let asked = match about {
+            About::Looking => looking,
+            About::Network => network,
+            About::Files | About::Caller | About::Shared => true,
+        };
+        rules.set(call, if asked { Action::Notify } else { Action::Allow });
+    }
+    if network {
+        sends(policy, &mut rules);
+    }
+    for call in REFUSED.iter().filter_map(|(name, _)| name.parse::<Sysno>().ok()) {
+        rules.set(call, Action::Notify);
+    }
+    let mut replace = |name: &str, whens: &[Condition], action: Action| {
+        if let Ok(call) = name.parse::<Sysno>() {
+            rules.clear(call);
+            for when in whens {
+                rules.add(call, *when, action);
+            }
+        }
+    };
+    let spaces = libc::CLONE_NEWCGROUP
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWNET
+        | libc::CLONE_NEWNS
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWUSER
+        | libc::CLONE_NEWUTS;
+    replace("clone", &[Condition::AnyBit { argument: 0, bits: spaces.cast_unsigned() }], Action::Notify);
+    // Its flags lie in memory. The C library falls back to clone.
+    replace("clone3", &[Condition::Always], Action::Fail(Errno::NOSYS));
+    let listener = u32::try_from(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER).unwrap_or(8);
+    replace("seccomp", &[Condition::AnyBit { argument: 1, bits: listener }], Action::Notify);
+    let typing = [libc::TIOCSTI, libc::TIOCLINUX]
+        .map(|request| Condition::Equals { argument: 1, value: u32::try_from(request).unwrap_or(u32::MAX) });
+    replace("ioctl", &typing, Action::Notify);
+    if kernel_opens {
+        // Landlock says nothing of descriptors that only stand for a file. (openat2 has its flags in memory.)
+        let standing = |argument| Condition::AnyBit { argument, bits: libc::O_PATH.cast_unsigned() };
+        replace("open", &[standing(1)], Action::Notify);
+        replace("openat", &[standing(2)], Action::Notify);
+        replace("creat", &[], Action::Notify);
+    }
+    if !walled {
+        for name in ["kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open"] {
+            replace(name, &[Condition::Always], Action::Notify);
+        }
+        for name in
+            ["ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "process_madvise", "kcmp"]
+        {
+            replace(name, &[Condition::Always], Action::Notify);
+        }
+    }
+    for (call, word) in &policy.calls.words {
+        let performed = HANDLERS.iter().any(|(name, ..)| *name == call.name());
+        match word {
+            // What is performed stays so: the policy's other parts decide about it.
+            Word::Allow if performed => rules.set(*call, Action::Notify),
+            Word::Allow => rules.set(*call, Action::Allow),
+            Word::Log | Word::Deny(_) => rules.set(*call, Action::Notify),
+        }
+    }
+    if let Some(given) = &policy.rules {
+        by_rules(&*given.0, &mut rules);
+    }
+    // What changes the capabilities of programs that are executed later: the monitor has to hear of it.
+    if rules.action(Sysno::prctl.id(), &[0; 6]) == Action::Allow {
+        rules.clear(Sysno::prctl);
+        for option in [libc::PR_CAPBSET_DROP, libc::PR_SET_SECUREBITS, libc::PR_CAP_AMBIENT] {
+            let is = Condition::Equals { argument: 0, value: option.cast_unsigned() };
+            rules.add(Sysno::prctl, is, Action::Notify);
+        }
+    }
+    rules
+}
+
+/// Which calls are asked about for rules that were given: those that they are about, and those by which paths come to
+/// mean something else.
+fn by_rules(given: &dyn given_rules::Rules, rules: &mut Filter) {
+    let paths = HANDLERS
+        .iter()
+        .any(|(name, about, _)| matches!(about, About::Files | About::Looking) && given.asks(name));
+    for (name, about, _) in HANDLERS {
+        let Ok(call) = name.parse::<Sysno>() else { continue };
+        // What tells who somebody is, what is executed, and calls that the monitor cannot look into.
+        let always = matches!(about, About::Caller | About::Shared) || matches!(*name, "execve" | "execveat");
+        let names = matches!(*name, "rename" | "renameat" | "renameat2") || UNSEEN.contains(name);
+        let asked = always || given.asks(name) || paths && names;
+        rules.set(call, if asked { Action::Notify } else { Action::Allow });
+    }
+    let bits = libc::MSG_FASTOPEN.cast_unsigned();
+    if given.asks("connect") || given.asks("sendto") {
+        // Raw ones and those of other families go where no rule can say.
+        rules.set(Sysno::socket, Action::Notify);
+        let sends = [(Sysno::sendto, 3), (Sysno::sendmsg, 2), (Sysno::sendmmsg, 3)];
+        for (call, argument) in sends {
+            rules.clear(call);
+            rules.add(call, Condition::AnyBit { argument, bits }, Action::Fail(Errno::OPNOTSUPP));
+        }
+    }
+    if given.asks("sendto") {
+        rules.add(Sysno::sendto, Condition::NotNull { argument: 4 }, Action::Notify);
+        for call in [Sysno::sendmsg, Sysno::sendmmsg] {
+            rules.add(call, Condition::Always, Action::Notify);
+        }
+    }
+    for call in Sysno::iter().filter(|call| !ALWAYS.contains(&call.name())) {
+        match given_rules::unconditional(given, call) {
+            Some(Verdict::Fails(error)) => rules.set(call, Action::Fail(Errno::from_raw_os_error(error))),
+            Some(Verdict::Returns(_)) => rules.set(call, Action::Notify),
+            _ => (),
+        }
+    }
+    rules.fail_unknown();
+}
+
+/// Calls by path that are answered with `ENOSYS` or the like, because the monitor cannot perform them.
+const UNSEEN: &[&str] = &[
+    "getxattrat",
+    "listxattrat",
+    "setxattrat",
+    "removexattrat",
+    "file_getattr",
+    "file_setattr",
+    "name_to_handle_at",
+];
+
+/// Which ways of sending are asked about.
+fn sends(policy: &Policy, rules: &mut Filter) {
+    let bits = libc::MSG_FASTOPEN.cast_unsigned();
+    rules.clear(Sysno::sendto);
+    rules.add(Sysno::sendto, Condition::NotNull { argument: 4 }, Action::Notify);
+    rules.add(Sysno::sendto, Condition::AnyBit { argument: 3, bits }, Action::Fail(Errno::OPNOTSUPP));
+    if !policy.network.has_datagrams() {
+        // Streams go where they were connected to, whatever a message says.
+        rules.clear(Sysno::sendmsg);
+        rules.add(Sysno::sendmsg, Condition::AnyBit { argument: 2, bits }, Action::Fail(Errno::OPNOTSUPP));
+        rules.clear(Sysno::sendmmsg);
+        rules.add(Sysno::sendmmsg, Condition::AnyBit { argument: 3, bits }, Action::Fail(Errno::OPNOTSUPP));
+    }
+}
+
+/// Without these no program starts or ends.
+const ALWAYS: &[&str] = &[
+    "arch_prctl",
+    "brk",
+    "exit",
+    "exit_group",
+    "restart_syscall",
+    "rt_sigreturn",
+    "set_robust_list",
+    "set_tid_address",
+    "rseq",
+];

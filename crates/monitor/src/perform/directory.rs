@@ -1,0 +1,198 @@
+//! Making, removing and renaming.
+
+use std::os::fd::AsRawFd;
+
+use rustix::fs::{AtFlags, FileType, Mode, RenameFlags};
+use rustix::io::Errno;
+
+use crate::answer::{Answer, Outcome};
+use crate::file::DirectoryEntry;
+use crate::identity::decimal;
+use crate::policy::Rights;
+use crate::syscall::Syscall;
+
+const HERE: i32 = libc::AT_FDCWD;
+
+fn done(result: Result<(), Errno>) -> Outcome {
+    result.map(|()| Answer::Value(0))
+}
+
+pub(super) fn mkdir(syscall: &Syscall<'_>) -> Outcome {
+    make_directory(syscall, HERE, 0)
+}
+
+pub(super) fn mkdirat(syscall: &Syscall<'_>) -> Outcome {
+    make_directory(syscall, syscall.int(0), 1)
+}
+
+/// The place for something new. What is there already is told before it is refused to make it: `mkdir -p` and its like
+/// try every directory on the way.
+fn new_place(syscall: &Syscall<'_>, directory: i32, path: &[u8]) -> Result<DirectoryEntry, Errno> {
+    let place = syscall.entry(directory, path)?;
+    let visible = syscall.state.policy.rights(&place.path).contains(Rights::STAT);
+    if visible
+        && rustix::fs::statat(&place.directory, place.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    {
+        return Err(Errno::EXIST);
+    }
+    syscall.check_entry(&place, Rights::CREATE)?;
+    syscall.still_waits()?;
+    Ok(place)
+}
+
+fn make_directory(syscall: &Syscall<'_>, directory: i32, path: usize) -> Outcome {
+    let place = new_place(syscall, directory, &syscall.path(path)?)?;
+    syscall.assume_umask()?;
+    let mode = Mode::from_raw_mode(syscall.unsigned(path + 1) & 0o7777);
+    done(rustix::fs::mkdirat(&place.directory, place.name.as_slice(), mode))
+}
+
+pub(super) fn mknod(syscall: &Syscall<'_>) -> Outcome {
+    make_node(syscall, HERE, 0)
+}
+
+pub(super) fn mknodat(syscall: &Syscall<'_>) -> Outcome {
+    make_node(syscall, syscall.int(0), 1)
+}
+
+fn make_node(syscall: &Syscall<'_>, directory: i32, path: usize) -> Outcome {
+    let place = new_place(syscall, directory, &syscall.path(path)?)?;
+    let mode = syscall.unsigned(path + 1);
+    let kind = match mode & libc::S_IFMT {
+        0 => FileType::RegularFile,
+        kind => FileType::from_raw_mode(kind),
+    };
+    // A device is a door to all that it stands for.
+    if matches!(kind, FileType::CharacterDevice | FileType::BlockDevice) && syscall.argument(path + 2) != 0 {
+        syscall.refuse(&crate::log::Event::Call { reason: "device nodes reach around every path" });
+        return Err(Errno::PERM);
+    }
+    syscall.assume_umask()?;
+    let mode = Mode::from_raw_mode(mode & 0o7777);
+    done(rustix::fs::mknodat(&place.directory, place.name.as_slice(), kind, mode, syscall.argument(path + 2)))
+}
+
+pub(super) fn unlink(syscall: &Syscall<'_>) -> Outcome {
+    remove(syscall, HERE, &syscall.path(0)?, AtFlags::empty())
+}
+
+pub(super) fn rmdir(syscall: &Syscall<'_>) -> Outcome {
+    remove(syscall, HERE, &syscall.path(0)?, AtFlags::REMOVEDIR)
+}
+
+pub(super) fn unlinkat(syscall: &Syscall<'_>) -> Outcome {
+    let flags = AtFlags::from_bits_retain(syscall.unsigned(2));
+    if !AtFlags::REMOVEDIR.contains(flags) {
+        return Err(Errno::INVAL);
+    }
+    remove(syscall, syscall.int(0), &syscall.path(1)?, flags)
+}
+
+fn remove(syscall: &Syscall<'_>, directory: i32, path: &[u8], flags: AtFlags) -> Outcome {
+    let place = syscall.entry(directory, path)?;
+    rustix::fs::statat(&place.directory, place.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)?;
+    syscall.check_entry(&place, Rights::CREATE)?;
+    syscall.still_waits()?;
+    done(rustix::fs::unlinkat(&place.directory, place.name.as_slice(), flags))
+}
+
+pub(super) fn rename(syscall: &Syscall<'_>) -> Outcome {
+    move_file(syscall, (HERE, 0), (HERE, 1), 0)
+}
+
+pub(super) fn renameat(syscall: &Syscall<'_>) -> Outcome {
+    move_file(syscall, (syscall.int(0), 1), (syscall.int(2), 3), 0)
+}
+
+pub(super) fn renameat2(syscall: &Syscall<'_>) -> Outcome {
+    move_file(syscall, (syscall.int(0), 1), (syscall.int(2), 3), syscall.unsigned(4))
+}
+
+/// Whether what lies at `from` may go by the name `to`: its rights must not grow by that, nor those of what lies beneath.
+/// Where they would, it is as between file systems, so that programs copy instead (as Landlock has it).
+fn may_move(syscall: &Syscall<'_>, from: &DirectoryEntry, to: &DirectoryEntry) -> Result<(), Errno> {
+    let policy = &syscall.state.policy;
+    if !policy.rights(&from.path).contains(policy.rights(&to.path))
+        || policy.trees.differ_beneath(&from.path)
+        || policy.trees.differ_beneath(&to.path)
+        || syscall.keeps_names(&from.path)
+    {
+        return Err(Errno::XDEV);
+    }
+    Ok(())
+}
+
+fn move_file(syscall: &Syscall<'_>, from: (i32, usize), to: (i32, usize), flags: u32) -> Outcome {
+    let flags = RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
+    let old = syscall.entry(from.0, &syscall.path(from.1)?)?;
+    let new = syscall.entry(to.0, &syscall.path(to.1)?)?;
+    rustix::fs::statat(&old.directory, old.name.as_slice(), AtFlags::SYMLINK_NOFOLLOW)?;
+    syscall.check_entry(&old, Rights::CREATE)?;
+    syscall.check_entry(&new, Rights::CREATE)?;
+    may_move(syscall, &old, &new)?;
+    if flags.contains(RenameFlags::EXCHANGE) {
+        may_move(syscall, &new, &old)?;
+    }
+    syscall.still_waits()?;
+    done(rustix::fs::renameat_with(
+        &old.directory,
+        old.name.as_slice(),
+        &new.directory,
+        new.name.as_slice(),
+        flags,
+    ))
+}
+
+pub(super) fn link(syscall: &Syscall<'_>) -> Outcome {
+    hard_link(syscall, HERE, (HERE, 1), 0, 0)
+}
+
+pub(super) fn linkat(syscall: &Syscall<'_>) -> Outcome {
+    hard_link(syscall, syscall.int(0), (syscall.int(2), 3), syscall.int(4), 1)
+}
+
+/// A second name must not give more than the first: its rights are part of those over the file.
+fn hard_link(syscall: &Syscall<'_>, directory: i32, to: (i32, usize), flags: i32, path: usize) -> Outcome {
+    if flags & !(libc::AT_EMPTY_PATH | libc::AT_SYMLINK_FOLLOW) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let path = syscall.path(path)?;
+    let found = if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
+        syscall.examine(syscall.directory(directory)?, Some(Rights::empty()))?
+    } else {
+        syscall.find(directory, &path, flags & libc::AT_SYMLINK_FOLLOW != 0)?
+    };
+    let place = new_place(syscall, to.0, &syscall.path(to.1)?)?;
+    syscall.check(&found, Rights::STAT)?;
+    let (rights, _) = syscall.rights(&found);
+    if !rights.contains(syscall.state.policy.rights(&place.path)) {
+        return Err(Errno::XDEV);
+    }
+    let mut number = [0; 16];
+    let number = decimal(found.file.as_raw_fd(), &mut number);
+    done(rustix::fs::linkat(
+        syscall.state.identity.descriptors(),
+        number,
+        &place.directory,
+        place.name.as_slice(),
+        AtFlags::SYMLINK_FOLLOW,
+    ))
+}
+
+pub(super) fn symlink(syscall: &Syscall<'_>) -> Outcome {
+    soft_link(syscall, HERE, 1)
+}
+
+pub(super) fn symlinkat(syscall: &Syscall<'_>) -> Outcome {
+    soft_link(syscall, syscall.int(1), 2)
+}
+
+/// Where it leads is nobody's business until somebody follows it.
+fn soft_link(syscall: &Syscall<'_>, directory: i32, path: usize) -> Outcome {
+    let target = syscall.path(0)?;
+    if target.is_empty() {
+        return Err(Errno::NOENT);
+    }
+    let place = new_place(syscall, directory, &syscall.path(path)?)?;
+    done(rustix::fs::symlinkat(target, &place.directory, place.name.as_slice()))
+}

@@ -1,0 +1,156 @@
+//! What the rules of a policy say of one call: asked about each path as the program wrote it, about each file that was
+//! found, and about each address.
+
+use std::net::SocketAddr;
+
+use rustix::io::Errno;
+
+use crate::log::Event;
+use crate::policy::network::{Address, described};
+use crate::policy::rules::{Destination, Rules, Verdict};
+use crate::syscall::Syscall;
+
+/// The path without `.`, `..` and doubled slashes, by the letter.
+fn lexical(path: &[u8]) -> Vec<u8> {
+    let mut names: Vec<&[u8]> = Vec::new();
+    for name in path.split(|&byte| byte == b'/') {
+        match name {
+            b"" | b"." => (),
+            b".." => {
+                names.pop();
+            }
+            name => names.push(name),
+        }
+    }
+    names.iter().fold(Vec::new(), |path, name| [path.as_slice(), b"/", name].concat())
+}
+
+impl Syscall<'_> {
+    fn rules(&self) -> Option<&dyn Rules> {
+        self.state.policy.rules.as_ref().map(|given| &*given.0).filter(|rules| rules.asks(self.name()))
+    }
+
+    /// Whether rules are about names beneath a path.
+    pub(crate) fn keeps_names(&self, path: &[u8]) -> bool {
+        self.state.policy.rules.as_ref().is_some_and(|given| given.0.keeps_names(path))
+    }
+
+    /// Whether rules have nothing to say about a path.
+    pub(crate) fn passes(&self, path: &[u8]) -> bool {
+        self.rules().is_none_or(|rules| rules.path(self.name(), path) == Verdict::Pass)
+    }
+
+    /// The path to use in place of one that the program wrote, seen from the directory whose path `base` tells.
+    ///
+    /// # Errors
+    /// What the rules have the call fail with; see [`Syscall::ruled`].
+    pub(crate) fn rewritten(
+        &self,
+        path: &[u8],
+        base: impl FnOnce() -> Result<Vec<u8>, Errno>,
+    ) -> Result<Option<Vec<u8>>, Errno> {
+        let Some(rules) = self.rules() else { return Ok(None) };
+        let whole = if path.first() == Some(&b'/') {
+            lexical(path)
+        } else {
+            lexical(&[base()?.as_slice(), b"/", path].concat())
+        };
+        let whole = if whole.is_empty() { b"/".to_vec() } else { whole };
+        match rules.path(self.name(), &self.known_as(&whole)) {
+            Verdict::Path(new) => {
+                self.rewrote.borrow_mut().push(new.clone());
+                Ok(Some(new))
+            }
+            ruling => self.obey(ruling, &whole).map(|()| None),
+        }
+    }
+
+    /// Asks about the path of a file that was found. What was rewritten is not rewritten again; what leads through a link to a
+    /// path that is to be rewritten is refused.
+    ///
+    /// # Errors
+    /// As of [`Syscall::rewritten`].
+    pub(crate) fn ask_rules(&self, path: &[u8]) -> Result<(), Errno> {
+        let Some(rules) = self.rules() else { return Ok(()) };
+        match rules.path(self.name(), path) {
+            Verdict::Path(_) if self.rewrote.borrow().iter().any(|new| new == path) => Ok(()),
+            Verdict::Path(_) => self.obey(Verdict::Fails(libc::EACCES), path),
+            ruling => self.obey(ruling, path),
+        }
+    }
+
+    /// Asks about an address that is to be reached. What is to be redirected and was not is refused.
+    ///
+    /// # Errors
+    /// As of [`Syscall::rewritten`].
+    pub(crate) fn ask_rules_of_address(&self, address: &Address, redirected: bool) -> Result<(), Errno> {
+        match self.redirection(address)? {
+            Some(_) if !redirected => self.obey(Verdict::Fails(libc::EACCES), described(address).as_bytes()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks about an address; tells by what to replace it.
+    ///
+    /// # Errors
+    /// As of [`Syscall::rewritten`].
+    pub(crate) fn redirection(&self, address: &Address) -> Result<Option<Vec<u8>>, Errno> {
+        let Some(rules) = self.rules() else { return Ok(None) };
+        let name;
+        let mut candidates = Vec::new();
+        match address {
+            Address::Unspecified => return Ok(None),
+            Address::Internet(_, ip, port) => {
+                candidates.push(Destination::Internet(SocketAddr::new(*ip, *port)));
+                // To connect to no address is to connect to oneself.
+                if ip.is_unspecified() {
+                    candidates.push(Destination::Internet(SocketAddr::from(([127, 0, 0, 1], *port))));
+                    candidates.push(Destination::Internet(SocketAddr::from((
+                        std::net::Ipv6Addr::LOCALHOST,
+                        *port,
+                    ))));
+                }
+            }
+            Address::Path(path) => candidates.push(Destination::Unix(path)),
+            Address::Abstract(text) => {
+                name = [b"\0", text.as_slice()].concat();
+                candidates.push(Destination::Unix(&name));
+            }
+            Address::Other(_) => candidates.push(Destination::Other),
+        }
+        for candidate in candidates {
+            match rules.address(self.name(), candidate) {
+                Verdict::Address(new) => return Ok(Some(new)),
+                ruling => self.obey(ruling, described(address).as_bytes())?,
+            }
+        }
+        Ok(None)
+    }
+
+    fn obey(&self, ruling: Verdict, about: &[u8]) -> Result<(), Errno> {
+        match ruling {
+            Verdict::Fails(error) => {
+                self.note(&Event::Rule { about });
+                Err(Errno::from_raw_os_error(error))
+            }
+            Verdict::Returns(value) => {
+                self.note(&Event::Rule { about });
+                self.returns.set(Some(value));
+                Err(Errno::CANCELED)
+            }
+            Verdict::Pass | Verdict::Path(_) | Verdict::Address(_) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_plain_by_the_letter() {
+        assert_eq!(lexical(b"/a//b/./c/../d/"), b"/a/b/d");
+        assert_eq!(lexical(b"/../.."), b"");
+        assert_eq!(lexical(b"a"), b"/a");
+    }
+}

@@ -1,0 +1,95 @@
+//! What all threads of the monitor share.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use orrery_sys::notify::Listener;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use crate::answer::{Answer, Outcome};
+use crate::caller::Callers;
+use crate::identity::MonitorIdentity;
+use crate::log::Writer;
+use crate::policy::Policy;
+use crate::policy_recorder::PolicyRecorder;
+
+/// What all threads of the monitor share.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) policy: Policy,
+    pub(crate) listener: Listener,
+    pub(crate) callers: Callers,
+    pub(crate) identity: MonitorIdentity,
+    pub(crate) log: Writer,
+    pub(crate) recorder: PolicyRecorder,
+    /// Whether the kernel executes nothing that the policy does not allow.
+    pub(crate) kernel_checks_executions: bool,
+    /// The process whose first execve(2) starts the program, until it did.
+    first: AtomicI32,
+}
+
+impl State {
+    pub(crate) fn new(
+        policy: Policy,
+        listener: Listener,
+        log: Writer,
+        first: i32,
+        kernel_checks_executions: bool,
+    ) -> Result<Self, Errno> {
+        Ok(Self {
+            policy,
+            listener,
+            callers: Callers::new()?,
+            identity: MonitorIdentity::new()?,
+            log,
+            recorder: PolicyRecorder::default(),
+            kernel_checks_executions,
+            first: AtomicI32::new(first),
+        })
+    }
+
+    /// Whether this is the program's own start, which happens once.
+    pub(crate) fn is_first_program(&self, process: i32) -> bool {
+        self.first.compare_exchange(process, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Returns whether no process with the filter is left.
+    pub(crate) fn is_over(&self) -> bool {
+        self.polled().contains(PollFlags::HUP)
+    }
+
+    /// Returns what the listener is ready for.
+    pub(crate) fn polled(&self) -> PollFlags {
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let listener = self.listener.as_fd();
+        let mut waited = [PollFd::new(&listener, PollFlags::IN)];
+        match poll(&mut waited, Some(&now)) {
+            Ok(_) => waited[0].revents(),
+            Err(_) => PollFlags::empty(),
+        }
+    }
+
+    /// Answers a call.
+    pub(crate) fn give(&self, id: u64, outcome: Outcome) {
+        match outcome {
+            Ok(Answer::Value(value)) => {
+                // The caller may have ended; nobody needs the answer then. So below.
+                let _ = self.listener.answer(id, Ok(value));
+            }
+            Ok(Answer::File { file, close_on_exec }) => {
+                if let Err(errno) = self.listener.answer_with_descriptor(id, file.as_fd(), close_on_exec) {
+                    let _ = self.listener.answer(id, Err(errno));
+                }
+            }
+            Ok(Answer::GoOn) => {
+                let _ = self.listener.proceed(id);
+            }
+            // Another thread answers.
+            Ok(Answer::Later(_)) => (),
+            Err(errno) => {
+                let _ = self.listener.answer(id, Err(errno));
+            }
+        }
+    }
+}
