@@ -405,8 +405,9 @@ fn a_lying_store_is_found_out() {
         }
     });
     let client = Client::connect_to(directory.path()).unwrap();
-    for wanted in ["not sealed", "not sealed", "not sealed", "makes no sense", "not sealed"] {
-        let error = client.request(id).unwrap_err().to_string();
+    for wanted in ["not sealed", "not sealed", "not sealed", "the reply is malformed", "not sealed"] {
+        // With its causes.
+        let error = format!("{:#}", anyhow::Error::from(client.request(id).unwrap_err()));
         assert!(error.contains(wanted), "{error}");
     }
     lies.join().unwrap();
